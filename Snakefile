@@ -1,0 +1,34 @@
+# Latentmake: make, for the caches that diffusion training eats.
+#
+#   snakemake --cores all train_michael_gove     brings every cache up to date, then trains
+#   snakemake -n train_michael_gove              says what is stale, and does nothing
+#
+# Planning is the package's work (scripts/latentmake); what it finds stale becomes the rules of
+# rules/caches.smk. Everything that is fresh stays out of the graph.
+
+import sys
+from pathlib import Path
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+# A file of the user's own replaces the sample's, it does not add to it.
+if not workflow.overwrite_configfiles:
+
+    configfile: "config/config.yaml"
+
+
+include: "rules/common.smk"
+
+
+rule all:
+    input:
+        [final_target(run) for run in SESSION.runs],
+
+
+include: "rules/sample.smk"
+include: "rules/caches.smk"
+include: "rules/manifest.smk"
+include: "rules/train.smk"
+include: "rules/inspect.smk"

@@ -1,0 +1,41 @@
+# Needs: the receipts of a run's batch jobs, and a manifest order where something has changed.
+# Makes: runs/{run}/manifest.jsonl, what a run trains on; runs/{run}/dataset.lock, one digest of it.
+
+
+localrules:
+    manifest,
+
+
+rule manifest:
+    input:
+        unpack(lambda wildcards: SESSION.manifest_inputs(wildcards.run)),
+    output:
+        manifest="runs/{run}/manifest.jsonl",
+        lock="runs/{run}/dataset.lock",
+    log:
+        "logs/manifest/{run}.log",
+    conda:
+        "../envs/encode.yaml"
+    script:
+        "../scripts/manifest.py"
+
+
+for run in SESSION.runs:
+
+    rule:
+        name:
+            f"caches_{run}"
+        input:
+            f"runs/{run}/dataset.lock",
+
+    rule:
+        name:
+            f"latents_{run}"
+        input:
+            SESSION.receipts(run, "latents"),
+
+    rule:
+        name:
+            f"text_{run}"
+        input:
+            SESSION.receipts(run, "text"),

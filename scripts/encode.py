@@ -1,0 +1,11 @@
+"""Rules encode_*, latents and text: carry out a work order."""
+
+from pathlib import Path
+
+from latentmake.encode import carry_out
+from latentmake.entry import logged
+from latentmake.orders import WorkOrder
+
+with logged(snakemake.log[0]) as say:
+    order = WorkOrder.read(Path(snakemake.input.order))
+    carry_out(order, order.receipt, say=say, threads=snakemake.threads)

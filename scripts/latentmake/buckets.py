@@ -1,0 +1,99 @@
+"""The arithmetic of sizes: which size an image is brought to, and how.
+
+Pure functions of whole numbers, without pixels. The rules are those of musubi-tuner's image
+datasets, so that every layout cuts an image alike.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+__all__ = ["Placement", "Size", "bucket_sizes", "place", "target_size"]
+
+
+class Size(NamedTuple):
+    """Width and height in pixels."""
+
+    width: int
+    height: int
+
+
+class Placement(NamedTuple):
+    """How an image gets its target size: resized, then cut out at left, top."""
+
+    resized: Size
+    left: int
+    top: int
+    target: Size
+
+
+@lru_cache(maxsize=256)
+def bucket_sizes(resolution: Size, step: int) -> tuple[Size, ...]:
+    """Return the bucket sizes of a resolution, sorted, none twice.
+
+    With s = int(sqrt(area)), widths go from s // 2 rounded down to `step`, up to s, in steps of
+    `step`; each goes with the largest multiple of `step` that keeps the area, in both orders.
+
+    Args:
+        resolution: its area is what all buckets come near to, in pixels.
+        step: every side is a multiple of it, in pixels.
+
+    Raises:
+        ValueError: the resolution is smaller than one step.
+    """
+    area = resolution.width * resolution.height
+    side = math.isqrt(area)
+    if side < step:
+        raise ValueError(f"a resolution of {side} pixels is smaller than a bucket step of {step}")
+    sizes: set[Size] = set()
+    for width in range(max(side // 2 // step * step, step), side + 1, step):
+        height = area // width // step * step
+        sizes |= {Size(width, height), Size(height, width)}
+    return tuple(sorted(sizes))
+
+
+def target_size(
+    image: Size, resolution: Size, *, fit: str, step: int = 16, no_upscale: bool = False
+) -> Size:
+    """Return the size an image is brought to.
+
+    Args:
+        image: its own size, upright, in pixels.
+        resolution: the size asked for, in pixels.
+        fit: `crop`: the resolution itself. `bucket`: the bucket whose width / height is nearest to
+            the image's, the first of several.
+        step: multiple of which the sides of buckets are.
+        no_upscale: with `bucket`, an image whose area is not above the resolution's keeps its size,
+            each side rounded down to `step`.
+    """
+    if fit == "crop":
+        return resolution
+    if no_upscale and image.width * image.height <= resolution.width * resolution.height:
+        return Size(max(image.width // step * step, step), max(image.height // step * step, step))
+    aspect = image.width / image.height
+    return min(
+        bucket_sizes(resolution, step), key=lambda size: abs(size.width / size.height - aspect)
+    )
+
+
+def place(image: Size, target: Size) -> Placement:
+    """Return how an image covers its target size: scaled up or down to cover, centre kept.
+
+    The scale is the larger of the two sides' ratios; sides are rounded to the nearest pixel and
+    the cut begins at (resized - target) // 2.
+    """
+    if image == target:
+        return Placement(image, 0, 0, target)
+    scale = max(target.width / image.width, target.height / image.height)
+    resized = Size(
+        max(int(image.width * scale + 0.5), target.width),
+        max(int(image.height * scale + 0.5), target.height),
+    )
+    return Placement(
+        resized,
+        (resized.width - target.width) // 2,
+        (resized.height - target.height) // 2,
+        target,
+    )

@@ -1,0 +1,166 @@
+"""Cache files: written whole or not at all, the same bytes for the same content, quick to check.
+
+A cache file is a safetensors file whose header says what it was made from. safetensors itself
+writes metadata in no fixed order and files that only their owner may read; both are put right here.
+The format: 8 bytes with the header's length (little endian), a JSON header, the tensors' bytes
+(https://github.com/huggingface/safetensors#format).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from latentmake import digest
+from latentmake.errors import CacheError, storage_error
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "KEY",
+    "RECIPE",
+    "SOURCE",
+    "TEMPORARY_SUFFIX",
+    "Header",
+    "link",
+    "read_header",
+    "serialize",
+    "stamp",
+    "target_key",
+    "write",
+]
+
+KEY = "latentmake.key"
+RECIPE = "latentmake.recipe"
+SOURCE = "latentmake.source"
+TEMPORARY_SUFFIX = ".latentmake-partial"
+_MAX_HEADER = 100_000_000  # the format's own limit, in bytes
+
+
+class Header(NamedTuple):
+    """What a cache file's header says of its making; `recipe` is the recipe's digest."""
+
+    key: str
+    source: str
+    recipe: str
+
+
+def target_key(source: str, recipe: str, resolution: str) -> str:
+    """Return the key of a target: the digest of what shapes its bytes.
+
+    Args:
+        source: digest of the source's bytes.
+        recipe: digest of the recipe.
+        resolution: name of the resolution; "" for text.
+    """
+    return digest.of_bytes(f"{source}\n{recipe}\n{resolution}".encode())
+
+
+def stamp(*, key: str, source: str, recipe: Mapping[str, object]) -> dict[str, str]:
+    """Return the metadata that make a file one of ours."""
+    return {KEY: key, SOURCE: source, RECIPE: digest.canonical(recipe)}
+
+
+def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes of a safetensors file, metadata first and in order.
+
+    Args:
+        tensors: contiguous CPU tensors of any shape, by name.
+        metadata: the header's `__metadata__`.
+    """
+    from safetensors.torch import save
+
+    data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    (length,) = struct.unpack_from("<Q", data)
+    header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(data[8 : 8 + length])}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as safetensors has it
+    return struct.pack("<Q", len(text)) + text + data[8 + length :]
+
+
+def _temporary(path: Path) -> Path:
+    # Short, whatever the name's length; process and thread tell writers of one name apart.
+    unique = f"{digest.of_bytes(path.name.encode())[:16]}.{os.getpid()}.{threading.get_ident()}"
+    return path.with_name(f".{unique}{TEMPORARY_SUFFIX}")
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file so that its name only ever stands for the whole of it.
+
+    It is written under a temporary name in the same folder and renamed. There is no fsync: a file
+    that a power failure cut short has the wrong length and is found damaged.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+        OSError: anything else the system refuses.
+    """
+    temporary = _temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(error, path) or error from None
+
+
+def link(existing: Path, path: Path) -> None:
+    """Give a finished file a second name, replacing what bears it; copy where links fail.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+        OSError: anything else the system refuses.
+    """
+    temporary = _temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(existing, temporary)
+        except OSError:
+            write(path, existing.read_bytes())
+            return
+        temporary.replace(path)
+        temporary.unlink(missing_ok=True)  # rename does nothing between two names of one file
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(error, path) or error from None
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Read what a cache file says of itself, and check that it is whole; tensors are not read.
+
+    Raises:
+        CacheError: it is cut short, is no safetensors file, or not one of ours.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- a hot path: no Path is made
+        start = file.read(4096)
+        size = os.fstat(file.fileno()).st_size
+        length = struct.unpack_from("<Q", start)[0] if len(start) >= 8 else _MAX_HEADER
+        if length >= _MAX_HEADER or 8 + length > size:
+            raise CacheError("is cut short or no safetensors file", where=path)
+        while len(start) < 8 + length:
+            more = file.read(8 + length - len(start))
+            if not more:
+                raise CacheError("is cut short", where=path)
+            start += more
+    try:
+        header = json.loads(start[8 : 8 + length])
+        metadata = header.pop("__metadata__", {})
+        end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
+        recipe, key, source = (metadata.get(name) for name in (RECIPE, KEY, SOURCE))
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError):
+        raise CacheError("has a damaged header", where=path) from None
+    if 8 + length + end != size:
+        raise CacheError("is cut short or has grown", where=path)
+    if not (isinstance(recipe, str) and isinstance(key, str) and isinstance(source, str)):
+        raise CacheError("was not made by latentmake", where=path)
+    return Header(key, source, digest.of_bytes(recipe.encode()))

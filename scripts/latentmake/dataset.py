@@ -1,0 +1,212 @@
+"""From a folder to items: which images it holds, which caption goes with each, and what is wrong.
+
+Two steps, so that a folder in which nothing changed costs its listing alone: `scan` stats every
+file and digests what it saw; `items` makes items of a scan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import marshal
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from latentmake.config import Dataset
+from latentmake.errors import DatasetError
+from latentmake.memo import SourceStat, source_stat
+
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "Fault",
+    "Item",
+    "Scan",
+    "fingerprint",
+    "first_stems",
+    "items",
+    "scan",
+]
+
+IMAGE_EXTENSIONS = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
+)
+
+
+class Item(NamedTuple):
+    """One image with its caption.
+
+    Attributes:
+        stem: path below the dataset, without the last ending; names the item.
+        image: path of the image.
+        image_stat: its stat.
+        caption: path of its caption file; None stands for the empty caption.
+        caption_stat: its stat, if it has one.
+    """
+
+    stem: str
+    image: str
+    image_stat: SourceStat
+    caption: str | None
+    caption_stat: SourceStat | None
+
+
+class Fault(NamedTuple):
+    """Something wrong with one file, found without opening it."""
+
+    path: str
+    stem: str
+    what: str
+    mend: str
+
+    @property
+    def line(self) -> str:
+        """The fault as one line: where, what, mend."""
+        return f"{self.path}: {self.what}; {self.mend}"
+
+
+class Scan(NamedTuple):
+    """All files below a dataset's folder, with their stats, in a fixed order.
+
+    Attributes:
+        root: the folder.
+        files: path below the root, and stat (None: a link that leads nowhere).
+        fingerprint: digest of all that.
+    """
+
+    root: str
+    files: list[tuple[str, SourceStat | None]]
+    fingerprint: str
+
+
+def scan(name: str, dataset: Dataset) -> Scan:
+    """List a dataset's folder with sub-folders; hidden files and folders are passed over.
+
+    Raises:
+        DatasetError: it is missing, no folder, or cannot be read.
+    """
+    root = os.path.normpath(dataset.path)
+    where = f"datasets.{name}.path"
+    if not Path(root).is_dir():
+        what = "is not a folder" if Path(root).exists() else "does not exist"
+        raise DatasetError(
+            f"the dataset folder {root} {what}", where=where, mend="correct the path or create it"
+        )
+    files: list[tuple[str, SourceStat | None]] = []
+    seen: set[tuple[int, int]] = set()
+    pending = [("", root)]
+    try:
+        while pending:
+            prefix, folder = pending.pop()
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir():
+                        stat = entry.stat()
+                        if (stat.st_dev, stat.st_ino) not in seen:  # links may lead in circles
+                            seen.add((stat.st_dev, stat.st_ino))
+                            pending.append((f"{prefix}{entry.name}/", entry.path))
+                        continue
+                    try:
+                        files.append((prefix + entry.name, source_stat(entry.stat())))
+                    except FileNotFoundError:
+                        files.append((prefix + entry.name, None))
+    except OSError as error:
+        raise DatasetError(
+            f"{error.filename} cannot be read ({error.strerror})",
+            where=where,
+            mend="give your user the right to read it",
+        ) from None
+    files.sort()
+    return Scan(root, files, fingerprint(files))
+
+
+def fingerprint(entries: list[tuple[str, SourceStat | None]]) -> str:
+    """Return a digest of a listing."""
+    # Version 2 of the marshal format depends on values alone, not on which objects are shared.
+    plain = [(name, tuple(stat) if stat else None) for name, stat in entries]
+    return hashlib.sha256(marshal.dumps(plain, 2)).hexdigest()
+
+
+def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
+    """Pair the images of a scan with their captions.
+
+    Returns:
+        The items, sorted by stem, and what is wrong with files that make no item.
+
+    Raises:
+        DatasetError: there is no image at all.
+    """
+    root, files, _ = scanned
+    ending = dataset.caption_extension
+    images: dict[str, list[tuple[str, SourceStat | None]]] = {}
+    captions: dict[str, tuple[str, SourceStat | None]] = {}
+    faults: list[Fault] = []
+    for path, stat in files:
+        stem, dot, extension = path.rpartition(".")
+        is_image = f".{extension.lower()}" in IMAGE_EXTENSIONS
+        is_caption = path.endswith(ending)
+        if not dot or not (is_image or is_caption):
+            continue
+        if fault := _unusable_name(path):
+            shown = path.encode("utf-8", "backslashreplace").decode()
+            shown = shown.replace("\n", "\\n").replace("\r", "\\r")
+            faults.append(Fault(f"{root}/{shown}", shown, fault, "rename it"))
+        elif is_caption:
+            captions[path[: -len(ending)]] = (path, stat)
+        else:
+            images.setdefault(stem, []).append((path, stat))
+    if not images and not faults:
+        raise DatasetError(
+            f"the dataset folder {root} holds no image",
+            where=f"datasets.{name}.path",
+            mend=f"put images there ({', '.join(sorted(IMAGE_EXTENSIONS))})",
+        )
+    found: list[Item] = []
+    for stem, candidates in images.items():
+        caption, caption_stat = captions.pop(stem, (None, None))
+        image, image_stat = candidates[0]
+        where = f"{root}/{image}"
+        if len(candidates) > 1:
+            others = ", ".join(other for other, _ in candidates[1:])
+            what = f"shares its stem with {others}, so their caches would overwrite each other"
+            faults.append(Fault(where, stem, what, "rename or remove one of them"))
+        elif image_stat is None:
+            faults.append(
+                Fault(where, stem, "is a link that leads nowhere", "mend or remove the link")
+            )
+        elif caption is None and dataset.missing_caption == "error":
+            mend = f"write {root}/{stem}{ending}, or set missing_caption: empty"
+            faults.append(Fault(where, stem, "has no caption file", mend))
+        elif caption is not None and caption_stat is None:
+            where = f"{root}/{caption}"
+            faults.append(
+                Fault(where, stem, "is a link that leads nowhere", "mend or remove the link")
+            )
+        else:
+            beside = None if caption is None else f"{root}/{caption}"
+            found.append(Item(stem, f"{root}/{image}", image_stat, beside, caption_stat))
+    for stem, (path, _) in captions.items():
+        mend = "add the image it describes, or remove it"
+        faults.append(Fault(f"{root}/{path}", stem, "is a caption without an image", mend))
+    found.sort()
+    faults.sort()
+    return found, faults
+
+
+def first_stems(scanned: Scan, count: int) -> list[str]:
+    """Return the first stems of a faultless scan, without making its items."""
+    stems = (path.rpartition(".") for path, _ in scanned.files)
+    images = (stem for stem, _, ending in stems if f".{ending.lower()}" in IMAGE_EXTENSIONS)
+    return heapq.nsmallest(count, images)
+
+
+def _unusable_name(path: str) -> str | None:
+    if not path.isprintable() and any(ord(character) < 32 for character in path):
+        return "has a control character in its name"
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return "has a name that is not UTF-8"
+    return None

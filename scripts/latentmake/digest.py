@@ -1,0 +1,43 @@
+"""Digests of bytes, files and plain values: one way of naming content, used everywhere.
+
+SHA-256 throughout, so that `sha256sum` on a source gives the very digest in a cache file's header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["canonical", "of_bytes", "of_file", "of_lines", "of_value"]
+
+
+def canonical(value: object) -> str:
+    """Return the one JSON text of a plain value: keys sorted, no spaces, no escapes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def of_bytes(data: bytes) -> str:
+    """Return the SHA-256 of some bytes, as 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def of_value(value: object) -> str:
+    """Return the SHA-256 of a plain value's canonical JSON."""
+    return of_bytes(canonical(value).encode())
+
+
+def of_lines(lines: Iterable[str]) -> str:
+    """Return the SHA-256 of lines in the order given."""
+    return of_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+
+
+def of_file(path: Path) -> str:
+    """Return the SHA-256 of a file's content, read in pieces.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

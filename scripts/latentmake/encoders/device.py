@@ -1,0 +1,47 @@
+"""Which device encodes, and in which number format it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["DTYPES", "compute_dtype", "pick_device"]
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def pick_device() -> torch.device:
+    """Return CUDA (or ROCm) where there is one, else Apple's, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def compute_dtype(device: torch.device, name: str, say: Callable[[str], None]) -> torch.dtype:
+    """Return the number format to compute in: the one asked for where the device has it.
+
+    A CPU computes in float32 and the result is rounded once, when it is written: half precision
+    is slow there and loses accuracy for nothing.
+
+    Args:
+        device: where the encoder runs.
+        name: the format of the caches.
+        say: told when it is another.
+    """
+    dtype = DTYPES[name]
+    if dtype == torch.float32:
+        return dtype
+    has_it = device.type != "cpu"
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        has_it = torch.cuda.is_bf16_supported(including_emulation=False)
+    if not has_it:
+        say(f"{device.type} computes in float32; the caches are stored as {name}")
+        return torch.float32
+    return dtype

@@ -1,0 +1,116 @@
+"""From a work order to the encoder that carries it out, with tensors named as the layout asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from latentmake.config import Model
+from latentmake.encode import Encoder, Sample
+from latentmake.encoders.device import DTYPES, compute_dtype, pick_device
+from latentmake.layouts import plain
+from latentmake.orders import WorkOrder
+
+__all__ = ["encoder"]
+
+_ON_A_GPU = {"latents": 8, "text": 32}
+
+
+def encoder(
+    order: WorkOrder, *, threads: int, batch_size: int, say: Callable[[str], None]
+) -> tuple[Encoder, int]:
+    """Load what an order needs.
+
+    Args:
+        order: names the model.
+        threads: for computing on a CPU.
+        batch_size: samples at once; 0: one on a CPU, more elsewhere.
+        say: told of the device.
+
+    Returns:
+        The encoder, and how many samples it shall get at once.
+
+    Raises:
+        ModelError: the model is missing or incomplete.
+    """
+    torch.set_num_threads(threads)
+    device = pick_device()
+    model = Model.model_validate(order.model_settings)
+    load = _latents if order.kind == "latents" else _text
+    size = batch_size or (1 if device.type == "cpu" else _ON_A_GPU[order.kind])
+    say(f"encoding on {device.type}, {size} at once")
+    return load(model, device, say), size
+
+
+def _latents(model: Model, device: torch.device, say: Callable[[str], None]) -> Encoder:
+    from diffusers.utils import logging  # seconds of import that a text job can do without
+
+    from latentmake.encoders.vae import encode_images, load_vae
+
+    logging.set_verbosity_error()
+    stored = model.vae_dtype or model.dtype
+    vae = load_vae(model.vae, device, compute_dtype(device, stored, say))
+    scale = float(vae.config.get("scaling_factor") or 1.0)
+    shift = float(vae.config.get("shift_factor") or 0.0)
+
+    def encode(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[str, str]]]:
+        pixels = torch.from_numpy(np.stack([np.asarray(sample.content) for sample in samples]))
+        seeds = None
+        if model.posterior == "sample":
+            # From the seed and the key alone: no neighbour changes an item's noise.
+            seeds = [(int(each.key[:15], 16) + model.posterior_seed) % 2**63 for each in samples]
+        latents = encode_images(vae, pixels, seeds=seeds).to(DTYPES[stored])
+        height, width = pixels.shape[1:3]
+        return [
+            (
+                {plain.LATENTS: row.clone()},
+                {
+                    "scaling_factor": repr(scale),
+                    "shift_factor": repr(shift),
+                    "original_width": str(sample.original[0]),
+                    "original_height": str(sample.original[1]),
+                    "pixel_width": str(width),
+                    "pixel_height": str(height),
+                },
+            )
+            for sample, row in zip(samples, latents, strict=True)
+        ]
+
+    return encode
+
+
+def _text(model: Model, device: torch.device, say: Callable[[str], None]) -> Encoder:
+    from transformers.utils import logging
+
+    from latentmake.encoders.text import load_text_encoder
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    stored = model.text_dtype or model.dtype
+    dtype = compute_dtype(device, stored, say)
+    encoders = [load_text_encoder(place, device, dtype) for place in model.text]
+
+    def encode(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[str, str]]]:
+        captions = [str(sample.content) for sample in samples]
+        results: list[tuple[dict[str, torch.Tensor], dict[str, str]]] = [
+            ({}, {"caption": caption}) for caption in captions
+        ]
+        for index, each in enumerate(encoders):
+            name = plain.encoder_name(index)
+            for sample, (tensors, _), found in zip(
+                samples, results, each.encode(captions), strict=True
+            ):
+                tensors |= {
+                    f"{name}.{key}": value.to(DTYPES[stored]) for key, value in found.items()
+                }
+                count = each.count_tokens(str(sample.content))
+                if count > each.max_length:
+                    say(
+                        f"{sample.item.source or 'a prompt'}: {count} tokens, "
+                        f"of which {name} sees the first {each.max_length}"
+                    )
+        return results
+
+    return encode

@@ -1,0 +1,53 @@
+"""What every entry in `scripts/` needs: a log, and one line for a user's mistake."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from latentmake.errors import UserError, storage_error
+
+__all__ = ["logged"]
+
+
+@contextlib.contextmanager
+def logged(log: str) -> Iterator[Callable[[str], None]]:
+    """Give a job its voice: lines go to the terminal, above any progress bar, and to its log.
+
+    A user's mistake ends the process with one line and status 1; a fault of ours with a traceback,
+    in the log as well.
+
+    Args:
+        log: path of the job's log.
+
+    Yields:
+        A function that says a line.
+    """
+    path = Path(log)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+
+        def say(line: str) -> None:
+            tqdm.write(line, file=sys.stderr)
+            # A full disk must not hide the message about it.
+            with contextlib.suppress(OSError):
+                file.write(f"{line}\n")
+                file.flush()
+
+        try:
+            yield say
+        except UserError as error:
+            say(f"error: {error}")
+            sys.exit(1)
+        except OSError as error:
+            known = storage_error(error, error.filename or "a file")
+            say(f"error: {known}" if known else traceback.format_exc())
+            sys.exit(1)
+        except Exception:
+            say(traceback.format_exc())
+            sys.exit(1)

@@ -1,0 +1,108 @@
+"""The errors of the package, in one tree.
+
+An entry tells a user's mistake (one line, no traceback) from a fault of ours by it.
+
+LatentmakeError
+└── UserError            one line: what is wrong, where, how to mend it
+    ├── ConfigError      the configuration says something that cannot be
+    ├── DatasetError     a dataset as a whole: missing, empty, a list that cannot be read
+    ├── SourceError      one image or caption: damaged, missing, unreadable
+    ├── ModelError       weights or tokenizer: missing, incomplete, of another kind
+    ├── CacheError       a cache file: damaged, foreign, values that no encoder should give
+    ├── StorageError     the disk: full, read-only
+    └── TrainingError    the trainer: cannot start, or did not end as it should
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+__all__ = [
+    "CacheError",
+    "ConfigError",
+    "DatasetError",
+    "LatentmakeError",
+    "ModelError",
+    "SourceError",
+    "StorageError",
+    "TrainingError",
+    "UserError",
+    "storage_error",
+]
+
+
+class LatentmakeError(Exception):
+    """Whatever this package raises on purpose."""
+
+
+class UserError(LatentmakeError):
+    """A mistake that its user can mend; shown without a traceback.
+
+    Args:
+        what: what is wrong.
+        where: the file, folder or configuration key it is about.
+        mend: what to do about it.
+    """
+
+    def __init__(self, what: str, *, where: str | os.PathLike[str] = "", mend: str = "") -> None:
+        self.what = what
+        self.where = os.fspath(where)
+        self.mend = mend
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        mend = f"; {self.mend}" if self.mend else ""
+        return " ".join(f"{place}{self.what}{mend}".split())
+
+
+class ConfigError(UserError):
+    """The configuration says something that cannot be."""
+
+
+class DatasetError(UserError):
+    """A dataset as a whole is missing, empty or unreadable."""
+
+
+class SourceError(UserError):
+    """One image or caption is damaged, missing or unreadable."""
+
+
+class ModelError(UserError):
+    """Weights or a tokenizer are missing, incomplete or of another kind."""
+
+
+class CacheError(UserError):
+    """A cache file is damaged, foreign, or holds values that no encoder should give."""
+
+
+class StorageError(UserError):
+    """The disk is full or cannot be written."""
+
+
+class TrainingError(UserError):
+    """The trainer cannot start, or did not end as it should."""
+
+
+_STORAGE_FAULTS = {
+    errno.ENOSPC: ("no space left on the disk", "free some space"),
+    errno.EDQUOT: ("your disk quota is used up", "free some space"),
+    errno.EFBIG: ("the file would be larger than this system allows", "raise the limit"),
+    errno.EROFS: ("the file system is read-only", "mount it for writing"),
+    errno.EACCES: ("no permission to write", "give your user the right to write there"),
+}
+
+
+def storage_error(error: OSError, where: str | os.PathLike[str]) -> StorageError | None:
+    """Return the one-line error for a fault of the disk, or None where it is another fault.
+
+    The mend names the same command, because finished work lies in the spool and is not done again.
+    """
+    fault = _STORAGE_FAULTS.get(error.errno or 0)
+    if fault is None:
+        return None
+    what, mend = fault
+    return StorageError(
+        what, where=where, mend=f"{mend} and give the same command again: finished work is kept"
+    )

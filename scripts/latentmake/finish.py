@@ -1,0 +1,213 @@
+"""The end of a run's plan: whether its manifest and lock still fit, and whether it is trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latentmake import cachefile, manifest, recipe
+from latentmake import dataset as datasets
+from latentmake.config import Run
+from latentmake.errors import ModelError
+from latentmake.layouts import plain
+from latentmake.parts import (
+    PROMPTS,
+    Part,
+    RunPlan,
+    parts_of,
+    prompt_path,
+    read_lock,
+    run_folder,
+)
+from latentmake.trainers.order import Prompt, TrainingOrder, Wanted
+from latentmake.trainers.record import Layout, read_record
+
+if TYPE_CHECKING:
+    from latentmake.plan import Planner
+
+__all__ = ["finish", "training_order_path"]
+
+_FOUR = 4  # captions drawn where a run names no prompts
+
+
+def training_order_path(run: str) -> Path:
+    """Return where a run's training order lies."""
+    return Path(f".latentmake/runs/{run}.train.json")
+
+
+def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) -> None:
+    """Decide whether a run's manifest and trainer have something to do, and write their orders.
+
+    Args:
+        planner: what is known of datasets and models.
+        plan: of the run; gets faults and orders.
+        run: its section of the configuration.
+        force: write the orders in any case.
+
+    Raises:
+        ModelError: files of the network to be trained are missing.
+        StorageError: the disk is full or cannot be written.
+    """
+    model = planner.config.models[run.model]
+    plan.faults = {
+        name: planner.items(name)[1] for name in run.datasets if _has_faults(planner, name)
+    }
+    plan.pending = any(
+        planner.is_pending(place.path)
+        for place in [model.vae, *model.text, *([model.unet] if model.unet else [])]
+    )
+    aside = _set_aside(planner, plan, run)
+    repeats = {name: planner.config.datasets[name].num_repeats for name in run.datasets}
+    parts = {part: state for part, state in plan.parts.items() if part.dataset != PROMPTS}
+    wanted = {part for part in parts_of(run) if part.dataset != PROMPTS}
+    digests = {f"{part.dataset}/{part.name}": parts[part].keys for part in wanted}
+    complete = {name: keys for name, keys in digests.items() if keys is not None}
+    lock = read_lock(plan.name)
+    folder = run_folder(plan.name)
+    fresh = (
+        len(complete) == len(digests)
+        and lock.digest == manifest.lock_digest(complete, repeats)
+        and _stems(lock.aside) == _stems(aside)
+        and (folder / "manifest.jsonl").is_file()
+        and not any(state.orphans for state in plan.parts.values())
+        and not any(fault for name in aside for fault in aside[name] if not _skips(planner, name))
+    )
+    if force or not fresh:
+        plan.manifest_order = _manifest_order(planner, plan, run, repeats, aside)
+    if run.trainer is not None:
+        _finish_training(planner, plan, run, lock.digest if fresh and not force else None)
+
+
+def _skips(planner: Planner, dataset: str) -> bool:
+    return planner.config.datasets[dataset].on_error == "skip"
+
+
+def _has_faults(planner: Planner, dataset: str) -> bool:
+    # Where a remembered verdict answered, no items were made, and there was no fault.
+    return dataset in planner._items and bool(planner._items[dataset][1])
+
+
+def _set_aside(planner: Planner, plan: RunPlan, run: Run) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for name in run.datasets:
+        noted = list(planner.aside(name))
+        for fault in plan.faults.get(name, []):
+            noted.append({"stem": fault.stem, "path": fault.path, "digest": "", "line": fault.line})
+        if noted:
+            found[name] = noted
+    return found
+
+
+def _manifest_order(
+    planner: Planner,
+    plan: RunPlan,
+    run: Run,
+    repeats: dict[str, int],
+    aside: dict[str, list[dict[str, str]]],
+) -> Path:
+    rows = [
+        manifest.ManifestItem(
+            name,
+            item.stem,
+            item.image,
+            {
+                part: plan.parts[Part(name, run.model, part)].known.get(item.stem)
+                for part in [*(size.name for size in run.resolutions), "text"]
+            },
+        )
+        for name in run.datasets
+        for item in planner.items(name)[0]
+    ]
+    return manifest.ManifestOrder(
+        run=plan.name,
+        model=run.model,
+        repeats=repeats,
+        skip=[name for name in run.datasets if _skips(planner, name)],
+        items=rows,
+        faults=aside,
+        orphans=sorted(path for state in plan.parts.values() for path in state.orphans),
+        planned=time.time_ns(),
+    ).write()
+
+
+def _finish_training(planner: Planner, plan: RunPlan, run: Run, lock: str | None) -> None:
+    assert run.trainer is not None
+    model, folder = planner.config.models[run.model], run_folder(plan.name)
+    assert model.unet is not None
+    try:
+        weights = (
+            ""
+            if planner.is_pending(model.unet.path)
+            else recipe.weights_digest(model.unet, planner.memo.digest_of_file)
+        )
+    except ModelError as error:
+        raise ModelError(
+            f"{error.where}: {error.what}", where=f"models.{run.model}.unet", mend=error.mend
+        ) from None
+    samples, size = run.trainer.samples, run.trainer.samples.resolution or run.resolutions[0]
+    guided = samples.guidance_scale > 1
+    order = TrainingOrder(
+        run=plan.name,
+        manifest=str(folder / "manifest.jsonl"),
+        lock=str(folder / "dataset.lock"),
+        output=str(folder),
+        unet=model.unet,
+        weights=weights,
+        scheduler=model.scheduler or _beside(model.unet.path, "scheduler"),
+        vae=model.vae,
+        prompts=_sample_prompts(planner, run),
+        negative=prompt_path(run.model, samples.negative_prompt) if guided else None,
+        sample_size=(size.width, size.height),
+        trainer=run.trainer,
+        planned=time.time_ns(),
+    )
+    wanted = Wanted(data=lock or "", settings=order.settings_digest(), weights=weights)
+    stale_prompts = any(plan.parts[part].stale for part in plan.parts if part.dataset == PROMPTS)
+    layout = Layout(order)
+    record = read_record(layout.record)
+    if (
+        lock
+        and weights
+        and not stale_prompts
+        and record is not None
+        and record.wanted == wanted
+        and layout.weights.is_file()
+        and (folder / "trained.json").is_file()
+    ):
+        return
+    path = training_order_path(plan.name)
+    cachefile.write(path, order.model_dump_json().encode())
+    plan.training_order = path
+
+
+def _sample_prompts(planner: Planner, run: Run) -> list[Prompt]:
+    """Return what sample pictures show: the prompts named, or the run's first captions."""
+    assert run.trainer is not None
+    if texts := run.trainer.samples.prompts:
+        return [Prompt(prompt=text, text=prompt_path(run.model, text)) for text in texts]
+    found: list[Prompt] = []
+    for name in run.datasets:
+        settings = planner.config.datasets[name]
+        without = {fault["stem"] for fault in planner.aside(name)}
+        if name in planner._items:
+            stems = [item.stem for item in planner._items[name][0] if item.stem not in without]
+        else:
+            stems = datasets.first_stems(planner.scan(name), _FOUR)
+        for stem in stems[: _FOUR - len(found)]:
+            caption = Path(f"{planner.scan(name).root}/{stem}{settings.caption_extension}")
+            text = ""
+            if caption.is_file():
+                text = caption.read_bytes().decode(errors="replace").strip()
+            path = plain.path(name, run.model, "text", stem)
+            found.append(Prompt(prompt=text, text=path))
+    return found
+
+
+def _beside(path: str | None, name: str) -> str:
+    return str(Path(path or "").with_name(name))
+
+
+def _stems(aside: Mapping[str, list[dict[str, str]]]) -> set[tuple[str, str]]:
+    return {(name, fault["stem"]) for name, faults in aside.items() for fault in faults}

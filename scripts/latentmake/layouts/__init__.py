@@ -1,0 +1,1 @@
+"""Layouts: the file and tensor names that a trainer expects. Names alone; nothing imports torch."""

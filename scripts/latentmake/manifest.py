@@ -1,0 +1,244 @@
+"""Manifest and lock: what a run trains on, and one digest of it all.
+
+The planner writes a manifest order: every item of the run with the keys that it knows. The job
+adds the keys that batch jobs made since, removes orphans, and writes `manifest.jsonl` (one line an
+item) and `dataset.lock`. The same digest can be computed by the planner from keys alone, so that it
+knows whether a lock still fits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latentmake import cachefile, digest
+from latentmake.errors import CacheError, DatasetError
+from latentmake.layouts import plain
+from latentmake.orders import forget_spooled, read_receipt
+
+__all__ = [
+    "Lock",
+    "ManifestItem",
+    "ManifestOrder",
+    "keys_digest",
+    "lock_digest",
+    "read_lock",
+    "write_manifest",
+]
+
+
+def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
+    """Return the digest of (stem, key) pairs, given in the order of their stems."""
+    return digest.of_lines(f"{stem}\t{key}" for stem, key in keys)
+
+
+def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int]) -> str:
+    """Return the digest of a run's data.
+
+    Args:
+        parts: `{dataset}/{part}` -> `keys_digest` of that part.
+        repeats: dataset -> how often an epoch shows its items.
+    """
+    return digest.of_value([dict(parts), dict(repeats)])
+
+
+@dataclass(frozen=True)
+class ManifestItem:
+    """One item: its dataset, stem and image, and the keys of its targets known so far."""
+
+    dataset: str
+    stem: str
+    source: str
+    keys: dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class ManifestOrder:
+    """What the manifest job is asked to do.
+
+    Attributes:
+        run: name of the run.
+        model: name of its model.
+        repeats: dataset -> `num_repeats`.
+        skip: datasets with `on_error: skip`.
+        items: everything the run trains on.
+        faults: dataset -> items that cannot be, one dict each: stem, path, digest, line.
+        orphans: cache files whose items are gone.
+        planned: when, in nanoseconds: no two orders are the same file to Snakemake.
+    """
+
+    run: str
+    model: str
+    repeats: dict[str, int]
+    skip: list[str]
+    items: list[ManifestItem]
+    faults: dict[str, list[dict[str, str]]]
+    orphans: list[str]
+    planned: int
+
+    @staticmethod
+    def place(run: str) -> Path:
+        """Return where a run's order lies."""
+        return Path(f".latentmake/runs/{run}.manifest.json")
+
+    def write(self) -> Path:
+        """Write it and return its path.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        head = {**vars(self), "items": None}
+        lines = [json.dumps(head), *(json.dumps(list(vars(item).values())) for item in self.items)]
+        cachefile.write(self.place(self.run), "\n".join(lines).encode())
+        return self.place(self.run)
+
+    @classmethod
+    def read(cls, path: Path) -> ManifestOrder:
+        """Read an order.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is not one.
+        """
+        head, *lines = path.read_text(encoding="utf-8").split("\n")
+        return cls(**{**json.loads(head), "items": [ManifestItem(*json.loads(x)) for x in lines]})
+
+
+@dataclass(frozen=True)
+class Lock:
+    """What `dataset.lock` holds.
+
+    Attributes:
+        digest: `lock_digest` of all that follows.
+        counts: `{dataset}/{part}` -> number of targets.
+        parts: `{dataset}/{part}` -> digest of its keys.
+        repeats: dataset -> `num_repeats`.
+        aside: dataset -> items set aside: stem, path, digest of the faulty file, line.
+    """
+
+    digest: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
+    repeats: dict[str, int] = field(default_factory=dict)
+    aside: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+
+
+def read_lock(path: Path) -> Lock:
+    """Read a lock; an empty one stands for one that is missing or damaged."""
+    try:
+        return Lock(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return Lock()
+
+
+def write_manifest(
+    order: ManifestOrder, receipts: Iterable[Path], folder: Path, say: Callable[[str], None]
+) -> Lock:
+    """Remove orphans and write a run's manifest and lock.
+
+    Args:
+        order: what the planner asked for.
+        receipts: of the batch jobs that ran since.
+        folder: gets `manifest.jsonl` and `dataset.lock`.
+        say: told, a line each, what was set aside and removed.
+
+    Raises:
+        DatasetError: a dataset that is not to skip them has faulty items; all are named.
+        CacheError: a target is missing or damaged.
+    """
+    made: dict[str, str] = {}
+    aside = {dataset: list(faults) for dataset, faults in order.faults.items()}
+    for path in receipts:
+        receipt = read_receipt(path)
+        made |= {name: str(target[-1]) for name, target in receipt.targets.items()}
+        for fault in receipt.faults:
+            aside.setdefault(fault["dataset"], []).append(fault)
+    lines = [f["line"] for name, each in aside.items() if name not in order.skip for f in each]
+    if lines:
+        raise DatasetError(
+            f"{len(lines)} faulty: {' | '.join(dict.fromkeys(lines))}",
+            where=f"run {order.run}",
+            mend="all other items are done; set on_error: skip to train without these",
+        )
+    without = {(name, fault["stem"]) for name, each in aside.items() for fault in each}
+    keys: dict[str, list[tuple[str, str]]] = {}
+    rows: list[dict[str, Any]] = []
+    for item in order.items:
+        if (item.dataset, item.stem) in without:
+            continue
+        paths = {part: plain.path(item.dataset, order.model, part, item.stem) for part in item.keys}
+        for part, known in item.keys.items():
+            key = made.get(paths[part]) or known or _key_of(paths[part])
+            keys.setdefault(f"{item.dataset}/{part}", []).append((item.stem, key))
+        rows.append(
+            {
+                "dataset": item.dataset,
+                "stem": item.stem,
+                "source": item.source,
+                "repeats": order.repeats[item.dataset],
+                "latents": {part: path for part, path in paths.items() if part != "text"},
+                "text": paths["text"],
+            }
+        )
+    if not rows:
+        raise DatasetError("no item is left to train on", where=f"run {order.run}")
+    for name, faults in aside.items():
+        for fault in faults:
+            say(f"set aside: {fault['line']}")
+            rows.append(
+                {
+                    "dataset": name,
+                    "stem": fault["stem"],
+                    "source": fault["path"],
+                    "aside": fault["line"],
+                }
+            )
+    _remove(order.orphans, say)
+    parts = {part: keys_digest(pairs) for part, pairs in keys.items()}
+    lock = Lock(
+        digest=lock_digest(parts, order.repeats),
+        counts={part: len(pairs) for part, pairs in keys.items()},
+        parts=parts,
+        repeats=order.repeats,
+        aside=aside,
+    )
+    text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    cachefile.write(folder / "manifest.jsonl", text.encode())
+    text = json.dumps(asdict(lock), indent=1, sort_keys=True, ensure_ascii=False)
+    cachefile.write(folder / "dataset.lock", f"{text}\n".encode())
+    forget_spooled(made.values())
+    return lock
+
+
+def _key_of(path: str) -> str:
+    try:
+        return cachefile.read_header(path).key
+    except FileNotFoundError:
+        raise CacheError("this cache file is gone", where=path, mend="run again") from None
+
+
+def _remove(orphans: list[str], say: Callable[[str], None]) -> None:
+    """Remove cache files that no item owns; only what a header or its temporary name calls ours."""
+    removed = 0
+    for name in orphans:
+        path = Path(name)
+        try:
+            if not name.endswith(cachefile.TEMPORARY_SUFFIX):
+                cachefile.read_header(path)
+            path.unlink()
+            removed += 1
+        except FileNotFoundError:
+            continue
+        except CacheError:
+            say(f"{name}: left where it is, for latentmake did not make it")
+            continue
+        for parent in path.parents[:-4]:  # cache/{dataset}/{model} stay
+            try:
+                parent.rmdir()
+            except OSError:
+                break
+    if removed:
+        say(f"removed {removed} cache files whose items are gone")

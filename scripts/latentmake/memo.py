@@ -1,0 +1,208 @@
+"""The memo: what files of a given stat were found to hold, so that none is read twice.
+
+It can be deleted at any time: headers and sources are the truth, the memo only spares reading
+them. Only the process that plans opens it. Where it cannot be written (locked, read-only, full),
+planning goes on with what it has.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from latentmake import digest
+
+__all__ = ["Memo", "SourceStat", "TargetStat", "source_stat", "target_stat"]
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sources (
+    path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT, digest TEXT
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS targets (
+    path TEXT PRIMARY KEY, size INT, mtime_ns INT, inode INT, key TEXT
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS verdicts (
+    question TEXT PRIMARY KEY, answer TEXT, asked INT
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS receipts (name TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+
+
+class SourceStat(NamedTuple):
+    """Same stat, same bytes. The change time notices an edit whose mtime was set back."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+class TargetStat(NamedTuple):
+    """The same for cache files, without the change time: giving one a second name alters it."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+def source_stat(stat: os.stat_result) -> SourceStat:
+    """Return what identifies a source's content."""
+    return SourceStat(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+
+
+def target_stat(stat: os.stat_result) -> TargetStat:
+    """Return what identifies a cache file's content."""
+    return TargetStat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+def _connect(place: str) -> sqlite3.Connection:
+    database = sqlite3.connect(place, timeout=1, isolation_level=None)
+    try:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            raise sqlite3.DatabaseError("written by another version")
+        if version == 0:
+            database.executescript(_SCHEMA)
+            database.execute(f"PRAGMA user_version = {_VERSION}")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+class Memo:
+    """A dictionary on disk, used as a context manager; what was learnt is written at the end.
+
+    Args:
+        path: the SQLite file; None keeps everything in memory.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._database = self._open(path)
+        self._sources: list[tuple[object, ...]] = []
+        self._targets: list[tuple[object, ...]] = []
+        self._verdicts: list[tuple[object, ...]] = []
+        self._receipts: list[tuple[object, ...]] = []
+
+    @staticmethod
+    def _open(path: Path | None) -> sqlite3.Connection:
+        if path is not None:
+            for _ in range(2):
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    return _connect(str(path))
+                except (sqlite3.OperationalError, OSError):
+                    break  # locked, read-only, full: plan without it
+                except sqlite3.DatabaseError:
+                    path.unlink(missing_ok=True)  # damaged, or of another version
+        return _connect(":memory:")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.save()
+        self._database.close()
+
+    def save(self) -> None:
+        """Write what was learnt; a memo that cannot be written is left as it is."""
+        work = [
+            ("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?, ?)", self._sources),
+            ("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?, ?)", self._targets),
+            ("INSERT OR REPLACE INTO verdicts VALUES (?, ?, unixepoch())", self._verdicts),
+            ("INSERT OR REPLACE INTO receipts VALUES (?)", self._receipts),
+        ]
+        if not any(rows for _, rows in work):
+            return
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            for statement, rows in work:
+                self._database.executemany(statement, rows)
+            self._database.execute("DELETE FROM verdicts WHERE asked < unixepoch() - 7776000")
+            self._database.execute("COMMIT")
+        except sqlite3.Error:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            return
+        for _, rows in work:
+            rows.clear()
+
+    def _below(self, table: str, columns: str, folder: str) -> list[tuple[object, ...]]:
+        # Paths below a folder are one range of the primary key: "/" is followed by "0".
+        try:
+            return self._database.execute(
+                f"SELECT path, {columns} FROM {table} WHERE path > ? AND path < ?",  # noqa: S608
+                (f"{folder}/", f"{folder}0"),
+            ).fetchall()
+        except sqlite3.Error:
+            return []
+
+    def sources_below(self, folder: str) -> dict[str, tuple[SourceStat, str]]:
+        """Return stat and digest of every known source below a folder."""
+        rows = self._below("sources", "size, mtime_ns, ctime_ns, inode, digest", folder)
+        return {row[0]: (row[1:5], row[5]) for row in rows}  # type: ignore[misc]
+
+    def targets_below(self, folder: str) -> dict[str, tuple[TargetStat, str]]:
+        """Return stat and key of every known cache file below a folder."""
+        rows = self._below("targets", "size, mtime_ns, inode, key", folder)
+        return {row[0]: (row[1:4], row[4]) for row in rows}  # type: ignore[misc]
+
+    def learn_source(self, path: str, stat: SourceStat, content: str) -> None:
+        """Remember a source's digest."""
+        self._sources.append((path, *stat, content))
+
+    def learn_target(self, path: str, stat: TargetStat, key: str) -> None:
+        """Remember the key in a cache file's header."""
+        self._targets.append((path, *stat, key))
+
+    def digest_of_file(self, path: Path) -> str:
+        """Return a file's digest, reading it only if its stat is new.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        name = str(path)
+        stat = source_stat(path.stat())
+        try:
+            row = self._database.execute("SELECT * FROM sources WHERE path = ?", (name,)).fetchone()
+        except sqlite3.Error:
+            row = None
+        if row is not None and row[1:5] == stat:
+            return str(row[5])
+        content = digest.of_file(path)
+        self.learn_source(name, stat, content)
+        return content
+
+    def verdict(self, question: str) -> str | None:
+        """Return the answer given to a question (a digest of all it depends on), if any."""
+        try:
+            row = self._database.execute(
+                "SELECT answer FROM verdicts WHERE question = ?", (question,)
+            ).fetchone()
+        except sqlite3.Error:
+            return None
+        return None if row is None else str(row[0])
+
+    def learn_verdict(self, question: str, answer: str) -> None:
+        """Remember the answer to a question."""
+        self._verdicts.append((question, answer))
+
+    def known_receipts(self) -> set[str]:
+        """Return the names of the receipts that were taken in."""
+        try:
+            return {str(row[0]) for row in self._database.execute("SELECT name FROM receipts")}
+        except sqlite3.Error:
+            return set()
+
+    def learn_receipt(self, name: str) -> None:
+        """Remember that a receipt was taken in."""
+        self._receipts.append((name,))

@@ -1,0 +1,278 @@
+"""Work orders: the list that one batch job carries out, and the receipt it leaves.
+
+A work order is named by a digest of its content, which includes what was found under each target's
+name, so that Snakemake never takes a new order for one it has seen. The process that plans writes
+it; jobs, and the processes that a cluster starts for them, only read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from latentmake import cachefile, digest
+from latentmake.errors import LatentmakeError
+
+__all__ = [
+    "FOLDER",
+    "SPOOL",
+    "Receipt",
+    "Target",
+    "WorkItem",
+    "WorkOrder",
+    "forget_old",
+    "forget_spooled",
+    "on_disk",
+    "read_receipt",
+    "receipts",
+    "spooled",
+    "touch",
+]
+
+FOLDER = Path(".latentmake/orders")
+SPOOL = Path(".latentmake/spool")
+_RECEIPT = ".receipt.json"
+_KEPT_SECONDS = 7 * 24 * 3600
+
+
+class Target(NamedTuple):
+    """One cache file to be made.
+
+    Attributes:
+        part: `text`, or the resolution's name.
+        path: its name.
+        found: what lies there now: its key and mtime, or None.
+        size: width and height asked for, in pixels; None for text.
+    """
+
+    part: str
+    path: str
+    found: str | None
+    size: tuple[int, int] | None = None
+
+
+class WorkItem(NamedTuple):
+    """One source and the targets to be made from it.
+
+    Attributes:
+        stem: names the item.
+        source: path of the image or caption; None where `text` stands for it.
+        text: the caption itself, where it lies in no file.
+        targets: what to make.
+    """
+
+    stem: str
+    source: str | None
+    text: str | None
+    targets: tuple[Target, ...]
+
+
+@dataclass(frozen=True)
+class WorkOrder:
+    """What one batch job is asked to do.
+
+    Attributes:
+        kind: `latents` or `text`.
+        dataset: its name.
+        model: its name.
+        dataset_settings: the dataset's section of the configuration.
+        model_settings: the model's section of the configuration.
+        recipe: the targets' recipe; its digests are empty where a rule has yet to make the model.
+        items: what to encode.
+    """
+
+    kind: str
+    dataset: str
+    model: str
+    dataset_settings: dict[str, Any]
+    model_settings: dict[str, Any]
+    recipe: dict[str, Any]
+    items: tuple[WorkItem, ...]
+
+    @property
+    def pending(self) -> bool:
+        """Whether the model has yet to be made, so that the job must find the recipe's digests."""
+        return not self.recipe
+
+    @cached_property
+    def content(self) -> str:
+        """The order as JSON."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def name(self) -> str:
+        """A digest of all that it asks for and of what was found."""
+        return digest.of_bytes(self.content.encode())[:20]
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return FOLDER / f"{self.name}.json"
+
+    @property
+    def rule(self) -> str:
+        """The name of its rule."""
+        return f"encode_{self.kind}_{self.dataset}_{self.name[:12]}"
+
+    @property
+    def log(self) -> str:
+        """Where its job's log goes."""
+        return f"logs/{self.kind}/{self.dataset}/{self.name[:12]}.log"
+
+    @property
+    def receipt(self) -> Path:
+        """Where its receipt will lie."""
+        return FOLDER / f"{self.name}{_RECEIPT}"
+
+    @property
+    def outputs(self) -> list[str]:
+        """The targets that the batch rule declares.
+
+        None where the job may find that what lies there is fresh (Snakemake deletes the declared
+        outputs of a job before it runs) or may leave some out (on_error: skip). Names with braces
+        would be patterns to Snakemake; the job makes those undeclared.
+        """
+        if self.pending or self.dataset_settings.get("on_error") == "skip":
+            return []
+        return [path for path in dict.fromkeys(self.paths) if not set("{}") & set(path)]
+
+    @property
+    def paths(self) -> list[str]:
+        """All its targets."""
+        return [target.path for item in self.items for target in item.targets]
+
+    def write(self) -> None:
+        """Write it, with an mtime later than that of anything found.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        cachefile.write(self.path, self.content.encode())
+        found = (target.found for item in self.items for target in item.targets)
+        touch(self.path, max((int(each.split("@")[1]) for each in found if each), default=0))
+
+    @classmethod
+    def read(cls, path: Path) -> WorkOrder:
+        """Read an order.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is not one.
+        """
+        values = json.loads(path.read_bytes())
+        values["items"] = tuple(
+            WorkItem(stem, source, text, tuple(_target(*target) for target in targets))
+            for stem, source, text, targets in values["items"]
+        )
+        return cls(**values)
+
+
+def _target(part: str, path: str, found: str | None, size: list[int] | None) -> Target:
+    return Target(part, path, found, None if size is None else (size[0], size[1]))
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a batch job did.
+
+    Attributes:
+        sources: path -> its stat (size, mtime_ns, ctime_ns, inode) and digest, as it was read.
+        targets: path -> its stat (size, mtime_ns, inode) and key.
+        faults: items set aside: stem, path and digest of the faulty file, and the fault in a line.
+        counts: how many targets were encoded, taken from the spool, linked to an equal one, kept.
+        seconds: how long the job took.
+    """
+
+    sources: dict[str, list[Any]]
+    targets: dict[str, list[Any]]
+    faults: list[dict[str, str]]
+    counts: dict[str, int]
+    seconds: float
+
+    def write(self, path: Path) -> None:
+        """Write it.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        cachefile.write(path, json.dumps(vars(self), separators=(",", ":")).encode())
+
+
+def read_receipt(path: Path) -> Receipt:
+    """Read a receipt.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not one.
+    """
+    try:
+        return Receipt(**json.loads(path.read_bytes()))
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def receipts() -> Iterator[Path]:
+    """Yield the receipts on disk."""
+    return (path for path in _listing() if path.name.endswith(_RECEIPT))
+
+
+def _listing() -> list[Path]:
+    return sorted(FOLDER.iterdir()) if FOLDER.is_dir() else []
+
+
+def on_disk() -> list[WorkOrder]:
+    """Return the work orders on disk, for processes that do not plan."""
+    orders = []
+    for path in _listing():
+        if re.fullmatch(r"[0-9a-f]{20}\.json", path.name):
+            try:
+                orders.append(WorkOrder.read(path))
+            except (OSError, ValueError, TypeError) as error:
+                raise LatentmakeError(f"{path} is not a work order: {error}") from None
+    return orders
+
+
+def touch(path: Path, after_ns: int = 0) -> None:
+    """Set a file's mtime to now, or just after another's where that lies in the future."""
+    moment = max(time.time_ns(), after_ns + 1_000_000)
+    os.utime(path, ns=(moment, moment))
+
+
+def forget_old(keep: set[str]) -> None:
+    """Delete what no build can need: week-old orders and receipts, spooled files that stand.
+
+    A spooled file with a second name has been delivered; one that nobody fetched in a week is of a
+    recipe that was given up.
+
+    Args:
+        keep: names of the orders of the present plan.
+    """
+    limit = time.time() - _KEPT_SECONDS
+    for path in _listing():
+        if path.name.split(".")[0] not in keep and path.stat().st_mtime < limit:
+            path.unlink(missing_ok=True)
+    if SPOOL.is_dir():
+        with os.scandir(SPOOL) as entries:
+            for entry in entries:
+                stat = entry.stat()
+                if stat.st_nlink > 1 or stat.st_mtime < limit:
+                    Path(entry.path).unlink(missing_ok=True)
+
+
+def forget_spooled(keys: Iterable[str]) -> None:
+    """Delete spooled files whose targets bear their names now."""
+    for key in keys:
+        spooled(key).unlink(missing_ok=True)
+
+
+def spooled(key: str) -> Path:
+    """Return where a finished target lies until its job ends."""
+    return SPOOL / f"{key}.safetensors"

@@ -1,0 +1,144 @@
+"""What a run consists of: its parts, and what was found out about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from latentmake import digest, manifest
+from latentmake.config import Run
+from latentmake.dataset import Fault, Item
+from latentmake.evaluate import PartState, Source
+from latentmake.layouts import plain
+from latentmake.orders import WorkOrder
+
+__all__ = [
+    "PROMPTS",
+    "Part",
+    "Plan",
+    "RunPlan",
+    "kind_of",
+    "parts_of",
+    "prompt_path",
+    "prompt_sources",
+    "prompts_of",
+    "read_lock",
+    "run_folder",
+    "size_of",
+    "source_of",
+]
+
+PROMPTS = "_prompts"
+"""Stands for a dataset: the prompts of sample pictures, each an item named by its digest."""
+
+
+class Part(NamedTuple):
+    """The targets of one dataset, model and part (`text` or a resolution's name)."""
+
+    dataset: str
+    model: str
+    name: str
+
+
+@dataclass
+class RunPlan:
+    """What one run needs.
+
+    Attributes:
+        name: of the run.
+        parts: its targets, each part's state.
+        orders: batch jobs that make what is stale, by kind (`latents`, `text`).
+        faults: dataset -> what is wrong with its items.
+        manifest_order: for the manifest job; None where manifest and lock are fresh.
+        training_order: for the trainer; None where the run is trained, or has no trainer.
+        pending: whether a rule has yet to make its model.
+    """
+
+    name: str
+    parts: dict[Part, PartState]
+    orders: dict[str, list[WorkOrder]] = field(default_factory=lambda: {"latents": [], "text": []})
+    faults: dict[str, list[Fault]] = field(default_factory=dict)
+    manifest_order: Path | None = None
+    training_order: Path | None = None
+    pending: bool = False
+
+    def receipts(self, *kinds: str) -> list[str]:
+        """Return the receipts of its batch jobs of some kinds."""
+        return [str(order.receipt) for kind in kinds for order in self.orders[kind]]
+
+
+@dataclass
+class Plan:
+    """The plans of all runs asked for, and their batch jobs, none twice."""
+
+    runs: dict[str, RunPlan]
+    orders: list[WorkOrder]
+
+
+def run_folder(run: str) -> Path:
+    """Return the folder of a run's manifest, lock and results."""
+    return Path("runs") / run
+
+
+def read_lock(run: str) -> manifest.Lock:
+    """Return a run's lock; an empty one where there is none."""
+    return manifest.read_lock(run_folder(run) / "dataset.lock")
+
+
+def parts_of(run: Run) -> list[Part]:
+    """Return the parts that a run needs."""
+    parts = [
+        Part(dataset, run.model, name)
+        for dataset in run.datasets
+        for name in [*(size.name for size in run.resolutions), "text"]
+    ]
+    return [*parts, Part(PROMPTS, run.model, "text")] if prompts_of(run) else parts
+
+
+def prompts_of(run: Run) -> list[str]:
+    """Return the prompts whose embeddings a run needs besides those of its captions."""
+    if run.trainer is None:
+        return []
+    samples = run.trainer.samples
+    guided = [samples.negative_prompt] if samples.guidance_scale > 1 else []
+    return list(dict.fromkeys([*samples.prompts, *guided]))
+
+
+def prompt_stem(text: str) -> str:
+    """Return the name of a prompt's item: a digest of its text."""
+    return digest.of_bytes(text.encode())[:20]
+
+
+def prompt_path(model: str, text: str) -> str:
+    """Return the cache file of a prompt's embedding."""
+    return plain.path(PROMPTS, model, "text", prompt_stem(text))
+
+
+def prompt_sources(runs: Iterable[Run]) -> list[Source]:
+    """Return what the embeddings of some runs' prompts are made from, none twice."""
+    texts = {text for run in runs for text in prompts_of(run)}
+    return sorted(Source(prompt_stem(text), None, None, text) for text in texts)
+
+
+def source_of(kind: str, item: Item) -> Source:
+    """Return what an item's `latents` or `text` are made from."""
+    if kind == "latents":
+        return Source(item.stem, item.image, item.image_stat)
+    if item.caption is None:
+        return Source(item.stem, None, None, "")
+    return Source(item.stem, item.caption, item.caption_stat)
+
+
+def kind_of(part: str) -> str:
+    """Return whether a part is `text` or `latents`."""
+    return "text" if part == "text" else "latents"
+
+
+def size_of(part: str) -> tuple[int, int] | None:
+    """Return width and height that a resolution's name stands for; None for `text`."""
+    if part == "text":
+        return None
+    width, _, height = part.partition("x")
+    return int(width), int(height or width)

@@ -1,0 +1,104 @@
+"""From the bytes of an image to the pixels an encoder sees. Pillow and numpy only, no torch."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
+
+from latentmake.buckets import Size, place, target_size
+from latentmake.errors import SourceError
+
+__all__ = ["decode", "fit"]
+
+Image.MAX_IMAGE_PIXELS = None  # our own limit is checked before any pixel is decoded
+
+
+def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
+    """Decode an image to RGB, upright, without transparency.
+
+    Args:
+        data: the file's bytes.
+        path: names it in errors.
+        settings: the dataset's `exif_rotation`, `background` and `max_image_pixels`.
+
+    Raises:
+        SourceError: it is empty, no image, cut short, or has too many pixels.
+    """
+    if not data:
+        raise SourceError("is an empty file", where=path, mend="replace or remove it")
+    limit = int(settings["max_image_pixels"])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about metadata that no pixel depends on
+            image: Image.Image = Image.open(io.BytesIO(data))
+            if image.width * image.height > limit:
+                raise SourceError(
+                    f"has {image.width} x {image.height} pixels, more than {limit} in all "
+                    "(a decompression bomb?)",
+                    where=path,
+                    mend="scale it down, or raise max_image_pixels of the dataset",
+                )
+            if settings["exif_rotation"]:
+                image = ImageOps.exif_transpose(image)
+            image.load()
+            return _to_rgb(image, str(settings["background"]))
+    except UnidentifiedImageError:
+        raise SourceError(
+            "is not an image that Pillow can read",
+            where=path,
+            mend="save it anew as PNG or JPEG, or remove it",
+        ) from None
+    except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
+        raise SourceError(
+            f"is damaged or cut short ({error})", where=path, mend="replace or remove it"
+        ) from None
+
+
+def _to_rgb(image: Image.Image, background: str) -> Image.Image:
+    if image.mode in ("I", "I;16", "I;16B", "I;16L", "F"):
+        values = np.asarray(image).astype(np.float32)
+        # 16-bit greyscale; Pillow's own conversion would cut all above 255 off.
+        scale = 257.0 if values.max(initial=0) > 255 else 1.0
+        image = Image.fromarray(np.clip(values / scale + 0.5, 0, 255).astype(np.uint8))
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        canvas = Image.new("RGBA", rgba.size, ImageColor.getrgb(background))
+        return Image.alpha_composite(canvas, rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def fit(
+    image: Image.Image, resolution: tuple[int, int], settings: Mapping[str, Any]
+) -> NDArray[np.uint8]:
+    """Bring an image to its target size: scaled with Lanczos to cover it, centre kept.
+
+    Args:
+        image: RGB, upright.
+        resolution: width and height asked for, in pixels.
+        settings: the dataset's `fit`, `bucket_reso_steps` and `bucket_no_upscale`.
+
+    Returns:
+        Pixels [height, width, 3], 0 to 255.
+    """
+    target = target_size(
+        Size(*image.size),
+        Size(*resolution),
+        fit=settings["fit"],
+        step=settings["bucket_reso_steps"],
+        no_upscale=settings["bucket_no_upscale"],
+    )
+    placement = place(Size(*image.size), target)
+    if image.size != placement.resized:
+        image = image.resize(placement.resized, Image.Resampling.LANCZOS)
+    left, top = placement.left, placement.top
+    if image.size != target:
+        image = image.crop((left, top, left + target.width, top + target.height))
+    return np.asarray(image)

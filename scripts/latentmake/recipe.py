@@ -1,0 +1,263 @@
+"""Recipes: all that shapes a target's bytes besides its source, as plain values with a digest.
+
+Weights enter by the digest of their files, never by their path: a moved model rebuilds nothing, a
+changed one rebuilds what it shapes. Nothing here loads a network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from latentmake import digest
+from latentmake.config import Dataset, Model, TextWeights, Weights
+from latentmake.errors import ModelError
+
+__all__ = [
+    "FORMAT_VERSION",
+    "config_file",
+    "latents_recipe",
+    "text_recipe",
+    "tokenizer_files",
+    "tokenizer_folder",
+    "vae_factor",
+    "weights_digest",
+    "weights_files",
+]
+
+FORMAT_VERSION = 1
+"""Raised when the same source and settings would give other bytes; every cache is then stale."""
+
+FileDigest = Callable[[Path], str]
+
+_STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+)
+
+
+def weights_files(weights: Weights) -> list[Path]:
+    """Return the files that hold a local network: its configuration, then its weights.
+
+    A folder is read as diffusers and transformers read it: safetensors before .bin, an index file
+    before its shards. A single file has its configuration beside it or where `config` says.
+
+    Raises:
+        ModelError: something is missing.
+    """
+    path = Path(weights.path or "")
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise ModelError(
+                "is not a .safetensors file",
+                where=path,
+                mend="name a diffusers folder or convert it to safetensors",
+            )
+        config = config_file(weights)
+        return [path] if config is None else [config, path]
+    if not path.is_dir():
+        raise ModelError("this model does not exist", where=path, mend="correct its path")
+    config = path / "config.json"
+    if not config.is_file():
+        raise ModelError(
+            "this model folder has no config.json",
+            where=path,
+            mend="name the folder of one network, such as .../vae, and see that it is complete",
+        )
+    for stem in _STEMS:
+        if (single := path / f"{stem}.safetensors").is_file():
+            return [config, single]
+        if (index := path / f"{stem}.safetensors.index.json").is_file():
+            return [config, index, *_shards(index)]
+    for stem in _STEMS:
+        if (single := path / f"{stem}.bin").is_file():
+            return [config, single]
+        if (index := path / f"{stem}.bin.index.json").is_file():
+            return [config, index, *_shards(index)]
+    raise ModelError(
+        "this model folder holds no weights",
+        where=path,
+        mend=f"it should hold {_STEMS[0]}.safetensors or {_STEMS[1]}.safetensors; copy it again",
+    )
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ModelError("is not an index of weights", where=index, mend="copy it again") from None
+    shards = [index.parent / Path(str(name)).name for name in names]
+    for shard in shards:
+        if not shard.is_file():
+            raise ModelError("these weights are missing", where=shard, mend="copy the model again")
+    return shards
+
+
+def config_file(weights: Weights) -> Path | None:
+    """Return the config.json of a local network, or None for a single file that has none.
+
+    Raises:
+        ModelError: `config` names something that is not there.
+    """
+    path = Path(weights.path or "")
+    if path.is_dir():
+        return path / "config.json"
+    if weights.config is None:
+        beside = path.parent / "config.json"
+        return beside if beside.is_file() else None
+    named = Path(weights.config)
+    named = named / "config.json" if named.is_dir() else named
+    if not named.is_file():
+        raise ModelError("this configuration does not exist", where=named, mend="correct `config`")
+    return named
+
+
+def weights_digest(weights: Weights, file_digest: FileDigest = digest.of_file) -> str:
+    """Return the digest of a network: its files' content, or a hub id at its revision.
+
+    Args:
+        weights: where it lies.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    if weights.hub is not None:
+        return digest.of_value(["hub", weights.hub, weights.revision, weights.subfolder])
+    return _files_digest(weights_files(weights), file_digest)
+
+
+def _files_digest(files: list[Path], file_digest: FileDigest) -> str:
+    try:
+        return digest.of_value([file_digest(file) for file in files])
+    except OSError as error:
+        raise ModelError(
+            f"cannot be read ({error.strerror})", where=str(error.filename), mend="see its rights"
+        ) from None
+
+
+def tokenizer_folder(weights: TextWeights) -> Path:
+    """Return the folder of a local text encoder's tokenizer.
+
+    Where the configuration names none: `tokenizer_2` for `text_encoder_2` and so on, as diffusers
+    pipelines have it, else the folder of the weights.
+    """
+    if weights.tokenizer is not None:
+        return Path(weights.tokenizer)
+    path = Path(weights.path or "")
+    folder = path if path.suffix != ".safetensors" else path.parent
+    if folder.name.startswith("text_encoder"):
+        sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
+        if sibling.is_dir() or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            return sibling
+    return folder
+
+
+def tokenizer_files(weights: TextWeights) -> list[Path]:
+    """Return the files that shape what a local tokenizer does.
+
+    Raises:
+        ModelError: there are none.
+    """
+    folder = tokenizer_folder(weights)
+    files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    if not files:
+        raise ModelError(
+            "there is no tokenizer here",
+            where=folder,
+            mend="name its folder as `tokenizer` beside the text encoder's `path`",
+        )
+    return files
+
+
+def vae_factor(weights: Weights) -> int | None:
+    """Return how many pixels a side of one latent stands for; None where no configuration says.
+
+    Source: diffusers' AutoencoderKL halves the size after each block but the last.
+
+    Raises:
+        ModelError: the configuration cannot be read.
+    """
+    config = None if weights.hub is not None else config_file(weights)
+    if config is None:
+        return None
+    try:
+        return int(2 ** (len(json.loads(config.read_bytes())["block_out_channels"]) - 1))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ModelError(
+            "this is not the configuration of an AutoencoderKL",
+            where=config,
+            mend="name the folder of a VAE",
+        ) from None
+
+
+def latents_recipe(dataset: Dataset, model: Model, weights: str) -> dict[str, object]:
+    """Return what shapes latents besides the image and the resolution.
+
+    Args:
+        dataset: its preprocessing.
+        model: its number format and use of the posterior.
+        weights: the VAE's digest.
+    """
+    recipe: dict[str, object] = {
+        "format": FORMAT_VERSION,
+        "kind": "latents",
+        "layout": "plain",
+        "weights": weights,
+        "dtype": model.vae_dtype or model.dtype,
+        "posterior": model.posterior,
+        "fit": dataset.fit,
+        "exif_rotation": dataset.exif_rotation,
+        "background": dataset.background,
+    }
+    if model.posterior == "sample":
+        recipe["posterior_seed"] = model.posterior_seed
+    if dataset.fit == "bucket":
+        recipe["bucket_reso_steps"] = dataset.bucket_reso_steps
+        recipe["bucket_no_upscale"] = dataset.bucket_no_upscale
+    return recipe
+
+
+def text_recipe(model: Model, weights: list[tuple[str, str]]) -> dict[str, object]:
+    """Return what shapes embeddings besides the caption.
+
+    Args:
+        model: its text encoders and number format.
+        weights: digests of each encoder and of its tokenizer.
+    """
+    return {
+        "format": FORMAT_VERSION,
+        "kind": "text",
+        "layout": "plain",
+        "dtype": model.text_dtype or model.dtype,
+        "encoders": [
+            {"weights": encoder, "tokenizer": tokenizer, "max_length": place.max_length}
+            for place, (encoder, tokenizer) in zip(model.text, weights, strict=True)
+        ],
+    }
+
+
+def text_weights_digests(
+    model: Model, file_digest: FileDigest = digest.of_file
+) -> list[tuple[str, str]]:
+    """Return the digests of each text encoder and of its tokenizer.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    return [
+        (
+            weights_digest(place, file_digest),
+            digest.of_value(["hub", place.tokenizer])
+            if place.hub is not None
+            else _files_digest(tokenizer_files(place), file_digest),
+        )
+        for place in model.text
+    ]

@@ -1,0 +1,1 @@
+"""Reports: what a plan, a build and a training look like to a person."""

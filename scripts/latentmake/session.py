@@ -1,0 +1,192 @@
+"""What the Snakefile holds on to: the configuration, the plan, and the inputs of its rules.
+
+The process that the user started plans. Processes that Snakemake starts never do: they read the
+orders that lie on disk.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from latentmake import orders
+from latentmake.config import Config, Run, parse
+from latentmake.errors import LatentmakeError, UserError, storage_error
+from latentmake.finish import training_order_path
+from latentmake.layouts import plain
+from latentmake.manifest import ManifestOrder
+from latentmake.memo import Memo
+from latentmake.orders import WorkOrder
+from latentmake.parts import Plan, RunPlan
+from latentmake.plan import Planner
+from latentmake.report.table import plan_table, status_lines
+
+__all__ = ["Session"]
+
+MEMO = Path(".latentmake/memo.sqlite")
+Result = TypeVar("Result")
+_PER_RUN = ("train", "caches", "latents", "text", "status")
+
+
+class Session:
+    """One reading of the Snakefile.
+
+    Args:
+        values: the configuration file as read.
+        targets: what the user asked for; empty stands for everything.
+        main: whether this process plans.
+        force: whether the user forces jobs that have nothing to do.
+        dry: whether this is a dry run, which deletes nothing.
+        buildable: folders that a rule makes.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, object],
+        *,
+        targets: Sequence[str],
+        main: bool,
+        force: bool = False,
+        dry: bool = False,
+        buildable: Mapping[str, str] | None = None,
+    ) -> None:
+        self.main = main
+        self._buildable = dict(buildable or {})
+        self._planner: Planner | None = None
+        self.config: Config = _or_exit(lambda: parse(values))
+        self.plan = Plan({}, [])
+        if main:
+            names = runs_asked_for(targets, self.config.runs)
+            self.plan = _or_exit(lambda: self._planned(names, force, dry))
+            self._report([name for name in names if f"status_{name}" in targets])
+        else:
+            self.plan = Plan({}, _or_exit(orders.on_disk))
+
+    def _planned(self, names: Iterable[str], force: bool, dry: bool) -> Plan:
+        self._planner = Planner(self.config, Memo(MEMO), buildable=list(self._buildable))
+        plan = self._planner.plan(names, force=force)
+        if not dry:
+            self._planner.clean(plan)
+        return plan
+
+    def _report(self, names: Iterable[str]) -> None:
+        if self.plan.runs:
+            sys.stderr.write(plan_table(self.plan) + "\n")
+        for name in names:
+            text = "\n".join(status_lines(self.plan.runs[name]))
+            _or_exit(partial(_write, self.status_path(name), text))
+
+    # -- what rules ask -----------------------------------------------------------------------
+
+    @property
+    def orders(self) -> list[WorkOrder]:
+        """The batch jobs."""
+        return self.plan.orders
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The runs of the configuration."""
+        return self.config.runs
+
+    def marker(self, *paths: str | None) -> list[str]:
+        """Return the files that a rule makes, for those of some paths that it has yet to make."""
+        return sorted(
+            {
+                marker
+                for folder, marker in self._buildable.items()
+                for path in paths
+                if path and Path(path).is_relative_to(folder) and not Path(path).exists()
+            }
+        )
+
+    def order_inputs(self, order: WorkOrder) -> dict[str, list[str] | str]:
+        """Return what a batch job needs: its order, and the model where a rule has to make it."""
+        model = self.config.models.get(order.model)
+        places = [] if model is None else [model.vae.path, *(text.path for text in model.text)]
+        return {"order": str(order.path), "model": self.marker(*places) if order.pending else []}
+
+    def receipts(self, run: str, *kinds: str) -> list[str]:
+        """Return the receipts of a run's batch jobs of some kinds."""
+        plan = self.plan.runs.get(run)
+        return [] if plan is None else plan.receipts(*kinds)
+
+    def manifest_inputs(self, run: str) -> dict[str, list[str] | str]:
+        """Return what the manifest job needs; nothing where manifest and lock are fresh."""
+        order = ManifestOrder.place(run)
+        if self.main and self._run(run).manifest_order is None:
+            return {}
+        return {"order": str(order), "receipts": self.receipts(run, "latents", "text")}
+
+    def training_inputs(self, run: str) -> tuple[str | None, list[str]]:
+        """Return the training order (None where the run is trained) and models yet to be made."""
+        if self.main and self._run(run).training_order is None:
+            return None, []
+        model = self.config.models[self.config.runs[run].model]
+        places = [model.vae.path, *([model.unet.path] if model.unet else [])]
+        return str(training_order_path(run)), self.marker(*places)
+
+    def _run(self, run: str) -> RunPlan:
+        if run not in self.plan.runs:
+            raise LatentmakeError(f"the run {run} was not planned")
+        return self.plan.runs[run]
+
+    @staticmethod
+    def status_path(run: str) -> Path:
+        """Return where a run's status lies, for the job that prints it."""
+        return Path(f".latentmake/runs/{run}.status.txt")
+
+    def single(
+        self, dataset: str, model: str, part: str, stem: str
+    ) -> tuple[dict[str, list[str] | str], bool]:
+        """Plan one cache file asked for by its name.
+
+        Returns:
+            The inputs of its job, and whether it is stale.
+        """
+        if self._planner is None:
+            path = plain.path(dataset, model, part, stem)
+            for order in self.plan.orders:
+                if order.paths == [path]:
+                    return self.order_inputs(order), True
+            return {}, False
+        planner = self._planner
+        found = _or_exit(lambda: planner.single(dataset, model, part, stem))
+        if found is None:
+            # Snakemake then says that this file is missing and which one it was for.
+            return {"order": f"an item {stem} of a dataset {dataset} and a model {model}"}, True
+        order, stale = found
+        return self.order_inputs(order), stale
+
+
+def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]:
+    """Return the runs that some targets need: all of them where a target does not tell."""
+    found: dict[str, None] = {}
+    for target in targets:
+        if target.startswith(("cache/", "models/")):
+            continue
+        word, _, name = target.partition("_")
+        if target.startswith("runs/"):
+            word, name = "runs", target.split("/")[1]
+        if name not in runs or word not in ("runs", *_PER_RUN):
+            return list(runs)
+        found[name] = None
+    return list(found) if targets else list(runs)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise storage_error(error, path) or error from None
+
+
+def _or_exit(work: Callable[[], Result]) -> Result:
+    """Return what some work gives; a user's mistake ends the program with its one line."""
+    try:
+        return work()
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,1 @@
+"""Trainers: what a run's manifest is handed to."""

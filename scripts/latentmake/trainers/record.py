@@ -1,0 +1,183 @@
+"""What a training leaves behind: where its weights lie, and the record of what they came from.
+
+No torch here: the launcher and the planner look at the record to see whether there is anything
+to train.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from latentmake import cachefile
+from latentmake.errors import TrainingError
+from latentmake.trainers.order import TrainingOrder, Wanted, read_lock_digest
+
+__all__ = [
+    "LORA_WEIGHTS",
+    "UNET_FOLDER",
+    "History",
+    "Layout",
+    "Receipt",
+    "Record",
+    "read_order",
+    "read_record",
+    "sample_steps",
+    "wanted",
+]
+
+LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
+UNET_FOLDER = "unet"
+_UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
+_POINTS = 20
+
+
+class Layout:
+    """The files below a run's output folder.
+
+    Attributes:
+        weights: the trained weights, a LoRA's file or the UNet's.
+        record: what they came from; written after them.
+        samples: latents of the sample pictures, a file a row.
+        grid: the sample pictures.
+        checkpoints: states from which a killed training goes on.
+        scalars: what TensorBoard shows.
+    """
+
+    def __init__(self, order: TrainingOrder) -> None:
+        self.output = Path(order.output)
+        full = order.trainer.adapter == "full"
+        self.unet = self.output / UNET_FOLDER
+        self.lora = self.output / LORA_WEIGHTS
+        self.weights = self.unet / _UNET_WEIGHTS if full else self.lora
+        self.record = self.output / "training.json"
+        self.samples = self.output / "samples"
+        self.grid = self.output / "samples.png"
+        self.checkpoints = self.output / "checkpoints"
+        self.scalars = self.output / "logs"
+
+
+class History(BaseModel):
+    """The mean training loss of some twenty equal stretches of a training.
+
+    Attributes:
+        points: (last step of a stretch, its mean loss).
+        total: sum of the losses of the stretch that has not ended.
+        count: how many losses these are.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    points: list[tuple[int, float]] = []
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, step: int, loss: float, steps: int) -> None:
+        """Take in the loss of a step; `steps` is how many there will be."""
+        self.total += loss
+        self.count += 1
+        if step % max(1, steps // _POINTS) == 0 or step == steps:
+            self.points.append((step, self.total / self.count))
+            self.total, self.count = 0.0, 0
+
+
+class Record(BaseModel):
+    """Beside the trained weights: what they came from, and how the training went.
+
+    Attributes:
+        loss_start: mean squared error over fixed noise and timesteps, before the training.
+        loss_end: the same afterwards.
+        seconds: time spent on steps, without what a killed training lost.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    wanted: Wanted
+    steps: int
+    loss_start: float
+    loss_end: float
+    seconds: float
+    history: list[tuple[int, float]]
+
+
+class Receipt(BaseModel):
+    """What the launcher tells the build: where the result lies, and what it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    run: str
+    weights: str
+    wanted: Wanted
+    steps: int
+    loss_start: float
+    loss_end: float
+    seconds: float
+    samples: str | None
+
+    def write(self, path: Path) -> None:
+        """Write it whole or not at all.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        cachefile.write(path, (self.model_dump_json(indent=2) + "\n").encode())
+
+
+def read_order(path: Path) -> TrainingOrder:
+    """Read an order that a user may have touched.
+
+    Raises:
+        TrainingError: it is missing, or not an order.
+    """
+    mend = "give the build's command again, which writes it anew"
+    try:
+        return TrainingOrder.read(path)
+    except OSError as error:
+        raise TrainingError(
+            f"the training order cannot be read ({error.strerror})", where=path, mend=mend
+        ) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "the whole"
+        raise TrainingError(
+            f"is not a training order ({key}: {first['msg']})", where=path, mend=mend
+        ) from None
+
+
+def wanted(order: TrainingOrder) -> Wanted:
+    """Return what the trained weights must have come from, for this order.
+
+    Raises:
+        TrainingError: the lock is missing or damaged.
+        ModelError: files of the network are missing.
+    """
+    try:
+        data = read_lock_digest(Path(order.lock))
+    except (OSError, ValueError):
+        raise TrainingError(
+            "the lock of the run's caches is missing or damaged",
+            where=order.lock,
+            mend="delete it, and give the build's command again",
+        ) from None
+    weights = order.weights
+    if not weights:
+        from latentmake.recipe import weights_digest
+
+        weights = weights_digest(order.unet)
+    return Wanted(data=data, settings=order.settings_digest(), weights=weights)
+
+
+def read_record(path: Path) -> Record | None:
+    """Return the record of the trained weights, or None where there is none that can be read."""
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def sample_steps(order: TrainingOrder) -> frozenset[int]:
+    """Return after which steps sample pictures are drawn: at the start, at the end, in between."""
+    steps, every = order.trainer.steps, order.trainer.samples.every
+    if not order.prompts:
+        return frozenset()
+    if every is None:
+        return frozenset(steps * quarter // 4 for quarter in range(5))
+    return frozenset([*range(0, steps, every), steps])

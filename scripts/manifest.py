@@ -1,0 +1,11 @@
+"""Rule manifest: remove orphans, write a run's manifest and lock."""
+
+from pathlib import Path
+
+from latentmake.entry import logged
+from latentmake.manifest import ManifestOrder, write_manifest
+
+with logged(snakemake.log[0]) as say:
+    order = ManifestOrder.read(Path(snakemake.input.order))
+    receipts = [Path(receipt) for receipt in snakemake.input.receipts]
+    write_manifest(order, receipts, Path(snakemake.output.lock).parent, say)
