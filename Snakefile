@@ -6,6 +6,7 @@
 # Planning is the package's work (scripts/latentmake); what it finds stale becomes the rules of
 # rules/caches.smk. Everything that is fresh stays out of the graph.
 
+import os
 import sys
 from pathlib import Path
 

@@ -9,8 +9,9 @@ for order in SESSION.orders:
         input:
             **SESSION.order_inputs(order),
         output:
-            order.outputs,
+            # The receipt first: Snakemake tries a rule's outputs in order when it looks for it.
             receipt=str(order.receipt),
+            targets=order.outputs,
         log:
             order.log,
         conda:

@@ -1,6 +1,8 @@
 # Needs: the configuration, and what the user asked for.
 # Makes: SESSION, which holds the plan; every other file asks it for the inputs of its rules.
 
+# Jobs inherit it: threads that wait actively halve the speed of everything beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
 from functools import partial

@@ -130,8 +130,11 @@ class Dataset(Closed):
     exif_rotation: bool = Field(
         True, description="Turn an image as its EXIF orientation says before anything else."
     )
-    background: str = Field(
-        "white", description="Colour that shows through transparent pixels: a name or #rrggbb."
+    background: Annotated[
+        str, StringConstraints(pattern=r"^(#[0-9a-fA-F]{6}|white|black|gray)$")
+    ] = Field(
+        "white",
+        description="Colour that shows through transparent pixels: white, black, gray or #rrggbb.",
     )
     max_image_pixels: int = Field(
         178_956_970, gt=0, description="An image of more pixels is refused as a decompression bomb."

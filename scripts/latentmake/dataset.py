@@ -11,11 +11,11 @@ import heapq
 import marshal
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError
-from latentmake.memo import SourceStat, source_stat
+from latentmake.memo import SourceStat
 
 __all__ = [
     "IMAGE_EXTENSIONS",
@@ -66,16 +66,17 @@ class Fault(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """All files below a dataset's folder, with their stats, in a fixed order.
+    """All files below a dataset's folder, with their stats.
 
     Attributes:
         root: the folder.
-        files: path below the root, and stat (None: a link that leads nowhere).
+        entries: path below the root, then the stat's size, mtime_ns, ctime_ns and inode; size -1
+            stands for a link that leads nowhere. In no particular order.
         fingerprint: digest of all that.
     """
 
     root: str
-    files: list[tuple[str, SourceStat | None]]
+    entries: list[tuple[str, int, int, int, int]]
     fingerprint: str
 
 
@@ -92,41 +93,54 @@ def scan(name: str, dataset: Dataset) -> Scan:
         raise DatasetError(
             f"the dataset folder {root} {what}", where=where, mend="correct the path or create it"
         )
-    files: list[tuple[str, SourceStat | None]] = []
+    entries: list[tuple[str, int, int, int, int]] = []
     seen: set[tuple[int, int]] = set()
     pending = [("", root)]
     try:
         while pending:
             prefix, folder = pending.pop()
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if entry.is_dir():
-                        stat = entry.stat()
-                        if (stat.st_dev, stat.st_ino) not in seen:  # links may lead in circles
-                            seen.add((stat.st_dev, stat.st_ino))
-                            pending.append((f"{prefix}{entry.name}/", entry.path))
+            # Plain tuples and little else: this loop is what doing nothing costs.
+            with os.scandir(folder) as found:
+                for entry in found:
+                    file = entry.name
+                    if file[0] == ".":
                         continue
                     try:
-                        files.append((prefix + entry.name, source_stat(entry.stat())))
+                        stat = entry.stat()
                     except FileNotFoundError:
-                        files.append((prefix + entry.name, None))
+                        entries.append((prefix + file, -1, 0, 0, 0))
+                        continue
+                    if entry.is_dir():
+                        if (stat.st_dev, stat.st_ino) not in seen:  # links may lead in circles
+                            seen.add((stat.st_dev, stat.st_ino))
+                            pending.append((f"{prefix}{file}/", entry.path))
+                        continue
+                    entries.append(
+                        (
+                            prefix + file,
+                            stat.st_size,
+                            stat.st_mtime_ns,
+                            stat.st_ctime_ns,
+                            stat.st_ino,
+                        )
+                    )
     except OSError as error:
         raise DatasetError(
             f"{error.filename} cannot be read ({error.strerror})",
             where=where,
             mend="give your user the right to read it",
         ) from None
-    files.sort()
-    return Scan(root, files, fingerprint(files))
+    return Scan(root, entries, fingerprint(entries))
 
 
-def fingerprint(entries: list[tuple[str, SourceStat | None]]) -> str:
-    """Return a digest of a listing."""
+def fingerprint(entries: Any) -> str:
+    """Return a digest of a listing, a list of tuples of text and whole numbers, in its order.
+
+    The order of a folder changes only when the folder does; if it ever differs otherwise, all that
+    is lost is time.
+    """
     # Version 2 of the marshal format depends on values alone, not on which objects are shared.
-    plain = [(name, tuple(stat) if stat else None) for name, stat in entries]
-    return hashlib.sha256(marshal.dumps(plain, 2)).hexdigest()
+    return hashlib.sha256(marshal.dumps(entries, 2)).hexdigest()
 
 
 def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
@@ -138,12 +152,13 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     Raises:
         DatasetError: there is no image at all.
     """
-    root, files, _ = scanned
+    root = scanned.root
     ending = dataset.caption_extension
     images: dict[str, list[tuple[str, SourceStat | None]]] = {}
     captions: dict[str, tuple[str, SourceStat | None]] = {}
     faults: list[Fault] = []
-    for path, stat in files:
+    for path, *values in sorted(scanned.entries):
+        stat = SourceStat(*values) if values[0] >= 0 else None
         stem, dot, extension = path.rpartition(".")
         is_image = f".{extension.lower()}" in IMAGE_EXTENSIONS
         is_caption = path.endswith(ending)
@@ -197,7 +212,7 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
 
 def first_stems(scanned: Scan, count: int) -> list[str]:
     """Return the first stems of a faultless scan, without making its items."""
-    stems = (path.rpartition(".") for path, _ in scanned.files)
+    stems = (entry[0].rpartition(".") for entry in scanned.entries)
     images = (stem for stem, _, ending in stems if f".{ending.lower()}" in IMAGE_EXTENSIONS)
     return heapq.nsmallest(count, images)
 

@@ -48,6 +48,9 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
             known = storage_error(error, error.filename or "a file")
             say(f"error: {known}" if known else traceback.format_exc())
             sys.exit(1)
+        except KeyboardInterrupt:
+            say("interrupted: finished work is kept")
+            sys.exit(130)
         except Exception:
             say(traceback.format_exc())
             sys.exit(1)

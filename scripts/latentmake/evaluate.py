@@ -8,9 +8,7 @@ verdict answers for the whole dataset.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import marshal
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +17,12 @@ from typing import NamedTuple
 
 from latentmake import digest, manifest
 from latentmake.cachefile import TEMPORARY_SUFFIX, Header, read_header, target_key
+from latentmake.dataset import fingerprint
 from latentmake.errors import CacheError, SourceError
 from latentmake.layouts import plain
-from latentmake.memo import Memo, SourceStat, TargetStat, target_stat
+from latentmake.memo import Memo, SourceStat, TargetStat
 
-__all__ = ["REASONS", "Evaluation", "PartState", "Source", "Stale", "evaluate", "listing"]
+__all__ = ["REASONS", "Evaluation", "Folder", "PartState", "Source", "Stale", "evaluate"]
 
 REASONS = ("new", "edited", "changed recipe", "damaged")
 
@@ -84,22 +83,41 @@ class Evaluation:
 Listing = dict[str, TargetStat]
 
 
-def listing(folder: str) -> tuple[Listing, str]:
-    """Return path -> stat of every file below a cache folder, and a digest of it all."""
-    found: Listing = {}
-    pending = [folder]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir():
-                        pending.append(entry.path)
-                    else:
-                        found[entry.path] = target_stat(entry.stat(follow_symlinks=False))
-        except FileNotFoundError:
-            continue
-    plain_values = [(path, *stat) for path, stat in sorted(found.items())]
-    return found, hashlib.sha256(marshal.dumps(plain_values, 2)).hexdigest()
+class Folder:
+    """What lies in a cache folder.
+
+    Attributes:
+        fingerprint: digest of all names and stats.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._folders: list[tuple[str, list[tuple[str, int, int, int]]]] = []
+        pending = [path]
+        while pending:
+            folder = pending.pop()
+            entries: list[tuple[str, int, int, int]] = []
+            try:
+                # Plain tuples and little else: this loop is what doing nothing costs.
+                with os.scandir(folder) as found:
+                    for entry in found:
+                        if entry.is_dir():
+                            pending.append(entry.path)
+                            continue
+                        stat = entry.stat(follow_symlinks=False)
+                        entries.append((entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+            except FileNotFoundError:
+                continue
+            self._folders.append((folder, entries))
+        digests = [(folder, fingerprint(entries)) for folder, entries in self._folders]
+        self.fingerprint = digest.of_value(sorted(digests))
+
+    def listing(self) -> Listing:
+        """Return path -> stat of every file."""
+        return {
+            f"{folder}/{name}": TargetStat(*stat)
+            for folder, entries in self._folders
+            for name, *stat in entries
+        }
 
 
 class _Sources:

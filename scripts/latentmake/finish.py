@@ -136,11 +136,13 @@ def _finish_training(planner: Planner, plan: RunPlan, run: Run, lock: str | None
     assert run.trainer is not None
     model, folder = planner.config.models[run.model], run_folder(plan.name)
     assert model.unet is not None
+    scheduler = model.scheduler or _beside(model.unet.path, "scheduler")
+    pending = any(planner.is_pending(path) for path in (model.unet.path, scheduler))
     try:
         weights = (
             ""
-            if planner.is_pending(model.unet.path)
-            else recipe.weights_digest(model.unet, planner.memo.digest_of_file)
+            if pending
+            else recipe.training_digest(model.unet, scheduler, planner.memo.digest_of_file)
         )
     except ModelError as error:
         raise ModelError(
@@ -155,7 +157,7 @@ def _finish_training(planner: Planner, plan: RunPlan, run: Run, lock: str | None
         output=str(folder),
         unet=model.unet,
         weights=weights,
-        scheduler=model.scheduler or _beside(model.unet.path, "scheduler"),
+        scheduler=scheduler,
         vae=model.vae,
         prompts=_sample_prompts(planner, run),
         negative=prompt_path(run.model, samples.negative_prompt) if guided else None,

@@ -15,7 +15,7 @@ from latentmake import digest, evaluate, orders, recipe
 from latentmake.config import Config, Run
 from latentmake.dataset import Fault, Item, Scan
 from latentmake.errors import ConfigError, ModelError
-from latentmake.evaluate import Evaluation, Source
+from latentmake.evaluate import Evaluation, Folder, Source
 from latentmake.finish import finish
 from latentmake.layouts import plain
 from latentmake.memo import Memo, SourceStat, TargetStat, target_stat
@@ -117,14 +117,17 @@ class Planner:
         model = self.config.models[run.model]
         known = None if self.is_pending(model.vae.path) else recipe.vae_factor(model.vae)
         factor = known or 8  # that of every Stable Diffusion VAE
-        for size in run.resolutions:
+        asked = [("resolutions", size) for size in run.resolutions]
+        if run.trainer is not None and run.trainer.samples.resolution is not None:
+            asked.append(("trainer.samples.resolution", run.trainer.samples.resolution))
+        for key, size in asked:
             wrong = [side for side in (size.width, size.height) if side % factor]
             if wrong:
                 below = wrong[0] // factor * factor
                 near = [str(side) for side in (below, below + factor) if side > 0]
                 raise ConfigError(
                     f"{wrong[0]} pixels are not a multiple of the VAE's factor {factor}",
-                    where=f"runs.{name}.resolutions",
+                    where=f"runs.{name}.{key}",
                     mend=f"use {' or '.join(near)}",
                 )
         for dataset in run.datasets:
@@ -145,11 +148,11 @@ class Planner:
             part: digest.of_value(values) if (values := self.recipe(dataset, model, kind)) else ""
             for part, kind in kinds.items()
         }
-        found, found_digest = evaluate.listing(f"cache/{dataset}/{model}")
+        folder = Folder(f"cache/{dataset}/{model}")
         scanned, aside = self.scan(dataset), self.aside(dataset)
         settings = self.config.datasets[dataset].model_dump()
         question = digest.of_value(
-            [dataset, model, recipes, scanned.fingerprint, settings, found_digest]
+            [dataset, model, recipes, scanned.fingerprint, settings, folder.fingerprint]
         )
         if not aside and (answer := self.memo.verdict(question)):
             return evaluate.recall(answer)
@@ -166,7 +169,7 @@ class Planner:
             owned={item.stem for item in items} | {fault.stem for fault in faults},
             recipes=recipes,
             memo=self.memo,
-            found=found,
+            found=folder.listing(),
         )
         if not faults and not aside and (verdict := evaluate.remember(evaluation)):
             self.memo.learn_verdict(question, verdict)
@@ -175,7 +178,6 @@ class Planner:
     def _evaluate_prompts(self, model: str, runs: Iterable[Run]) -> Evaluation:
         """Return the state of the prompts of some runs of one model."""
         sharing = [run for run in self.config.runs.values() if run.model == model]
-        found, _ = evaluate.listing(f"cache/{PROMPTS}/{model}")
         recipe_digest = ""
         if recipes := self.recipe(PROMPTS, model, "text"):
             recipe_digest = digest.of_value(recipes)
@@ -187,7 +189,7 @@ class Planner:
             owned={source.stem for source in prompt_sources(sharing)},
             recipes={"text": recipe_digest},
             memo=self.memo,
-            found=found,
+            found=Folder(f"cache/{PROMPTS}/{model}").listing(),
         )
 
     def aside(self, dataset: str) -> list[dict[str, str]]:

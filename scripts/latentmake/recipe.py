@@ -21,6 +21,7 @@ __all__ = [
     "text_recipe",
     "tokenizer_files",
     "tokenizer_folder",
+    "training_digest",
     "vae_factor",
     "weights_digest",
     "weights_files",
@@ -141,6 +142,23 @@ def _files_digest(files: list[Path], file_digest: FileDigest) -> str:
         raise ModelError(
             f"cannot be read ({error.strerror})", where=str(error.filename), mend="see its rights"
         ) from None
+
+
+def training_digest(unet: Weights, scheduler: str, file_digest: FileDigest = digest.of_file) -> str:
+    """Return the digest of what a training starts from: the network and its noise schedule.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    schedule = Path(scheduler) / "scheduler_config.json"
+    if not schedule.is_file():
+        raise ModelError(
+            "this noise schedule does not exist",
+            where=schedule,
+            mend="name the folder of a diffusers scheduler as the model's `scheduler`",
+        )
+    files = _files_digest([schedule], file_digest)
+    return digest.of_value([weights_digest(unet, file_digest), files])
 
 
 def tokenizer_folder(weights: TextWeights) -> Path:

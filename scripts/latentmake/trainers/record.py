@@ -159,9 +159,9 @@ def wanted(order: TrainingOrder) -> Wanted:
         ) from None
     weights = order.weights
     if not weights:
-        from latentmake.recipe import weights_digest
+        from latentmake.recipe import training_digest
 
-        weights = weights_digest(order.unet)
+        weights = training_digest(order.unet, order.scheduler)
     return Wanted(data=data, settings=order.settings_digest(), weights=weights)
 
 

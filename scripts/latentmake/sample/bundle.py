@@ -1,0 +1,188 @@
+"""Builds a tiny Stable Diffusion out of nothing, so that everything can be tried offline.
+
+The folder is laid out as diffusers lays out any Stable Diffusion: ``vae``, ``text_encoder``,
+``tokenizer``, ``unet`` and ``scheduler`` under a ``model_index.json``. A T5 encoder with its
+tokenizer lies beside them for whatever reads one. All weights are fp32 safetensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import StableDiffusionPipeline
+from PIL import Image
+from torch import Tensor
+from transformers import CLIPTextModel, CLIPTokenizer
+
+from ..errors import ModelError, UserError
+from .autoencoder import encode, make_autoencoder, train_autoencoder
+from .denoiser import make_denoiser, make_scheduler, train_denoiser
+from .draw import draw_scene
+from .text import (
+    HIDDEN_SIZE,
+    clip_encoder,
+    clip_tokenizer,
+    save_slow_files,
+    t5_encoder,
+    t5_tokenizer,
+)
+
+__all__ = ["build_tiny_bundle"]
+
+_SCENES = 1200
+_SCENES_PER_STEP = 16  # a batch sees no more, so a short training needs no more
+_SIDE = 64
+
+
+def build_tiny_bundle(
+    folder: Path,
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+    vae_steps: int = 240,
+    unet_steps: int = 90,
+) -> None:
+    """Train and write the bundle to ``folder``: about 40 seconds on two cores, offline.
+
+    The same seed, number of ``threads`` and machine give the same bytes. The bundle appears under
+    its name only when complete, and replaces an older one.
+
+    Raises:
+        ModelError: ``folder`` holds files, but no bundle.
+    """
+    _check_replaceable(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
+    unfinished.mkdir()
+    try:
+        with _own_torch_state(seed, threads):
+            _write_bundle(unfinished, seed, vae_steps, unet_steps)
+        _open_to_readers(unfinished)
+        _check_replaceable(folder)
+        if folder.exists():
+            shutil.rmtree(folder)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Only an older bundle or a tree of empty folders may be replaced."""
+    if (folder / "model_index.json").is_file():
+        return
+    if folder.is_file() or any(path.is_file() for path in folder.rglob("*")):
+        raise ModelError(
+            "holds something other than a model bundle",
+            where=folder,
+            mend="name another folder or remove this one",
+        )
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Give the files the access that the umask gave the folder; safetensors writes private ones."""
+    mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
+@contextmanager
+def _own_torch_state(seed: int, threads: int | None) -> Iterator[None]:
+    """Seed torch and set its threads; afterwards the caller's state is back."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def _write_bundle(folder: Path, seed: int, vae_steps: int, unet_steps: int) -> None:
+    dice = random.Random(seed)  # noqa: S311 - drawing, not cryptography
+    generator = torch.Generator().manual_seed(seed)
+    count = min(_SCENES, _SCENES_PER_STEP * max(4, vae_steps, unet_steps))
+    scenes = [draw_scene(dice, (_SIDE, _SIDE)) for _ in range(count)]
+    captions = [caption for _, caption in scenes]
+    pictures = torch.stack([_to_tensor(image) for image, _ in scenes])
+
+    autoencoder = make_autoencoder()
+    train_autoencoder(autoencoder, pictures, vae_steps, generator)
+
+    tokenizer = clip_tokenizer(captions)
+    text_encoder = clip_encoder(tokenizer)
+    denoiser = make_denoiser(HIDDEN_SIZE)
+    train_denoiser(
+        denoiser,
+        encode(autoencoder, pictures),
+        _embed(text_encoder, tokenizer, captions),
+        _embed(text_encoder, tokenizer, [""]),
+        unet_steps,
+        generator,
+    )
+
+    pipeline = StableDiffusionPipeline(
+        vae=autoencoder,
+        text_encoder=text_encoder,
+        tokenizer=tokenizer,
+        unet=denoiser,
+        scheduler=make_scheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    save_slow_files(tokenizer, folder / "tokenizer")
+
+    second_tokenizer = t5_tokenizer(captions)
+    second_tokenizer.save_pretrained(folder / "tokenizer_2")
+    t5_encoder(second_tokenizer).save_pretrained(folder / "text_encoder_2")
+
+
+def _to_tensor(image: Image.Image) -> Tensor:
+    """A picture as [3, height, width] in -1 to 1."""
+    values = torch.from_numpy(np.asarray(image, dtype=np.float32) / 127.5 - 1)
+    return values.permute(2, 0, 1).contiguous()
+
+
+def _embed(encoder: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
+    """The last hidden states [count, 77, ``HIDDEN_SIZE``] of ``captions``."""
+    parts = []
+    with torch.no_grad():
+        for start in range(0, len(captions), 100):
+            tokens = tokenizer(
+                captions[start : start + 100],
+                padding="max_length",
+                truncation=True,
+                return_tensors="pt",
+            )
+            parts.append(encoder(input_ids=tokens.input_ids).last_hidden_state)
+    return torch.cat(parts)
+
+
+def main() -> None:
+    """Build the bundle in the folder named on the command line."""
+    parser = argparse.ArgumentParser(description="Build a tiny Stable Diffusion, offline.")
+    parser.add_argument("folder", type=Path, help="where the bundle goes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=None, help="default: torch's own choice")
+    arguments = parser.parse_args()
+    try:
+        build_tiny_bundle(arguments.folder, seed=arguments.seed, threads=arguments.threads)
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Trains the UNet of the tiny bundle for a few seconds: past mere noise, far from done.
+
+What it leaves unlearnt is the point: a short fine-tune must be able to lower the loss visibly.
+"""
+
+from __future__ import annotations
+
+import torch
+from diffusers import DDIMScheduler, UNet2DConditionModel
+from torch import Tensor
+from torch.nn import functional
+from tqdm import tqdm
+
+__all__ = ["make_denoiser", "make_scheduler", "train_denoiser"]
+
+_WIDTHS = (32, 64)
+_LEARNING_RATE = 2e-3
+_BATCH = 16
+_CAPTION_DROPOUT = 0.1  # as Stable Diffusion was trained, for classifier-free guidance
+
+
+def make_denoiser(cross_attention_dim: int) -> UNet2DConditionModel:
+    """An untrained UNet on 4 latent channels with attention on both levels.
+
+    Drawn from torch's global generator.
+    """
+    return UNet2DConditionModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        block_out_channels=_WIDTHS,
+        down_block_types=("CrossAttnDownBlock2D",) * 2,
+        up_block_types=("CrossAttnUpBlock2D",) * 2,
+        layers_per_block=1,
+        cross_attention_dim=cross_attention_dim,
+        attention_head_dim=4,
+        norm_num_groups=8,
+    )
+
+
+def make_scheduler() -> DDIMScheduler:
+    """The noise schedule of Stable Diffusion 1: 1,000 steps, ``scaled_linear``, epsilon."""
+    return DDIMScheduler(
+        num_train_timesteps=1000,
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        prediction_type="epsilon",
+        clip_sample=False,
+        set_alpha_to_one=False,
+        steps_offset=1,
+    )
+
+
+def train_denoiser(
+    denoiser: UNet2DConditionModel,
+    latents: Tensor,
+    embeddings: Tensor,
+    empty: Tensor,
+    steps: int,
+    generator: torch.Generator,
+) -> None:
+    """Train ``denoiser`` to predict the noise in ``latents`` [count, 4, height, width].
+
+    ``embeddings`` [count, tokens, size] are the captions', ``empty`` [1, tokens, size] is the empty
+    caption's.
+    """
+    scheduler = make_scheduler()
+    optimizer = torch.optim.AdamW(
+        denoiser.parameters(), lr=_LEARNING_RATE, weight_decay=0, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 10) * max(0.05, 1 - step / max(1, steps))
+    )
+    denoiser.train()
+    for _ in tqdm(range(steps), desc="tiny UNet", unit="step"):
+        chosen = torch.randint(len(latents), (_BATCH,), generator=generator)
+        timesteps = torch.randint(1000, (_BATCH,), generator=generator)
+        noise = torch.randn((_BATCH, *latents.shape[1:]), generator=generator)
+        dropped = torch.rand(_BATCH, generator=generator) < _CAPTION_DROPOUT
+        captions = torch.where(dropped[:, None, None], empty, embeddings[chosen])
+        noisy = scheduler.add_noise(latents[chosen], noise, timesteps)
+        loss: Tensor = functional.mse_loss(denoiser(noisy, timesteps, captions).sample, noise)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        schedule.step()
+    denoiser.eval()

@@ -1,0 +1,138 @@
+"""Makes the text half of the tiny bundle: two tokenizers learnt from captions, two raw encoders.
+
+An untrained transformer with a seed is a fixed random feature map of its tokens: different captions
+get different embeddings, which is all that a UNet needs to learn from them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+)
+
+__all__ = [
+    "HIDDEN_SIZE",
+    "clip_encoder",
+    "clip_tokenizer",
+    "save_slow_files",
+    "t5_encoder",
+    "t5_tokenizer",
+]
+
+HIDDEN_SIZE = 32
+_TOKENS = 77  # the length that CLIP was trained with, and every Stable Diffusion trainer expects
+_CLIP_VOCABULARY = 1024
+_CLIP_BOS, _CLIP_EOS = "<|startoftext|>", "<|endoftext|>"
+_END_OF_WORD = "</w>"
+_START_OF_WORD = "▁"
+_T5_TOKENS = 512
+_T5_SPECIAL = ("<pad>", "</s>", "<unk>")
+
+
+def clip_tokenizer(captions: Sequence[str]) -> CLIPTokenizer:
+    """A CLIP tokenizer whose byte pairs are learnt from ``captions``; encodes any text.
+
+    As in the original, the vocabulary opens with all 256 bytes and again with all of them ending a
+    word, so that no text meets an unknown token (openai/CLIP, simple_tokenizer.py).
+    """
+    learner = Tokenizer(models.BPE(end_of_word_suffix=_END_OF_WORD))
+    # The splitting that a CLIP tokenizer itself does, so that the merges are of use to it.
+    own = CLIPTokenizer().backend_tokenizer
+    learner.normalizer = own.normalizer
+    learner.pre_tokenizer = own.pre_tokenizer
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    learner.train_from_iterator(
+        captions,
+        trainers.BpeTrainer(
+            vocab_size=_CLIP_VOCABULARY - len(alphabet) - 2,
+            initial_alphabet=alphabet,
+            end_of_word_suffix=_END_OF_WORD,
+            show_progress=False,
+        ),
+    )
+    learnt = json.loads(learner.to_str())["model"]["merges"]
+    merges: list[tuple[str, str]] = [(first, second) for first, second in learnt]
+    pieces = [*alphabet, *(letter + _END_OF_WORD for letter in alphabet)]
+    pieces += [first + second for first, second in merges]
+    pieces += [_CLIP_BOS, _CLIP_EOS]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    arguments: dict[str, Any] = {"vocab": vocabulary, "merges": merges}
+    return CLIPTokenizer(model_max_length=_TOKENS, **arguments)
+
+
+def clip_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
+    """An untrained CLIP text encoder; embeds tokens [batch, 77] as [batch, 77, ``HIDDEN_SIZE``].
+
+    Drawn from torch's global generator.
+    """
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=2 * HIDDEN_SIZE,
+        projection_dim=HIDDEN_SIZE,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=_TOKENS,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return CLIPTextModel(config).eval()
+
+
+def t5_tokenizer(captions: Sequence[str]) -> T5Tokenizer:
+    """A T5 tokenizer whose pieces are the words of ``captions``, and the printable ASCII letters.
+
+    A piece scores the logarithm of its share of all words, a letter less than any word. The trainer
+    of ``tokenizers`` would find similar pieces, but other ones every time it is run. What neither a
+    word nor a letter covers becomes ``<unk>``.
+    """
+    counts = Counter(word.strip(",") for caption in captions for word in caption.split())
+    total = sum(counts.values())
+    pieces = dict.fromkeys(_T5_SPECIAL, 0.0)
+    for word, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])):
+        pieces[_START_OF_WORD + word] = math.log(count / total)
+    least = min(pieces.values()) - 1
+    for letter in (_START_OF_WORD, *map(chr, range(ord("!"), ord("~") + 1))):
+        pieces.setdefault(letter, least)
+    arguments: dict[str, Any] = {"vocab": list(pieces.items()), "extra_ids": 0}
+    return T5Tokenizer(model_max_length=_T5_TOKENS, **arguments)
+
+
+def t5_encoder(tokenizer: T5Tokenizer) -> T5EncoderModel:
+    """An untrained T5 encoder; embeds tokens [batch, length] as [batch, length, ``HIDDEN_SIZE``].
+
+    Drawn from torch's global generator.
+    """
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=HIDDEN_SIZE,
+        d_kv=HIDDEN_SIZE // 4,
+        d_ff=2 * HIDDEN_SIZE,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id,
+    )
+    return T5EncoderModel(config).eval()
+
+
+def save_slow_files(tokenizer: CLIPTokenizer, folder: Path) -> None:
+    """Add ``vocab.json`` and ``merges.txt``, which older loaders of CLIP tokenizers look for."""
+    model: Any = tokenizer.backend_tokenizer.model
+    model.save(str(folder))

@@ -1,0 +1,159 @@
+"""A child process whose output is seen live and kept, and whose whole family ends with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+import psutil
+
+__all__ = ["Stopped", "last_error", "run"]
+
+_GRACE = 10.0  # seconds between a polite signal and SIGKILL
+_TAIL = 1 << 16  # bytes of output in which the error is looked for
+# The launchers' own words about a child that failed say less than the child's.
+_LAUNCHERS = re.compile(r"CalledProcessError|ChildFailedError|SignalException")
+_ERROR = re.compile(
+    r"^(?:\[?rank\d+\]?:\s*)?(error: .+|[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)"
+)
+
+
+class Stopped(BaseException):
+    """A signal told this process to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def run(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> tuple[int, str]:
+    """Run a command; show its output on stderr as it comes, and append it to a log.
+
+    SIGINT and SIGTERM are passed on to it; after some seconds of grace, all its descendants are
+    killed, also those that made a session of their own.
+
+    Args:
+        command: program and arguments.
+        environment: the whole environment.
+        log: gets the output, byte by byte.
+
+    Returns:
+        The exit status (negative for a signal), and the end of the output.
+
+    Raises:
+        KeyboardInterrupt: after a SIGINT.
+        SystemExit: after a SIGTERM, with status 143.
+        OSError: the log cannot be written, or the command not be started.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    tail = bytearray()
+    stopped: Stopped | None = None
+    with log.open("ab", buffering=0) as file, _signals_raise():
+        child = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert child.stdout is not None
+        reader = threading.Thread(target=_copy, args=(child.stdout, file, tail), daemon=True)
+        try:
+            reader.start()
+            child.wait()
+        except Stopped as error:
+            stopped = error
+        finally:
+            _end(child, stopped.number if stopped else signal.SIGTERM)
+            reader.join(_GRACE)
+            child.stdout.close()
+    if stopped is not None:
+        if stopped.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + stopped.number)
+    return child.returncode, bytes(tail).decode("utf-8", "replace")
+
+
+def _copy(output: IO[bytes], log: IO[bytes], tail: bytearray) -> None:
+    terminal = getattr(sys.stderr, "buffer", None)
+    with suppress(ValueError):  # closed under us, when a grandchild holds it open for too long
+        while data := os.read(output.fileno(), 1 << 16):
+            # A terminal that has gone away must not stop the training.
+            with suppress(OSError, ValueError):
+                log.write(data)
+            with suppress(OSError, ValueError):
+                if terminal is not None:
+                    terminal.write(data)
+                    terminal.flush()
+            tail += data
+            del tail[:-_TAIL]
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into `Stopped`, where this is the main thread."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # the first one counts
+        raise Stopped(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _end(child: subprocess.Popen[bytes], number: int) -> None:
+    """End a child and all its descendants: politely first."""
+    family: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        family = psutil.Process(child.pid).children(recursive=True)
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+        for each in family:
+            with suppress(psutil.Error):
+                if os.getpgid(each.pid) != child.pid:
+                    each.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_GRACE)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    for each in family:
+        with suppress(psutil.Error):
+            each.kill()
+    child.wait()
+
+
+def last_error(output: str, status: int) -> str:
+    """Return the line of a failed command's output that says most about its failure."""
+    lines = [line.strip() for line in re.split(r"[\r\n]+", output)]
+    errors = [match[1] for line in lines if (match := _ERROR.match(line))]
+    ours = [line.removeprefix("error: ") for line in errors if line.startswith("error: ")]
+    theirs = [line for line in errors if not _LAUNCHERS.search(line)]
+    if ours:
+        return ours[-1]
+    if theirs:
+        return theirs[-1][:500]
+    killed = re.findall(r"died with <Signals\.(SIG\w+)", output)
+    name = killed[-1] if killed else signal.Signals(-status).name if status < 0 else ""
+    if name:
+        reason = " (too little memory?)" if name == "SIGKILL" else ""
+        return f"it was killed by {name}{reason}"
+    return f"it ended with status {status}"

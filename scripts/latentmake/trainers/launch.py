@@ -1,0 +1,146 @@
+"""Starts a training, unless its result is already there: what the build calls.
+
+No torch here before a training really starts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import latentmake
+from latentmake import cachefile
+from latentmake.errors import TrainingError
+from latentmake.trainers import child
+from latentmake.trainers.order import TrainingOrder, Wanted
+from latentmake.trainers.record import Layout, Receipt, Record, read_order, read_record, wanted
+
+__all__ = ["train"]
+
+
+def train(
+    order_path: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
+) -> None:
+    """Bring the trained weights of an order up to date, and write the receipt.
+
+    Args:
+        order_path: the order, a JSON file.
+        log: gets all output of this call.
+        receipt: a JSON file that says where the result lies; written last.
+        processes: how many devices train together; on a CPU it is always one.
+        threads: CPU threads of each process.
+
+    Raises:
+        TrainingError: the order cannot be carried out; the line says why.
+        ModelError: files of the network are missing.
+        StorageError: the disk is full or cannot be written.
+    """
+    order = read_order(order_path)
+    layout = Layout(order)
+    want = wanted(order)
+    record = _finished(layout, want)
+    environment = _environment(threads)
+    cachefile.write(log, b"")
+    if record is not None:
+        said = f"{order.run}: already trained on exactly this: {layout.weights}"
+        _say(said)
+        cachefile.write(log, f"{said}\n".encode())
+    else:
+        if not order.weights:  # so that the trainer need not read the weights a second time
+            order = order.model_copy(update={"weights": want.weights})
+            order_path = layout.output / "order.json"
+            cachefile.write(order_path, order.model_dump_json(indent=2).encode())
+        local = {} if order.unet.hub else {"HF_HUB_OFFLINE": "1"}
+        _run(
+            [
+                *(sys.executable, "-m", "accelerate.commands.launch"),
+                *_accelerate(order, processes, threads),
+                *("-m", "latentmake.trainers.sd", str(order_path)),
+            ],
+            order,
+            {**environment, **local},
+            log,
+        )
+        record = _finished(layout, want)
+        if record is None:
+            raise TrainingError(
+                "the trainer ended without an error, but its weights are not there",
+                where=layout.weights,
+                mend=f"see {log}, and give the same command again",
+            )
+    if order.prompts and not layout.grid.is_file():
+        local = {} if order.vae.hub else {"HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "latentmake.trainers.samples", str(order_path)]
+        _run(command, order, {**environment, **local}, log)
+    Receipt(
+        run=order.run,
+        weights=str(layout.weights),
+        wanted=want,
+        steps=record.steps,
+        loss_start=record.loss_start,
+        loss_end=record.loss_end,
+        seconds=record.seconds,
+        samples=str(layout.grid) if layout.grid.is_file() else None,
+    ).write(receipt)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _finished(layout: Layout, want: Wanted) -> Record | None:
+    """Return the record of the trained weights, if these are there and what is wanted."""
+    record = read_record(layout.record)
+    fits = record is not None and record.wanted == want and layout.weights.is_file()
+    return record if fits else None
+
+
+def _environment(threads: int) -> dict[str, str]:
+    package = str(Path(latentmake.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([package, path] if path else [package]),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(threads),
+        # Threads that wait by spinning starve each other where cores are shared.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _accelerate(order: TrainingOrder, processes: int, threads: int) -> list[str]:
+    config = order.trainer.accelerate_config
+    if config is not None:
+        if not Path(config).is_file():
+            raise TrainingError(
+                "this configuration of accelerate does not exist",
+                where=config,
+                mend="correct the trainer's `accelerate_config`, or make it by `accelerate config "
+                f"--config_file {config}`",
+            )
+        return ["--config_file", config]
+    options = [
+        *("--num_machines", "1"),
+        *("--dynamo_backend", "no"),
+        *("--mixed_precision", order.trainer.mixed_precision),
+        *("--num_cpu_threads_per_process", str(threads)),
+    ]
+    if processes > 1:
+        import torch
+
+        if not torch.cuda.is_available():
+            _say(f"{order.run}: one process instead of {processes}, for there is no GPU")
+            processes = 1
+    # One process finds its device itself: no torch is imported here to look for it.
+    return ["--num_processes", str(processes), *options]
+
+
+def _run(command: list[str], order: TrainingOrder, environment: dict[str, str], log: Path) -> None:
+    status, output = child.run(command, environment=environment, log=log)
+    if status != 0:
+        raise TrainingError(
+            f"run {order.run}: {child.last_error(output, status)}", mend=f"all output: {log}"
+        )

@@ -1,0 +1,154 @@
+"""What planning costs, as ratios to a bare Snakemake run that does nothing, measured beside it.
+
+    python tests/bench/plan.py [--images 1000 10000 100000] [--folder FOLDER]
+
+For each size: `cold`, a dry run with every target missing; `nothing`, the command again when all
+is built; `edited`, a dry run after one caption changed; all with three resolutions and a caption an
+image. The caches are made by the project's own code with an encoder that does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ["TQDM_DISABLE"] = "1"
+
+import torch
+from tabulate import tabulate
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from latentmake.config import parse  # noqa: E402
+from latentmake.encode import Sample, carry_out  # noqa: E402
+from latentmake.memo import Memo  # noqa: E402
+from latentmake.plan import Planner  # noqa: E402
+from latentmake.session import MEMO  # noqa: E402
+
+CONFIG = {
+    "datasets": {"generated": {"path": "data/generated"}},
+    "models": {"nothing": {"vae": "models/vae", "text": "models/text_encoder"}},
+    "runs": {
+        "generated": {
+            "datasets": ["generated"],
+            "model": "nothing",
+            "resolutions": [64, 96, 128],
+        }
+    },
+}
+TARGETS = 4
+
+
+def make_project(folder: Path, images: int) -> None:
+    """Write a project whose images differ in a few bytes and whose model holds no weights."""
+    for name in ("Snakefile", "rules", "scripts", "profiles", "envs"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "config").mkdir()
+    (folder / "config/config.yaml").write_text(json.dumps(CONFIG))
+    for part, values in (
+        ("vae", {"block_out_channels": [1, 1, 1, 1]}),
+        ("text_encoder", {"model_type": "clip_text_model"}),
+        ("tokenizer", None),
+    ):
+        place = folder / "models" / part
+        place.mkdir(parents=True)
+        (place / ("config.json" if values else "tokenizer.json")).write_text(json.dumps(values))
+        (place / "model.safetensors").write_bytes(b"")
+    data = folder / "data/generated"
+    data.mkdir(parents=True)
+    # A 4 x 4 bitmap of 24 bits a pixel; its pixels are the image's number.
+    header = b"BM" + (102).to_bytes(4, "little") + bytes(4) + (54).to_bytes(4, "little")
+    header += (40).to_bytes(4, "little") + (4).to_bytes(4, "little") * 2
+    header += (1).to_bytes(2, "little") + (24).to_bytes(2, "little") + bytes(24)
+    for number in range(images):
+        pixels = number.to_bytes(4, "little") * 12
+        (data / f"{number:06d}.bmp").write_bytes(header + pixels)
+        (data / f"{number:06d}.txt").write_text(f"number {number}")
+
+
+def nothing(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[str, str]]]:
+    """Stand for an encoder."""
+    return [({"latents": torch.ones(4, 8, 8)}, {}) for _ in samples]
+
+
+def build(folder: Path) -> None:
+    """Make every cache file, in this process."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        with Memo(MEMO) as memo:
+            plan = Planner(parse(CONFIG), memo).plan(["generated"])
+        for order in plan.orders:
+            carry_out(order, order.receipt, say=lambda _: None, encoder=nothing)
+    finally:
+        os.chdir(before)
+
+
+def seconds(folder: Path, *arguments: str, times: int = 3, expect: str = "") -> float:
+    """Return the median wall time of a Snakemake command, in seconds."""
+    found = []
+    for _ in range(times):
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "snakemake", "--cores", "1", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found.append(time.monotonic() - began)
+        if done.returncode or expect not in done.stdout + done.stderr:
+            sys.exit(f"{arguments} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return statistics.median(found)
+
+
+def bare(folder: Path) -> float:
+    """Return how long Snakemake takes to do nothing, in seconds."""
+    (folder / "Snakefile").write_text('rule all:\n    input: "there.txt"\n')
+    (folder / "there.txt").write_text("")
+    return seconds(folder, times=5, expect="Nothing to be done")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--folder", type=Path, default=None, help="where to work")
+    options = parser.parse_args()
+    rows = []
+    for images in options.images:
+        folder = Path(tempfile.mkdtemp(prefix="latentmake-bench-", dir=options.folder))
+        try:
+            (folder / "bare").mkdir()
+            project = folder / "project"
+            project.mkdir()
+            make_project(project, images)
+            unit = bare(folder / "bare")
+            cold = seconds(project, "-n", "--quiet", "all", "--", "caches_generated", times=1)
+            build(project)
+            seconds(project, "caches_generated", times=1)
+            again = seconds(project, "caches_generated", expect="Nothing to be done")
+            unit = statistics.median([unit, bare(folder / "bare")])
+            (project / "data/generated/000000.txt").write_text("another number")
+            edited = seconds(project, "-n", "--quiet", "all", "--", "caches_generated", times=1)
+            found = [cold, again, edited]
+            rows.append([images, images * TARGETS, unit, *(f"{x / unit:.2f}" for x in found)])
+            print(tabulate(rows[-1:], tablefmt="plain"), flush=True)
+        finally:
+            shutil.rmtree(folder)
+    print()
+    head = ["images", "targets", "bare [s]", "cold / bare", "nothing / bare", "edited / bare"]
+    print(tabulate(rows, headers=head, floatfmt=".2f"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Training on a CUDA device, in bfloat16."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+
+from latentmake.trainers.launch import train
+from latentmake.trainers.record import Layout
+from PIL import Image
+from safetensors.torch import load_file
+from trainer_world import make_order, write_order
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("adapter", ["lora", "full"])
+def test_a_bfloat16_training_on_cuda_learns(tmp_path: Path, adapter: str) -> None:
+    settings: dict[str, Any] = {
+        "adapter": adapter,
+        "steps": 80,
+        "learning_rate": 3e-3,
+        "target_modules": ["to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2"],
+        "mixed_precision": "bf16",
+        "gradient_checkpointing": True,
+        "checkpointing_steps": 30,
+    }
+    order = make_order(tmp_path, prompts=True, **settings)
+    receipt = tmp_path / "receipt.json"
+    path = write_order(order, tmp_path / "order.json")
+    train(path, log=tmp_path / "train.log", receipt=receipt)
+    result = json.loads(receipt.read_text())
+    assert result["loss_end"] < 0.9 * result["loss_start"]
+    weights = load_file(Layout(order).weights)
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+    with Image.open(Layout(order).grid) as grid:
+        assert grid.height > 5 * 64

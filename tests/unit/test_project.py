@@ -1,0 +1,89 @@
+"""The repository agrees with itself: pins, dependencies, sizes, and what it says."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "scripts/latentmake"
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / "envs" / name).read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
+
+
+@pytest.mark.parametrize("name", ["encode.yaml", "train.yaml"])
+def test_environments_pin_what_the_lock_pins(name: str) -> None:
+    (listed,) = [
+        each["pip"]
+        for each in yaml.safe_load((ROOT / "envs" / name).read_text())["dependencies"]
+        if isinstance(each, dict)
+    ]
+    assert listed
+    lock = pins("requirements.lock")
+    assert {each: each.partition("==")[2] for each in listed} == {
+        each: lock[each.partition("==")[0]] for each in listed
+    }
+
+
+def test_both_locks_agree() -> None:
+    use, dev = pins("requirements.lock"), pins("requirements-dev.lock")
+    assert use.items() <= dev.items()
+
+
+def test_dependencies_are_those_imported_and_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
+    modules = {"pillow": "PIL"}
+    imported = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add((node.module or "").partition(".")[0])
+    imported |= {"snakemake", "tensorboard"}  # the Snakefile's; what torch's own writer needs
+    assert {modules.get(name, name) for name in named} <= imported
+    foreign = imported - set(sys.stdlib_module_names) - {"latentmake"}
+    assert foreign <= {modules.get(name, name) for name in named} | {"tensorboard"}
+    assert named <= set(pins("requirements.lock"))
+
+
+def test_the_snakefile_and_rules_stay_short() -> None:
+    assert len((ROOT / "Snakefile").read_text().splitlines()) <= 60
+    for path in (ROOT / "rules").glob("*.smk"):
+        bodies = re.split(r"^\s*rule\b", path.read_text(), flags=re.MULTILINE)
+        assert all(len(body.strip().splitlines()) <= 25 for body in bodies[1:]), path
+    for path in (ROOT / "scripts").glob("*.py"):
+        assert len(path.read_text().splitlines()) <= 25, path
+
+
+def test_modules_say_why_they_exist_and_what_they_offer() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), path
+        names = {
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        assert path.name == "__init__.py" or "__all__" in names, path
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'scripts'); import latentmake.session; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'PIL', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
