@@ -157,10 +157,11 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         metadata = header.pop("__metadata__", {})
         end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
         recipe, key, source = (metadata.get(name) for name in (RECIPE, KEY, SOURCE))
-    except (ValueError, AttributeError, KeyError, TypeError, IndexError):
+        content = digest.of_bytes(recipe.encode()) if isinstance(recipe, str) else None
+    except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError):
         raise CacheError("has a damaged header", where=path) from None
     if 8 + length + end != size:
         raise CacheError("is cut short or has grown", where=path)
-    if not (isinstance(recipe, str) and isinstance(key, str) and isinstance(source, str)):
+    if not (content is not None and isinstance(key, str) and isinstance(source, str)):
         raise CacheError("was not made by latentmake", where=path)
-    return Header(key, source, digest.of_bytes(recipe.encode()))
+    return Header(key, source, content)

@@ -50,10 +50,20 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
+def _no_truth(value: object) -> object:
+    """Refuse `rank: yes`, which would otherwise be 1."""
+    if isinstance(value, bool):
+        raise ValueError("should be a number")
+    return value
+
+
+Number = Annotated[int, BeforeValidator(_no_truth)]
+
+
 class Closed(BaseModel):
     """A section that refuses keys it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Resolution(BaseModel):
@@ -121,7 +131,7 @@ class Dataset(Closed):
         description="crop: cover the resolution and cut its centre. bucket: keep the aspect ratio "
         "as nearly as a list of sizes of the same area allows.",
     )
-    bucket_reso_steps: int = Field(
+    bucket_reso_steps: Number = Field(
         16, ge=8, description="Sides of buckets are multiples of this, in pixels."
     )
     bucket_no_upscale: bool = Field(
@@ -136,10 +146,10 @@ class Dataset(Closed):
         "white",
         description="Colour that shows through transparent pixels: white, black, gray or #rrggbb.",
     )
-    max_image_pixels: int = Field(
+    max_image_pixels: Number = Field(
         178_956_970, gt=0, description="An image of more pixels is refused as a decompression bomb."
     )
-    num_repeats: int = Field(
+    num_repeats: Number = Field(
         1, ge=1, description="How often an epoch shows each item of this dataset."
     )
     missing_caption: Literal["error", "empty"] = Field(
@@ -185,7 +195,7 @@ class TextWeights(Weights):
         description="Folder of the tokenizer (sub-folder for a hub id); by default `tokenizer` "
         "beside `text_encoder`, `tokenizer_2` beside `text_encoder_2`, else the encoder's folder.",
     )
-    max_length: int | None = Field(
+    max_length: Number | None = Field(
         None, gt=1, description="Tokens kept of a caption; by default 77 for CLIP, 512 for T5."
     )
 
@@ -194,22 +204,27 @@ def _place(value: object) -> object:
     return {"path": value} if isinstance(value, str) else value
 
 
+_TextPlace = Annotated[
+    TextWeights, BeforeValidator(_place, json_schema_input_type=str | TextWeights)
+]
+
+
 class Model(Closed):
     """The encoders whose caches a trainer reads, and the network that is trained."""
 
     vae: Annotated[
         Weights,
-        BeforeValidator(_place),
+        BeforeValidator(_place, json_schema_input_type=str | Weights),
         Field(description="The AutoencoderKL that makes the latents."),
     ]
     text: Annotated[
-        list[Annotated[TextWeights, BeforeValidator(_place)]],
-        BeforeValidator(_listed),
+        list[_TextPlace],
+        BeforeValidator(_listed, json_schema_input_type=_TextPlace | list[_TextPlace]),
         Field(min_length=1, description="The text encoders, CLIP, T5 or UMT5, in order."),
     ]
-    unet: Annotated[Weights, BeforeValidator(_place)] | None = Field(
-        None, description="The UNet that is trained."
-    )
+    unet: (
+        Annotated[Weights, BeforeValidator(_place, json_schema_input_type=str | Weights)] | None
+    ) = Field(None, description="The UNet that is trained.")
     scheduler: str | None = Field(
         None, description="Folder of the noise schedule; by default `scheduler` beside the UNet."
     )
@@ -219,7 +234,7 @@ class Model(Closed):
     posterior: Literal["mean", "sample"] = Field(
         "mean", description="Keep the mean of the VAE's posterior, or one seeded sample of it."
     )
-    posterior_seed: int = Field(0, ge=0, description="Seed of `posterior: sample`.")
+    posterior_seed: Number = Field(0, ge=0, description="Seed of `posterior: sample`.")
 
 
 class Samples(Closed):
@@ -229,15 +244,15 @@ class Samples(Closed):
         [], description="What to draw; by default the captions of the run's first four items."
     )
     negative_prompt: str = Field("", description="What guidance leads away from.")
-    every: int | None = Field(
+    every: Number | None = Field(
         None, gt=0, description="Steps between two rows; by default a quarter of the run."
     )
-    num_inference_steps: int = Field(30, gt=0, description="Denoising steps of a picture.")
+    num_inference_steps: Number = Field(30, gt=0, description="Denoising steps of a picture.")
     guidance_scale: float = Field(3.0, ge=1, description="Classifier-free guidance; 1 is none.")
     resolution: ResolutionField | None = Field(
         None, description="Size of the pictures; by default the run's first resolution."
     )
-    seed: int = Field(0, ge=0, description="Seed of their noise, the same in every row.")
+    seed: Number = Field(0, ge=0, description="Seed of their noise, the same in every row.")
 
 
 class SdTrainer(Closed):
@@ -245,35 +260,36 @@ class SdTrainer(Closed):
 
     kind: Literal["sd"] = Field(description="The trainer.")
     adapter: Literal["lora", "full"] = Field("lora", description="Train a LoRA, or the whole UNet.")
-    rank: int = Field(8, ge=1, description="Rank of the LoRA.")
+    rank: Number = Field(8, ge=1, description="Rank of the LoRA.")
     alpha: float | None = Field(None, gt=0, description="Scale of the LoRA; by default its rank.")
     target_modules: list[str] = Field(
         ["to_q", "to_k", "to_v", "to_out.0"],
         min_length=1,
         description="Layers that get a LoRA, by the end of their names.",
     )
-    steps: int = Field(1000, ge=1, description="Optimiser steps.")
+    steps: Number = Field(1000, ge=1, description="Optimiser steps.")
     learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate of AdamW.")
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
         "constant", description="How the learning rate goes on."
     )
-    lr_warmup_steps: int = Field(0, ge=0, description="Steps over which it rises from zero.")
-    train_batch_size: int = Field(4, ge=1, description="Items of one shape a step and a device.")
-    gradient_accumulation_steps: int = Field(1, ge=1, description="Batches summed up in a step.")
+    lr_warmup_steps: Number = Field(0, ge=0, description="Steps over which it rises from zero.")
+    train_batch_size: Number = Field(4, ge=1, description="Items of one shape a step and a device.")
+    gradient_accumulation_steps: Number = Field(1, ge=1, description="Batches summed up in a step.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
     weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
     prediction_type: Literal["epsilon", "v_prediction"] | None = Field(
         None, description="What the UNet predicts; by default what its scheduler says."
     )
-    mixed_precision: Literal["no", "bf16", "fp16"] = Field(
-        "no", description="accelerate's mixed precision."
-    )
+    mixed_precision: Annotated[
+        Literal["no", "bf16", "fp16"],
+        BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
+    ] = Field("no", description="accelerate's mixed precision.")
     gradient_checkpointing: bool = Field(False, description="Less memory for more time.")
-    seed: int = Field(0, ge=0, description="Seed of order, noise, timesteps and new weights.")
-    checkpointing_steps: int = Field(
+    seed: Number = Field(0, ge=0, description="Seed of order, noise, timesteps and new weights.")
+    checkpointing_steps: Number = Field(
         500, ge=1, description="Steps between two states from which a killed run goes on."
     )
-    checkpoints_total_limit: int = Field(2, ge=1, description="How many of them are kept.")
+    checkpoints_total_limit: Number = Field(2, ge=1, description="How many of them are kept.")
     accelerate_config: str | None = Field(
         None, description="Configuration file for `accelerate launch`."
     )
@@ -284,12 +300,14 @@ class Run(Closed):
     """Datasets x resolutions x model x trainer settings; its target is `train_{run}`."""
 
     datasets: Annotated[
-        list[str], BeforeValidator(_listed), Field(min_length=1, description="What to train on.")
+        list[str],
+        BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+        Field(min_length=1, description="What to train on."),
     ]
     model: str = Field(description="Which encoders, and what is trained.")
     resolutions: Annotated[
         list[ResolutionField],
-        BeforeValidator(_listed),
+        BeforeValidator(_listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
         Field(min_length=1, description="A side in pixels, or [width, height], each."),
     ]
     trainer: SdTrainer | None = Field(
@@ -300,7 +318,7 @@ class Run(Closed):
 class Batch(Closed):
     """How the work is cut into jobs."""
 
-    items: int = Field(1024, ge=1, description="Items (images, captions) of one encoding job.")
+    items: Number = Field(1024, ge=1, description="Items (images, captions) of one encoding job.")
 
 
 class Config(Closed):
@@ -375,11 +393,12 @@ def _unknown_key(location: tuple[int | str, ...]) -> str:
     )
     section = _SECTIONS.get(pattern)
     known = list(section.model_fields) if section else []
+    likely = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
+    for other, fields in _SECTIONS.items():
+        if key in fields.model_fields and not likely:
+            return f"`{key}` belongs to {'.'.join(other).replace('*', 'NAME') or 'the top level'}"
     if guess := nearest(key, known):
         return f"did you mean `{guess}`?"
-    for other, fields in _SECTIONS.items():
-        if key in fields.model_fields:
-            return f"`{key}` belongs to {'.'.join(other).replace('*', 'NAME') or 'the top level'}"
     return f"known here: {', '.join(known)}" if known else "remove it"
 
 

@@ -6,15 +6,18 @@ file and digests what it saw; `items` makes items of a scan.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import heapq
 import marshal
 import os
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError
+from latentmake.layouts.plain import LATENTS_ENDING
 from latentmake.memo import SourceStat
 
 __all__ = [
@@ -96,9 +99,19 @@ def scan(name: str, dataset: Dataset) -> Scan:
     entries: list[tuple[str, int, int, int, int]] = []
     seen: set[tuple[int, int]] = set()
     pending = [("", root)]
+    links: list[tuple[str, str]] = []  # after all folders, so that these keep their own names
     try:
-        while pending:
-            prefix, folder = pending.pop()
+        start = Path(root).stat()
+        seen.add((start.st_dev, start.st_ino))
+        while pending or links:
+            if pending:
+                prefix, folder = pending.pop()
+            else:
+                prefix, folder = links.pop()
+                there = Path(folder).stat()
+                if (there.st_dev, there.st_ino) in seen:  # links may lead in circles
+                    continue
+                seen.add((there.st_dev, there.st_ino))
             # Plain tuples and little else: this loop is what doing nothing costs.
             with os.scandir(folder) as found:
                 for entry in found:
@@ -107,13 +120,22 @@ def scan(name: str, dataset: Dataset) -> Scan:
                         continue
                     try:
                         stat = entry.stat()
-                    except FileNotFoundError:
+                    except OSError as error:
+                        if error.errno not in (errno.ENOENT, errno.ELOOP):
+                            raise
                         entries.append((prefix + file, -1, 0, 0, 0))
                         continue
                     if entry.is_dir():
-                        if (stat.st_dev, stat.st_ino) not in seen:  # links may lead in circles
+                        place = (f"{prefix}{file}/", entry.path)
+                        if entry.is_symlink():
+                            links.append(place)
+                            links.sort(reverse=True)
+                        elif (stat.st_dev, stat.st_ino) not in seen:
                             seen.add((stat.st_dev, stat.st_ino))
-                            pending.append((f"{prefix}{file}/", entry.path))
+                            pending.append(place)
+                        continue
+                    if not S_ISREG(stat.st_mode):  # reading a pipe would never end
+                        entries.append((prefix + file, -1, 0, 0, 0))
                         continue
                     entries.append(
                         (
@@ -218,6 +240,9 @@ def first_stems(scanned: Scan, count: int) -> list[str]:
 
 
 def _unusable_name(path: str) -> str | None:
+    stem = path.rpartition("/")[2].rpartition(".")[0]
+    if len(stem.encode("utf-8", "surrogateescape")) > 255 - len(LATENTS_ENDING):
+        return "has a name too long for its cache file"
     if not path.isprintable() and any(ord(character) < 32 for character in path):
         return "has a control character in its name"
     try:

@@ -78,6 +78,7 @@ class _Job:
     sources: dict[str, list[Any]] = field(default_factory=dict)
     faults: list[dict[str, str]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    unsound: dict[str, tuple[str, str]] = field(default_factory=dict)
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("encoded", "spooled", "linked", "kept"), 0)
     )
@@ -115,7 +116,7 @@ class _Job:
                 self.keys[target.path] = key
                 continue
             keys[target] = key
-            if not spooled(key).is_file():
+            if not self._finished(key):
                 missing[target] = key
         if not missing:
             return _Read(item, keys, [], kept, None, source)
@@ -132,6 +133,13 @@ class _Job:
             return cachefile.read_header(target.path).key == key
         except (CacheError, OSError):
             return False
+
+    @staticmethod
+    def _finished(key: str) -> bool:
+        try:
+            return cachefile.read_header(spooled(key)).key == key
+        except (CacheError, OSError):
+            return False  # not there, or cut short by a power failure
 
     def _decode(
         self, item: WorkItem, data: bytes, content: str, missing: dict[Target, str]
@@ -181,12 +189,8 @@ class _Job:
             return
         for sample, (tensors, metadata) in zip(samples, results, strict=True):
             if fault := _unsound(tensors):
-                error = SourceError(
-                    f"the encoder returned {fault}",
-                    where=sample.item.source or "a prompt",
-                    mend="use dtype: float32, or look at the picture and at the model",
-                )
-                self.fail(sample.item, sample.source, str(error))
+                self.unsound[sample.key] = (sample.source, fault)
+                self.fail_unsound(sample.item, sample.key)
                 continue
             stamp = cachefile.stamp(key=sample.key, source=sample.source, recipe=self.recipe)
             data = cachefile.serialize(tensors, metadata | stamp)
@@ -209,6 +213,16 @@ class _Job:
                 "line": line,
             }
         )
+
+    def fail_unsound(self, item: WorkItem, key: str) -> None:
+        """Note an item for whose content the encoder gave nothing of use."""
+        source, fault = self.unsound[key]
+        error = SourceError(
+            f"the encoder returned {fault}",
+            where=item.source or "a prompt",
+            mend="use dtype: float32, or look at the picture and at the model",
+        )
+        self.fail(item, source, str(error))
 
     def deliver(self, keys: dict[str, str]) -> dict[str, list[Any]]:
         """Give the spooled files their names."""
@@ -293,6 +307,10 @@ def carry_out(
             assert ready is not None
             job.encode(ready[0], rest)
             progress.update(len(rest))
+    for item in order.items:  # those whose content is another's that could not be encoded
+        bad = [key for each in item.targets if (key := wanted.get(each.path, "")) in job.unsound]
+        if bad and item.stem not in job.failed:
+            job.fail_unsound(item, bad[0])
     counts = job.counts
     say(
         f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "

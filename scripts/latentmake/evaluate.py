@@ -109,7 +109,7 @@ class Folder:
                 continue
             self._folders.append((folder, entries))
         digests = [(folder, fingerprint(entries)) for folder, entries in self._folders]
-        self.fingerprint = digest.of_value(sorted(digests))
+        self.fingerprint = fingerprint(sorted(digests))
 
     def listing(self) -> Listing:
         """Return path -> stat of every file."""

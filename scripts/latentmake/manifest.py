@@ -205,7 +205,8 @@ def write_manifest(
         repeats=order.repeats,
         aside=aside,
     )
-    text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    # In ASCII: some readers take U+2028 and its like for the end of a line.
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
     cachefile.write(folder / "manifest.jsonl", text.encode())
     text = json.dumps(asdict(lock), indent=1, sort_keys=True, ensure_ascii=False)
     cachefile.write(folder / "dataset.lock", f"{text}\n".encode())

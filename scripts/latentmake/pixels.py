@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageColor, UnidentifiedImageError
 
 from latentmake.buckets import Size, place, target_size
 from latentmake.errors import SourceError
@@ -17,6 +17,19 @@ from latentmake.errors import SourceError
 __all__ = ["decode", "fit"]
 
 Image.MAX_IMAGE_PIXELS = None  # our own limit is checked before any pixel is decoded
+
+
+# How a picture of some EXIF orientation becomes upright. Not ImageOps.exif_transpose: it writes the
+# EXIF anew as well, and fails over odd entries that no viewer minds.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
@@ -44,9 +57,10 @@ def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
                     where=path,
                     mend="scale it down, or raise max_image_pixels of the dataset",
                 )
-            if settings["exif_rotation"]:
-                image = ImageOps.exif_transpose(image)
             image.load()
+            if settings["exif_rotation"] and image.format != "TIFF":  # Pillow turns a TIFF itself
+                method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+                image = image if method is None else image.transpose(method)
             return _to_rgb(image, str(settings["background"]))
     except UnidentifiedImageError:
         raise SourceError(
@@ -54,7 +68,9 @@ def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
             where=path,
             mend="save it anew as PNG or JPEG, or remove it",
         ) from None
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
+    except SourceError:
+        raise
+    except Exception as error:  # a decoder may raise anything at all for a damaged file
         raise SourceError(
             f"is damaged or cut short ({error})", where=path, mend="replace or remove it"
         ) from None
@@ -63,8 +79,9 @@ def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
 def _to_rgb(image: Image.Image, background: str) -> Image.Image:
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "F"):
         values = np.asarray(image).astype(np.float32)
-        # 16-bit greyscale; Pillow's own conversion would cut all above 255 off.
-        scale = 257.0 if values.max(initial=0) > 255 else 1.0
+        # 16-bit greyscale; Pillow's own conversion would cut all above 255 off. The other two modes
+        # do not say their range.
+        scale = 257.0 if image.mode.startswith("I;16") or values.max(initial=0) > 255 else 1.0
         image = Image.fromarray(np.clip(values / scale + 0.5, 0, 255).astype(np.uint8))
     if image.mode == "RGB" and "transparency" not in image.info:
         return image

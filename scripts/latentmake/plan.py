@@ -138,6 +138,16 @@ class Planner:
                     where=f"datasets.{dataset}.bucket_reso_steps",
                     mend=f"use a multiple of {factor}",
                 )
+            for size in run.resolutions:
+                if (
+                    settings.fit == "bucket"
+                    and size.width * size.height < settings.bucket_reso_steps**2
+                ):
+                    raise ConfigError(
+                        f"{settings.bucket_reso_steps} is more than the resolution {size.name} has",
+                        where=f"datasets.{dataset}.bucket_reso_steps",
+                        mend="use smaller steps or a larger resolution",
+                    )
 
     # -- evaluation ---------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class TestBundle:
     def test_the_folder_is_a_stable_diffusion_pipeline_that_runs(self, bundle: Path) -> None:
         pipeline = StableDiffusionPipeline.from_pretrained(bundle)
         assert pipeline.safety_checker is None
-        assert pipeline.scheduler.config.prediction_type == "epsilon"
+        assert pipeline.scheduler.config.prediction_type == "v_prediction"
         pipeline.set_progress_bar_config(disable=True)
         for width, height in ((64, 64), (96, 64)):
             image = pipeline(

@@ -41,9 +41,14 @@ def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> Auto
             )
         elif Path(weights.path or "").is_dir():
             weights_files(weights)  # names what is missing
-            vae = AutoencoderKL.from_pretrained(
-                weights.path, local_files_only=True, low_cpu_mem_usage=False
+            vae, info = AutoencoderKL.from_pretrained(
+                weights.path,
+                local_files_only=True,
+                low_cpu_mem_usage=False,
+                output_loading_info=True,
             )
+            if missing := info["missing_keys"]:  # diffusers would make them up
+                raise ValueError(f"the weights lack {missing[0]} and {len(missing) - 1} more")
         else:
             vae = _from_single_file(weights)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:

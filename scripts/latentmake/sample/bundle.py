@@ -49,7 +49,7 @@ def build_tiny_bundle(
     seed: int = 0,
     threads: int | None = None,
     vae_steps: int = 240,
-    unet_steps: int = 90,
+    unet_steps: int = 25,
 ) -> None:
     """Train and write the bundle to ``folder``: about 40 seconds on two cores, offline.
 
@@ -61,6 +61,8 @@ def build_tiny_bundle(
     """
     _check_replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.parent.glob(f".{folder.name}.*.unfinished"):  # of a killed build
+        shutil.rmtree(leftover, ignore_errors=True)
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
     unfinished.mkdir()
     try:
