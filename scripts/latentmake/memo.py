@@ -7,6 +7,7 @@ planning goes on with what it has.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -97,8 +98,9 @@ class Memo:
                     return _connect(str(path))
                 except (sqlite3.OperationalError, OSError):
                     break  # locked, read-only, full: plan without it
-                except sqlite3.DatabaseError:
-                    path.unlink(missing_ok=True)  # damaged, or of another version
+                except sqlite3.DatabaseError:  # damaged, or of another version
+                    with contextlib.suppress(OSError):
+                        path.unlink()
         return _connect(":memory:")
 
     def __enter__(self) -> Self:

@@ -38,6 +38,7 @@ __all__ = [
 
 FOLDER = Path(".latentmake/orders")
 SPOOL = Path(".latentmake/spool")
+_ITEMS = ".items.json"
 _RECEIPT = ".receipt.json"
 _KEPT_SECONDS = 7 * 24 * 3600
 
@@ -102,15 +103,18 @@ class WorkOrder:
         return not self.recipe
 
     @cached_property
-    def content(self) -> str:
-        """The order as JSON."""
+    def _head(self) -> str:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return digest.canonical(values | {"items": digest.of_bytes(self._items.encode())})
+
+    @cached_property
+    def _items(self) -> str:
+        return json.dumps(self.items, separators=(",", ":"))
 
     @cached_property
     def name(self) -> str:
         """A digest of all that it asks for and of what was found."""
-        return digest.of_bytes(self.content.encode())[:20]
+        return digest.of_bytes(self._head.encode())[:20]
 
     @property
     def path(self) -> Path:
@@ -155,7 +159,9 @@ class WorkOrder:
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        cachefile.write(self.path, self.content.encode())
+        # The items lie beside the order: Snakemake digests its input once for each of the outputs.
+        cachefile.write(self.path.with_suffix(_ITEMS), self._items.encode())
+        cachefile.write(self.path, self._head.encode())
         found = (target.found for item in self.items for target in item.targets)
         touch(self.path, max((int(each.split("@")[1]) for each in found if each), default=0))
 
@@ -170,7 +176,7 @@ class WorkOrder:
         values = json.loads(path.read_bytes())
         values["items"] = tuple(
             WorkItem(stem, source, text, tuple(_target(*target) for target in targets))
-            for stem, source, text, targets in values["items"]
+            for stem, source, text, targets in json.loads(path.with_suffix(_ITEMS).read_bytes())
         )
         return cls(**values)
 

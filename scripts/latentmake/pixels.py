@@ -93,17 +93,23 @@ def _to_rgb(image: Image.Image, background: str) -> Image.Image:
 
 
 def fit(
-    image: Image.Image, resolution: tuple[int, int], settings: Mapping[str, Any]
+    image: Image.Image, resolution: tuple[int, int], settings: Mapping[str, Any], path: str = ""
 ) -> NDArray[np.uint8]:
     """Bring an image to its target size: scaled with Lanczos to cover it, centre kept.
 
     Args:
         image: RGB, upright.
         resolution: width and height asked for, in pixels.
-        settings: the dataset's `fit`, `bucket_reso_steps` and `bucket_no_upscale`.
+        settings: the dataset's `fit`, `bucket_reso_steps`, `bucket_no_upscale` and
+            `max_image_pixels`.
+
+        path: names it in errors.
 
     Returns:
         Pixels [height, width, 3], 0 to 255.
+
+    Raises:
+        SourceError: it is so narrow that it would first have to be scaled up beyond all measure.
     """
     target = target_size(
         Size(*image.size),
@@ -113,6 +119,14 @@ def fit(
         no_upscale=settings["bucket_no_upscale"],
     )
     placement = place(Size(*image.size), target)
+    resized = placement.resized.width * placement.resized.height
+    if resized > max(int(settings["max_image_pixels"]), image.width * image.height):
+        raise SourceError(
+            f"is too narrow ({image.width} x {image.height}): covering {target.width} x "
+            f"{target.height} takes {resized} pixels",
+            where=path,
+            mend="cut it to a shape nearer to the resolution's, or remove it",
+        )
     if image.size != placement.resized:
         image = image.resize(placement.resized, Image.Resampling.LANCZOS)
     left, top = placement.left, placement.top

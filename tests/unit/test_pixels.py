@@ -19,7 +19,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 SETTINGS: dict[str, Any] = {
     "exif_rotation": True,
     "background": "white",
-    "max_image_pixels": 10_000,
+    "max_image_pixels": 178_956_970,
     "fit": "crop",
     "bucket_reso_steps": 16,
     "bucket_no_upscale": False,
@@ -307,3 +307,8 @@ def test_a_text_chunk_that_unpacks_to_a_bomb_is_one_bad_file_or_ignored() -> Non
         assert decoded(encoded(noise(), pnginfo=chunks)).size == (31, 23)
     except SourceError as error:
         assert "is damaged or cut short" in str(error)
+
+
+def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
+    with pytest.raises(SourceError, match=r"hair\.png: is too narrow \(1 x 20000\)"):
+        fit(Image.new("RGB", (1, 20_000)), (512, 512), SETTINGS, "hair.png")

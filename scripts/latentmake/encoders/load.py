@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from latentmake.config import Model
-from latentmake.encode import Encoder, Sample
 from latentmake.encoders.device import DTYPES, compute_dtype, pick_device
+from latentmake.job import Encoder, Sample
 from latentmake.layouts import plain
 from latentmake.orders import WorkOrder
 

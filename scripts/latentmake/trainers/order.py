@@ -85,9 +85,7 @@ class TrainingOrder(BaseModel):
         """Return the digest of all settings that shape the weights or the pictures."""
         settings = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING)
         prompts = [prompt.prompt for prompt in self.prompts]
-        return digest.of_value(
-            [settings, self.scheduler, prompts, self.negative is not None, self.sample_size]
-        )
+        return digest.of_value([settings, prompts, self.negative is not None, self.sample_size])
 
 
 def read_lock_digest(path: Path) -> str:
