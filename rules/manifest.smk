@@ -32,10 +32,10 @@ for run in SESSION.runs:
         name:
             f"latents_{run}"
         input:
-            SESSION.receipts(run, "latents"),
+            SESSION.receipts(run, "latents") or ancient(workflow.main_snakefile),
 
     rule:
         name:
             f"text_{run}"
         input:
-            SESSION.receipts(run, "text"),
+            SESSION.receipts(run, "text") or ancient(workflow.main_snakefile),

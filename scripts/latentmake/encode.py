@@ -27,6 +27,7 @@ def carry_out(
     say: Say,
     threads: int = 1,
     batch_size: int = 0,
+    may_skip: bool = True,
     encoder: Encoder | None = None,
 ) -> Receipt:
     """Carry out a work order and leave its receipt.
@@ -38,6 +39,7 @@ def carry_out(
         threads: how many cores to use.
         batch_size: samples of one shape encoded at once; 0: one on a CPU, where the same source
             then gives the same bytes whatever lies beside it, more on a GPU.
+        may_skip: whether the dataset's `on_error: skip` counts; not for a file asked for by name.
         encoder: stands in for the model's own.
 
     Raises:
@@ -67,7 +69,7 @@ def carry_out(
         f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
         f"{len(job.failed)} items faulty"
     )
-    if job.failed and order.dataset_settings.get("on_error") != "skip":
+    if job.failed and not (may_skip and order.dataset_settings.get("on_error") == "skip"):
         raise SourceError(
             f"{len(job.failed)} of {len(order.items)} items are faulty: "
             + " | ".join(job.failed.values()),

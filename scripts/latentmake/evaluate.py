@@ -75,9 +75,15 @@ class PartState:
 
 @dataclass
 class Evaluation:
-    """All parts of one dataset and model, and of parts that no run asks for the orphans."""
+    """All parts of one dataset and model, and of parts that no run asks for the orphans.
+
+    Attributes:
+        parts: name -> state.
+        images: digest of the images' paths, which a manifest names.
+    """
 
     parts: dict[str, PartState]
+    images: str = ""
 
 
 Listing = dict[str, TargetStat]
@@ -264,14 +270,12 @@ def remember(evaluation: Evaluation) -> str | None:
     parts = evaluation.parts
     if any(state.keys is None or state.orphans for state in parts.values()):
         return None
-    return json.dumps({part: [state.fresh, state.keys] for part, state in parts.items()})
+    states = {part: [state.fresh, state.keys] for part, state in parts.items()}
+    return json.dumps([states, evaluation.images])
 
 
 def recall(answer: str) -> Evaluation:
     """Return the evaluation that a remembered verdict stands for."""
-    return Evaluation(
-        {
-            part: PartState(fresh=count, keys=keys)
-            for part, (count, keys) in json.loads(answer).items()
-        }
-    )
+    states, images = json.loads(answer)
+    parts = {part: PartState(fresh=count, keys=keys) for part, (count, keys) in states.items()}
+    return Evaluation(parts, images)

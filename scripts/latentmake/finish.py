@@ -12,6 +12,7 @@ from latentmake import dataset as datasets
 from latentmake.config import Run
 from latentmake.errors import ModelError
 from latentmake.layouts import plain
+from latentmake.orders import run_order, unfinished
 from latentmake.parts import (
     PROMPTS,
     Part,
@@ -27,14 +28,9 @@ from latentmake.trainers.record import Layout, read_record
 if TYPE_CHECKING:
     from latentmake.plan import Planner
 
-__all__ = ["finish", "training_order_path"]
+__all__ = ["finish"]
 
 _FOUR = 4  # captions drawn where a run names no prompts
-
-
-def training_order_path(run: str) -> Path:
-    """Return where a run's training order lies."""
-    return Path(f".latentmake/runs/{run}.train.json")
 
 
 def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) -> None:
@@ -70,7 +66,8 @@ def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) ->
         len(complete) == len(digests)
         and lock.digest == manifest.lock_digest(complete, repeats)
         and _stems(lock.aside) == _stems(aside)
-        and (folder / "manifest.jsonl").is_file()
+        and lock.images == {name: plan.images[name] for name in run.datasets}
+        and lock.manifest == _digest_of(planner, folder / "manifest.jsonl")
         and not any(state.orphans for state in plan.parts.values())
         and not any(fault for name in aside for fault in aside[name] if not _skips(planner, name))
     )
@@ -127,7 +124,9 @@ def _manifest_order(
         skip=[name for name in run.datasets if _skips(planner, name)],
         items=rows,
         faults=aside,
-        orphans=sorted(path for state in plan.parts.values() for path in state.orphans),
+        orphans=sorted(
+            [path for state in plan.parts.values() for path in state.orphans] + unfinished()
+        ),
         planned=time.time_ns(),
     ).write()
 
@@ -179,7 +178,7 @@ def _finish_training(planner: Planner, plan: RunPlan, run: Run, lock: str | None
         and (folder / "trained.json").is_file()
     ):
         return
-    path = training_order_path(plan.name)
+    path = run_order(plan.name, "train", order.planned)
     cachefile.write(path, order.model_dump_json().encode())
     plan.training_order = path
 
@@ -205,6 +204,13 @@ def _sample_prompts(planner: Planner, run: Run) -> list[Prompt]:
             path = plain.path(name, run.model, "text", stem)
             found.append(Prompt(prompt=text, text=path))
     return found
+
+
+def _digest_of(planner: Planner, path: Path) -> str:
+    try:
+        return planner.memo.digest_of_file(path)
+    except OSError:
+        return "missing"
 
 
 def _beside(path: str | None, name: str) -> str:

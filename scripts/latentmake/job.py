@@ -301,9 +301,13 @@ class Job:
             path -> stat (size, mtime_ns, inode) and key of every target that stands.
         """
         delivered = dict(self.kept)
+        standing: dict[str, Path] = {}
         for path, (item, key) in self.wanted.items():
             if item.stem not in self.failed:
-                cachefile.link(spooled(key), Path(path))
+                # Another plan may tidy the spool as soon as a file in it has its name.
+                there = spooled(key)
+                cachefile.link(there if there.is_file() else standing[key], Path(path))
+                standing[key] = Path(path)
                 delivered[path] = key
         return {path: [*target_stat(Path(path).stat()), key] for path, key in delivered.items()}
 

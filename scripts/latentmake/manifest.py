@@ -17,12 +17,13 @@ from typing import Any
 from latentmake import cachefile, digest
 from latentmake.errors import CacheError, DatasetError
 from latentmake.layouts import plain
-from latentmake.orders import forget_spooled, read_receipt
+from latentmake.orders import forget_spooled, read_receipt, run_order
 
 __all__ = [
     "Lock",
     "ManifestItem",
     "ManifestOrder",
+    "images_digest",
     "keys_digest",
     "lock_digest",
     "read_lock",
@@ -33,6 +34,11 @@ __all__ = [
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
     """Return the digest of (stem, key) pairs, given in the order of their stems."""
     return digest.of_lines(f"{stem}\t{key}" for stem, key in keys)
+
+
+def images_digest(paths: Iterable[str]) -> str:
+    """Return the digest of the images' paths, given in the order of their stems."""
+    return digest.of_lines(paths)
 
 
 def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int]) -> str:
@@ -79,10 +85,10 @@ class ManifestOrder:
     orphans: list[str]
     planned: int
 
-    @staticmethod
-    def place(run: str) -> Path:
-        """Return where a run's order lies."""
-        return Path(f".latentmake/runs/{run}.manifest.json")
+    @property
+    def path(self) -> Path:
+        """Where it lies: no other plan writes there, so that a build keeps what it began with."""
+        return run_order(self.run, "manifest", self.planned)
 
     def write(self) -> Path:
         """Write it and return its path.
@@ -92,8 +98,8 @@ class ManifestOrder:
         """
         head = {**vars(self), "items": None}
         lines = [json.dumps(head), *(json.dumps(list(vars(item).values())) for item in self.items)]
-        cachefile.write(self.place(self.run), "\n".join(lines).encode())
-        return self.place(self.run)
+        cachefile.write(self.path, "\n".join(lines).encode())
+        return self.path
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:
@@ -117,6 +123,8 @@ class Lock:
         parts: `{dataset}/{part}` -> digest of its keys.
         repeats: dataset -> `num_repeats`.
         aside: dataset -> items set aside: stem, path, digest of the faulty file, line.
+        images: dataset -> `images_digest` of what the manifest names.
+        manifest: digest of the manifest's bytes.
     """
 
     digest: str = ""
@@ -124,6 +132,8 @@ class Lock:
     parts: dict[str, str] = field(default_factory=dict)
     repeats: dict[str, int] = field(default_factory=dict)
     aside: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    images: dict[str, str] = field(default_factory=dict)
+    manifest: str = ""
 
 
 def read_lock(path: Path) -> Lock:
@@ -165,6 +175,7 @@ def write_manifest(
         )
     without = {(name, fault["stem"]) for name, each in aside.items() for fault in each}
     keys: dict[str, list[tuple[str, str]]] = {}
+    images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
     for item in order.items:
         if (item.dataset, item.stem) in without:
@@ -173,6 +184,7 @@ def write_manifest(
         for part, known in item.keys.items():
             key = made.get(paths[part]) or known or _key_of(paths[part])
             keys.setdefault(f"{item.dataset}/{part}", []).append((item.stem, key))
+        images.setdefault(item.dataset, []).append(item.source)
         rows.append(
             {
                 "dataset": item.dataset,
@@ -197,6 +209,8 @@ def write_manifest(
                 }
             )
     _remove(order.orphans, say)
+    # In ASCII: some readers take U+2028 and its like for the end of a line.
+    listed = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
     parts = {part: keys_digest(pairs) for part, pairs in keys.items()}
     lock = Lock(
         digest=lock_digest(parts, order.repeats),
@@ -204,10 +218,10 @@ def write_manifest(
         parts=parts,
         repeats=order.repeats,
         aside=aside,
+        images={name: images_digest(paths) for name, paths in images.items()},
+        manifest=digest.of_bytes(listed),
     )
-    # In ASCII: some readers take U+2028 and its like for the end of a line.
-    text = "".join(f"{json.dumps(row)}\n" for row in rows)
-    cachefile.write(folder / "manifest.jsonl", text.encode())
+    cachefile.write(folder / "manifest.jsonl", listed)
     text = json.dumps(asdict(lock), indent=1, sort_keys=True, ensure_ascii=False)
     cachefile.write(folder / "dataset.lock", f"{text}\n".encode())
     forget_spooled(made.values())

@@ -7,6 +7,7 @@ it; jobs, and the processes that a cluster starts for them, only read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -29,14 +30,18 @@ __all__ = [
     "WorkOrder",
     "forget_old",
     "forget_spooled",
+    "newest_run_order",
     "on_disk",
     "read_receipt",
     "receipts",
+    "run_order",
     "spooled",
     "touch",
+    "unfinished",
 ]
 
 FOLDER = Path(".latentmake/orders")
+RUNS = Path(".latentmake/runs")
 SPOOL = Path(".latentmake/spool")
 _ITEMS = ".items.json"
 _RECEIPT = ".receipt.json"
@@ -234,6 +239,21 @@ def _listing() -> list[Path]:
     return sorted(FOLDER.iterdir()) if FOLDER.is_dir() else []
 
 
+def run_order(run: str, kind: str, planned: int) -> Path:
+    """Return where a run's `manifest` or `train` order lies, of a plan made at some time (ns)."""
+    return RUNS / f"{run}.{planned}.{kind}.json"
+
+
+def newest_run_order(run: str, kind: str) -> Path | None:
+    """Return a run's newest order of a kind, for processes that do not plan."""
+    found = [
+        path
+        for path in RUNS.glob("*.json")
+        if re.fullmatch(rf"{re.escape(run)}\.\d+\.{kind}\.json", path.name)
+    ]
+    return max(found, key=lambda path: int(path.name.split(".")[-3]), default=None)
+
+
 def on_disk() -> list[WorkOrder]:
     """Return the work orders on disk, for processes that do not plan."""
     orders = []
@@ -262,15 +282,24 @@ def forget_old(keep: set[str]) -> None:
         keep: names of the orders of the present plan.
     """
     limit = time.time() - _KEPT_SECONDS
-    for path in _listing():
-        if path.name.split(".")[0] not in keep and path.stat().st_mtime < limit:
-            path.unlink(missing_ok=True)
+    for path in [*_listing(), *(RUNS.iterdir() if RUNS.is_dir() else ())]:
+        with contextlib.suppress(FileNotFoundError):  # another plan may clean as well
+            if path.name.split(".")[0] not in keep and path.stat().st_mtime < limit:
+                path.unlink()
     if SPOOL.is_dir():
         with os.scandir(SPOOL) as entries:
             for entry in entries:
-                stat = entry.stat()
-                if stat.st_nlink > 1 or stat.st_mtime < limit:
-                    Path(entry.path).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    stat = entry.stat()
+                    if stat.st_nlink > 1 or stat.st_mtime < limit:
+                        Path(entry.path).unlink()
+
+
+def unfinished() -> list[str]:
+    """Return the files that killed writers left in the spool under temporary names."""
+    if not SPOOL.is_dir():
+        return []
+    return [str(path) for path in SPOOL.glob(f".*{cachefile.TEMPORARY_SUFFIX}")]
 
 
 def forget_spooled(keys: Iterable[str]) -> None:

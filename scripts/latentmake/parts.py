@@ -54,6 +54,7 @@ class RunPlan:
         manifest_order: for the manifest job; None where manifest and lock are fresh.
         training_order: for the trainer; None where the run is trained, or has no trainer.
         pending: whether a rule has yet to make its model.
+        images: dataset -> digest of the paths of its images.
     """
 
     name: str
@@ -63,6 +64,7 @@ class RunPlan:
     manifest_order: Path | None = None
     training_order: Path | None = None
     pending: bool = False
+    images: dict[str, str] = field(default_factory=dict)
 
     def receipts(self, *kinds: str) -> list[str]:
         """Return the receipts of its batch jobs of some kinds."""

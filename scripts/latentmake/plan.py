@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import dataset as datasets
-from latentmake import digest, evaluate, orders, recipe
+from latentmake import digest, evaluate, manifest, orders, recipe
 from latentmake.config import Config, Run
 from latentmake.dataset import Fault, Item, Scan
 from latentmake.errors import ConfigError, ModelError
@@ -181,6 +181,7 @@ class Planner:
             memo=self.memo,
             found=folder.listing(),
         )
+        evaluation.images = manifest.images_digest(item.image for item in wanted)
         if not faults and not aside and (verdict := evaluate.remember(evaluation)):
             self.memo.learn_verdict(question, verdict)
         return evaluation
@@ -264,6 +265,7 @@ class Planner:
                     for part, state in states[dataset, run.model].parts.items()
                     if name in needed[dataset, run.model].get(part, {name})
                 },
+                images={name: states[name, run.model].images for name in run.datasets},
             )
             for name, run in runs.items()
         }

@@ -16,11 +16,9 @@ from typing import TypeVar
 from latentmake import orders
 from latentmake.config import Config, Run, parse
 from latentmake.errors import LatentmakeError, UserError, storage_error
-from latentmake.finish import training_order_path
 from latentmake.layouts import plain
-from latentmake.manifest import ManifestOrder
 from latentmake.memo import Memo
-from latentmake.orders import WorkOrder
+from latentmake.orders import WorkOrder, newest_run_order
 from latentmake.parts import Plan, RunPlan
 from latentmake.plan import Planner
 from latentmake.report.table import plan_table, status_lines
@@ -121,18 +119,19 @@ class Session:
 
     def manifest_inputs(self, run: str) -> dict[str, list[str] | str]:
         """Return what the manifest job needs; nothing where manifest and lock are fresh."""
-        order = ManifestOrder.place(run)
-        if self.main and self._run(run).manifest_order is None:
+        order = self._run(run).manifest_order if self.main else newest_run_order(run, "manifest")
+        if order is None:
             return {}
         return {"order": str(order), "receipts": self.receipts(run, "latents", "text")}
 
     def training_inputs(self, run: str) -> tuple[str | None, list[str]]:
         """Return the training order (None where the run is trained) and models yet to be made."""
-        if self.main and self._run(run).training_order is None:
+        order = self._run(run).training_order if self.main else newest_run_order(run, "train")
+        if order is None:
             return None, []
         model = self.config.models[self.config.runs[run].model]
         places = [model.vae.path, *([model.unet.path] if model.unet else [])]
-        return str(training_order_path(run)), self.marker(*places)
+        return str(order), self.marker(*places)
 
     def _run(self, run: str) -> RunPlan:
         if run not in self.plan.runs:

@@ -1,0 +1,315 @@
+"""A copy of the project in a folder of its own, as a user would work in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from latentmake.cachefile import TEMPORARY_SUFFIX, read_header
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("Snakefile", "rules", "scripts", "profiles", "envs")
+
+_COUNTS = re.compile(
+    r"^(latents|text) of (\S+): (\d+) encoded, (\d+) taken from the spool, "
+    r"(\d+) linked to an equal one, (\d+) kept, (\d+) items faulty$",
+    re.MULTILINE,
+)
+_TABLE = re.compile(r"^dataset\s+model\s+kind\s+fresh\s.*$", re.MULTILINE)
+_JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\S+):$", re.MULTILINE)
+
+Snapshot = dict[str, tuple[str, int]]
+
+
+class Counts(NamedTuple):
+    """What encoding jobs said they did, added up."""
+
+    encoded: int = 0
+    spooled: int = 0
+    linked: int = 0
+    kept: int = 0
+    faulty: int = 0
+
+
+class Changes(NamedTuple):
+    """What happened to the cache files since a snapshot."""
+
+    added: set[str]
+    removed: set[str]
+    content: set[str]
+    rewritten: set[str]  # the same bytes under a new mtime
+
+
+NOTHING = Changes(set(), set(), set(), set())
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one command said, and how it ended."""
+
+    returncode: int
+    output: str
+
+    def encoded(self, kind: str | None = None) -> Counts:
+        lines = [match.groups() for match in _COUNTS.finditer(self.output)]
+        if self.returncode:
+            lines = list(dict.fromkeys(lines))  # a failed job's log is shown a second time
+        rows = [map(int, line[2:]) for line in lines if kind in (None, line[0])]
+        return Counts(*map(sum, zip(*rows, strict=True))) if rows else Counts()
+
+    @property
+    def jobs(self) -> list[str]:
+        return _JOB.findall(self.output)
+
+    @property
+    def idle(self) -> bool:
+        return "Nothing to be done" in self.output and not self.jobs
+
+    @property
+    def tables(self) -> int:
+        return len(_TABLE.findall(self.output))
+
+    def table(self) -> dict[tuple[str, str], dict[str, int]]:
+        """Return (dataset, kind) -> column -> count, of the plan's table."""
+        lines = self.output.splitlines()
+        start = next(index for index, line in enumerate(lines) if _TABLE.match(line))
+        columns = [
+            (match[0], match.start(), match.end()) for match in re.finditer(r"-+", lines[start + 1])
+        ]
+        header = [lines[start][begin:end].strip() for _, begin, end in columns]
+        rows: dict[tuple[str, str], dict[str, int]] = {}
+        for line in lines[start + 2 :]:
+            if not line.strip():
+                break
+            cells = [line[begin:end].strip() for _, begin, end in columns]
+            if len(cells) < len(header) or not re.fullmatch(r"\.|\d+", cells[-1]):
+                break
+            row = dict(zip(header, cells, strict=True))
+            rows[row["dataset"], row["kind"]] = {
+                name: 0 if row[name] == "." else int(row[name]) for name in header[3:]
+            }
+        return rows
+
+    def one_line(self, *words: str) -> str:
+        """Return the one message that holds all these words; there must be such a line."""
+        found = [line for line in self.output.splitlines() if all(word in line for word in words)]
+        assert found, f"no line with {words} in:\n{self.output}"
+        return found[0]
+
+
+class Project:
+    """A folder with Snakefile, rules, scripts and profiles, a configuration and data."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    # -- making -------------------------------------------------------------------------------
+
+    @classmethod
+    def make(cls, folder: Path, config: dict[str, Any], model: Path | None = None) -> Project:
+        folder.mkdir(parents=True)
+        for part in PARTS:
+            if (ROOT / part).is_dir():
+                ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+                shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+            elif (ROOT / part).exists():
+                shutil.copy2(ROOT / part, folder / part)
+        if model is not None:
+            shutil.copytree(model, folder / "models" / model.name)
+        project = cls(folder)
+        project.config = config
+        return project
+
+    def copy(self, folder: Path) -> Project:
+        """Copy everything as `cp -a` does: mtimes and hard links stay."""
+        subprocess.run(["cp", "-a", str(self.folder), str(folder)], check=True)
+        return Project(folder)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return yaml.safe_load((self / "config/config.yaml").read_text(encoding="utf-8"))
+
+    @config.setter
+    def config(self, values: dict[str, Any]) -> None:
+        path = self / "config/config.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
+
+    def configure(self, change: Callable[[dict[str, Any]], object]) -> None:
+        values = self.config
+        change(values)
+        self.config = values
+
+    def __truediv__(self, path: str) -> Path:
+        return self.folder / path
+
+    # -- running ------------------------------------------------------------------------------
+
+    def command(self, *arguments: str) -> list[str]:
+        cores = [] if "--cores" in arguments else ["--cores", "1"]
+        return [sys.executable, "-m", "snakemake", *cores, *arguments]
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SNAKEMAKE", "PYTEST"))}
+        kept.pop("PYTHONPATH", None)  # a user sets none
+        return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def run(self, *arguments: str, check: bool = True, cwd: Path | None = None) -> Result:
+        done = subprocess.run(
+            self.command(*arguments),
+            cwd=cwd or self.folder,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=600,
+        )
+        result = Result(done.returncode, done.stdout)
+        if check:
+            assert done.returncode == 0, done.stdout
+        return result
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command in a process group of its own; its output goes to a file."""
+        with (self / "started.txt").open("w") as output:
+            return subprocess.Popen(
+                self.command(*arguments),
+                cwd=self.folder,
+                env=self.environment(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def cache_files(self) -> list[str]:
+        files = (path for path in (self / "cache").rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self.folder)) for path in files)
+
+    def snapshot(self) -> Snapshot:
+        return {
+            name: (
+                hashlib.sha256((self / name).read_bytes()).hexdigest(),
+                (self / name).stat().st_mtime_ns,
+            )
+            for name in self.cache_files()
+        }
+
+    def changed(self, before: Snapshot) -> Changes:
+        now = self.snapshot()
+        both = before.keys() & now.keys()
+        content = {name for name in both if before[name][0] != now[name][0]}
+        return Changes(
+            added=now.keys() - before.keys(),
+            removed=before.keys() - now.keys(),
+            content=content,
+            rewritten={name for name in both - content if before[name][1] != now[name][1]},
+        )
+
+    def latents(self, *stems: str, resolutions: tuple[int, ...] = (16, 32)) -> set[str]:
+        return {
+            f"cache/shapes/micro/{resolution}/{stem}.latents.safetensors"
+            for stem in stems
+            for resolution in resolutions
+        }
+
+    def texts(self, *stems: str) -> set[str]:
+        return {f"cache/shapes/micro/text/{stem}.text.safetensors" for stem in stems}
+
+    def manifest(self, run: str = "tiny") -> list[dict[str, Any]]:
+        text = (self / f"runs/{run}/manifest.jsonl").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def lock(self, run: str = "tiny") -> dict[str, Any]:
+        return json.loads((self / f"runs/{run}/dataset.lock").read_bytes())
+
+    def spool(self) -> list[Path]:
+        folder = self / ".latentmake/spool"
+        return sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+
+    def temporaries(self) -> list[Path]:
+        """Return every file with a temporary name, wherever it lies."""
+        return [path for path in self.folder.rglob(f"*{TEMPORARY_SUFFIX}*") if path.is_file()]
+
+    def assert_all_whole(self) -> None:
+        """Every file with a cache name must be complete and one of ours."""
+        for name in self.cache_files():
+            if not name.endswith(TEMPORARY_SUFFIX):
+                read_header(self / name)
+
+    # -- editing ------------------------------------------------------------------------------
+
+    def write_keeping_mtime(self, name: str, data: bytes) -> None:
+        """Overwrite a file and set its mtime back to what it was."""
+        path = self / name
+        stat = path.stat()
+        path.write_bytes(data)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    def scramble_mtimes(self) -> None:
+        """Give every file another mtime: newest first, oldest last, and some in the future."""
+        now = time.time_ns()
+        for index, path in enumerate(sorted(self.folder.rglob("*"), reverse=True)):
+            moment = now - (index * 7919 % 1000 - 100) * 1_000_000_000
+            os.utime(path, ns=(moment, moment), follow_symlinks=False)
+
+
+def descendants(process: int) -> list[int]:
+    """Return the ids of the processes that one has started, and those that these have."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(folder.name))
+    found: list[int] = []
+    pending = [process]
+    while pending:
+        children = parents.get(pending.pop(), [])
+        found += children
+        pending += children
+    return found
+
+
+def encoding_process(snakemake: int) -> int | None:
+    """Return the id of the process that runs scripts/encode.py for a Snakemake process, if any."""
+    for process in descendants(snakemake):
+        try:
+            command = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        name = Path(os.fsdecode(command[0])).name
+        if name.startswith("python") and b"encode.py" in b" ".join(command):
+            return process
+    return None
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait for a condition, as long as a process lives."""
+    while not condition():
+        assert process.poll() is None, "the process ended before"
+        time.sleep(0.002)
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """End a process and all that it has started, at once."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,116 @@
+"""A killed build leaves nothing half written under a target's name, and is not done again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+import world
+from project import NOTHING, Counts, Project, encoding_process, kill_group, wait_until
+
+STEMS = [f"item{number}" for number in range(8)]
+
+
+@pytest.fixture
+def slow(fresh: Callable[[], Project]) -> Project:
+    """A project whose latents take a while each."""
+    project = fresh()
+    folder = project / "data/shapes"
+    for path in folder.iterdir():
+        path.unlink()
+    for number, stem in enumerate(STEMS):
+        world.draw(folder / f"{stem}.png", number, (640, 640))
+        (folder / f"{stem}.txt").write_text(stem)
+    project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[640]))
+    return project
+
+
+def _finishes(project: Project, spooled: int) -> None:
+    """The same command encodes what is not in the spool, and leaves everything in order."""
+    result = project.run("latents_tiny")
+    assert result.encoded() == Counts(encoded=len(STEMS) - spooled, spooled=spooled)
+    assert len(project.cache_files()) == len(STEMS)
+    project.assert_all_whole()
+
+
+def test_a_killed_job_loses_at_most_the_item_in_hand(slow: Project) -> None:
+    running = slow.start("latents_tiny")
+    wait_until(lambda: len(slow.spool()) >= 3, running)
+    process = encoding_process(running.pid)
+    assert process is not None
+    os.kill(process, signal.SIGKILL)
+    assert running.wait(timeout=120) != 0
+    spooled = len(slow.spool())
+    assert 3 <= spooled < len(STEMS)
+    assert slow.cache_files() == []
+    slow.assert_all_whole()
+    _finishes(slow, spooled)
+
+
+def test_an_interrupted_build_goes_on_where_it_was(slow: Project) -> None:
+    running = slow.start("latents_tiny")
+    wait_until(lambda: len(slow.spool()) >= 3, running)
+    os.killpg(running.pid, signal.SIGINT)  # as Ctrl-C does
+    assert running.wait(timeout=120) != 0
+    said = (slow / "started.txt").read_text()
+    assert "Traceback" not in said, said
+    spooled = len(slow.spool())
+    assert 3 <= spooled < len(STEMS)
+    assert slow.temporaries() == []
+    _finishes(slow, spooled)
+
+
+def test_killing_everything_at_once_costs_no_finished_item(slow: Project) -> None:
+    running = slow.start("latents_tiny")
+    wait_until(lambda: len(slow.spool()) >= 3, running)
+    kill_group(running)
+    spooled = len(slow.spool())
+    assert 3 <= spooled < len(STEMS)
+    slow.assert_all_whole()
+    # Snakemake itself cannot know that nobody holds its lock any more, and says what to do.
+    locked = slow.run("latents_tiny", check=False)
+    assert locked.returncode != 0
+    locked.one_line("--unlock")
+    slow.run("--unlock")
+    assert len(slow.spool()) == spooled
+    _finishes(slow, spooled)
+
+
+def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(built: Project) -> None:
+    built.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32, 48]))
+    before = built.snapshot()
+    running = built.start("caches_tiny")
+    wait_until(lambda: encoding_process(running.pid) is not None, running)
+    second = built.run("caches_tiny", check=False)
+    built.run("-n", "caches_tiny")
+    assert second.returncode != 0
+    second.one_line("Directory cannot be locked")
+    assert running.wait(timeout=300) == 0, (built / "started.txt").read_text()
+    added = built.latents(*world.CAPTIONS, resolutions=(48,))
+    assert built.changed(before) == NOTHING._replace(added=added)
+    assert built.run("caches_tiny").idle
+
+
+def test_a_dry_run_of_another_configuration_meanwhile_changes_nothing(built: Project) -> None:
+    def resolutions(*sizes: int) -> None:
+        built.configure(lambda config: config["runs"]["tiny"].update(resolutions=list(sizes)))
+
+    resolutions(16, 32, 48)
+    running = built.start("caches_tiny")
+    wait_until(lambda: encoding_process(running.pid) is not None, running)
+    resolutions(16, 32, 48, 64)
+    built.run("-n", "caches_tiny")
+    assert running.wait(timeout=300) == 0, (built / "started.txt").read_text()
+    assert all(row["latents"].keys() == {"16", "32", "48"} for row in built.manifest())
+
+
+def test_what_a_killed_writer_left_behind_is_removed(built: Project) -> None:
+    for folder in (".latentmake/spool", "cache/shapes/micro/16"):
+        path = built / folder / ".0123456789abcdef.99999999.1.latentmake-partial"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half a file")
+    built.run("caches_tiny")
+    assert built.temporaries() == []
+    assert built.run("caches_tiny").idle

@@ -1,0 +1,111 @@
+"""What the plan says before anything is done, and who plans."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import world
+from project import NOTHING, ROOT, Project
+
+
+@pytest.fixture
+def mixed(built: Project) -> Project:
+    """A project with targets of every state."""
+    data = built / "data/shapes"
+    world.draw(data / "new.png", 60)
+    (data / "new.txt").write_text("a new picture")
+    world.draw(data / "ant.png", 61)
+    (data / "bee.png").unlink()
+    (data / "bee.txt").unlink()
+    (name,) = built.latents("cat", resolutions=(32,))
+    (built / name).write_bytes(b"damaged")
+    built.configure(lambda config: config["models"]["micro"].update(text_dtype="bfloat16"))
+    return built
+
+
+def test_a_dry_run_counts_every_reason_and_changes_nothing(mixed: Project) -> None:
+    before = mixed.snapshot()
+    result = mixed.run("-n", "caches_tiny")
+    columns = ["fresh", "new", "edited", "changed recipe", "damaged", "orphaned"]
+    table = {kind: [row[name] for name in columns] for (_, kind), row in result.table().items()}
+    assert table == {
+        "latents 16": [4, 1, 1, 0, 0, 1],
+        "latents 32": [3, 1, 1, 0, 1, 1],
+        "text": [0, 1, 0, 5, 0, 1],
+    }
+    assert "11 targets to make, in 2 jobs" in result.output
+    assert result.tables == 1
+    assert result.output.index("11 targets to make") < result.output.index("Job stats:")
+    assert mixed.changed(before) == NOTHING
+
+
+def test_status_prints_every_stale_target_with_its_reason(mixed: Project) -> None:
+    before = mixed.snapshot()
+    output = mixed.run("status_tiny").output
+    said = set(re.findall(r"^([a-z ]+?) +(cache/\S+)$", output, re.MULTILINE))
+    expected = {("damaged", name) for name in mixed.latents("cat", resolutions=(32,))}
+    expected |= {("edited", name) for name in mixed.latents("ant")}
+    expected |= {("new", name) for name in mixed.latents("new") | mixed.texts("new")}
+    expected |= {("orphaned", name) for name in mixed.latents("bee") | mixed.texts("bee")}
+    expected |= {
+        ("changed recipe", name) for name in mixed.texts("ant", "cat", "dog", "eel", "fox")
+    }
+    assert said == expected
+    assert "tiny: 7 targets fresh, 11 stale" in output
+    assert mixed.changed(before) == NOTHING
+
+
+def test_what_the_snakefile_imports_brings_in_no_torch() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import latentmake.session; "
+        "heavy = {'torch', 'diffusers', 'transformers', 'PIL', 'safetensors'} & set(sys.modules); "
+        "print(*sorted(heavy))"
+    )
+    command = [sys.executable, "-c", code, str(ROOT / "scripts")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_a_process_that_snakemake_starts_never_plans(built: Project) -> None:
+    """It carries out the order that lies on disk, even if the data would now give another plan."""
+    (name,) = built.texts("ant")
+    (built / name).unlink()
+    dry = built.run("-n", "caches_tiny")
+    (rule,) = {job for job in dry.jobs if job.startswith("encode_")}
+    shutil.rmtree(built / "data/shapes")
+    for stem, caption in world.CAPTIONS.items():
+        world.draw(built / f"data/shapes/{stem}.png", 99)
+        (built / f"data/shapes/{stem}.txt").write_text(f"{caption} of another kind")
+    memo = (built / ".latentmake/memo.sqlite").read_bytes()
+    orders = sorted(path.name for path in (built / ".latentmake").rglob("*.json"))
+    before = built.snapshot()
+    result = built.run("--mode", "subprocess", "--nolock", "--target-jobs", f"{rule}:")
+    assert result.tables == 0
+    assert built.changed(before) == NOTHING._replace(added={name})
+    assert (built / ".latentmake/memo.sqlite").read_bytes() == memo
+    after = {path.name for path in (built / ".latentmake").rglob("*.json")}
+    assert {each for each in after if not each.endswith("receipt.json")} == {
+        each for each in orders if not each.endswith("receipt.json")
+    }
+
+
+def test_snakemake_finds_nothing_to_say_against_the_rules(template: Project) -> None:
+    result = template.run("--lint")
+    assert "Congratulations, your workflow is in a good condition!" in result.output
+
+
+def test_the_sample_can_be_planned_before_anything_is_made(tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project", {})
+    shutil.copy(ROOT / "config/config.yaml", project / "config/config.yaml")
+    shutil.copytree(ROOT / "data", project / "data")
+    result = project.run("-n")
+    kinds = {job.rpartition("_")[0] or job for job in result.jobs}
+    assert {"sample", "encode_latents_michael_gove", "encode_text_michael_gove"} <= kinds
+    assert {"manifest", "train", "all"} <= kinds
+    assert project.cache_files() == []

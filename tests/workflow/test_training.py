@@ -1,0 +1,118 @@
+"""Training follows the lock: what changed no data and no setting trains nothing again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import world
+from project import NOTHING, Counts, Project
+
+WEIGHTS = "runs/tiny/pytorch_lora_weights.safetensors"
+
+
+@pytest.fixture(scope="session")
+def trained_template(tmp_path_factory: pytest.TempPathFactory, template: Project) -> Project:
+    """The finished build with a training. Not to be changed: copy it."""
+    project = template.copy(tmp_path_factory.mktemp("trained") / "project")
+    project.configure(lambda config: config["runs"]["tiny"].update(trainer=world.training()))
+    project.run("train_tiny")
+    return project
+
+
+@pytest.fixture
+def trained(trained_template: Project, tmp_path: Path) -> Project:
+    return trained_template.copy(tmp_path / "project")
+
+
+def _weights(project: Project) -> tuple[str, int]:
+    path = project / WEIGHTS
+    return hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns
+
+
+def test_a_training_after_the_caches_encodes_nothing_again(
+    template: Project, trained_template: Project
+) -> None:
+    assert trained_template.changed(template.snapshot()) == NOTHING
+    receipt = json.loads((trained_template / "runs/tiny/trained.json").read_bytes())
+    assert receipt["steps"] == 2
+    assert (trained_template / receipt["weights"]).is_file()
+    assert trained_template.lock() == template.lock()
+
+
+def test_touching_everything_trains_nothing_again(trained: Project) -> None:
+    trained.scramble_mtimes()
+    before = _weights(trained)
+    result = trained.run("train_tiny")
+    assert result.idle, result.output
+    assert _weights(trained) == before
+
+
+def test_a_trained_copy_without_metadata_trains_nothing_again(
+    trained_template: Project, tmp_path: Path
+) -> None:
+    left_out = shutil.ignore_patterns(".snakemake", ".latentmake")
+    shutil.copytree(
+        trained_template.folder,
+        tmp_path / "project",
+        copy_function=shutil.copyfile,
+        ignore=left_out,
+    )
+    copy = Project(tmp_path / "project")
+    result = copy.run("train_tiny")
+    assert result.idle, result.output
+
+
+def test_a_rebuild_that_changes_nothing_trains_nothing_again(trained: Project) -> None:
+    before, (name,) = _weights(trained), trained.texts("ant")
+    (trained / name).unlink()
+    result = trained.run("train_tiny")
+    assert result.encoded() == Counts(encoded=1)
+    assert _weights(trained) == before
+    assert trained.run("train_tiny").idle
+
+
+def test_an_edited_caption_trains_again(trained: Project) -> None:
+    before = _weights(trained)
+    (trained / "data/shapes/cat.txt").write_text("a green disc on grey")
+    result = trained.run("train_tiny")
+    assert result.encoded() == Counts(encoded=1)
+    assert _weights(trained)[0] != before[0]
+    assert trained.run("train_tiny").idle
+
+
+def test_another_setting_of_the_trainer_trains_again_and_encodes_nothing(
+    trained: Project,
+) -> None:
+    caches, before = trained.snapshot(), _weights(trained)
+    trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(learning_rate=1e-2))
+    result = trained.run("train_tiny")
+    assert result.jobs == ["train", "train_tiny"]
+    assert trained.changed(caches) == NOTHING
+    assert _weights(trained)[0] != before[0]
+
+
+def test_training_reads_no_image_no_caption_and_no_text_encoder(trained: Project) -> None:
+    """Once it is planned, manifest, caches, UNet and (for the pictures) the VAE are enough."""
+    before = _weights(trained)
+    trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(learning_rate=1e-2))
+    trained.run("-n", "train_tiny")
+    for folder in ("data", "models/micro/text_encoder", "models/micro/tokenizer"):
+        shutil.rmtree(trained / folder)
+    trained.run("--mode", "subprocess", "--nolock", "--target-jobs", "train:run=tiny")
+    assert _weights(trained)[0] != before[0]
+
+
+def test_a_failed_training_keeps_the_weights_of_before(trained: Project) -> None:
+    before = _weights(trained)
+    trained.configure(
+        lambda config: config["runs"]["tiny"]["trainer"].update(accelerate_config="nowhere.yaml")
+    )
+    result = trained.run("train_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("error: nowhere.yaml: ")
+    assert "Traceback" not in result.output
+    assert _weights(trained) == before
