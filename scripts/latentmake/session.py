@@ -66,13 +66,16 @@ class Session:
 
     def _planned(self, names: Iterable[str], force: bool, dry: bool) -> Plan:
         self._planner = Planner(self.config, Memo(MEMO), buildable=list(self._buildable))
-        # Planning makes millions of small objects and no cycles: collecting would only cost time.
+        # Plan and graph are millions of small objects that live to the end: looking through them
+        # for garbage again and again would cost more than making them.
         gc.disable()
         try:
             plan = self._planner.plan(names, force=force)
             if not dry:
                 self._planner.clean(plan)
         finally:
+            gc.freeze()
+            gc.set_threshold(200_000, 20, 100)
             gc.enable()
         return plan
 

@@ -63,7 +63,7 @@ def watch(folder: Path) -> tuple[float, float, float]:
         encoding = memory = 0.0
         last = time.monotonic()
         while build.poll() is None:
-            time.sleep(0.02)
+            time.sleep(0.05)
             now = time.monotonic()
             sizes = [0.0]
             for child in build.children(recursive=True):
