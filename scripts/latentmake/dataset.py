@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import heapq
 import marshal
 import os
 from pathlib import Path
@@ -26,7 +25,6 @@ __all__ = [
     "Item",
     "Scan",
     "fingerprint",
-    "first_stems",
     "items",
     "scan",
 ]
@@ -230,13 +228,6 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     found.sort()
     faults.sort()
     return found, faults
-
-
-def first_stems(scanned: Scan, count: int) -> list[str]:
-    """Return the first stems of a faultless scan, without making its items."""
-    stems = (entry[0].rpartition(".") for entry in scanned.entries)
-    images = (stem for stem, _, ending in stems if f".{ending.lower()}" in IMAGE_EXTENSIONS)
-    return heapq.nsmallest(count, images)
 
 
 def _unusable_name(path: str) -> str | None:

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentmake import cachefile, manifest, recipe
-from latentmake import dataset as datasets
 from latentmake.config import Run
 from latentmake.errors import ModelError
-from latentmake.layouts import plain
 from latentmake.orders import run_order, unfinished
 from latentmake.parts import (
     PROMPTS,
@@ -47,9 +45,7 @@ def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) ->
         StorageError: the disk is full or cannot be written.
     """
     model = planner.config.models[run.model]
-    plan.faults = {
-        name: planner.items(name)[1] for name in run.datasets if _has_faults(planner, name)
-    }
+    plan.faults = {name: found for name in run.datasets if (found := planner.faults(name))}
     plan.pending = any(
         planner.is_pending(place.path)
         for place in [model.vae, *model.text, *([model.unet] if model.unet else [])]
@@ -79,11 +75,6 @@ def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) ->
 
 def _skips(planner: Planner, dataset: str) -> bool:
     return planner.config.datasets[dataset].on_error == "skip"
-
-
-def _has_faults(planner: Planner, dataset: str) -> bool:
-    # Where a remembered verdict answered, no items were made, and there was no fault.
-    return dataset in planner._items and bool(planner._items[dataset][1])
 
 
 def _set_aside(planner: Planner, plan: RunPlan, run: Run) -> dict[str, list[dict[str, str]]]:
@@ -158,7 +149,10 @@ def _finish_training(planner: Planner, plan: RunPlan, run: Run, lock: str | None
         weights=weights,
         scheduler=scheduler,
         vae=model.vae,
-        prompts=_sample_prompts(planner, run),
+        prompts=[
+            Prompt(prompt=text, text=prompt_path(run.model, text)) for text in samples.prompts
+        ],
+        captions=0 if samples.prompts else _FOUR,
         negative=prompt_path(run.model, samples.negative_prompt) if guided else None,
         sample_size=(size.width, size.height),
         trainer=run.trainer,
@@ -181,29 +175,6 @@ def _finish_training(planner: Planner, plan: RunPlan, run: Run, lock: str | None
     path = run_order(plan.name, "train", order.planned)
     cachefile.write(path, order.model_dump_json().encode())
     plan.training_order = path
-
-
-def _sample_prompts(planner: Planner, run: Run) -> list[Prompt]:
-    """Return what sample pictures show: the prompts named, or the run's first captions."""
-    assert run.trainer is not None
-    if texts := run.trainer.samples.prompts:
-        return [Prompt(prompt=text, text=prompt_path(run.model, text)) for text in texts]
-    found: list[Prompt] = []
-    for name in run.datasets:
-        settings = planner.config.datasets[name]
-        without = {fault["stem"] for fault in planner.aside(name)}
-        if name in planner._items:
-            stems = [item.stem for item in planner._items[name][0] if item.stem not in without]
-        else:
-            stems = datasets.first_stems(planner.scan(name), _FOUR)
-        for stem in stems[: _FOUR - len(found)]:
-            caption = Path(f"{planner.scan(name).root}/{stem}{settings.caption_extension}")
-            text = ""
-            if caption.is_file():
-                text = caption.read_bytes().decode(errors="replace").strip()
-            path = plain.path(name, run.model, "text", stem)
-            found.append(Prompt(prompt=text, text=path))
-    return found
 
 
 def _digest_of(planner: Planner, path: Path) -> str:

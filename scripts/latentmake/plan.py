@@ -77,6 +77,13 @@ class Planner:
             self._items[name] = datasets.items(name, settings, self.scan(name))
         return self._items[name]
 
+    def faults(self, name: str) -> list[Fault]:
+        """Return what is wrong with files of a dataset, as far as its items had to be made.
+
+        Where a remembered verdict answered for it, nothing is.
+        """
+        return self._items[name][1] if name in self._items else []
+
     def is_pending(self, path: str | None) -> bool:
         """Whether a path lies in a folder that a rule has yet to make."""
         if path is None or Path(path).exists():

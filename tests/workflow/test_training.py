@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import world
@@ -116,3 +117,26 @@ def test_a_failed_training_keeps_the_weights_of_before(trained: Project) -> None
     result.one_line("error: nowhere.yaml: ")
     assert "Traceback" not in result.output
     assert _weights(trained) == before
+
+
+def test_a_run_that_skips_its_first_items_trains_without_them_and_just_once(
+    trained: Project,
+) -> None:
+    def skip_and_draw(config: dict[str, Any]) -> None:
+        config["datasets"]["shapes"].update(on_error="skip")
+        config["runs"]["tiny"]["trainer"]["samples"] = {"num_inference_steps": 2}
+
+    trained.configure(skip_and_draw)
+    (trained / "data/shapes/ant.txt").write_bytes(b"\xff\xfe not UTF-8 \xff")
+    (trained / "data/shapes/bee.png").write_bytes(b"no image")
+    result = trained.run("train_tiny")
+    assert "set aside: data/shapes/ant.txt" in result.output
+    assert "set aside: data/shapes/bee.png" in result.output
+    aside = {row["stem"] for row in trained.manifest() if "aside" in row}
+    assert aside == {"ant", "bee"}
+    prompts = json.loads((trained / "runs/tiny/order.json").read_bytes())["prompts"]
+    assert prompts
+    assert not {"ant", "bee"} & {Path(each["text"]).name.partition(".")[0] for each in prompts}
+    assert (trained / "runs/tiny/samples.png").is_file()
+    again = trained.run("train_tiny")
+    assert again.idle, again.output

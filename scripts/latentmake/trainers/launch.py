@@ -5,15 +5,18 @@ No torch here before a training really starts.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 import latentmake
 from latentmake import cachefile
 from latentmake.errors import TrainingError
 from latentmake.trainers import child
-from latentmake.trainers.order import TrainingOrder, Wanted
+from latentmake.trainers.order import Prompt, TrainingOrder, Wanted
 from latentmake.trainers.record import Layout, Receipt, Record, read_order, read_record, wanted
 
 __all__ = ["train"]
@@ -39,6 +42,17 @@ def train(
     order = read_order(order_path)
     layout = Layout(order)
     want = wanted(order)
+    # What could not be known when the order was written.
+    known = order.model_copy(
+        update={
+            "weights": want.weights,
+            "prompts": [*order.prompts, *_captions(order)],
+            "captions": 0,
+        }
+    )
+    if known != order:
+        order, order_path = known, layout.output / "order.json"
+        cachefile.write(order_path, order.model_dump_json(indent=2).encode())
     record = _finished(layout, want)
     environment = _environment(threads)
     cachefile.write(log, b"")
@@ -47,10 +61,6 @@ def train(
         _say(said)
         cachefile.write(log, f"{said}\n".encode())
     else:
-        if not order.weights:  # so that the trainer need not read the weights a second time
-            order = order.model_copy(update={"weights": want.weights})
-            order_path = layout.output / "order.json"
-            cachefile.write(order_path, order.model_dump_json(indent=2).encode())
         local = {} if order.unet.hub else {"HF_HUB_OFFLINE": "1"}
         _run(
             [
@@ -83,6 +93,29 @@ def train(
         seconds=record.seconds,
         samples=str(layout.grid) if layout.grid.is_file() else None,
     ).write(receipt)
+
+
+def _captions(order: TrainingOrder) -> list[Prompt]:
+    """Return the first items of the manifest that are trained on, as prompts of sample pictures."""
+    found: list[Prompt] = []
+    try:
+        with Path(order.manifest).open(encoding="utf-8") as lines:
+            for line in lines:
+                if len(found) == order.captions:
+                    break
+                item = json.loads(line)
+                if "aside" in item:
+                    continue
+                with safe_open(item["text"], framework="np") as text:
+                    caption = (text.metadata() or {}).get("caption", item["stem"])
+                found.append(Prompt(prompt=caption, text=item["text"]))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise TrainingError(
+            f"the manifest or a cache file that it names cannot be read ({error})",
+            where=order.manifest,
+            mend="give the build's command again, which writes it anew",
+        ) from None
+    return found
 
 
 def _say(text: str) -> None:

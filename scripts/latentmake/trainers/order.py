@@ -51,6 +51,8 @@ class TrainingOrder(BaseModel):
         scheduler: folder of the noise schedule.
         vae: decoder of the sample pictures, for a process of its own after training.
         prompts: sample pictures to draw; may be empty.
+        captions: how many of the manifest's first captions are drawn besides. Which these are, the
+            planner cannot know: an item may be set aside before.
         negative: embedding that guidance leads away from; None without guidance.
         sample_size: width and height of the sample pictures, in pixels.
         planned: when, in nanoseconds: no two orders are the same file to Snakemake.
@@ -66,6 +68,7 @@ class TrainingOrder(BaseModel):
     scheduler: str
     vae: Weights
     prompts: list[Prompt]
+    captions: int = 0
     negative: str | None
     sample_size: tuple[int, int]
     trainer: SdTrainer
@@ -84,8 +87,7 @@ class TrainingOrder(BaseModel):
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the weights or the pictures."""
         settings = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING)
-        prompts = [prompt.prompt for prompt in self.prompts]
-        return digest.of_value([settings, prompts, self.negative is not None, self.sample_size])
+        return digest.of_value([settings, self.sample_size])
 
 
 def read_lock_digest(path: Path) -> str:
