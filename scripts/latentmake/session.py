@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from latentmake import orders
-from latentmake.config import Config, Run, parse
-from latentmake.errors import LatentmakeError, UserError, storage_error
+from latentmake.config import Config, Run, nearest, parse
+from latentmake.errors import ConfigError, LatentmakeError, UserError, storage_error
 from latentmake.layouts import plain
 from latentmake.memo import Memo
 from latentmake.orders import WorkOrder, newest_run_order
@@ -58,7 +58,7 @@ class Session:
         self.config: Config = _or_exit(lambda: parse(values))
         self.plan = Plan({}, [])
         if main:
-            names = runs_asked_for(targets, self.config.runs)
+            names = _or_exit(lambda: runs_asked_for(targets, self.config.runs))
             self.plan = _or_exit(lambda: self._planned(names, force, dry))
             self._report([name for name in names if f"status_{name}" in targets])
         else:
@@ -170,7 +170,11 @@ class Session:
 
 
 def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]:
-    """Return the runs that some targets need: all of them where a target does not tell."""
+    """Return the runs that some targets need: all of them where a target does not tell.
+
+    Raises:
+        ConfigError: a target names a run that there is not.
+    """
     found: dict[str, None] = {}
     for target in targets:
         if target.startswith(("cache/", "models/")):
@@ -178,6 +182,10 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
         word, _, name = target.partition("_")
         if target.startswith("runs/"):
             word, name = "runs", target.split("/")[1]
+        if word in _PER_RUN and name and "/" not in name and name not in runs:
+            guess = nearest(name, runs)
+            mend = f"did you mean `{word}_{guess}`?" if guess else f"known: {', '.join(runs)}"
+            raise ConfigError(f"there is no run `{name}`", where=target, mend=mend)
         if name not in runs or word not in ("runs", *_PER_RUN):
             return list(runs)
         found[name] = None

@@ -59,7 +59,10 @@ def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> Auto
         ) from None
     if dtype == torch.float16 and vae.config.get("force_upcast"):
         dtype = torch.float32
-    return vae.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    vae = vae.to(device)
+    if vae.dtype != dtype:
+        vae = vae.to(dtype)
+    return vae.eval().requires_grad_(False)
 
 
 def _from_single_file(weights: Weights) -> AutoencoderKL:
