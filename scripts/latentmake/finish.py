@@ -44,12 +44,7 @@ def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) ->
         ModelError: files of the network to be trained are missing.
         StorageError: the disk is full or cannot be written.
     """
-    model = planner.config.models[run.model]
     plan.faults = {name: found for name in run.datasets if (found := planner.faults(name))}
-    plan.pending = any(
-        planner.is_pending(place.path)
-        for place in [model.vae, *model.text, *([model.unet] if model.unet else [])]
-    )
     aside = _set_aside(planner, plan, run)
     repeats = {name: planner.config.datasets[name].num_repeats for name in run.datasets}
     parts = {part: state for part, state in plan.parts.items() if part.dataset != PROMPTS}

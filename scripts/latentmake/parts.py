@@ -53,7 +53,6 @@ class RunPlan:
         faults: dataset -> what is wrong with its items.
         manifest_order: for the manifest job; None where manifest and lock are fresh.
         training_order: for the trainer; None where the run is trained, or has no trainer.
-        pending: whether a rule has yet to make its model.
         images: dataset -> digest of the paths of its images.
     """
 
@@ -63,7 +62,6 @@ class RunPlan:
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     manifest_order: Path | None = None
     training_order: Path | None = None
-    pending: bool = False
     images: dict[str, str] = field(default_factory=dict)
 
     def receipts(self, *kinds: str) -> list[str]:
