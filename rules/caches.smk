@@ -23,12 +23,17 @@ for order in SESSION.orders:
 
 # One cache file, asked for by its name: the definition of what a batch makes many of.
 
+LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}.latents.safetensors"
+TEXT = "cache/{dataset}/{model}/text/{stem}.text.safetensors"
+WAN_LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}_wan.safetensors"
+WAN_TEXT = "cache/{dataset}/{model}/{resolution}/{stem}_wan_te.safetensors"
+
 
 rule latents:
     input:
-        unpack(partial(single_inputs, "resolution")),
+        unpack(partial(single_inputs, LATENTS)),
     output:
-        "cache/{dataset}/{model}/{resolution}/{stem}.latents.safetensors",
+        LATENTS,
     log:
         "logs/latents/{dataset}/{model}/{resolution}/{stem}.log",
     conda:
@@ -40,11 +45,39 @@ rule latents:
 
 rule text:
     input:
-        unpack(partial(single_inputs, "text")),
+        unpack(partial(single_inputs, TEXT)),
     output:
-        "cache/{dataset}/{model}/text/{stem}.text.safetensors",
+        TEXT,
     log:
         "logs/text/{dataset}/{model}/{stem}.log",
+    conda:
+        "../envs/encode.yaml"
+    threads: workflow.cores
+    script:
+        "../scripts/encode.py"
+
+
+rule wan_latents:
+    input:
+        unpack(partial(single_inputs, WAN_LATENTS)),
+    output:
+        WAN_LATENTS,
+    log:
+        "logs/latents/{dataset}/{model}/{resolution}/{stem}.log",
+    conda:
+        "../envs/encode.yaml"
+    threads: workflow.cores
+    script:
+        "../scripts/encode.py"
+
+
+rule wan_text:
+    input:
+        unpack(partial(single_inputs, WAN_TEXT)),
+    output:
+        WAN_TEXT,
+    log:
+        "logs/text/{dataset}/{model}/{resolution}/{stem}.log",
     conda:
         "../envs/encode.yaml"
     threads: workflow.cores

@@ -37,12 +37,9 @@ def final_target(run):
     return f"runs/{run}/trained.json" if trained else f"runs/{run}/dataset.lock"
 
 
-def single_inputs(part, wildcards):
+def single_inputs(pattern, wildcards):
     """Return the inputs of one cache file's job; a fresh file's never make it run."""
-    part = wildcards.get(part, part)
-    inputs, stale = SESSION.single(
-        wildcards.dataset, wildcards.model, part, wildcards.stem
-    )
+    inputs, stale = SESSION.single(pattern.format(**dict(wildcards.items())))
     return (
         inputs
         if stale

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.trainers.launch import train
+from latentmake.trainers import trainer_of
 
 with logged(snakemake.log[0]):
-    train(
-        Path(snakemake.input.order),
+    order = Path(snakemake.input.order)
+    trainer_of(order).train(
+        order,
         log=Path(snakemake.log[0]),
         receipt=Path(snakemake.output.receipt),
         threads=snakemake.threads,

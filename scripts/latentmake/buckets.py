@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["Placement", "Size", "bucket_sizes", "place", "target_size"]
+__all__ = ["Placement", "Size", "bucket_sizes", "place", "target_size", "wan_size"]
 
 
 class Size(NamedTuple):
@@ -76,6 +76,51 @@ def target_size(
     return min(
         bucket_sizes(resolution, step), key=lambda size: abs(size.width / size.height - aspect)
     )
+
+
+@lru_cache(maxsize=256)
+def _wan_sizes(resolution: Size) -> tuple[Size, ...]:
+    area = resolution.width * resolution.height
+    side = math.isqrt(area)
+    if side < 32:
+        raise ValueError(
+            f"a resolution of {resolution.width} x {resolution.height} has no buckets: "
+            "musubi-tuner needs the area of 32 x 32 pixels"
+        )
+    sizes: set[Size] = set()
+    for width in range(side // 2 // 16 * 16, side + 16, 16):
+        height = area // width // 16 * 16
+        sizes |= {Size(width, height), Size(height, width)}
+    return tuple(sorted(sizes))
+
+
+def wan_size(image: Size, resolution: Size, *, bucket: bool, no_upscale: bool) -> Size:
+    """Return the size that musubi-tuner brings an image or a frame to, for Wan.
+
+    Its buckets are those of `bucket_sizes` with a step of 16, but where int(sqrt(area)) is no
+    multiple of 16 its loop over widths goes on to the next one, which may add a pair: 160 x 176 and
+    176 x 160 for 160 x 192. Its trainer computes the bucket anew from the size in a cache's name,
+    so the very same list is needed.
+    Source: musubi-tuner, `dataset/bucket.py`, `BucketSelector`.
+
+    Args:
+        image: its own size as stored, in pixels.
+        resolution: the size asked for, in pixels.
+        bucket: false: the resolution itself, unrounded. True: the bucket whose width / height is
+            nearest to the image's; of several the first in order of width and height.
+        no_upscale: with `bucket`, an image whose area is not above the resolution's keeps its size,
+            each side rounded down to 16, but to no less than 16.
+
+    Raises:
+        ValueError: with `bucket`, the resolution's area is smaller than that of 32 x 32, for which
+            musubi-tuner divides by zero.
+    """
+    if not bucket:
+        return resolution
+    if no_upscale and image.width * image.height <= resolution.width * resolution.height:
+        return Size(max(image.width // 16 * 16, 16), max(image.height // 16 * 16, 16))
+    aspect = image.width / image.height
+    return min(_wan_sizes(resolution), key=lambda size: abs(size.width / size.height - aspect))
 
 
 def place(image: Size, target: Size) -> Placement:

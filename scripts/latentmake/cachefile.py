@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "CAPTION",
     "KEY",
     "RECIPE",
     "SOURCE",
@@ -36,6 +37,7 @@ __all__ = [
     "write",
 ]
 
+CAPTION = "latentmake.caption"
 KEY = "latentmake.key"
 RECIPE = "latentmake.recipe"
 SOURCE = "latentmake.source"
@@ -153,7 +155,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
                 raise CacheError("is cut short", where=path)
             start += more
     try:
-        header = json.loads(start[8 : 8 + length])
+        text = start[8 : 8 + length]
+        header = json.loads(text)
         metadata = header.pop("__metadata__", {})
         end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
         recipe, key, source = (metadata.get(name) for name in (RECIPE, KEY, SOURCE))
@@ -164,4 +167,18 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise CacheError("is cut short or has grown", where=path)
     if not (content is not None and isinstance(key, str) and isinstance(source, str)):
         raise CacheError("was not made by latentmake", where=path)
+    if not _is_as_written(text, metadata):
+        raise CacheError("was rewritten by another program", where=path)
     return Header(key, source, content)
+
+
+def _is_as_written(text: bytes, metadata: Mapping[str, object]) -> bool:
+    """Whether a header is as `serialize` writes one, and of the caption that it was made of.
+
+    musubi-tuner, encoding a text again, puts its own tensors into the file and leaves all metadata
+    that it does not know, our key among them.
+    """
+    if not text.startswith(b'{"__metadata__":{') or list(metadata) != sorted(metadata):
+        return False
+    caption = metadata.get(CAPTION)
+    return caption is None or caption == digest.of_bytes(str(metadata.get("caption1")).encode())

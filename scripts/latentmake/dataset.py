@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError
 from latentmake.layouts.plain import LATENTS_ENDING
+from latentmake.media import VIDEO_EXTENSIONS, Media
 from latentmake.memo import SourceStat
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "fingerprint",
     "items",
     "scan",
+    "scan_control",
 ]
 
 IMAGE_EXTENSIONS = frozenset(
@@ -35,14 +37,17 @@ IMAGE_EXTENSIONS = frozenset(
 
 
 class Item(NamedTuple):
-    """One image with its caption.
+    """One image or video with its caption.
 
     Attributes:
         stem: path below the dataset, without the last ending; names the item.
-        image: path of the image.
+        image: path of the image or video.
         image_stat: its stat.
         caption: path of its caption file; None stands for the empty caption.
         caption_stat: its stat, if it has one.
+        control: path of its control image or video, if any.
+        control_stat: its stat, if it has one.
+        media: size and length, where the layout's names need them.
     """
 
     stem: str
@@ -50,6 +55,9 @@ class Item(NamedTuple):
     image_stat: SourceStat
     caption: str | None
     caption_stat: SourceStat | None
+    control: str | None = None
+    control_stat: SourceStat | None = None
+    media: Media | None = None
 
 
 class Fault(NamedTuple):
@@ -87,8 +95,22 @@ def scan(name: str, dataset: Dataset) -> Scan:
     Raises:
         DatasetError: it is missing, no folder, or cannot be read.
     """
-    root = os.path.normpath(dataset.path)
-    where = f"datasets.{name}.path"
+    return _scan(dataset.path, f"datasets.{name}.path")
+
+
+def scan_control(name: str, dataset: Dataset) -> Scan | None:
+    """List a dataset's folder of control images in the same way; None where it has none.
+
+    Raises:
+        DatasetError: it is missing, no folder, or cannot be read.
+    """
+    if dataset.control_directory is None:
+        return None
+    return _scan(dataset.control_directory, f"datasets.{name}.control_directory")
+
+
+def _scan(folder: str, where: str) -> Scan:
+    root = os.path.normpath(folder)
     if not Path(root).is_dir():
         what = "is not a folder" if Path(root).exists() else "does not exist"
         raise DatasetError(
@@ -174,13 +196,15 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     """
     root = scanned.root
     ending = dataset.caption_extension
+    extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
+    kind = "video" if dataset.video else "image"
     images: dict[str, list[tuple[str, SourceStat | None]]] = {}
     captions: dict[str, tuple[str, SourceStat | None]] = {}
     faults: list[Fault] = []
     for path, *values in sorted(scanned.entries):
         stat = SourceStat(*values) if values[0] >= 0 else None
         stem, dot, extension = path.rpartition(".")
-        is_image = f".{extension.lower()}" in IMAGE_EXTENSIONS
+        is_image = f".{extension.lower()}" in extensions
         is_caption = path.endswith(ending)
         if not dot or not (is_image or is_caption):
             continue
@@ -194,9 +218,9 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             images.setdefault(stem, []).append((path, stat))
     if not images and not faults:
         raise DatasetError(
-            f"the dataset folder {root} holds no image",
+            f"the dataset folder {root} holds no {kind}",
             where=f"datasets.{name}.path",
-            mend=f"put images there ({', '.join(sorted(IMAGE_EXTENSIONS))})",
+            mend=_no_images(kind, extensions, scanned),
         )
     found: list[Item] = []
     for stem, candidates in images.items():
@@ -223,11 +247,19 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             beside = None if caption is None else f"{root}/{caption}"
             found.append(Item(stem, f"{root}/{image}", image_stat, beside, caption_stat))
     for stem, (path, _) in captions.items():
-        mend = "add the image it describes, or remove it"
-        faults.append(Fault(f"{root}/{path}", stem, "is a caption without an image", mend))
+        article = "an" if kind == "image" else "a"
+        mend = f"add the {kind} it describes, or remove it"
+        faults.append(Fault(f"{root}/{path}", stem, f"is a caption without {article} {kind}", mend))
     found.sort()
     faults.sort()
     return found, faults
+
+
+def _no_images(kind: str, extensions: frozenset[str], scanned: Scan) -> str:
+    endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
+    if kind == "image" and endings & VIDEO_EXTENSIONS:
+        return "it holds videos: set target_frames, for a model with a `task`"
+    return f"put {kind}s there ({', '.join(sorted(extensions))})"
 
 
 def _unusable_name(path: str) -> str | None:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["canonical", "of_bytes", "of_file", "of_lines", "of_value"]
+
+_LONG = 4 << 30  # bytes: seconds of reading, which are worth a progress bar
 
 
 def canonical(value: object) -> str:
@@ -40,4 +43,14 @@ def of_file(path: Path) -> str:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        size = os.fstat(file.fileno()).st_size
+        if size < _LONG:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        from tqdm import tqdm
+
+        found = hashlib.sha256()
+        with tqdm(total=size, desc=f"reading {path.name}", unit="B", unit_scale=True) as progress:
+            while data := file.read(1 << 24):
+                found.update(data)
+                progress.update(len(data))
+        return found.hexdigest()

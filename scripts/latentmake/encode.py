@@ -14,7 +14,7 @@ from tqdm import tqdm
 from latentmake import recipe
 from latentmake.config import Dataset, Model
 from latentmake.errors import SourceError
-from latentmake.job import Encoder, Job, Sample, Say
+from latentmake.job import Encoder, Job, Loaded, Sample, Say
 from latentmake.orders import Receipt, WorkItem, WorkOrder
 
 __all__ = ["Encoder", "Sample", "carry_out"]
@@ -49,9 +49,9 @@ def carry_out(
     """
     began = time.monotonic()
     job = Job(order, order.recipe or _recipe(order), say)
-    ready: list[tuple[Encoder, int]] = [] if encoder is None else [(encoder, batch_size or 1)]
+    ready = [] if encoder is None else [Loaded(encoder, batch_size or 1)]
 
-    def load() -> tuple[Encoder, int]:
+    def load() -> Loaded:
         if not ready:
             ready.append(_load(order, threads, batch_size, say))
         return ready[0]
@@ -61,7 +61,12 @@ def carry_out(
     total = sum(len(item.targets) for item in order.items)
     with tqdm(total=total, desc=name, unit="target", mininterval=0.5) as progress:
         while todo:
-            job.make(todo, load, threads=threads, progress=progress)
+            if order.musubi_tuner is None or encoder is not None:
+                job.make(todo, load, threads=threads, progress=progress)
+            else:
+                from latentmake.musubi.scripted import make_by_scripts
+
+                make_by_scripts(job, todo, threads=threads, progress=progress)
             todo = job.lost()
     counts = job.counts
     say(
@@ -89,13 +94,13 @@ def carry_out(
 def _recipe(order: WorkOrder) -> dict[str, object]:
     """Return the recipe of a model that had yet to be made when the order was written."""
     model = Model.model_validate(order.model_settings)
-    if order.kind == "text":
-        return recipe.text_recipe(model, recipe.text_weights_digests(model))
-    dataset = Dataset.model_validate(order.dataset_settings)
-    return recipe.latents_recipe(dataset, model, recipe.weights_digest(model.vae))
+    text = order.kind == "text"
+    return recipe.make(
+        order.kind, None if text else Dataset.model_validate(order.dataset_settings), model
+    )
 
 
-def _load(order: WorkOrder, threads: int, batch_size: int, say: Say) -> tuple[Encoder, int]:
+def _load(order: WorkOrder, threads: int, batch_size: int, say: Say) -> Loaded:
     """Load the order's model; torch is imported here and not before there is work for it."""
     from latentmake.encoders import load
 

@@ -17,9 +17,12 @@ from typing import NamedTuple
 
 from latentmake import digest, manifest
 from latentmake.cachefile import TEMPORARY_SUFFIX, Header, read_header, target_key
+from latentmake.clips import Clip
+from latentmake.config import Dataset
 from latentmake.dataset import fingerprint
 from latentmake.errors import CacheError, SourceError
-from latentmake.layouts import plain
+from latentmake.layouts import Layout, Named, plain
+from latentmake.media import Media
 from latentmake.memo import Memo, SourceStat, TargetStat
 
 __all__ = ["REASONS", "Evaluation", "Folder", "PartState", "Source", "Stale", "evaluate"]
@@ -37,21 +40,40 @@ class Source(NamedTuple):
         path: the image or caption file; None where `text` stands for it.
         stat: its stat.
         text: the caption, where it lies in no file.
+        control: the control image or video, if any.
+        control_stat: its stat.
+        media: size and length of an image or video, where the layout's names need them.
     """
 
     stem: str
     path: str | None
     stat: SourceStat | None
     text: str | None = None
+    control: str | None = None
+    control_stat: SourceStat | None = None
+    media: Media | None = None
 
 
 class Stale(NamedTuple):
-    """A target that must be made: from what, as which file, why, and what lies there now."""
+    """A target that must be made.
+
+    Attributes:
+        source: what it is made from.
+        path: its cache file.
+        reason: one of `REASONS`.
+        found: what lies there now: key and mtime.
+        variant: what tells it from other targets of the same source.
+        clip: which frames it is made of.
+        kin: cache files that may hold just the same.
+    """
 
     source: Source
     path: str
     reason: str
     found: str | None
+    variant: str
+    clip: Clip | None = None
+    kin: tuple[str, ...] = ()
 
 
 @dataclass
@@ -62,7 +84,7 @@ class PartState:
         fresh: how many need nothing.
         stale: those that do.
         keys: digest of all keys; None while a target is stale.
-        known: stem -> key of the fresh ones; empty where a remembered verdict answered.
+        known: path -> key of the fresh ones; empty where a remembered verdict answered.
         orphans: cache files whose items are gone.
     """
 
@@ -129,24 +151,32 @@ class Folder:
 class _Sources:
     """Digests of sources, each file read at most once and only if its stat is new."""
 
-    def __init__(self, memo: Memo, root: str) -> None:
+    def __init__(self, memo: Memo, *roots: str) -> None:
         self._memo = memo
-        self._known = memo.sources_below(root) if root else {}
+        self._known: dict[str, tuple[SourceStat, str]] = {}
+        for root in filter(None, roots):
+            self._known |= memo.sources_below(root)
 
     def digest(self, source: Source) -> str:
         if source.path is None or source.stat is None:
             return digest.of_bytes((source.text or "").encode())
-        known = self._known.get(source.path)
-        if known is not None and known[0] == source.stat:
+        content = self._file(source.path, source.stat)
+        if source.control is None or source.control_stat is None:
+            return content
+        return digest.of_lines([content, self._file(source.control, source.control_stat)])
+
+    def _file(self, path: str, stat: SourceStat) -> str:
+        known = self._known.get(path)
+        if known is not None and known[0] == stat:
             return known[1]
         try:
-            content = digest.of_file(Path(source.path))
+            content = digest.of_file(Path(path))
         except OSError as error:
             raise SourceError(
-                f"cannot be read ({error.strerror})", where=source.path, mend="see its rights"
+                f"cannot be read ({error.strerror})", where=path, mend="see its rights"
             ) from None
-        self._known[source.path] = (source.stat, content)
-        self._memo.learn_source(source.path, source.stat, content)
+        self._known[path] = (stat, content)
+        self._memo.learn_source(path, stat, content)
         return content
 
 
@@ -156,6 +186,7 @@ class _Targets:
     def __init__(self, memo: Memo, folder: str, found: Listing) -> None:
         self._memo = memo
         self._known = memo.targets_below(folder)
+        self._named: dict[str, list[str]] | None = None
         self.found = found
 
     def key(self, path: str, stat: TargetStat) -> str:
@@ -170,6 +201,14 @@ class _Targets:
     def header(path: str) -> Header:
         return read_header(path)
 
+    def kin(self, path: str) -> tuple[str, ...]:
+        """Return files of the same name in the folders of other parts."""
+        if self._named is None:
+            self._named = {}
+            for each in self.found:
+                self._named.setdefault(each.rpartition("/")[2], []).append(each)
+        return tuple(self._named.get(path.rpartition("/")[2], ()))
+
 
 def evaluate(
     *,
@@ -181,6 +220,8 @@ def evaluate(
     recipes: Mapping[str, str],
     memo: Memo,
     found: Listing,
+    layout: Layout = plain,
+    settings: Dataset | None = None,
 ) -> Evaluation:
     """Find the stale targets of one dataset and model.
 
@@ -193,68 +234,96 @@ def evaluate(
         recipes: part -> digest of its recipe; "" where a rule has yet to make the model.
         memo: what is known of files.
         found: what lies in the dataset's cache folder.
+        layout: names the targets.
+        settings: the dataset's section of the configuration, where it has one.
 
     Raises:
         SourceError: a source whose content must be known cannot be read.
     """
-    known_sources = _Sources(memo, root)
+    control = settings.control_directory if settings else None
+    known_sources = _Sources(memo, root, os.path.normpath(control) if control else "")
     targets = _Targets(memo, f"cache/{dataset}/{model}", found)
     parts: dict[str, PartState] = {}
+    expected: set[str] = set()
     for part, wanted in sources.items():
-        parts[part] = _part(
-            plain.folder(dataset, model, part), part, wanted, recipes[part], known_sources, targets
-        )
-    _orphans(dataset, model, owned, targets, parts)
+        folder = layout.folder(dataset, model, part)
+        names = [
+            (each, layout.named(folder, part, each.stem, each.media, settings)) for each in wanted
+        ]
+        expected.update(named.path for _, several in names for named in several)
+        parts[part] = _part(layout, part, names, recipes[part], known_sources, targets)
+    without = {layout.base(each.stem) for wanted in sources.values() for each in wanted}
+    kept = {layout.base(stem) for stem in owned}
+    _orphans(f"cache/{dataset}/{model}/", layout, expected, kept, kept - without, targets, parts)
     return Evaluation(parts)
 
 
 def _part(
-    folder: str,
+    layout: Layout,
     part: str,
-    wanted: Sequence[Source],
+    wanted: Sequence[tuple[Source, Sequence[Named]]],
     recipe: str,
     sources: _Sources,
     targets: _Targets,
 ) -> PartState:
     state = PartState()
-    resolution = "" if part == "text" else part
-    ending = plain.ending(part)
-    for source in wanted:
-        path = f"{folder}/{source.stem}{ending}"
-        stat = targets.found.get(path)
-        if stat is None:
-            state.stale.append(Stale(source, path, "new", None))
-            continue
-        try:
-            key = targets.key(path, stat)
-        except (CacheError, OSError):
-            found = f"damaged@{stat.mtime_ns}"
-            state.stale.append(Stale(source, path, "damaged", found))
-            continue
-        found = f"{key}@{stat.mtime_ns}"
-        if recipe == _PENDING:
-            state.stale.append(Stale(source, path, "changed recipe", found))
-            continue
-        if key == target_key(sources.digest(source), recipe, resolution):
-            state.fresh += 1
-            state.known[source.stem] = key
-        else:
-            same = targets.header(path).recipe == recipe
-            state.stale.append(Stale(source, path, "edited" if same else "changed recipe", found))
+    keys: list[tuple[str, str]] = []
+    spread = part.startswith("text@")  # the same text lies in the folder of each resolution
+    for source, several in wanted:
+        for path, variant, clip in several:
+            stat = targets.found.get(path)
+            if stat is None:
+                kin = targets.kin(path) if spread else ()
+                state.stale.append(Stale(source, path, "new", None, variant, clip, kin))
+                continue
+            try:
+                key = targets.key(path, stat)
+            except (CacheError, OSError):
+                found = f"damaged@{stat.mtime_ns}"
+                state.stale.append(Stale(source, path, "damaged", found, variant, clip))
+                continue
+            found = f"{key}@{stat.mtime_ns}"
+            if recipe == _PENDING:
+                state.stale.append(Stale(source, path, "changed recipe", found, variant, clip))
+                continue
+            if key == target_key(sources.digest(source), recipe, variant):
+                state.fresh += 1
+                state.known[path] = key
+                keys.append((layout.identity(source.stem, path), key))
+            else:
+                reason = "edited" if targets.header(path).recipe == recipe else "changed recipe"
+                state.stale.append(Stale(source, path, reason, found, variant, clip))
     if not state.stale:
-        state.keys = manifest.keys_digest(state.known.items())
+        state.keys = manifest.keys_digest(keys)
     return state
 
 
 def _orphans(
-    dataset: str, model: str, owned: set[str], targets: _Targets, parts: dict[str, PartState]
+    prefix: str,
+    layout: Layout,
+    expected: set[str],
+    kept: set[str],
+    faulty: set[str],
+    targets: _Targets,
+    parts: dict[str, PartState],
 ) -> None:
-    """Note the cache files of ours that no item owns, in any part's folder."""
-    prefix = f"cache/{dataset}/{model}/"
+    """Note the cache files of ours that no item owns, in any part's folder.
+
+    Args:
+        prefix: folder of the dataset and model, with a slash.
+        layout: knows the names of cache files.
+        expected: all targets of the parts that were asked for.
+        kept: whose cache files stay in parts that were not asked for.
+        faulty: whose cache files stay everywhere.
+        targets: what lies there.
+        parts: get the orphans.
+    """
     for path, stat in targets.found.items():
+        if path in expected:
+            continue
         part, _, name = path[len(prefix) :].partition("/")
-        if name.endswith(ending := plain.ending(part)):
-            if name[: -len(ending)] in owned:
+        if bases := layout.owners(name):
+            if any(each in (faulty if part in parts else kept) for each in bases):
                 continue
             try:
                 targets.key(path, stat)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake import cachefile, manifest, recipe
-from latentmake.config import Run
+from latentmake import cachefile, layouts, manifest, recipe
+from latentmake.config import Run, SdTrainer
 from latentmake.errors import ModelError
+from latentmake.musubi.finish import finish_wan
 from latentmake.orders import run_order, unfinished
 from latentmake.parts import (
     PROMPTS,
@@ -18,6 +19,7 @@ from latentmake.parts import (
     parts_of,
     prompt_path,
     read_lock,
+    resolutions_of,
     run_folder,
 )
 from latentmake.trainers.order import Prompt, TrainingOrder, Wanted
@@ -44,11 +46,13 @@ def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) ->
         ModelError: files of the network to be trained are missing.
         StorageError: the disk is full or cannot be written.
     """
-    plan.faults = {name: found for name in run.datasets if (found := planner.faults(name))}
+    plan.faults = {
+        name: found for name in run.datasets if (found := planner.faults(name, run.model))
+    }
     aside = _set_aside(planner, plan, run)
     repeats = {name: planner.config.datasets[name].num_repeats for name in run.datasets}
     parts = {part: state for part, state in plan.parts.items() if part.dataset != PROMPTS}
-    wanted = {part for part in parts_of(run) if part.dataset != PROMPTS}
+    wanted = {part for part in parts_of(planner.config, run) if part.dataset != PROMPTS}
     digests = {f"{part.dataset}/{part.name}": parts[part].keys for part in wanted}
     complete = {name: keys for name, keys in digests.items() if keys is not None}
     lock = read_lock(plan.name)
@@ -64,8 +68,11 @@ def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) ->
     )
     if force or not fresh:
         plan.manifest_order = _manifest_order(planner, plan, run, repeats, aside)
-    if run.trainer is not None:
-        _finish_training(planner, plan, run, lock.digest if fresh and not force else None)
+    settled = lock.digest if fresh and not force else None
+    if isinstance(run.trainer, SdTrainer):
+        _finish_training(planner, plan, run, run.trainer, settled)
+    elif planner.config.models[run.model].layout == "musubi":
+        finish_wan(planner, plan, run, settled)
 
 
 def _skips(planner: Planner, dataset: str) -> bool:
@@ -90,19 +97,32 @@ def _manifest_order(
     repeats: dict[str, int],
     aside: dict[str, list[dict[str, str]]],
 ) -> Path:
-    rows = [
-        manifest.ManifestItem(
-            name,
-            item.stem,
-            item.image,
-            {
-                part: plan.parts[Part(name, run.model, part)].known.get(item.stem)
-                for part in [*(size.name for size in run.resolutions), "text"]
-            },
-        )
-        for name in run.datasets
-        for item in planner.items(name)[0]
-    ]
+    model = planner.config.models[run.model]
+    layout = layouts.of(model.layout)
+    names = layout.parts(resolutions_of(run))
+    rows: list[manifest.ManifestItem] = []
+    for name in run.datasets:
+        settings = planner.config.datasets[name]
+        parts = [
+            (
+                part,
+                layout.folder(name, run.model, part),
+                plan.parts[Part(name, run.model, part)].known,
+            )
+            for part in names
+        ]
+        for item in planner.items(name, run.model)[0]:
+            targets = {
+                part: [
+                    (named.path, known.get(named.path))
+                    for named in layout.named(folder, part, item.stem, item.media, settings)
+                ]
+                for part, folder, known in parts
+            }
+            row = manifest.ManifestItem(
+                name, item.stem, item.image, targets, item.caption, item.control
+            )
+            rows.append(row)
     return manifest.ManifestOrder(
         run=plan.name,
         model=run.model,
@@ -114,11 +134,13 @@ def _manifest_order(
             [path for state in plan.parts.values() for path in state.orphans] + unfinished()
         ),
         planned=time.time_ns(),
+        layout=model.layout,
     ).write()
 
 
-def _finish_training(planner: Planner, plan: RunPlan, run: Run, lock: str | None) -> None:
-    assert run.trainer is not None
+def _finish_training(
+    planner: Planner, plan: RunPlan, run: Run, trainer: SdTrainer, lock: str | None
+) -> None:
     model, folder = planner.config.models[run.model], run_folder(plan.name)
     assert model.unet is not None
     scheduler = model.scheduler or _beside(model.unet.path, "scheduler")
@@ -133,7 +155,7 @@ def _finish_training(planner: Planner, plan: RunPlan, run: Run, lock: str | None
         raise ModelError(
             f"{error.where}: {error.what}", where=f"models.{run.model}.unet", mend=error.mend
         ) from None
-    samples, size = run.trainer.samples, run.trainer.samples.resolution or run.resolutions[0]
+    samples, size = trainer.samples, trainer.samples.resolution or run.resolutions[0]
     guided = samples.guidance_scale > 1
     order = TrainingOrder(
         run=plan.name,
@@ -150,7 +172,7 @@ def _finish_training(planner: Planner, plan: RunPlan, run: Run, lock: str | None
         captions=0 if samples.prompts else _FOUR,
         negative=prompt_path(run.model, samples.negative_prompt) if guided else None,
         sample_size=(size.width, size.height),
-        trainer=run.trainer,
+        trainer=trainer,
         planned=time.time_ns(),
     )
     wanted = Wanted(data=lock or "", settings=order.settings_digest(), weights=weights)

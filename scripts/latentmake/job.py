@@ -14,60 +14,62 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
-from latentmake import cachefile, digest, pixels
+from latentmake import cachefile, digest
 from latentmake.errors import CacheError, SourceError
 from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Target, WorkItem, WorkOrder, spooled
+from latentmake.samples import Sample, samples_of
 
-__all__ = ["Encoder", "Job", "Load", "Sample", "Say"]
+__all__ = ["Encoder", "Job", "Load", "Loaded", "Reading", "Sample", "Say"]
 
 Say = Callable[[str], None]
-
-
-class Sample(NamedTuple):
-    """One target on its way through the encoder.
-
-    Attributes:
-        key: names it in the spool.
-        source: digest of what it is made from.
-        item: whose target it is.
-        content: pixels [H, W, 3] of an image, or a caption.
-        original: width and height of the upright image, in pixels; (0, 0) for a caption.
-    """
-
-    key: str
-    source: str
-    item: WorkItem
-    content: NDArray[np.uint8] | str
-    original: tuple[int, int]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """What all samples of one batch share."""
-        return () if isinstance(self.content, str) else self.content.shape
 
 
 Encoder = Callable[[list[Sample]], list[tuple[dict[str, Any], dict[str, str]]]]
 """Encodes samples of one shape to (tensors by name, further metadata) each."""
 
 
-Load = Callable[[], tuple[Encoder, int]]
-"""Gives an encoder, and how many samples it shall get at once."""
+class Loaded(NamedTuple):
+    """An encoder, ready.
+
+    Attributes:
+        encode: encodes samples of one shape.
+        size: how many it shall get at once.
+        economise: makes it need less memory for one sample; False where it cannot.
+    """
+
+    encode: Encoder
+    size: int
+    economise: Callable[[], bool] = lambda: False
 
 
-class _Read(NamedTuple):
-    """What reading one item gave: its samples and the keys of all its targets, or its fault."""
+Load = Callable[[], Loaded]
+
+
+class Reading(NamedTuple):
+    """What reading one item gave.
+
+    Attributes:
+        item: that was read.
+        content: digest of its source.
+        keys: of all its targets that do not stand already.
+        samples: of those that must be encoded.
+        missing: those, with their keys.
+        kept: how many targets stand already.
+        fault: what is wrong with the source, in a line.
+        sources: path -> stat and digest of each file that was read.
+    """
 
     item: WorkItem
+    content: str
     keys: dict[Target, str]
     samples: list[Sample]
+    missing: dict[Target, str]
     kept: int
     fault: str | None
-    source: tuple[str, list[Any]] | None
+    sources: dict[str, list[Any]]
 
 
 @dataclass
@@ -92,43 +94,51 @@ class Job:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def read(self, item: WorkItem) -> _Read:
+    def read(self, item: WorkItem) -> Reading:
         """Read an item's source, and decode it unless all its targets are there already."""
-        source: tuple[str, list[Any]] | None = None
-        path = item.source or "the empty caption"
+        sources: dict[str, list[Any]] = {}
         try:
             if item.source is None:
                 data = (item.text or "").encode()
                 content = digest.of_bytes(data)
             else:
-                with Path(item.source).open("rb") as file:
-                    stat = source_stat(os.fstat(file.fileno()))
-                    data = file.read()
-                content = digest.of_bytes(data)
-                source = (item.source, [*stat, content])
+                data, content = self._read_file(item.source, sources)
+            control = b""
+            if item.control is not None:
+                control, other = self._read_file(item.control, sources)
+                content = digest.of_lines([content, other])
         except OSError as error:
+            path = error.filename or item.source or "the empty caption"
             line = SourceError(f"cannot be read ({error.strerror})", where=path, mend="see to it")
-            return _Read(item, {}, [], 0, str(line), None)
+            return Reading(item, "", {}, [], {}, 0, str(line), sources)
         keys: dict[Target, str] = {}
         missing: dict[Target, str] = {}
         kept = 0
         for target in item.targets:
-            part = "" if target.part == "text" else target.part
-            key = cachefile.target_key(content, self.recipe_digest, part)
+            key = cachefile.target_key(content, self.recipe_digest, target.variant)
             if self._stands(target, key):
                 kept += 1
                 self.kept[target.path] = key
                 continue
             keys[target] = key
-            if not self._finished(key):
+            if not self._finished(key, item):
                 missing[target] = key
         if not missing:
-            return _Read(item, keys, [], kept, None, source)
+            return Reading(item, content, keys, [], {}, kept, None, sources)
         try:
-            samples = self._decode(item, data, content, missing)
+            samples = samples_of(self.order, item, data, control, content, missing)
         except SourceError as error:
-            return _Read(item, {}, [], kept, str(error), source)
-        return _Read(item, keys, samples, kept, None, source)
+            return Reading(item, content, {}, [], {}, kept, str(error), sources)
+        return Reading(item, content, keys, samples, missing, kept, None, sources)
+
+    @staticmethod
+    def _read_file(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:
+        with Path(path).open("rb") as file:
+            stat = source_stat(os.fstat(file.fileno()))
+            data = file.read()
+        content = digest.of_bytes(data)
+        sources[path] = [*stat, content]
+        return data, content
 
     def _stands(self, target: Target, key: str) -> bool:
         if target.found is None:
@@ -139,35 +149,22 @@ class Job:
             return False
 
     @staticmethod
-    def _finished(key: str) -> bool:
-        try:
-            return cachefile.read_header(spooled(key)).key == key
-        except (CacheError, OSError):
-            return False  # not there, or cut short by a power failure
+    def _finished(key: str, item: WorkItem) -> bool:
+        """Whether the spool holds a target, or a cache file of the same content gives it."""
+        for path in (str(spooled(key)), *item.kin):
+            try:
+                if cachefile.read_header(path).key == key:
+                    if path in item.kin:
+                        cachefile.link(Path(path), spooled(key))
+                    return True
+            except (CacheError, OSError):
+                continue  # not there, or cut short by a power failure
+        return False
 
-    def _decode(
-        self, item: WorkItem, data: bytes, content: str, missing: dict[Target, str]
-    ) -> list[Sample]:
-        settings = self.order.dataset_settings
-        if self.order.kind == "text":
-            caption = _caption(data, item, settings)
-            return [Sample(key, content, item, caption, (0, 0)) for key in missing.values()]
-        image = pixels.decode(data, item.source or "", settings)
-        return [
-            Sample(
-                key,
-                content,
-                item,
-                pixels.fit(image, target.size or (0, 0), settings, item.source or ""),
-                image.size,
-            )
-            for target, key in missing.items()
-        ]
-
-    def readings(self, items: Sequence[WorkItem], threads: int) -> Iterator[_Read]:
+    def readings(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
         """Yield items read, a few of them ahead."""
         with ThreadPoolExecutor(threads) as pool:
-            ahead: deque[Future[_Read]] = deque()
+            ahead: deque[Future[Reading]] = deque()
             try:
                 for item in items:
                     ahead.append(pool.submit(self.read, item))
@@ -181,29 +178,55 @@ class Job:
 
     # -- encoding -----------------------------------------------------------------------------
 
-    def encode(self, encoder: Encoder, samples: list[Sample]) -> None:
-        """Encode samples of one shape into the spool; where memory runs out, half at a time."""
+    def encode(self, loaded: Loaded, samples: list[Sample]) -> None:
+        """Encode samples of one shape into the spool.
+
+        Where memory runs out: half of them at a time, and one that is too large alone in tiles.
+        """
         import torch
 
         try:
-            results = encoder(samples)
+            results = loaded.encode(samples)
         except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
             if len(samples) == 1:
-                raise
+                if not loaded.economise():
+                    raise
+                self.say(f"out of memory with one of {samples[0].shape}: going on in tiles")
+                self.encode(loaded, samples)
+                return
             self.say(f"out of memory with {len(samples)} at once: trying half as many")
             half = len(samples) // 2
-            self.encode(encoder, samples[:half])
-            self.encode(encoder, samples[half:])
+            self.encode(loaded, samples[:half])
+            self.encode(loaded, samples[half:])
             return
         for sample, (tensors, metadata) in zip(samples, results, strict=True):
-            if fault := _unsound(tensors):
-                self.unsound[sample.key] = (sample.source, fault)
-                self.fail_unsound(sample.item, sample.key)
-                continue
-            stamp = cachefile.stamp(key=sample.key, source=sample.source, recipe=self.recipe)
-            data = cachefile.serialize(tensors, metadata | stamp)
-            cachefile.write(spooled(sample.key), data)
-            self.counts["encoded"] += 1
+            self.store(sample.item, sample.key, sample.source, tensors, metadata)
+
+    def store(
+        self,
+        item: WorkItem,
+        key: str,
+        source: str,
+        tensors: dict[str, Any],
+        metadata: dict[str, str],
+    ) -> None:
+        """Put a finished target into the spool, or note that it is unsound.
+
+        Args:
+            item: whose target it is.
+            key: its key.
+            source: digest of what it was made from.
+            tensors: by name.
+            metadata: for its header, besides our own.
+        """
+        if fault := _unsound(tensors):
+            self.unsound[key] = (source, fault)
+            self.fail_unsound(item, key)
+            return
+        stamp = cachefile.stamp(key=key, source=source, recipe=self.recipe)
+        cachefile.write(spooled(key), cachefile.serialize(tensors, metadata | stamp))
+        self.counts["encoded"] += 1
 
     def fail(self, item: WorkItem, content: str, line: str) -> None:
         """Note a faulty item; the others go on."""
@@ -250,39 +273,53 @@ class Job:
 
         def flush(shape: tuple[int, ...]) -> None:
             samples = waiting.pop(shape)
-            self.encode(load()[0], samples)
+            self.encode(load(), samples)
             progress.update(len(samples))
 
         for reading in self.readings(items, threads):
-            item, source = reading.item, reading.source
-            if source is not None:
-                self.sources[source[0]] = source[1]
-            if reading.fault is not None:
-                self.fail(item, source[1][-1] if source else "", reading.fault)
-            self.counts["kept"] += reading.kept
             new = {sample.key: sample for sample in reading.samples if sample.key not in making}
-            progress.update(len(item.targets) - len(new))
-            for target, key in reading.keys.items():
-                self.wanted[target.path] = (item, key)
-                if key in new:
-                    continue
-                # The same content twice is encoded once.
-                self.counts["linked" if key in making else "spooled"] += 1
-                making.add(key)
-            for key, sample in new.items():
-                making.add(key)
+            progress.update(len(reading.item.targets) - len(new))
+            self.take_in(reading, set(new), making)
+            for sample in new.values():
                 same = waiting.setdefault(sample.shape, [])
                 same.append(sample)
-                size = load()[1]
+                size = load().size
                 if len(same) >= size:
                     flush(sample.shape)
                 elif sum(map(len, waiting.values())) > 4 * size:
                     flush(max(waiting, key=lambda shape: len(waiting[shape])))
         for shape in list(waiting):
             flush(shape)
-        for item, key in self.wanted.values():  # whose content is another's that was refused
+        self.refuse_twins()
+
+    def refuse_twins(self) -> None:
+        """Note as faulty whatever has the content of another item that was refused."""
+        for item, key in self.wanted.values():
             if key in self.unsound and item.stem not in self.failed:
                 self.fail_unsound(item, key)
+
+    def take_in(self, reading: Reading, new: set[str], making: set[str]) -> None:
+        """Note what reading an item gave.
+
+        Args:
+            reading: of the item.
+            new: keys that are encoded for it.
+            making: keys that are being encoded, for others too; gets those of this item.
+        """
+        item = reading.item
+        self.sources |= reading.sources
+        if reading.fault is not None:
+            self.fail(item, reading.content, reading.fault)
+        self.counts["kept"] += reading.kept
+        uncounted = set(new)
+        for target, key in reading.keys.items():
+            self.wanted[target.path] = (item, key)
+            if key in uncounted:
+                uncounted.remove(key)  # is counted when it is encoded
+                continue
+            # The same content twice is encoded once.
+            self.counts["linked" if key in making or key in new else "spooled"] += 1
+        making.update(reading.keys.values())
 
     def lost(self) -> list[WorkItem]:
         """Return the items whose spooled files another build took away since they were counted."""
@@ -310,23 +347,6 @@ class Job:
                 standing[key] = Path(path)
                 delivered[path] = key
         return {path: [*target_stat(Path(path).stat()), key] for path, key in delivered.items()}
-
-
-def _caption(data: bytes, item: WorkItem, settings: dict[str, Any]) -> str:
-    where = item.source or "the empty caption"
-    try:
-        caption = data.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"is not UTF-8 (byte {error.start + 1})", where=where, mend="save it as UTF-8"
-        ) from None
-    if not caption and item.source is not None and settings.get("empty_caption") != "allow":
-        raise SourceError(
-            "is an empty caption",
-            where=where,
-            mend="describe the image, or set empty_caption: allow",
-        )
-    return caption
 
 
 def _unsound(tensors: dict[str, Any]) -> str | None:

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latentmake import cachefile, digest
+from latentmake import cachefile, digest, layouts
 from latentmake.errors import CacheError, DatasetError
-from latentmake.layouts import plain
 from latentmake.orders import forget_spooled, read_receipt, run_order
 
 __all__ = [
@@ -53,12 +52,34 @@ def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class ManifestItem:
-    """One item: its dataset, stem and image, and the keys of its targets known so far."""
+    """One item.
+
+    Attributes:
+        dataset: its dataset's name.
+        stem: names it there.
+        source: path of its image or video.
+        targets: part -> path and key of each target; the key is None where it is not known yet.
+        caption: path of its caption file, if any.
+        control: path of its control image or video, if any.
+    """
 
     dataset: str
     stem: str
     source: str
-    keys: dict[str, str | None]
+    targets: dict[str, list[tuple[str, str | None]]]
+    caption: str | None = None
+    control: str | None = None
+
+
+def _item(
+    dataset: str,
+    stem: str,
+    source: str,
+    targets: dict[str, list[tuple[str, str | None]]],
+    *others: str | None,
+) -> ManifestItem:
+    pairs = {part: [(path, key) for path, key in found] for part, found in targets.items()}
+    return ManifestItem(dataset, stem, source, pairs, *others)
 
 
 @dataclass(frozen=True)
@@ -74,6 +95,7 @@ class ManifestOrder:
         faults: dataset -> items that cannot be, one dict each: stem, path, digest, line.
         orphans: cache files whose items are gone.
         planned: when, in nanoseconds: no two orders are the same file to Snakemake.
+        layout: of the cache files.
     """
 
     run: str
@@ -84,6 +106,7 @@ class ManifestOrder:
     faults: dict[str, list[dict[str, str]]]
     orphans: list[str]
     planned: int
+    layout: str = "plain"
 
     @property
     def path(self) -> Path:
@@ -110,7 +133,7 @@ class ManifestOrder:
             ValueError: it is not one.
         """
         head, *lines = path.read_text(encoding="utf-8").split("\n")
-        return cls(**{**json.loads(head), "items": [ManifestItem(*json.loads(x)) for x in lines]})
+        return cls(**{**json.loads(head), "items": [_item(*json.loads(x)) for x in lines]})
 
 
 @dataclass(frozen=True)
@@ -174,16 +197,25 @@ def write_manifest(
             mend="all other items are done; set on_error: skip to train without these",
         )
     without = {(name, fault["stem"]) for name, each in aside.items() for fault in each}
+    layout, plainly = layouts.of(order.layout), order.layout == "plain"
     keys: dict[str, list[tuple[str, str]]] = {}
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
+    unread: list[str] = []
     for item in order.items:
         if (item.dataset, item.stem) in without:
+            # musubi-tuner trains on whatever lies in its folder.
+            unread += (
+                [] if plainly else [target for each in item.targets.values() for target, _ in each]
+            )
             continue
-        paths = {part: plain.path(item.dataset, order.model, part, item.stem) for part in item.keys}
-        for part, known in item.keys.items():
-            key = made.get(paths[part]) or known or _key_of(paths[part])
-            keys.setdefault(f"{item.dataset}/{part}", []).append((item.stem, key))
+        paths: dict[str, list[str]] = {}
+        for part, targets in item.targets.items():
+            paths[part] = [target for target, _ in targets]
+            found = keys.setdefault(f"{item.dataset}/{part}", [])
+            for target, known in targets:
+                key = made.get(target) or known or _key_of(target)
+                found.append((layout.identity(item.stem, target), key))
         images.setdefault(item.dataset, []).append(item.source)
         rows.append(
             {
@@ -191,8 +223,8 @@ def write_manifest(
                 "stem": item.stem,
                 "source": item.source,
                 "repeats": order.repeats[item.dataset],
-                "latents": {part: path for part, path in paths.items() if part != "text"},
-                "text": paths["text"],
+                **layout.row(paths),
+                **({} if plainly else {"caption": item.caption, "control": item.control}),
             }
         )
     if not rows:
@@ -208,7 +240,7 @@ def write_manifest(
                     "aside": fault["line"],
                 }
             )
-    _remove(order.orphans, say)
+    _remove([*order.orphans, *unread], say)
     # In ASCII: some readers take U+2028 and its like for the end of a line.
     listed = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
     parts = {part: keys_digest(pairs) for part, pairs in keys.items()}

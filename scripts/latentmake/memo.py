@@ -15,16 +15,21 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from latentmake import digest
+from latentmake.media import Media
 
 __all__ = ["Memo", "SourceStat", "TargetStat", "source_stat", "target_stat"]
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
     path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT, digest TEXT
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS targets (
     path TEXT PRIMARY KEY, size INT, mtime_ns INT, inode INT, key TEXT
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS media (
+    path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT,
+    width INT, height INT, frames INT
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS verdicts (
     question TEXT PRIMARY KEY, answer TEXT, asked INT
@@ -86,6 +91,7 @@ class Memo:
         self._database = self._open(path)
         self._sources: list[tuple[object, ...]] = []
         self._targets: list[tuple[object, ...]] = []
+        self._media: list[tuple[object, ...]] = []
         self._verdicts: list[tuple[object, ...]] = []
         self._receipts: list[tuple[object, ...]] = []
 
@@ -120,6 +126,7 @@ class Memo:
         work = [
             ("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?, ?)", self._sources),
             ("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?, ?)", self._targets),
+            ("INSERT OR REPLACE INTO media VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._media),
             ("INSERT OR REPLACE INTO verdicts VALUES (?, ?, unixepoch())", self._verdicts),
             ("INSERT OR REPLACE INTO receipts VALUES (?)", self._receipts),
         ]
@@ -157,6 +164,16 @@ class Memo:
         """Return stat and key of every known cache file below a folder."""
         rows = self._below("targets", "size, mtime_ns, inode, key", folder)
         return {row[0]: (row[1:4], row[4]) for row in rows}  # type: ignore[misc]
+
+    def media_below(self, folder: str) -> dict[str, tuple[SourceStat, Media]]:
+        """Return stat, size and length of every known image and video below a folder."""
+        columns = "size, mtime_ns, ctime_ns, inode, width, height, frames"
+        rows = self._below("media", columns, folder)
+        return {row[0]: (row[1:5], Media(*row[5:])) for row in rows}  # type: ignore[misc, arg-type]
+
+    def learn_media(self, path: str, stat: SourceStat, media: Media) -> None:
+        """Remember an image's or a video's size and length."""
+        self._media.append((path, *stat, *media))
 
     def learn_source(self, path: str, stat: SourceStat, content: str) -> None:
         """Remember a source's digest."""

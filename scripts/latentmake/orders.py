@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from latentmake import cachefile, digest
+from latentmake.clips import Clip
 from latentmake.errors import LatentmakeError
+from latentmake.media import Media
 
 __all__ = [
     "FOLDER",
     "SPOOL",
+    "OutdatedOrderError",
     "Receipt",
     "Target",
     "WorkItem",
@@ -44,24 +47,33 @@ FOLDER = Path(".latentmake/orders")
 RUNS = Path(".latentmake/runs")
 SPOOL = Path(".latentmake/spool")
 _ITEMS = ".items.json"
+_VERSION = 2  # of a work order's form
 _RECEIPT = ".receipt.json"
 _KEPT_SECONDS = 7 * 24 * 3600
+
+
+class OutdatedOrderError(ValueError):
+    """A work order that another version of this package wrote."""
 
 
 class Target(NamedTuple):
     """One cache file to be made.
 
     Attributes:
-        part: `text`, or the resolution's name.
+        part: the resolution's name, or `text`, or `text@` and the resolution's name.
         path: its name.
         found: what lies there now: its key and mtime, or None.
         size: width and height asked for, in pixels; None for text.
+        variant: what tells it from other targets of the same source, for its key.
+        clip: which frames of a video it is made of.
     """
 
     part: str
     path: str
     found: str | None
     size: tuple[int, int] | None = None
+    variant: str = ""
+    clip: Clip | None = None
 
 
 class WorkItem(NamedTuple):
@@ -72,12 +84,18 @@ class WorkItem(NamedTuple):
         source: path of the image or caption; None where `text` stands for it.
         text: the caption itself, where it lies in no file.
         targets: what to make.
+        control: path of the control image or video, if any.
+        kin: cache files that may hold just what is to be made.
+        media: size and length of the image or video, where the names of targets tell them.
     """
 
     stem: str
     source: str | None
     text: str | None
     targets: tuple[Target, ...]
+    control: str | None = None
+    kin: tuple[str, ...] = ()
+    media: Media | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,7 @@ class WorkOrder:
         model_settings: the model's section of the configuration.
         recipe: the targets' recipe; its digests are empty where a rule has yet to make the model.
         items: what to encode.
+        musubi_tuner: where musubi-tuner lies, where its own scripts shall encode.
     """
 
     kind: str
@@ -101,6 +120,12 @@ class WorkOrder:
     model_settings: dict[str, Any]
     recipe: dict[str, Any]
     items: tuple[WorkItem, ...]
+    musubi_tuner: dict[str, Any] | None = None
+
+    @property
+    def layout(self) -> str:
+        """Which names and tensors its targets have."""
+        return "plain" if self.model_settings.get("task") is None else "musubi"
 
     @property
     def pending(self) -> bool:
@@ -110,7 +135,8 @@ class WorkOrder:
     @cached_property
     def _head(self) -> str:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return digest.canonical(values | {"items": digest.of_bytes(self._items.encode())})
+        items = digest.of_bytes(self._items.encode())
+        return digest.canonical(values | {"items": items, "version": _VERSION})
 
     @cached_property
     def _items(self) -> str:
@@ -179,15 +205,33 @@ class WorkOrder:
             ValueError: it is not one.
         """
         values = json.loads(path.read_bytes())
+        if values.pop("version", 1) != _VERSION:
+            raise OutdatedOrderError(f"{path} is of another version")
         values["items"] = tuple(
-            WorkItem(stem, source, text, tuple(_target(*target) for target in targets))
-            for stem, source, text, targets in json.loads(path.with_suffix(_ITEMS).read_bytes())
+            _item(*values) for values in json.loads(path.with_suffix(_ITEMS).read_bytes())
         )
         return cls(**values)
 
 
-def _target(part: str, path: str, found: str | None, size: list[int] | None) -> Target:
-    return Target(part, path, found, None if size is None else (size[0], size[1]))
+def _item(
+    stem: str,
+    source: str | None,
+    text: str | None,
+    targets: list[list[Any]],
+    control: str | None,
+    kin: list[str],
+    media: list[int] | None,
+) -> WorkItem:
+    made = tuple(map(_target, targets))
+    size = Media(*media) if media else None
+    return WorkItem(stem, source, text, made, control, tuple(kin), size)
+
+
+def _target(values: list[Any]) -> Target:
+    part, path, found, size, variant, clip = values
+    return Target(
+        part, path, found, tuple(size) if size else None, variant, Clip(*clip) if clip else None
+    )
 
 
 @dataclass(frozen=True)
@@ -261,6 +305,8 @@ def on_disk() -> list[WorkOrder]:
         if re.fullmatch(r"[0-9a-f]{20}\.json", path.name):
             try:
                 orders.append(WorkOrder.read(path))
+            except OutdatedOrderError:
+                continue  # left behind by an earlier version, for no build of today
             except (OSError, ValueError, TypeError) as error:
                 raise LatentmakeError(f"{path} is not a work order: {error}") from None
     return orders

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from latentmake import digest, manifest
-from latentmake.config import Run
+from latentmake import digest, layouts, manifest
+from latentmake.config import Config, Run, SdTrainer
 from latentmake.dataset import Fault, Item
 from latentmake.evaluate import PartState, Source
 from latentmake.layouts import plain
@@ -25,6 +25,7 @@ __all__ = [
     "prompt_sources",
     "prompts_of",
     "read_lock",
+    "resolutions_of",
     "run_folder",
     "size_of",
     "source_of",
@@ -35,7 +36,11 @@ PROMPTS = "_prompts"
 
 
 class Part(NamedTuple):
-    """The targets of one dataset, model and part (`text` or a resolution's name)."""
+    """The targets of one dataset, model and part.
+
+    A part is a resolution's name (`64`, `480x832`), `text`, or, where a layout keeps the text with
+    each resolution, `text@480x832`.
+    """
 
     dataset: str
     model: str
@@ -53,6 +58,7 @@ class RunPlan:
         faults: dataset -> what is wrong with its items.
         manifest_order: for the manifest job; None where manifest and lock are fresh.
         training_order: for the trainer; None where the run is trained, or has no trainer.
+        wan_order: of a Wan run, for checklist and publication.
         images: dataset -> digest of the paths of its images.
     """
 
@@ -62,6 +68,7 @@ class RunPlan:
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     manifest_order: Path | None = None
     training_order: Path | None = None
+    wan_order: Path | None = None
     images: dict[str, str] = field(default_factory=dict)
 
     def receipts(self, *kinds: str) -> list[str]:
@@ -87,19 +94,25 @@ def read_lock(run: str) -> manifest.Lock:
     return manifest.read_lock(run_folder(run) / "dataset.lock")
 
 
-def parts_of(run: Run) -> list[Part]:
+def resolutions_of(run: Run) -> list[str]:
+    """Return the names of a run's resolutions."""
+    return [size.name for size in run.resolutions]
+
+
+def parts_of(config: Config, run: Run) -> list[Part]:
     """Return the parts that a run needs."""
+    layout = layouts.of(config.models[run.model].layout)
     parts = [
         Part(dataset, run.model, name)
         for dataset in run.datasets
-        for name in [*(size.name for size in run.resolutions), "text"]
+        for name in layout.parts(resolutions_of(run))
     ]
     return [*parts, Part(PROMPTS, run.model, "text")] if prompts_of(run) else parts
 
 
 def prompts_of(run: Run) -> list[str]:
     """Return the prompts whose embeddings a run needs besides those of its captions."""
-    if run.trainer is None:
+    if not isinstance(run.trainer, SdTrainer):
         return []
     samples = run.trainer.samples
     guided = [samples.negative_prompt] if samples.guidance_scale > 1 else []
@@ -125,7 +138,14 @@ def prompt_sources(runs: Iterable[Run]) -> list[Source]:
 def source_of(kind: str, item: Item) -> Source:
     """Return what an item's `latents` or `text` are made from."""
     if kind == "latents":
-        return Source(item.stem, item.image, item.image_stat)
+        return Source(
+            item.stem,
+            item.image,
+            item.image_stat,
+            control=item.control,
+            control_stat=item.control_stat,
+            media=item.media,
+        )
     if item.caption is None:
         return Source(item.stem, None, None, "")
     return Source(item.stem, item.caption, item.caption_stat)
@@ -133,12 +153,12 @@ def source_of(kind: str, item: Item) -> Source:
 
 def kind_of(part: str) -> str:
     """Return whether a part is `text` or `latents`."""
-    return "text" if part == "text" else "latents"
+    return "text" if part.startswith("text") else "latents"
 
 
 def size_of(part: str) -> tuple[int, int] | None:
-    """Return width and height that a resolution's name stands for; None for `text`."""
-    if part == "text":
+    """Return width and height that a resolution's name stands for; None for text."""
+    if kind_of(part) == "text":
         return None
     width, _, height = part.partition("x")
     return int(width), int(height or width)

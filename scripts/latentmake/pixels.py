@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageColor, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageColor
 
-from latentmake.buckets import Size, place, target_size
+from latentmake.buckets import Placement, Size, place, target_size
 from latentmake.errors import SourceError
+from latentmake.media import opened_image
 
-__all__ = ["decode", "fit"]
-
-Image.MAX_IMAGE_PIXELS = None  # our own limit is checked before any pixel is decoded
+__all__ = ["decode", "fit", "refuse_narrow"]
 
 
 # How a picture of some EXIF orientation becomes upright. Not ImageOps.exif_transpose: it writes the
@@ -43,37 +41,12 @@ def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
     Raises:
         SourceError: it is empty, no image, cut short, or has too many pixels.
     """
-    if not data:
-        raise SourceError("is an empty file", where=path, mend="replace or remove it")
-    limit = int(settings["max_image_pixels"])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about metadata that no pixel depends on
-            image: Image.Image = Image.open(io.BytesIO(data))
-            if image.width * image.height > limit:
-                raise SourceError(
-                    f"has {image.width} x {image.height} pixels, more than {limit} in all "
-                    "(a decompression bomb?)",
-                    where=path,
-                    mend="scale it down, or raise max_image_pixels of the dataset",
-                )
-            image.load()
-            if settings["exif_rotation"] and image.format != "TIFF":  # Pillow turns a TIFF itself
-                method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-                image = image if method is None else image.transpose(method)
-            return _to_rgb(image, str(settings["background"]))
-    except UnidentifiedImageError:
-        raise SourceError(
-            "is not an image that Pillow can read",
-            where=path,
-            mend="save it anew as PNG or JPEG, or remove it",
-        ) from None
-    except SourceError:
-        raise
-    except Exception as error:  # a decoder may raise anything at all for a damaged file
-        raise SourceError(
-            f"is damaged or cut short ({error})", where=path, mend="replace or remove it"
-        ) from None
+    with opened_image(io.BytesIO(data), path, int(settings["max_image_pixels"])) as image:
+        image.load()
+        if settings["exif_rotation"] and image.format != "TIFF":  # Pillow turns a TIFF itself
+            method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+            image = image if method is None else image.transpose(method)
+        return _to_rgb(image, str(settings["background"]))
 
 
 def _to_rgb(image: Image.Image, background: str) -> Image.Image:
@@ -119,17 +92,33 @@ def fit(
         no_upscale=settings["bucket_no_upscale"],
     )
     placement = place(Size(*image.size), target)
-    resized = placement.resized.width * placement.resized.height
-    if resized > max(int(settings["max_image_pixels"]), image.width * image.height):
-        raise SourceError(
-            f"is too narrow ({image.width} x {image.height}): covering {target.width} x "
-            f"{target.height} takes {resized} pixels",
-            where=path,
-            mend="cut it to a shape nearer to the resolution's, or remove it",
-        )
+    refuse_narrow(Size(*image.size), placement, int(settings["max_image_pixels"]), path)
     if image.size != placement.resized:
         image = image.resize(placement.resized, Image.Resampling.LANCZOS)
     left, top = placement.left, placement.top
     if image.size != target:
         image = image.crop((left, top, left + target.width, top + target.height))
     return np.asarray(image)
+
+
+def refuse_narrow(image: Size, placement: Placement, limit: int, path: str) -> None:
+    """Refuse an image that would first be scaled up to more pixels than a limit and than it has.
+
+    Args:
+        image: its own size, in pixels.
+        placement: how it gets its target size.
+        limit: most pixels.
+        path: names it in errors.
+
+    Raises:
+        SourceError: it would.
+    """
+    resized = placement.resized.width * placement.resized.height
+    if resized > max(limit, image.width * image.height):
+        target = placement.target
+        raise SourceError(
+            f"is too narrow ({image.width} x {image.height}): covering {target.width} x "
+            f"{target.height} takes {resized} pixels",
+            where=path,
+            mend="cut it to a shape nearer to the resolution's, or remove it",
+        )

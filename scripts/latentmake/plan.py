@@ -11,14 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import dataset as datasets
-from latentmake import digest, evaluate, manifest, orders, recipe
-from latentmake.config import Config, Run
+from latentmake import digest, evaluate, layouts, manifest, orders, recipe
+from latentmake.config import Config, Run, SdTrainer, Weights
 from latentmake.dataset import Fault, Item, Scan
 from latentmake.errors import ConfigError, ModelError
 from latentmake.evaluate import Evaluation, Folder, Source
 from latentmake.finish import finish
-from latentmake.layouts import plain
+from latentmake.layouts import Named
 from latentmake.memo import Memo, SourceStat, TargetStat, target_stat
+from latentmake.musubi.model_files import encoder_fault
 from latentmake.orders import Target, WorkItem, WorkOrder
 from latentmake.parts import (
     PROMPTS,
@@ -32,6 +33,7 @@ from latentmake.parts import (
     size_of,
     source_of,
 )
+from latentmake.wan_dataset import measured
 
 __all__ = ["Planner"]
 
@@ -50,7 +52,8 @@ class Planner:
         self.memo = memo
         self._buildable = [Path(folder) for folder in buildable]
         self._scans: dict[str, Scan] = {}
-        self._items: dict[str, tuple[list[Item], list[Fault]]] = {}
+        self._controls: dict[str, Scan | None] = {}
+        self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._asides: dict[str, list[dict[str, str]]] = {}
 
@@ -66,23 +69,44 @@ class Planner:
             self._scans[name] = datasets.scan(name, self.config.datasets[name])
         return self._scans[name]
 
-    def items(self, name: str) -> tuple[list[Item], list[Fault]]:
-        """Return the items of a dataset, and what is wrong with the others.
+    def control(self, name: str) -> Scan | None:
+        """Return the listing of a dataset's control images; None where it has none.
+
+        Raises:
+            DatasetError: their folder is missing or cannot be read.
+        """
+        if name not in self._controls:
+            self._controls[name] = datasets.scan_control(name, self.config.datasets[name])
+        return self._controls[name]
+
+    def layout(self, model: str) -> str:
+        """Return the name of a model's layout."""
+        return self.config.models[model].layout
+
+    def items(self, name: str, model: str) -> tuple[list[Item], list[Fault]]:
+        """Return the items of a dataset as a model needs them, and what is wrong with the others.
 
         Raises:
             DatasetError: it is missing, cannot be read, or holds no image.
         """
-        if name not in self._items:
+        asked = (name, self.layout(model))
+        if asked not in self._items:
             settings = self.config.datasets[name]
-            self._items[name] = datasets.items(name, settings, self.scan(name))
-        return self._items[name]
+            found, faults = datasets.items(name, settings, self.scan(name))
+            if self.layout(model) == "musubi":
+                root, control = self.scan(name).root, self.control(name)
+                found, further = measured(settings, root, found, control, self.memo)
+                faults = sorted([*faults, *further])
+            self._items[asked] = found, faults
+        return self._items[asked]
 
-    def faults(self, name: str) -> list[Fault]:
+    def faults(self, name: str, model: str) -> list[Fault]:
         """Return what is wrong with files of a dataset, as far as its items had to be made.
 
         Where a remembered verdict answered for it, nothing is.
         """
-        return self._items[name][1] if name in self._items else []
+        asked = (name, self.layout(model))
+        return self._items[asked][1] if asked in self._items else []
 
     def is_pending(self, path: str | None) -> bool:
         """Whether a path lies in a folder that a rule has yet to make."""
@@ -99,17 +123,20 @@ class Planner:
         asked = (dataset if kind == "latents" else "", model, kind)
         if asked not in self._recipes:
             settings = self.config.models[model]
-            places = [settings.vae] if kind == "latents" else settings.text
+            places: list[Weights] = [settings.vae] if kind == "latents" else [*settings.text]
             try:
                 if any(self.is_pending(place.path) for place in places):
                     found: dict[str, object] = {}
-                elif kind == "latents":
-                    weights = recipe.weights_digest(settings.vae, self.memo.digest_of_file)
-                    found = recipe.latents_recipe(self.config.datasets[dataset], settings, weights)
                 else:
-                    digests = recipe.text_weights_digests(settings, self.memo.digest_of_file)
-                    found = recipe.text_recipe(settings, digests)
+                    if settings.layout == "musubi" and (wrong := encoder_fault(settings, kind)):
+                        raise ModelError(
+                            wrong[1], where=f"models.{model}.{wrong[0]}", mend="name the right file"
+                        )
+                    data = self.config.datasets.get(dataset)
+                    found = recipe.make(kind, data, settings, self.memo.digest_of_file)
             except ModelError as error:
+                if error.where.startswith("models."):
+                    raise
                 key = "vae" if kind == "latents" else "text"
                 raise ModelError(
                     f"{error.where}: {error.what}", where=f"models.{model}.{key}", mend=error.mend
@@ -122,10 +149,12 @@ class Planner:
     def _check_resolutions(self, name: str, run: Run) -> None:
         """Refuse a resolution that the VAE cannot encode without cutting more off."""
         model = self.config.models[run.model]
+        if model.layout == "musubi":
+            return  # whose steps the configuration has been checked for
         known = None if self.is_pending(model.vae.path) else recipe.vae_factor(model.vae)
         factor = known or 8  # that of every Stable Diffusion VAE
         asked = [("resolutions", size) for size in run.resolutions]
-        if run.trainer is not None and run.trainer.samples.resolution is not None:
+        if isinstance(run.trainer, SdTrainer) and run.trainer.samples.resolution is not None:
             asked.append(("trainer.samples.resolution", run.trainer.samples.resolution))
         for key, size in asked:
             wrong = [side for side in (size.width, size.height) if side % factor]
@@ -168,14 +197,17 @@ class Planner:
         folder = Folder(f"cache/{dataset}/{model}")
         scanned, aside = self.scan(dataset), self.aside(dataset)
         settings = self.config.datasets[dataset].model_dump()
-        question = digest.of_value(
-            [dataset, model, recipes, scanned.fingerprint, settings, folder.fingerprint]
-        )
+        layout, control = self.layout(model), self.control(dataset)
+        listings = [scanned.fingerprint, folder.fingerprint, control and control.fingerprint]
+        question = digest.of_value([dataset, model, layout, recipes, listings, settings])
         if not aside and (answer := self.memo.verdict(question)):
             return evaluate.recall(answer)
-        items, faults = self.items(dataset)
+        items, faults = self.items(dataset, model)
         without = {fault["stem"] for fault in aside}
         wanted = [item for item in items if item.stem not in without]
+        owned = {item.stem for item in items} | {fault.stem for fault in faults}
+        if layout == "musubi" and settings["on_error"] == "skip":
+            owned = {item.stem for item in wanted}  # its trainer would find what is set aside
         evaluation = evaluate.evaluate(
             dataset=dataset,
             model=model,
@@ -183,10 +215,12 @@ class Planner:
             sources={
                 part: [source_of(kind, item) for item in wanted] for part, kind in kinds.items()
             },
-            owned={item.stem for item in items} | {fault.stem for fault in faults},
+            owned=owned,
             recipes=recipes,
             memo=self.memo,
             found=folder.listing(),
+            layout=layouts.of(layout),
+            settings=self.config.datasets[dataset],
         )
         evaluation.images = manifest.images_digest(item.image for item in wanted)
         if not faults and not aside and (verdict := evaluate.remember(evaluation)):
@@ -252,7 +286,7 @@ class Planner:
         needed: dict[tuple[str, str], dict[str, set[str]]] = {}
         for name, run in runs.items():
             self._check_resolutions(name, run)
-            for part in parts_of(run):
+            for part in parts_of(self.config, run):
                 asked = needed.setdefault((part.dataset, part.model), {})
                 asked.setdefault(part.name, set()).add(name)
         states = {
@@ -268,7 +302,9 @@ class Planner:
                 name,
                 parts={
                     Part(dataset, run.model, part): state
-                    for dataset in dict.fromkeys(part.dataset for part in parts_of(run))
+                    for dataset in dict.fromkeys(
+                        part.dataset for part in parts_of(self.config, run)
+                    )
                     for part, state in states[dataset, run.model].parts.items()
                     if name in needed[dataset, run.model].get(part, {name})
                 },
@@ -298,14 +334,30 @@ class Planner:
     ) -> Iterator[tuple[WorkOrder, str, frozenset[str]]]:
         """Cut what is stale into jobs: one kind each, needed by the same runs, an item in one."""
         groups: dict[tuple[str, frozenset[str]], dict[Source, list[Target]]] = {}
+        kin: dict[Source, tuple[str, ...]] = {}
+        everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
         for part, wanting in asked.items():
-            group = groups.setdefault((kind_of(part), frozenset(wanting)), {})
+            # A text that lies beside each resolution is encoded once for all of them.
+            together = everyone if "@" in part else frozenset(wanting)
+            group = groups.setdefault((kind_of(part), together), {})
             for stale in states[dataset, model].parts[part].stale:
-                target = Target(part, stale.path, stale.found, size_of(part))
+                target = Target(
+                    part, stale.path, stale.found, size_of(part), stale.variant, stale.clip
+                )
                 group.setdefault(stale.source, []).append(target)
+                if stale.kin:
+                    kin[stale.source] = stale.kin
         for (kind, runs), group in groups.items():
             work = [
-                WorkItem(source.stem, source.path, source.text, tuple(targets))
+                WorkItem(
+                    source.stem,
+                    source.path,
+                    source.text,
+                    tuple(targets),
+                    source.control,
+                    kin.get(source, ()),
+                    source.media,
+                )
                 for source, targets in group.items()
             ]
             size = self.config.batch.items
@@ -315,6 +367,8 @@ class Planner:
 
     def _order(self, dataset: str, model: str, kind: str, work: tuple[WorkItem, ...]) -> WorkOrder:
         settings = self.config.datasets.get(dataset)
+        tuner = self.config.musubi_tuner
+        scripted = self.config.models[model].encoder == "musubi"
         return WorkOrder(
             kind=kind,
             dataset=dataset,
@@ -324,11 +378,10 @@ class Planner:
             model_settings=self.config.models[model].model_dump(),
             recipe=self.recipe(dataset, model, kind),
             items=work,
+            musubi_tuner=tuner.model_dump() if scripted and tuner else None,
         )
 
-    def single(
-        self, dataset: str, model: str, part: str, stem: str
-    ) -> tuple[WorkOrder, bool] | None:
+    def single(self, path: str) -> tuple[WorkOrder, bool] | None:
         """Plan one cache file, asked for by its name.
 
         Returns:
@@ -337,41 +390,59 @@ class Planner:
         Raises:
             UserError: something that makes planning impossible.
         """
+        _, dataset, model, place, name = path.split("/", 4)
         if model not in self.config.models:
             return None
-        kind = kind_of(part)
+        layout = layouts.of(self.layout(model))
+        bases = layout.owners(name)
+        for part in layout.parts([place]):
+            folder = layout.folder(dataset, model, part)
+            if folder != f"cache/{dataset}/{model}/{place}":
+                continue
+            settings = self.config.datasets.get(dataset)
+            for source in self._sources(dataset, model, kind_of(part)):
+                if layout.base(source.stem) in bases:
+                    for named in layout.named(folder, part, source.stem, source.media, settings):
+                        if named.path == path:
+                            return self._single(dataset, model, part, source, named)
+        return None
+
+    def _sources(self, dataset: str, model: str, kind: str) -> list[Source]:
         if dataset == PROMPTS:
             runs = [run for run in self.config.runs.values() if run.model == model]
-            sources = {each.stem: each for each in prompt_sources(runs)}
-            root = ""
-        elif dataset in self.config.datasets:
-            sources = {item.stem: source_of(kind, item) for item in self.items(dataset)[0]}
-            root = self.scan(dataset).root
-        else:
-            return None
-        if stem not in sources:
-            return None
+            return prompt_sources(runs) if kind == "text" else []
+        if dataset not in self.config.datasets:
+            return []
+        return [source_of(kind, item) for item in self.items(dataset, model)[0]]
+
+    def _single(
+        self, dataset: str, model: str, part: str, source: Source, named: Named
+    ) -> tuple[WorkOrder, bool]:
+        kind, path = kind_of(part), named.path
         recipe_values = self.recipe(dataset, model, kind)
-        path = plain.path(dataset, model, part, stem)
         stat = Path(path).lstat() if Path(path).exists() else None
         state = evaluate.evaluate(
             dataset=dataset,
             model=model,
-            root=root,
-            sources={part: [sources[stem]]},
-            owned={stem},
+            root="" if dataset == PROMPTS else self.scan(dataset).root,
+            sources={part: [source]},
+            owned={source.stem},
             recipes={part: digest.of_value(recipe_values) if recipe_values else ""},
             memo=self.memo,
             found={} if stat is None else {path: target_stat(stat)},
+            layout=layouts.of(self.layout(model)),
+            settings=self.config.datasets.get(dataset),
         ).parts[part]
         self.memo.save()
-        found = state.stale[0].found if state.stale else None
-        source = sources[stem]
-        target = Target(part, path, found, size_of(part))
-        work = WorkItem(source.stem, source.path, source.text, (target,))
+        stale = next((each for each in state.stale if each.path == path), None)
+        found = stale.found if stale else None
+        target = Target(part, path, found, size_of(part), named.variant, named.clip)
+        work = WorkItem(
+            source.stem, source.path, source.text, (target,), source.control, (), source.media
+        )
         order = self._order(dataset, model, kind, (work,))
         order.write()
-        return order, bool(state.stale)
+        return order, stale is not None
 
     def clean(self, plan: Plan) -> None:
         """Delete what earlier builds left behind: old orders, spooled files that have their names.

@@ -16,8 +16,11 @@ from latentmake.errors import ModelError
 
 __all__ = [
     "FORMAT_VERSION",
+    "ORIGINAL_SUFFIXES",
     "config_file",
     "latents_recipe",
+    "make",
+    "original_files",
     "text_recipe",
     "tokenizer_files",
     "tokenizer_folder",
@@ -29,6 +32,8 @@ __all__ = [
 
 FORMAT_VERSION = 1
 """Raised when the same source and settings would give other bytes; every cache is then stale."""
+
+ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 FileDigest = Callable[[Path], str]
 
@@ -120,19 +125,46 @@ def config_file(weights: Weights) -> Path | None:
     return named
 
 
-def weights_digest(weights: Weights, file_digest: FileDigest = digest.of_file) -> str:
+def original_files(weights: Weights) -> list[Path]:
+    """Return the files of a local Wan network: a folder's as above, or the one original file.
+
+    Such a file (.pth, .pt, .safetensors) needs no configuration, for its shapes say all: none is
+    looked for beside it, but one that `config` names counts.
+
+    Raises:
+        ModelError: something is missing.
+    """
+    path = Path(weights.path or "")
+    if not path.is_file():
+        return weights_files(weights)
+    if path.suffix not in ORIGINAL_SUFFIXES:
+        raise ModelError(
+            f"is none of {', '.join(ORIGINAL_SUFFIXES)}",
+            where=path,
+            mend="name the file of weights",
+        )
+    config = None if weights.config is None else config_file(weights)
+    return [path] if config is None else [config, path]
+
+
+def weights_digest(
+    weights: Weights,
+    file_digest: FileDigest = digest.of_file,
+    files: Callable[[Weights], list[Path]] = weights_files,
+) -> str:
     """Return the digest of a network: its files' content, or a hub id at its revision.
 
     Args:
         weights: where it lies.
         file_digest: how a file's digest is found; the planner passes its memo's.
+        files: finds its files.
 
     Raises:
         ModelError: files are missing or cannot be read.
     """
     if weights.hub is not None:
         return digest.of_value(["hub", weights.hub, weights.revision, weights.subfolder])
-    return _files_digest(weights_files(weights), file_digest)
+    return _files_digest(files(weights), file_digest)
 
 
 def _files_digest(files: list[Path], file_digest: FileDigest) -> str:
@@ -170,7 +202,7 @@ def tokenizer_folder(weights: TextWeights) -> Path:
     if weights.tokenizer is not None:
         return Path(weights.tokenizer)
     path = Path(weights.path or "")
-    folder = path if path.suffix != ".safetensors" else path.parent
+    folder = path.parent if path.suffix in ORIGINAL_SUFFIXES else path
     if folder.name.startswith("text_encoder"):
         sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
         if sibling.is_dir() or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
@@ -214,6 +246,69 @@ def vae_factor(weights: Weights) -> int | None:
             where=config,
             mend="name the folder of a VAE",
         ) from None
+
+
+def make(
+    kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest = digest.of_file
+) -> dict[str, object]:
+    """Return the recipe of `latents` or `text`, with the digests of the weights they need.
+
+    Args:
+        kind: which of them.
+        dataset: its preprocessing; not needed for text.
+        model: the encoders.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    files = weights_files if model.layout == "plain" else original_files
+    if kind == "text":
+        recipe = text_recipe(model, text_weights_digests(model, file_digest, files))
+        return recipe if model.layout == "plain" else {**recipe, **_wan_text(model)}
+    assert dataset is not None
+    weights = weights_digest(model.vae, file_digest, files)
+    if model.layout == "plain":
+        return latents_recipe(dataset, model, weights)
+    clip = None if model.clip is None else weights_digest(model.clip, file_digest, files)
+    return _wan_latents(dataset, model, weights, clip)
+
+
+def _wan_latents(
+    dataset: Dataset, model: Model, weights: str, clip: str | None
+) -> dict[str, object]:
+    """Return what shapes Wan's latents besides source, resolution and frames of a clip.
+
+    How many frames a clip has and where it begins is in the key; musubi-tuner neither turns an
+    image nor looks at what lies behind a transparent one.
+    """
+    recipe: dict[str, object] = {
+        "format": FORMAT_VERSION,
+        "kind": "latents",
+        "layout": model.layout,
+        "encoder": model.encoder,
+        "weights": weights,
+        "dtype": model.vae_dtype or model.dtype,
+        "image_to_video": model.image_to_video,
+        "tiled": model.vae_cache_cpu,
+        "fit": dataset.fit,
+    }
+    if clip is not None:
+        recipe["clip"] = clip
+    if dataset.fit == "bucket":
+        recipe["bucket_no_upscale"] = dataset.bucket_no_upscale
+    if dataset.video:
+        recipe["source_fps"] = dataset.source_fps
+    return recipe
+
+
+def _wan_text(model: Model) -> dict[str, object]:
+    return {
+        "layout": model.layout,
+        "encoder": model.encoder,
+        "dtype": "bfloat16",
+        "fp8_t5": model.fp8_t5,
+    }
 
 
 def latents_recipe(dataset: Dataset, model: Model, weights: str) -> dict[str, object]:
@@ -263,7 +358,9 @@ def text_recipe(model: Model, weights: list[tuple[str, str]]) -> dict[str, objec
 
 
 def text_weights_digests(
-    model: Model, file_digest: FileDigest = digest.of_file
+    model: Model,
+    file_digest: FileDigest = digest.of_file,
+    files: Callable[[Weights], list[Path]] = weights_files,
 ) -> list[tuple[str, str]]:
     """Return the digests of each text encoder and of its tokenizer.
 
@@ -272,7 +369,7 @@ def text_weights_digests(
     """
     return [
         (
-            weights_digest(place, file_digest),
+            weights_digest(place, file_digest, files),
             digest.of_value(["hub", place.tokenizer])
             if place.hub is not None
             else _files_digest(tokenizer_files(place), file_digest),

@@ -16,7 +16,6 @@ from typing import TypeVar
 from latentmake import orders
 from latentmake.config import Config, Run, nearest, parse
 from latentmake.errors import ConfigError, LatentmakeError, UserError, storage_error
-from latentmake.layouts import plain
 from latentmake.memo import Memo
 from latentmake.orders import WorkOrder, newest_run_order
 from latentmake.parts import Plan, RunPlan
@@ -27,7 +26,7 @@ __all__ = ["Session"]
 
 MEMO = Path(".latentmake/memo.sqlite")
 Result = TypeVar("Result")
-_PER_RUN = ("train", "caches", "latents", "text", "status")
+_PER_RUN = ("train", "caches", "latents", "text", "status", "check", "publish")
 
 
 class Session:
@@ -55,11 +54,15 @@ class Session:
         self.main = main
         self._buildable = dict(buildable or {})
         self._planner: Planner | None = None
+        self._singles: dict[str, tuple[WorkOrder, bool] | None] = {}
         self.config: Config = _or_exit(lambda: parse(values))
         self.plan = Plan({}, [])
         if main:
             names = _or_exit(lambda: runs_asked_for(targets, self.config.runs))
             self.plan = _or_exit(lambda: self._planned(names, force, dry))
+            # All orders lie there before Snakemake looks: it remembers what a folder holds.
+            files = [target for target in targets if target.startswith("cache/")]
+            self._singles = {path: self._single(path) for path in files}
             self._report([name for name in names if f"status_{name}" in targets])
         else:
             self.plan = Plan({}, _or_exit(orders.on_disk))
@@ -129,12 +132,24 @@ class Session:
 
     def training_inputs(self, run: str) -> tuple[str | None, list[str]]:
         """Return the training order (None where the run is trained) and models yet to be made."""
-        order = self._run(run).training_order if self.main else newest_run_order(run, "train")
+        kind = "wan" if self.is_wan(run) else "train"
+        order = self._run(run).training_order if self.main else newest_run_order(run, kind)
         if order is None:
             return None, []
         model = self.config.models[self.config.runs[run].model]
         places = [model.vae.path, *([model.unet.path] if model.unet else [])]
         return str(order), self.marker(*places)
+
+    def is_wan(self, run: str) -> bool:
+        """Whether a run's model is a Wan model, which musubi-tuner trains."""
+        return self.config.models[self.config.runs[run].model].layout == "musubi"
+
+    def wan_order(self, run: str) -> str:
+        """Return the order of a Wan run, for checklist and publication."""
+        order = self._run(run).wan_order if self.main else newest_run_order(run, "wan")
+        if order is None:
+            raise LatentmakeError(f"the run {run} has no order")
+        return str(order)
 
     def _run(self, run: str) -> RunPlan:
         if run not in self.plan.runs:
@@ -146,27 +161,29 @@ class Session:
         """Return where a run's status lies, for the job that prints it."""
         return Path(f".latentmake/runs/{run}.status.txt")
 
-    def single(
-        self, dataset: str, model: str, part: str, stem: str
-    ) -> tuple[dict[str, list[str] | str], bool]:
+    def single(self, path: str) -> tuple[dict[str, list[str] | str], bool]:
         """Plan one cache file asked for by its name.
 
         Returns:
             The inputs of its job, and whether it is stale.
         """
         if self._planner is None:
-            path = plain.path(dataset, model, part, stem)
             for order in self.plan.orders:
                 if order.paths == [path]:
                     return self.order_inputs(order), True
             return {}, False
-        planner = self._planner
-        found = _or_exit(lambda: planner.single(dataset, model, part, stem))
+        found = self._singles[path] if path in self._singles else self._single(path)
         if found is None:
             # Snakemake then says that this file is missing and which one it was for.
-            return {"order": f"an item {stem} of a dataset {dataset} and a model {model}"}, True
+            return {"order": f"an item of a dataset and a model for {path}"}, True
         order, stale = found
         return self.order_inputs(order), stale
+
+    def _single(self, path: str) -> tuple[WorkOrder, bool] | None:
+        planner = self._planner
+        if planner is None or path.count("/") < 4:
+            return None
+        return _or_exit(lambda: planner.single(path))
 
 
 def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]:

@@ -76,7 +76,8 @@ def write_caches(folder: Path) -> None:
                 ("latents", "a.bmp", "16x24", (16, 24)),
                 ("text", "a.txt", "text", None),
             ):
-                target = Target(part, f"{kind}.safetensors", None, size)
+                variant = "" if part == "text" else part
+                target = Target(part, f"{kind}.safetensors", None, size, variant)
                 order = WorkOrder(
                     kind=kind,
                     dataset="golden",

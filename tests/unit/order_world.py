@@ -28,7 +28,8 @@ def put_image(path: Path, colour: Iterable[int], size: tuple[int, int] = (16, 16
 
 def target(stem: str, part: str, *, dataset: str = "cats", found: str | None = None) -> Target:
     size = None if part == "text" else (int(part), int(part))
-    return Target(part, plain.path(dataset, "tiny", part, stem), found, size)
+    variant = "" if part == "text" else part
+    return Target(part, plain.path(dataset, "tiny", part, stem), found, size, variant)
 
 
 def order(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from latentmake.buckets import Size, bucket_sizes, place, target_size
+from latentmake.buckets import Size, bucket_sizes, place, target_size, wan_size
 
 sides = st.integers(1, 6000)
 steps = st.sampled_from([8, 16, 32, 64])
@@ -157,3 +158,72 @@ def test_numbers_of_the_rules() -> None:
 def test_a_resolution_smaller_than_a_step_is_refused() -> None:
     with pytest.raises(ValueError, match="smaller than a bucket step"):
         bucket_sizes(Size(32, 32), 64)
+
+
+# -- Wan ------------------------------------------------------------------------------------------
+
+
+def wan_listed(resolution: Size) -> list[tuple[int, int]]:
+    """The list of buckets as musubi-tuner's code makes it, which is longer than its rule says."""
+    area = resolution.width * resolution.height
+    root = int(math.sqrt(area))
+    widths = range(root // 2 - root // 2 % 16, root + 16, 16)
+    one_way = [(width, area // width - area // width % 16) for width in widths]
+    return sorted({*one_way, *((height, width) for width, height in one_way)})
+
+
+@settings(deadline=None)
+@given(images, resolutions(32))
+def test_wan_takes_the_first_bucket_of_the_nearest_aspect(image: Size, resolution: Size) -> None:
+    sizes = wan_listed(resolution)
+    aspects = np.array([width / height for width, height in sizes])
+    nearest = int(np.abs(aspects - image.width / image.height).argmin())
+    assert wan_size(image, resolution, bucket=True, no_upscale=False) == sizes[nearest]
+
+
+def test_wan_has_buckets_beyond_the_square_root() -> None:
+    resolution = Size(160, 192)  # int(sqrt(160 * 192)) is 175
+    assert Size(160, 176) not in bucket_sizes(resolution, 16)
+    assert wan_size(Size(160, 176), resolution, bucket=True, no_upscale=False) == (160, 176)
+    assert wan_size(Size(17, 16), resolution, bucket=True, no_upscale=False) == (176, 160)
+
+
+@pytest.mark.parametrize("side", [64, 256, 512, 960, 1024])
+def test_wan_has_the_same_buckets_as_all_where_the_root_is_a_multiple(side: int) -> None:
+    resolution = Size(side, side)
+    for width, height in bucket_sizes(resolution, 16):
+        image = Size(width * 3, height * 3)
+        chosen = wan_size(image, resolution, bucket=True, no_upscale=False)
+        assert chosen == target_size(image, resolution, fit="bucket")
+
+
+@settings(deadline=None)
+@given(images, resolutions(32))
+def test_wan_puts_a_bucket_into_itself(image: Size, resolution: Size) -> None:
+    # Its trainer computes the bucket of a clip from the size of that very bucket.
+    bucket = wan_size(image, resolution, bucket=True, no_upscale=False)
+    assert wan_size(bucket, resolution, bucket=True, no_upscale=False) == bucket
+
+
+@settings(deadline=None)
+@given(images, st.builds(Size, sides, sides), st.booleans())
+def test_wan_without_buckets_is_the_resolution_itself(
+    image: Size, resolution: Size, keep: bool
+) -> None:
+    assert wan_size(image, resolution, bucket=False, no_upscale=keep) == resolution
+
+
+@settings(deadline=None)
+@given(images, resolutions(32))
+def test_wan_keeps_small_images_rounded_down(image: Size, resolution: Size) -> None:
+    chosen = wan_size(image, resolution, bucket=True, no_upscale=True)
+    if image.width * image.height <= resolution.width * resolution.height:
+        assert chosen == (max(image.width >> 4 << 4, 16), max(image.height >> 4 << 4, 16))
+    else:
+        assert chosen == wan_size(image, resolution, bucket=True, no_upscale=False)
+
+
+def test_a_resolution_without_wan_buckets_is_refused() -> None:
+    with pytest.raises(ValueError, match="31 x 32 has no buckets"):
+        wan_size(Size(64, 64), Size(31, 32), bucket=True, no_upscale=False)
+    assert wan_size(Size(9, 9), Size(32, 32), bucket=True, no_upscale=False) == (32, 32)

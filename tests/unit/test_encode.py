@@ -12,11 +12,13 @@ import torch
 from latentmake import cachefile, digest
 from latentmake.encode import Sample, carry_out
 from latentmake.errors import SourceError
+from latentmake.job import Job, Loaded
 from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Receipt, WorkOrder, read_receipt, spooled
 from order_world import Encoder, order, put_image, silent, target, whole_numbers
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tqdm import tqdm
 
 RECEIPT = Path(".latentmake/orders/receipt.json")
 
@@ -361,6 +363,38 @@ def test_where_memory_runs_out_half_as_many_are_tried() -> None:
     assert carry(work, encoder, batch_size=8, say=said.append).counts["encoded"] == 8
     assert max(map(len, encoder.batches)) == 2
     assert any("out of memory with 8 at once" in line for line in said)
+
+
+def test_where_one_sample_is_too_much_it_goes_on_in_tiles() -> None:
+    tiled: list[int] = []
+
+    def economise() -> bool:
+        tiled.append(1)
+        return len(tiled) == 1
+
+    class Large(Encoder):
+        def __call__(self, samples: list[Sample]) -> Any:
+            if not tiled:
+                raise torch.OutOfMemoryError("too large")
+            return super().__call__(samples)
+
+    encoder, said = Large(), list[str]()
+    work = order("latents", cats(5))
+    job = Job(work, work.recipe, said.append)
+    with tqdm(disable=True) as progress:
+        job.make(work.items, lambda: Loaded(encoder, 4, economise), threads=1, progress=progress)
+    assert job.counts["encoded"] == 5 and tiled == [1]
+    assert [line for line in said if "tiles" in line]
+    assert max(map(len, encoder.batches)) == 2  # what was halved stays so
+
+
+def test_where_nothing_helps_against_too_little_memory_it_is_said() -> None:
+    class Hopeless(Encoder):
+        def __call__(self, samples: list[Sample]) -> Any:
+            raise torch.OutOfMemoryError("too large")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        carry(order("latents", cats(2)), Hopeless(), batch_size=2)
 
 
 def test_an_order_without_work_still_leaves_its_receipt() -> None:

@@ -499,7 +499,7 @@ def encoder_of(kind: str, settings: dict[str, Any], said: list[str] | None = Non
         model_settings=json.loads(json.dumps(model.model_dump())), recipe={"format": 1}, items=(),
     )  # fmt: skip
     say = silent if said is None else said.append
-    return encoder(order, threads=1, batch_size=0, say=say)
+    return encoder(order, threads=1, batch_size=0, say=say)[:2]
 
 
 def sample(content: np.ndarray | str, key: str = "0" * 64) -> Sample:

@@ -44,7 +44,10 @@ def make(stem: str, part: str, key: str, dataset: str = "cats") -> str:
 
 def item(stem: str, dataset: str = "cats", **keys: str | None) -> ManifestItem:
     known = {part: keys.get(f"key_{part}", f"{part} of {stem}") for part in PARTS}
-    return ManifestItem(dataset, stem, f"data/{stem}.png", known)
+    targets = {
+        part: [(plain.path(dataset, "tiny", part, stem), key)] for part, key in known.items()
+    }
+    return ManifestItem(dataset, stem, f"data/{stem}.png", targets)
 
 
 def order(*items: ManifestItem, **changes: Any) -> ManifestOrder:
@@ -321,7 +324,11 @@ items = st.builds(
     dataset=stems,
     stem=st.text(st.characters(codec="utf-8")),
     source=stems,
-    keys=st.dictionaries(stems, st.one_of(st.none(), stems)),
+    targets=st.dictionaries(
+        stems, st.lists(st.tuples(stems, st.one_of(st.none(), stems)), max_size=3)
+    ),
+    caption=st.one_of(st.none(), stems),
+    control=st.one_of(st.none(), stems),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import orders
+from latentmake.clips import Clip
 from latentmake.errors import LatentmakeError
+from latentmake.media import Media
 from latentmake.orders import Receipt, Target, WorkItem, WorkOrder, read_receipt, spooled
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -21,6 +24,8 @@ targets = st.builds(
     path=texts,
     found=st.one_of(st.none(), st.integers(0, 2**62).map(lambda mtime: f"key@{mtime}")),
     size=st.one_of(st.none(), st.tuples(st.integers(1), st.integers(1))),
+    variant=st.sampled_from(["", "64", "64:0-5"]),
+    clip=st.one_of(st.none(), st.builds(Clip, st.integers(0, 99), st.integers(1, 99))),
 )
 work_items = st.builds(
     WorkItem,
@@ -28,6 +33,9 @@ work_items = st.builds(
     source=st.one_of(st.none(), texts),
     text=st.one_of(st.none(), texts),
     targets=st.lists(targets, max_size=3).map(tuple),
+    control=st.one_of(st.none(), texts),
+    kin=st.lists(texts, max_size=2).map(tuple),
+    media=st.one_of(st.none(), st.builds(Media, *[st.integers(0, 10**6)] * 3)),
 )
 
 
@@ -186,3 +194,16 @@ def test_names_of_rules_and_logs_are_those_of_the_order(dataset: str) -> None:
     assert order.name[:12] in order.rule
     assert order.name[:12] in order.log
     assert order.path.parent == order.receipt.parent == orders.FOLDER
+
+
+def test_an_order_of_another_version_is_passed_over_and_a_damaged_one_is_not() -> None:
+    order, other = work_order(), work_order(dataset="dogs")
+    order.write()
+    other.write()
+    values = json.loads(other.path.read_bytes())
+    del values["version"]  # as the first version wrote it
+    other.path.write_text(json.dumps(values))
+    assert [each.name for each in orders.on_disk()] == [order.name]
+    other.path.write_text("{")
+    with pytest.raises(LatentmakeError, match="is not a work order"):
+        orders.on_disk()

@@ -117,21 +117,21 @@ def test_the_readme_describes_every_key(name: str) -> None:
 
 def test_the_readme_describes_no_key_that_is_not_there() -> None:
     known = {key for section in SECTIONS.values() for key in section.model_fields}
-    assert set(re.findall(r"^\| `([a-z_]+)` \|", README, flags=re.MULTILINE)) <= known
+    assert set(re.findall(r"^\| `([a-z0-9_]+)` \|", README, flags=re.MULTILINE)) <= known
 
 
 def test_the_defaults_in_the_readme_are_the_programs() -> None:
-    told = dict(re.findall(r"^\| `([a-z_]+)` \| `([^`]+)` \|", README, flags=re.MULTILINE))
+    told: dict[str, list[Any]] = {}
+    for key, text in re.findall(r"^\| `([a-z0-9_]+)` \| `([^`]+)` \|", README, flags=re.MULTILINE):
+        default = yaml.load(text, Loader=Reader)
+        told.setdefault(key, []).append("no" if default is False and text == "no" else default)
     compared = 0
     for section in SECTIONS.values():
         for key, field in section.model_fields.items():
             if key in told and field.default not in (None, "") and not field.is_required():
-                default = yaml.load(told[key], Loader=Reader)
-                if key == "mixed_precision":
-                    default = {False: "no"}[default]
-                assert default == field.default, key
+                assert field.default in told[key], (section, key)
                 compared += 1
-    assert compared > 30
+    assert compared > 40
 
 
 def test_the_configurations_in_the_readme_are_accepted() -> None:
@@ -139,6 +139,8 @@ def test_the_configurations_in_the_readme_are_accepted() -> None:
     assert len(blocks) == 1
     assert parse(yaml.safe_load(blocks[0]))
     lines = [line.strip() for line in README.splitlines() if re.match(r"    (vae|text):.*{", line)]
+    maps = [line.strip() for line in README.splitlines() if line.startswith("    path_maps:")]
+    assert len(maps) == 1 and parse({**smallest(), "publish": yaml.safe_load(maps[0])})
     assert len(lines) == 3
     for line in lines:
         assert parse({**smallest(), "models": {"tiny": {

@@ -9,18 +9,23 @@ import torch
 
 from latentmake.config import Model
 from latentmake.encoders.device import DTYPES, compute_dtype, pick_device
-from latentmake.job import Encoder, Sample
+from latentmake.job import Encoder, Loaded, Sample
 from latentmake.layouts import plain
 from latentmake.orders import WorkOrder
 
 __all__ = ["encoder"]
 
-_ON_A_GPU = {"latents": 8, "text": 32}
+_ON_A_GPU = {
+    ("plain", "latents"): 8,
+    ("plain", "text"): 32,
+    ("musubi", "latents"): 4,
+    ("musubi", "text"): 16,
+}
 
 
 def encoder(
     order: WorkOrder, *, threads: int, batch_size: int, say: Callable[[str], None]
-) -> tuple[Encoder, int]:
+) -> Loaded:
     """Load what an order needs.
 
     Args:
@@ -29,19 +34,21 @@ def encoder(
         batch_size: samples at once; 0: one on a CPU, more elsewhere.
         say: told of the device.
 
-    Returns:
-        The encoder, and how many samples it shall get at once.
-
     Raises:
         ModelError: the model is missing or incomplete.
     """
     torch.set_num_threads(threads)
     device = pick_device()
     model = Model.model_validate(order.model_settings)
-    load = _latents if order.kind == "latents" else _text
-    size = batch_size or (1 if device.type == "cpu" else _ON_A_GPU[order.kind])
+    size = batch_size or (1 if device.type == "cpu" else _ON_A_GPU[order.layout, order.kind])
     say(f"encoding on {device.type}, {size} at once")
-    return load(model, device, say), size
+    if order.layout == "musubi":
+        from latentmake.encoders import wan
+
+        load_wan = wan.latents if order.kind == "latents" else wan.text
+        return load_wan(model, device, size, say)
+    load = _latents if order.kind == "latents" else _text
+    return Loaded(load(model, device, say), size)
 
 
 def _latents(model: Model, device: torch.device, say: Callable[[str], None]) -> Encoder:

@@ -1,1 +1,63 @@
-"""Layouts: the file and tensor names that a trainer expects. Names alone; nothing imports torch."""
+"""Layouts: under which names a trainer looks for caches.
+
+Each layout is a module that offers the functions of `Layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from latentmake.clips import Clip
+from latentmake.config import Dataset
+from latentmake.media import Media
+
+__all__ = ["Layout", "Named", "of"]
+
+
+class Named(NamedTuple):
+    """One target of an item.
+
+    Attributes:
+        path: its cache file.
+        variant: what tells it from other targets of the same source and recipe, for its key.
+        clip: which frames it is made of; None for an image or a caption.
+    """
+
+    path: str
+    variant: str
+    clip: Clip | None = None
+
+
+class Layout(Protocol):
+    """What a layout's module offers."""
+
+    def parts(self, resolutions: Iterable[str]) -> list[str]:
+        """Return the parts of one dataset and model, for some resolutions' names."""
+
+    def folder(self, dataset: str, model: str, part: str) -> str:
+        """Return the folder of a part's cache files."""
+
+    def named(
+        self, folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
+    ) -> Sequence[Named]:
+        """Return the targets of one item in one part's folder."""
+
+    def base(self, stem: str) -> str:
+        """Return what of an item's stem is in the names of its cache files."""
+
+    def owners(self, name: str) -> Sequence[str]:
+        """Return to which bases a file below a part's folder may belong; none: no cache file."""
+
+    def identity(self, stem: str, path: str) -> str:
+        """Return the name under which a target's key enters the digest of its part."""
+
+    def row(self, targets: Mapping[str, Sequence[str]]) -> dict[str, object]:
+        """Return what a manifest's line says of an item's cache files, given part -> paths."""
+
+
+def of(name: str) -> Layout:
+    """Return the layout of a name: `plain` or `musubi`."""
+    from latentmake.layouts import musubi, plain
+
+    return {"plain": plain, "musubi": musubi}[name]

@@ -8,19 +8,36 @@ Images in sub-folders keep their relative path.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
+from latentmake.config import Dataset
+from latentmake.layouts import Named
+from latentmake.media import Media
+
 __all__ = [
     "LATENTS",
     "LATENTS_ENDING",
     "TEXT_ENDING",
+    "base",
     "encoder_name",
     "ending",
     "folder",
+    "identity",
+    "named",
+    "owners",
+    "parts",
     "path",
+    "row",
 ]
 
 LATENTS = "latents"
 LATENTS_ENDING = ".latents.safetensors"
 TEXT_ENDING = ".text.safetensors"
+
+
+def parts(resolutions: Iterable[str]) -> list[str]:
+    """Return the parts of one dataset and model: each resolution, and `text`."""
+    return [*resolutions, "text"]
 
 
 def ending(part: str) -> str:
@@ -36,6 +53,41 @@ def folder(dataset: str, model: str, part: str) -> str:
 def path(dataset: str, model: str, part: str, stem: str) -> str:
     """Return a target's path."""
     return f"{folder(dataset, model, part)}/{stem}{ending(part)}"
+
+
+def named(
+    folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
+) -> Sequence[Named]:
+    """Return an item's one target of a part."""
+    if part == "text":
+        return (Named(f"{folder}/{stem}{TEXT_ENDING}", ""),)
+    return (Named(f"{folder}/{stem}{LATENTS_ENDING}", part),)
+
+
+def base(stem: str) -> str:
+    """Return the stem: cache files keep it whole."""
+    return stem
+
+
+def owners(name: str) -> Sequence[str]:
+    """Return the stem of the item that a file below a part's folder belongs to."""
+    for each in (LATENTS_ENDING, TEXT_ENDING):
+        if name.endswith(each):
+            return (name[: -len(each)],)
+    return ()
+
+
+def identity(stem: str, path: str) -> str:
+    """Return the stem: there is one target of it in a part."""
+    return stem
+
+
+def row(targets: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    """Return `latents` (resolution -> path) and `text` (path)."""
+    return {
+        "latents": {part: paths[0] for part, paths in targets.items() if part != "text"},
+        "text": targets["text"][0],
+    }
 
 
 def encoder_name(index: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tabulate import tabulate
 
 from latentmake.evaluate import REASONS
-from latentmake.parts import Plan, RunPlan
+from latentmake.parts import Plan, RunPlan, kind_of
 
 __all__ = ["plan_table", "status_lines"]
 
@@ -21,7 +21,8 @@ def plan_table(plan: Plan) -> str:
         for part, state in run.parts.items():
             reasons = Counter(stale.reason for stale in state.stale)
             counts = [state.fresh, *(reasons[reason] for reason in REASONS), len(state.orphans)]
-            kind = "text" if part.name == "text" else f"latents {part.name}"
+            kind = part.name.replace("@", " ")
+            kind = kind if kind_of(part.name) == "text" else f"latents {kind}"
             rows[part.dataset, part.model, kind] = counts
         for dataset, found in run.faults.items():
             faults[dataset] = [fault.line for fault in found]

@@ -1,1 +1,26 @@
-"""Trainers: what a run's manifest is handed to."""
+"""Trainers: our own, and those of others that are launched. A launcher imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["Trainer", "trainer_of"]
+
+
+class Trainer(Protocol):
+    """What a launcher's module offers."""
+
+    def train(self, order_path: Path, *, log: Path, receipt: Path, threads: int = 2) -> None:
+        """Bring the trained weights of an order up to date, and write the receipt."""
+
+
+def trainer_of(order: Path) -> Trainer:
+    """Return who carries out a training order: its name ends in the order's kind."""
+    if order.name.endswith(".wan.json"):
+        from latentmake.musubi import launch as launch_musubi
+
+        return launch_musubi
+    from latentmake.trainers import launch
+
+    return launch

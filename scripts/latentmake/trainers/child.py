@@ -35,7 +35,13 @@ class Stopped(BaseException):
         self.number = number
 
 
-def run(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> tuple[int, str]:
+def run(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    cwd: Path | None = None,
+) -> tuple[int, str]:
     """Run a command; show its output on stderr as it comes, and append it to a log.
 
     SIGINT and SIGTERM are passed on to it; after some seconds of grace, all its descendants are
@@ -45,6 +51,7 @@ def run(command: Sequence[str], *, environment: Mapping[str, str], log: Path) ->
         command: program and arguments.
         environment: the whole environment.
         log: gets the output, byte by byte.
+        cwd: the folder it runs in; by default the one this process runs in.
 
     Returns:
         The exit status (negative for a signal), and the end of the output.
@@ -61,6 +68,7 @@ def run(command: Sequence[str], *, environment: Mapping[str, str], log: Path) ->
         child = subprocess.Popen(
             command,
             env=dict(environment),
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

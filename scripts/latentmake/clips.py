@@ -1,0 +1,131 @@
+"""Which frames of a video become clips. Whole numbers alone: planning counts clips with it.
+
+The rules are those of musubi-tuner's video datasets (`VideoDataset.retrieve_latent_cache_batches`
+and `load_video`), because its trainer takes a clip's place and length from the name of its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count as counting
+from typing import NamedTuple
+
+__all__ = ["Clip", "clips", "kept_indices", "time_indices"]
+
+WAN_FPS = 16.0
+
+
+class Clip(NamedTuple):
+    """A part of a video.
+
+    Attributes:
+        start: position of its first frame in the list of the frames that are kept of the file.
+        frames: its length, 4 n + 1.
+    """
+
+    start: int
+    frames: int
+
+
+def time_indices(source_fps: float | None) -> Iterator[int]:
+    """Yield, for each frame of a file in turn, its index in time at 16 frames a second; no end.
+
+    Of frames with the same index only the first is kept. The step 16 / source_fps is added up in
+    float64 frame by frame, as musubi-tuner does, rounding errors and all.
+
+    Args:
+        source_fps: frame rate of the file; None keeps each frame.
+    """
+    if source_fps is None:
+        yield from counting()
+    else:
+        step = WAN_FPS / source_fps
+        time = 0.0
+        while True:
+            yield int(time)
+            time += step
+
+
+def kept_indices(count: int, source_fps: float | None) -> list[tuple[int, int]]:
+    """Return which frames of a file are kept: (index in the file, index in time) of each.
+
+    Below 16 frames a second all are kept, and their indices in time have gaps.
+
+    Args:
+        count: frames in the file.
+        source_fps: frame rate of the file; None keeps each frame.
+    """
+    kept: list[tuple[int, int]] = []
+    previous = -1
+    for index, time in zip(range(count), time_indices(source_fps), strict=False):
+        if time != previous:
+            kept.append((index, time))
+            previous = time
+    return kept
+
+
+def clips(
+    count: int,
+    *,
+    target_frames: Sequence[int],
+    frame_extraction: str,
+    frame_stride: int,
+    frame_sample: int,
+    max_frames: int,
+    source_fps: float | None,
+) -> list[Clip]:
+    """Return the clips of a video, shorter lengths first, each by its place, none twice.
+
+    Args:
+        count: frames in the file.
+        target_frames: lengths of clips, in frames; rounded down to 4 n + 1.
+        frame_extraction: `head`: the beginning. `chunk`: one after the other. `slide`: one every
+            `frame_stride` frames. `uniform`: `frame_sample` of them, evenly spread; 1 of them is
+            `head`. `full`: one of all frames up to `max_frames`, rounded down to 4 n + 1, whatever
+            `target_frames` says.
+        frame_stride: frames from the beginning of a clip to that of the next.
+        frame_sample: clips of each length.
+        max_frames: most frames of the one clip of `full`.
+        source_fps: frame rate of the file; None keeps each frame.
+
+    Raises:
+        ValueError: `frame_extraction` is none of these.
+    """
+    lengths = sorted({_rounded(length) for length in target_frames})
+    kept = kept_indices(count, source_fps)
+    if frame_extraction == "uniform" and frame_sample == 1:
+        frame_extraction = "head"
+    if frame_extraction == "head":
+        # It stops reading by time: a file below 16 frames a second ends before its clip is full.
+        longest = max(lengths, default=0)
+        kept = [(index, time) for index, time in kept if time < longest]
+    if frame_extraction == "full":
+        length = _rounded(min(len(kept), max_frames))
+        return [Clip(0, length)] if length > 0 else []
+    found: list[Clip] = []
+    for length in lengths:
+        last = len(kept) - length
+        if last < 0:
+            continue
+        if frame_extraction == "head":
+            starts = [0]
+        elif frame_extraction == "chunk":
+            starts = list(range(0, last + 1, length))
+        elif frame_extraction == "slide":
+            starts = list(range(0, last + 1, frame_stride))
+        elif frame_extraction == "uniform":
+            starts = _spread(last, frame_sample)
+        else:
+            raise ValueError(f"there is no frame_extraction {frame_extraction!r}")
+        found.extend(Clip(start, length) for start in starts)
+    return list(dict.fromkeys(found))
+
+
+def _rounded(frames: int) -> int:
+    return (frames - 1) // 4 * 4 + 1
+
+
+def _spread(last: int, number: int) -> list[int]:
+    """Return what numpy.linspace(0, last, number, dtype=int) gives, for two or more."""
+    step = last / (number - 1)
+    return [int(index * step) for index in range(number - 1)] + [last]

@@ -1,0 +1,37 @@
+"""The configuration: typed, closed against typing errors, each error in one line.
+
+Everything that a user may write in `config/config.yaml` is a field here, with its description;
+`config/schema.json` is generated from these types (`python -m latentmake.config`). Nothing here
+touches a file: whether a path exists is for the planner to find out.
+"""
+
+from __future__ import annotations
+
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import Dtype, Resolution
+from latentmake.config.machines import MusubiTuner, PathMap, Publish
+from latentmake.config.models import Model, TextWeights, WanTask, Weights
+from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
+from latentmake.config.whole import Batch, Config, Run, json_schema, nearest, parse
+
+__all__ = [
+    "Batch",
+    "Config",
+    "Dataset",
+    "Dtype",
+    "Model",
+    "MusubiTrainer",
+    "MusubiTuner",
+    "PathMap",
+    "Publish",
+    "Resolution",
+    "Run",
+    "Samples",
+    "SdTrainer",
+    "TextWeights",
+    "WanTask",
+    "Weights",
+    "json_schema",
+    "nearest",
+    "parse",
+]

@@ -1,0 +1,11 @@
+"""Prints the JSON schema of the configuration, for `config/schema.json`."""
+
+from __future__ import annotations
+
+import sys
+
+from latentmake.config.whole import json_schema
+
+__all__: list[str] = []
+
+sys.stdout.write(json_schema())

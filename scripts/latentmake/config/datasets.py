@@ -1,0 +1,118 @@
+"""Folders of captioned images or videos."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+
+from latentmake.config.fields import Closed, Number, listed
+
+__all__ = ["Dataset"]
+
+
+class Dataset(Closed):
+    """A folder of images or videos with a caption file beside each."""
+
+    path: str = Field(min_length=1, description="Folder of the images or videos, with sub-folders.")
+    caption_extension: Annotated[str, StringConstraints(pattern=r"^\.[^/\\]+$")] = Field(
+        ".txt", description="Ending of the caption file that lies beside an image."
+    )
+    fit: Literal["crop", "bucket"] = Field(
+        "crop",
+        description="crop: cover the resolution and cut its centre. bucket: keep the aspect ratio "
+        "as nearly as a list of sizes of the same area allows.",
+    )
+    bucket_reso_steps: Number = Field(
+        16, ge=8, description="Sides of buckets are multiples of this, in pixels."
+    )
+    bucket_no_upscale: bool = Field(
+        False, description="Images smaller than the resolution keep their own size, rounded down."
+    )
+    exif_rotation: bool = Field(
+        True, description="Turn an image as its EXIF orientation says before anything else."
+    )
+    background: Annotated[
+        str, StringConstraints(pattern=r"^(#[0-9a-fA-F]{6}|white|black|gray)$")
+    ] = Field(
+        "white",
+        description="Colour that shows through transparent pixels: white, black, gray or #rrggbb.",
+    )
+    max_image_pixels: Number = Field(
+        178_956_970, gt=0, description="An image of more pixels is refused as a decompression bomb."
+    )
+    num_repeats: Number = Field(
+        1, ge=1, description="How often an epoch shows each item of this dataset."
+    )
+    missing_caption: Literal["error", "empty"] = Field(
+        "error", description="empty: an image without a caption file gets the empty caption."
+    )
+    empty_caption: Literal["error", "allow"] = Field(
+        "error", description="allow: a caption file without text is a caption without text."
+    )
+    on_error: Literal["fail", "skip"] = Field(
+        "fail",
+        description="What a damaged item does: fail after all others are done, or be set aside, "
+        "named in the manifest and on the screen.",
+    )
+    control_directory: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of control images or videos, each named as what it controls (Wan).",
+    )
+    target_frames: Annotated[
+        list[Annotated[Number, Field(ge=1)]] | None,
+        BeforeValidator(
+            lambda value: value if value is None else listed(value),
+            json_schema_input_type=int | list[int] | None,
+        ),
+    ] = Field(
+        None,
+        description="Makes this a dataset of videos: lengths of its clips in frames, 4 n + 1 each.",
+    )
+    frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = Field(
+        "head",
+        description="Which clips of a video: its beginning; one after the other; one every "
+        "frame_stride frames; frame_sample of them; or one of all frames.",
+    )
+    frame_stride: Number = Field(
+        1, ge=1, description="slide: frames from the beginning of a clip to that of the next."
+    )
+    frame_sample: Number = Field(1, ge=1, description="uniform: clips of a video.")
+    max_frames: Number = Field(129, ge=1, description="full: frames kept of a video.")
+    source_fps: float | None = Field(
+        None,
+        gt=0,
+        description="Frame rate of the videos: frames are dropped to get 16 a second; by default "
+        "each frame is kept.",
+    )
+
+    @property
+    def video(self) -> bool:
+        """Whether its items are videos."""
+        return self.target_frames is not None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clips_are_bucketed(cls, values: Any) -> Any:
+        # musubi-tuner puts clips into buckets whatever its configuration says.
+        if isinstance(values, dict) and values.get("target_frames") is not None:
+            return {"fit": "bucket", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _clips(self) -> Self:
+        if self.target_frames is None:
+            about = ("frame_extraction", "frame_stride", "frame_sample", "max_frames", "source_fps")
+            if key := self.first_set(*about):
+                raise ValueError(f"`{key}` is about videos: it needs `target_frames`")
+            return self
+        if self.fit != "bucket" or self.bucket_no_upscale:
+            raise ValueError("clips of videos need `fit: bucket` without `bucket_no_upscale`")
+        for frames in self.target_frames:
+            if frames % 4 != 1:
+                below = max((frames - 1) // 4 * 4 + 1, 1)
+                raise ValueError(
+                    f"target_frames: {frames} is not 4 n + 1; use {below} or {below + 4}"
+                )
+        return self

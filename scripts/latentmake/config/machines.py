@@ -1,0 +1,49 @@
+"""Where things lie on the machines of one user: musubi-tuner, published runs, other systems."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from latentmake.config.fields import Closed
+
+__all__ = ["MusubiTuner", "PathMap", "Publish"]
+
+
+class MusubiTuner(Closed):
+    """Where musubi-tuner lies, and the virtual environment that it runs in."""
+
+    path: str = Field(min_length=1, description="Folder of musubi-tuner.")
+    venv: str | None = Field(
+        None,
+        min_length=1,
+        description="Its virtual environment; by default `venv` or `.venv` in its folder.",
+    )
+
+
+class PathMap(Closed):
+    """One folder, as several systems name it."""
+
+    linux: str | None = Field(None, min_length=1, description="Its name under Linux.")
+    windows: str | None = Field(None, min_length=1, description="Its name under Windows.")
+    wsl: str | None = Field(None, min_length=1, description="Its name under WSL.")
+
+    @model_validator(mode="after")
+    def _two_names(self) -> Self:
+        if sum(name is not None for name in (self.linux, self.windows, self.wsl)) < 2:
+            raise ValueError("needs two of `linux`, `windows` and `wsl`")
+        return self
+
+
+class Publish(Closed):
+    """What `publish_{run}` puts where."""
+
+    path: str = Field(
+        "published", min_length=1, description="Folder that gets a folder for each published run."
+    )
+    path_maps: list[PathMap] = Field(
+        [],
+        description="Folders that other systems know by other names, so that scripts and TOML "
+        "files name them rightly; drives under /mnt are known.",
+    )

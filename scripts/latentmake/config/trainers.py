@@ -1,0 +1,128 @@
+"""Trainers and their settings, under the names that their own documentation uses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from latentmake.config.fields import Closed, Number, ResolutionField
+
+__all__ = ["MusubiTrainer", "Samples", "SdTrainer"]
+
+
+class Samples(Closed):
+    """Pictures drawn by the trained network at the start, at intervals and at the end."""
+
+    prompts: list[str] = Field(
+        [], description="What to draw; by default the captions of the run's first four items."
+    )
+    negative_prompt: str = Field("", description="What guidance leads away from.")
+    every: Number | None = Field(
+        None, gt=0, description="Steps between two rows; by default a quarter of the run."
+    )
+    num_inference_steps: Number = Field(30, gt=0, description="Denoising steps of a picture.")
+    guidance_scale: float = Field(3.0, ge=1, description="Classifier-free guidance; 1 is none.")
+    resolution: ResolutionField | None = Field(
+        None, description="Size of the pictures; by default the run's first resolution."
+    )
+    seed: Number = Field(0, ge=0, description="Seed of their noise, the same in every row.")
+
+
+class SdTrainer(Closed):
+    """The trainer `sd`: Stable Diffusion 1.x and 2.x UNets, trained from caches alone."""
+
+    kind: Literal["sd"] = Field(description="The trainer.")
+    adapter: Literal["lora", "full"] = Field("lora", description="Train a LoRA, or the whole UNet.")
+    rank: Number = Field(8, ge=1, description="Rank of the LoRA.")
+    alpha: float | None = Field(None, gt=0, description="Scale of the LoRA; by default its rank.")
+    target_modules: list[str] = Field(
+        ["to_q", "to_k", "to_v", "to_out.0"],
+        min_length=1,
+        description="Layers that get a LoRA, by the end of their names.",
+    )
+    steps: Number = Field(1000, ge=1, description="Optimiser steps.")
+    learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate of AdamW.")
+    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
+        "constant", description="How the learning rate goes on."
+    )
+    lr_warmup_steps: Number = Field(0, ge=0, description="Steps over which it rises from zero.")
+    train_batch_size: Number = Field(4, ge=1, description="Items of one shape a step and a device.")
+    gradient_accumulation_steps: Number = Field(1, ge=1, description="Batches summed up in a step.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    prediction_type: Literal["epsilon", "v_prediction"] | None = Field(
+        None, description="What the UNet predicts; by default what its scheduler says."
+    )
+    mixed_precision: Annotated[
+        Literal["no", "bf16", "fp16"],
+        BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
+    ] = Field("no", description="accelerate's mixed precision.")
+    gradient_checkpointing: bool = Field(False, description="Less memory for more time.")
+    seed: Number = Field(0, ge=0, description="Seed of order, noise, timesteps and new weights.")
+    checkpointing_steps: Number = Field(
+        500, ge=1, description="Steps between two states from which a killed run goes on."
+    )
+    checkpoints_total_limit: Number = Field(2, ge=1, description="How many of them are kept.")
+    accelerate_config: str | None = Field(
+        None, description="Configuration file for `accelerate launch`."
+    )
+    samples: Samples = Field(Samples(), description="Sample pictures.")
+
+
+class MusubiTrainer(Closed):
+    """The trainer `musubi`: musubi-tuner's wan_train_network.py, in its own environment."""
+
+    kind: Literal["musubi"] = Field(description="The trainer.")
+    network_dim: Number = Field(32, ge=1, description="Rank of the LoRA.")
+    network_alpha: float | None = Field(
+        None, gt=0, description="Scale of the LoRA; by default its rank."
+    )
+    learning_rate: float = Field(2e-4, gt=0, description="Learning rate.")
+    optimizer_type: str = Field(
+        "adamw", min_length=1, description="Optimiser; adamw8bit needs bitsandbytes there."
+    )
+    max_train_epochs: Number = Field(16, ge=1, description="Epochs.")
+    batch_size: Number = Field(1, ge=1, description="Items of one shape a step.")
+    gradient_accumulation_steps: Number = Field(1, ge=1, description="Batches summed up in a step.")
+    max_data_loader_n_workers: Number = Field(2, ge=0, description="Processes that read caches.")
+    mixed_precision: Annotated[
+        Literal["no", "bf16", "fp16"],
+        BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
+    ] = Field("bf16", description="Number format of the DiT's weights.")
+    attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers", "sage_attn"] = Field(
+        "auto", description="Attention; auto: the fastest that the trainer's environment has."
+    )
+    timestep_sampling: str | None = Field(
+        "shift", description="How timesteps are drawn; null leaves it to the trainer."
+    )
+    discrete_flow_shift: float | None = Field(
+        3.0, gt=0, description="Shift of the timesteps; null leaves it to the trainer."
+    )
+    timestep_boundary: Number | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="Where Wan 2.2 goes from one network to the other, in thousandths; by default "
+        "875 for text-to-video and 900 for image-to-video.",
+    )
+    fp8_base: bool = Field(False, description="Keep the DiT's weights in 8 bits.")
+    fp8_scaled: bool = Field(False, description="Scale them block by block; needs fp8_base.")
+    logging: bool = Field(True, description="Write TensorBoard scalars to runs/{run}/logs.")
+    save_every_n_epochs: Number | None = Field(
+        None,
+        ge=1,
+        description="Save weights, and a state from which a killed training goes on, this often.",
+    )
+    arguments: list[str] = Field(
+        [], description="Further arguments for wan_train_network.py, as its documentation has them."
+    )
+    accelerate_config: str | None = Field(
+        None, description="Configuration file for `accelerate launch`."
+    )
+
+    @model_validator(mode="after")
+    def _scaled_needs_base(self) -> Self:
+        if self.fp8_scaled and not self.fp8_base:
+            raise ValueError("`fp8_scaled` needs `fp8_base: true`")
+        return self

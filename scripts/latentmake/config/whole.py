@@ -1,0 +1,291 @@
+"""The whole of `config.yaml`, and what is wrong with one, each mistake in a line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Self
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import Closed, Name, Number, ResolutionField, listed
+from latentmake.config.machines import MusubiTuner, PathMap, Publish
+from latentmake.config.models import Model, TextWeights, Weights
+from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
+from latentmake.errors import ConfigError
+
+WAN_STEP = 16
+"""Sides of all that Wan models see are multiples of this, in pixels."""
+
+__all__ = ["WAN_STEP", "Batch", "Config", "Run", "json_schema", "nearest", "parse"]
+
+
+_WAN_LEAST = 32 * 32  # pixels: below, its smallest bucket would have no width
+
+
+class Run(Closed):
+    """Datasets x resolutions x model x trainer settings; its target is `train_{run}`."""
+
+    datasets: Annotated[
+        list[str],
+        BeforeValidator(listed, json_schema_input_type=str | list[str]),
+        Field(min_length=1, description="What to train on."),
+    ]
+    model: str = Field(description="Which encoders, and what is trained.")
+    resolutions: Annotated[
+        list[ResolutionField],
+        BeforeValidator(listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
+        Field(min_length=1, description="A side in pixels, or [width, height], each."),
+    ]
+    trainer: Annotated[SdTrainer | MusubiTrainer, Field(discriminator="kind")] | None = Field(
+        None, description="Who trains, and how; without it the run is its caches alone."
+    )
+
+
+class Batch(Closed):
+    """How the work is cut into jobs."""
+
+    items: Number = Field(1024, ge=1, description="Items (images, captions) of one encoding job.")
+
+
+class Config(Closed):
+    """The whole of `config.yaml`."""
+
+    datasets: dict[Name, Dataset] = Field(min_length=1, description="Folders of captioned images.")
+    models: dict[Name, Model] = Field(min_length=1, description="Encoders and what is trained.")
+    runs: dict[Name, Run] = Field(min_length=1, description="What to train, on what.")
+    batch: Batch = Field(Batch(), description="How the work is cut into jobs.")
+    musubi_tuner: MusubiTuner | None = Field(
+        None, description="Where musubi-tuner lies, which trains Wan models."
+    )
+    publish: Publish = Field(Publish(), description="What publish_{run} puts where.")
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        for name, run in self.runs.items():
+            for dataset in run.datasets:
+                _known(f"runs.{name}.datasets", dataset, self.datasets, "dataset")
+            _known(f"runs.{name}.model", run.model, self.models, "model")
+            _no_doubles(f"runs.{name}.datasets", run.datasets)
+            _no_doubles(f"runs.{name}.resolutions", [each.name for each in run.resolutions])
+            model = self.models[run.model]
+            _trainer_fits(name, run, model)
+            if model.layout == "musubi":
+                self._check_wan(name, run, model)
+            elif video := [each for each in run.datasets if self.datasets[each].video]:
+                raise ConfigError(
+                    f"the dataset {video[0]} holds videos, which {run.model} cannot encode",
+                    where=f"runs.{name}.datasets",
+                    mend=f"set the `task` of models.{run.model} if it is a Wan model",
+                )
+            elif control := [x for x in run.datasets if self.datasets[x].control_directory]:
+                raise ConfigError(
+                    f"the dataset {control[0]} has control images, which only Wan models know",
+                    where=f"runs.{name}.datasets",
+                    mend="leave out its `control_directory`",
+                )
+        return self
+
+    def _check_wan(self, name: str, run: Run, model: Model) -> None:
+        if self.musubi_tuner is None and (run.trainer is not None or model.encoder == "musubi"):
+            raise ConfigError(
+                "this key is missing",
+                where="musubi_tuner",
+                mend=f"the run {name} needs musubi-tuner: set musubi_tuner.path to its folder",
+            )
+        for size in run.resolutions:
+            for side in (size.width, size.height):
+                if side % WAN_STEP:
+                    below = side // WAN_STEP * WAN_STEP
+                    near = [str(each) for each in (below, below + WAN_STEP) if each > 0]
+                    raise ConfigError(
+                        f"{side} pixels are not a multiple of {WAN_STEP}: musubi-tuner would "
+                        "round them",
+                        where=f"runs.{name}.resolutions",
+                        mend=f"use {' or '.join(near)}",
+                    )
+        for dataset in run.datasets:
+            settings = self.datasets[dataset]
+            small = [size for size in run.resolutions if size.width * size.height < _WAN_LEAST]
+            if settings.fit == "bucket" and small:
+                raise ConfigError(
+                    f"{small[0].name} is too small for musubi-tuner's buckets",
+                    where=f"runs.{name}.resolutions",
+                    mend="use 32 or more",
+                )
+            if settings.bucket_reso_steps != WAN_STEP:
+                raise ConfigError(
+                    f"musubi-tuner's buckets go in steps of {WAN_STEP}",
+                    where=f"datasets.{dataset}.bucket_reso_steps",
+                    mend="leave it out",
+                )
+            if str(model.task).endswith("-FC") and settings.control_directory is None:
+                raise ConfigError(
+                    f"{model.task} needs control images",
+                    where=f"datasets.{dataset}.control_directory",
+                    mend="name their folder",
+                )
+
+
+def _trainer_fits(name: str, run: Run, model: Model) -> None:
+    if run.trainer is None:
+        return
+    if isinstance(run.trainer, MusubiTrainer):
+        if model.task is None:
+            raise ConfigError(
+                f"musubi-tuner trains Wan models, and {run.model} has no `task`",
+                where=f"runs.{name}.model",
+                mend=f"set the `task` of models.{run.model}, or train with kind: sd",
+            )
+        if model.dit is None:
+            raise ConfigError(
+                f"the model {run.model} has no `dit` to train",
+                where=f"runs.{name}.model",
+                mend=f"add `dit` to models.{run.model}, or leave out the run's `trainer`",
+            )
+    elif model.task is not None:
+        raise ConfigError(
+            f"the trainer sd cannot train {run.model}, a Wan model",
+            where=f"runs.{name}.trainer.kind",
+            mend="use kind: musubi",
+        )
+    elif model.unet is None:
+        raise ConfigError(
+            f"the model {run.model} has no `unet` to train",
+            where=f"runs.{name}.model",
+            mend=f"add `unet` to models.{run.model}, or leave out the run's `trainer`",
+        )
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is most like `word`, or None where none is."""
+    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def _known(where: str, word: str, known: Mapping[str, object], kind: str) -> None:
+    if word in known:
+        return
+    guess = nearest(word, known)
+    raise ConfigError(
+        f"there is no {kind} `{word}`",
+        where=where,
+        mend=f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}",
+    )
+
+
+def _no_doubles(where: str, words: list[str]) -> None:
+    for word in words:
+        if words.count(word) > 1:
+            raise ConfigError(f"`{word}` is named twice", where=where, mend="name it once")
+
+
+_SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
+    (): Config,
+    ("datasets", "*"): Dataset,
+    ("models", "*"): Model,
+    ("models", "*", "vae"): Weights,
+    ("models", "*", "unet"): Weights,
+    ("models", "*", "clip"): Weights,
+    ("models", "*", "text", "*"): TextWeights,
+    ("runs", "*"): Run,
+    ("runs", "*", "trainer", "sd"): SdTrainer,
+    ("runs", "*", "trainer", "musubi"): MusubiTrainer,
+    ("runs", "*", "trainer", "sd", "samples"): Samples,
+    ("batch",): Batch,
+    ("musubi_tuner",): MusubiTuner,
+    ("publish",): Publish,
+    ("publish", "path_maps", "*"): PathMap,
+}
+
+
+_NAMED = ("datasets", "models", "runs")
+
+
+def _shown(location: Iterable[int | str]) -> str:
+    """Return a location as the user wrote it: without the tag of a trainer's kind."""
+    parts = [str(part) for part in location]
+    if parts[0:1] == ["runs"] and parts[2:3] == ["trainer"] and len(parts) > 3:
+        del parts[3]
+    return ".".join(parts)
+
+
+def _unknown_key(location: tuple[int | str, ...]) -> str:
+    """Say which key was meant: one of the same section, or the section that has this one."""
+    key = str(location[-1])
+    # Names (the second part) and list indices stand for any.
+    pattern = tuple(
+        "*"
+        if (index == 1 and len(location) > 2 and location[0] in _NAMED) or isinstance(part, int)
+        else str(part)
+        for index, part in enumerate(location[:-1])
+    )
+    section = _SECTIONS.get(pattern)
+    known = list(section.model_fields) if section else []
+    likely = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
+    for other, fields in _SECTIONS.items():
+        if key in fields.model_fields and not likely:
+            return f"`{key}` belongs to {_shown(other).replace('*', 'NAME') or 'the top level'}"
+    if guess := nearest(key, known):
+        return f"did you mean `{guess}`?"
+    return f"known here: {', '.join(known)}" if known else "remove it"
+
+
+def _line(error: ErrorDetails) -> str:
+    location = error["loc"]
+    where = _shown(location)
+    cause = (error.get("ctx") or {}).get("error")
+    if isinstance(cause, ConfigError):
+        return str(cause)
+    if error["type"] == "extra_forbidden":
+        return str(ConfigError("unknown key", where=where, mend=_unknown_key(location)))
+    if error["type"] == "union_tag_not_found":
+        return str(ConfigError("this key is missing", where=f"{where}.kind", mend="add it"))
+    if error["type"] == "union_tag_invalid":
+        context = error.get("ctx") or {}
+        what = f"there is no trainer {json.dumps(context.get('tag'))}"
+        known = f"known: {context.get('expected_tags')}".replace("'", "")
+        return str(ConfigError(what, where=f"{where}.kind", mend=known))
+    if error["type"] == "missing":
+        return str(ConfigError("this key is missing", where=where, mend="add it"))
+    what = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    value = error["input"]
+    shown = "" if isinstance(value, dict | BaseModel) else f"{json.dumps(value, default=str)} "
+    return str(ConfigError(f"{shown}{what}", where=where, mend="see config/README.md"))
+
+
+def parse(values: Mapping[str, object]) -> Config:
+    """Check the values of a configuration file.
+
+    Args:
+        values: the file as read: mappings, lists and plain values.
+
+    Raises:
+        ConfigError: one line for each thing that is wrong, with key, value and mend.
+    """
+    try:
+        return Config.model_validate(dict(values))
+    except ConfigError:
+        raise
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False)
+        lines = [_line(each) for each in mistakes]
+        if any(each["type"] == "extra_forbidden" for each in mistakes):
+            # A misspelt key is missing under its right name: the first line says it all.
+            lines = [
+                line
+                for line, each in zip(lines, mistakes, strict=True)
+                if each["type"] != "missing" or f"`{each['loc'][-1]}`" not in " ".join(lines)
+            ]
+        raise ConfigError(" | ".join(dict.fromkeys(lines))) from None
+
+
+def json_schema() -> str:
+    """Return the JSON schema of the configuration, as `config/schema.json` holds it."""
+    schema = Config.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "latentmake configuration"
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

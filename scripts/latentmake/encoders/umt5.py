@@ -1,0 +1,278 @@
+"""umT5, Wan's text encoder: captions to the embeddings of their own tokens.
+
+From a transformers folder, or from the one file of the original release
+(models_t5_umt5-xxl-enc-bf16.pth, or .safetensors of the same names) with a tokenizer's folder.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import ftfy
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
+
+from latentmake.config import TextWeights
+from latentmake.encoders.state import (
+    State,
+    build,
+    fill,
+    is_config_of,
+    kind_of,
+    local_config,
+    local_state,
+    one_line,
+)
+from latentmake.errors import ModelError
+from latentmake.recipe import tokenizer_files, tokenizer_folder
+
+__all__ = ["Umt5Encoder", "clean_caption", "load_umt5"]
+
+_LENGTH = 512  # tokens that Wan's DiT attends to
+_LARGEST_IN_8_BITS = torch.finfo(torch.float8_e4m3fn).max
+_MEND = (
+    "set `text` to models_t5_umt5-xxl-enc-bf16.pth or its .safetensors, or to the `text_encoder` "
+    "folder of a Wan pipeline"
+)
+# Names inside a block: the original's, then transformers'.
+_BLOCK = {
+    "norm1": "layer.0.layer_norm",
+    "attn.q": "layer.0.SelfAttention.q",
+    "attn.k": "layer.0.SelfAttention.k",
+    "attn.v": "layer.0.SelfAttention.v",
+    "attn.o": "layer.0.SelfAttention.o",
+    "pos_embedding.embedding": "layer.0.SelfAttention.relative_attention_bias",
+    "norm2": "layer.1.layer_norm",
+    "ffn.gate.0": "layer.1.DenseReluDense.wi_0",
+    "ffn.fc1": "layer.1.DenseReluDense.wi_1",
+    "ffn.fc2": "layer.1.DenseReluDense.wo",
+}
+_OUTSIDE = {
+    "token_embedding.weight": "shared.weight",
+    "norm.weight": "encoder.final_layer_norm.weight",
+}
+# What files of whole models hold besides the encoder; the last is ComfyUI's copy of the tokenizer.
+_FOREIGN = ("decoder.", "lm_head.", "spiece_model")
+
+_SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
+
+
+def clean_caption(caption: str) -> str:
+    """Return a caption as Wan's tokenizer cleans it.
+
+    Broken Unicode is mended, HTML's entities are resolved twice, white space becomes single spaces
+    (source: Wan 2.1, wan/modules/tokenizers.py).
+    """
+    text = html.unescape(html.unescape(ftfy.fix_text(caption)))
+    return re.sub(r"\s+", " ", text).strip()
+
+
+class Umt5Encoder:
+    """umT5 with its tokenizer.
+
+    Args:
+        network: the encoder, on its device.
+        tokenizer: what cuts a caption into tokens.
+        max_length: tokens kept of a caption.
+    """
+
+    def __init__(
+        self, network: UMT5EncoderModel, tokenizer: PreTrainedTokenizerBase, max_length: int
+    ) -> None:
+        self.max_length = max_length
+        self._network = network
+        self._tokenizer = tokenizer
+
+    def count_tokens(self, caption: str) -> int:
+        """Return how many tokens a caption has, those cut off and the end token included."""
+        tokens = self._tokenizer(clean_caption(caption), truncation=False, verbose=False)
+        return len(tokens["input_ids"])
+
+    @torch.inference_mode()
+    def encode(self, captions: Sequence[str]) -> list[torch.Tensor]:
+        """Encode captions.
+
+        Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change nothing
+        but the order of sums, so here a caption is padded to the longest beside it, and on a CPU
+        to none: no neighbour then changes a bit of it.
+
+        Returns:
+            For each [T, D], the last hidden state of its T tokens, bfloat16, on the CPU.
+        """
+        cleaned = [clean_caption(caption) for caption in captions]
+        size = 1 if self._network.device.type == "cpu" else max(len(cleaned), 1)
+        return [
+            row
+            for start in range(0, len(cleaned), size)
+            for row in self._encode_together(cleaned[start : start + size])
+        ]
+
+    def _encode_together(self, captions: list[str]) -> list[torch.Tensor]:
+        tokens = self._tokenizer(
+            captions,
+            padding="longest",
+            padding_side="right",
+            max_length=self.max_length,
+            truncation=True,
+            add_special_tokens=True,
+            return_tensors="pt",
+        )
+        lengths = tokens.attention_mask.sum(dim=1).tolist()
+        device = self._network.device
+        with torch.autocast(device.type, enabled=False):
+            output = self._network(
+                input_ids=tokens.input_ids.to(device),
+                attention_mask=tokens.attention_mask.to(device),
+            )
+        hidden = output.last_hidden_state.to(torch.bfloat16).cpu()
+        return [row[:length].clone() for row, length in zip(hidden, lengths, strict=True)]
+
+
+class _EightBitLinear(torch.nn.Module):
+    """A linear layer without bias whose weights lie in float8_e4m3fn, unscaled.
+
+    They are kept as plain bytes, which no conversion of the network to another format touches.
+    """
+
+    weight = None  # transformers would cast activations to the format of a `weight`
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        # Beyond its range this format has no infinity but NaN.
+        values = weight.float().clamp(-_LARGEST_IN_8_BITS, _LARGEST_IN_8_BITS)
+        self.register_buffer("packed", values.to(torch.float8_e4m3fn).view(torch.uint8))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        packed: torch.Tensor = self.get_buffer("packed")
+        weight = packed.view(torch.float8_e4m3fn).to(values.dtype)
+        return torch.nn.functional.linear(values, weight)
+
+
+def load_umt5(
+    weights: TextWeights, device: torch.device, dtype: torch.dtype, *, fp8: bool = False
+) -> Umt5Encoder:
+    """Load umT5 and its tokenizer for inference.
+
+    Args:
+        weights: a transformers folder, a single file in the original's names or transformers', or
+            a hub id; a single file needs the folder of the `tokenizer`.
+        device: where it shall run.
+        dtype: in what it shall compute.
+        fp8: keep the weights of linear layers in 8 bits: half the memory of bfloat16.
+
+    Raises:
+        ModelError: something is missing, incomplete or of another kind.
+    """
+    where = weights.path or weights.hub or ""
+    try:
+        network = _from_disk(weights, where) if weights.hub is None else _from_hub(weights, dtype)
+        tokenizer = _load_tokenizer(weights)
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"cannot be loaded as umT5 ({one_line(error)})", where=where, mend=_MEND
+        ) from None
+    if fp8:
+        _pack(network)
+    network = network.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    return Umt5Encoder(network, tokenizer, min(weights.max_length or _LENGTH, _LENGTH))
+
+
+def _pack(network: torch.nn.Module) -> None:
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.Linear):
+                setattr(module, name, _EightBitLinear(child.weight))
+
+
+def _load_tokenizer(weights: TextWeights) -> PreTrainedTokenizerBase:
+    if weights.hub is not None:
+        folder = weights.tokenizer or (weights.subfolder or "").replace(
+            "text_encoder", "tokenizer", 1
+        )
+        return AutoTokenizer.from_pretrained(
+            weights.hub, revision=weights.revision, subfolder=folder
+        )
+    tokenizer_files(weights)  # names what is missing
+    return AutoTokenizer.from_pretrained(tokenizer_folder(weights), local_files_only=True)
+
+
+def _from_hub(weights: TextWeights, dtype: torch.dtype) -> UMT5EncoderModel:
+    network, info = UMT5EncoderModel.from_pretrained(
+        weights.hub,
+        revision=weights.revision,
+        subfolder=weights.subfolder or "",
+        dtype=dtype,
+        output_loading_info=True,
+    )
+    missing = [name for name in info["missing_keys"] if name != "encoder.embed_tokens.weight"]
+    unknown = [name for name in info["unexpected_keys"] if not name.startswith(_FOREIGN)]
+    if faults := missing + unknown:
+        raise ValueError(f"{faults[0]} and {len(faults) - 1} more are missing or unknown")
+    return network
+
+
+def _from_disk(weights: TextWeights, where: str) -> UMT5EncoderModel:
+    config = local_config(weights)
+    if config is not None and not is_config_of(config, ["umt5"]):
+        own = config.get("model_type") or config.get("_class_name")
+        raise ModelError(f"is {own}, not umt5", where=where, mend=_MEND)
+    state = local_state(weights)
+    if (kind := kind_of(state)) not in ("a umT5 encoder", "a T5 or umT5 encoder"):
+        raise ModelError(f"is {kind}, not a umT5 encoder", where=where, mend=_MEND)
+    if any(name.endswith(_SCALES) for name in state):
+        raise ModelError(
+            "is in 8 bits with scales, which cannot be read",
+            where=where,
+            mend=f"{_MEND}; `fp8_t5` then brings it to 8 bits",
+        )
+    state = _converted(state, original=kind == "a umT5 encoder")
+    settings = _inferred(state) if config is None else config
+    network = build(lambda: UMT5EncoderModel(UMT5Config.from_dict(settings)), where=where)
+    fill(network, state, kind="umT5 encoder", where=where, mend=_MEND)
+    network.set_input_embeddings(network.shared)  # one and the same, which filling took apart
+    return network
+
+
+def _converted(state: State, *, original: bool) -> State:
+    """Return weights by transformers' names, without a decoder's."""
+    if original:
+        # Without the prefix of a whole model's encoder.
+        state = {
+            _modern_name(name.removeprefix("encoder.")): value for name, value in state.items()
+        }
+    state = {name: value for name, value in state.items() if not name.startswith(_FOREIGN)}
+    for one, other in (
+        ("shared.weight", "encoder.embed_tokens.weight"),
+        ("encoder.embed_tokens.weight", "shared.weight"),
+    ):
+        if one in state:
+            state.setdefault(other, state[one])
+    return state
+
+
+def _modern_name(name: str) -> str:
+    if match := re.fullmatch(r"blocks\.(\d+)\.(.+)\.weight", name):
+        part = _BLOCK.get(match[2])
+        return name if part is None else f"encoder.block.{match[1]}.{part}.weight"
+    return _OUTSIDE.get(name, name)
+
+
+def _inferred(state: State) -> dict[str, Any]:
+    """Read a umT5's settings off the shapes of its weights."""
+    first = "encoder.block.0.layer"
+    buckets, heads = state[f"{first}.0.SelfAttention.relative_attention_bias.weight"].shape
+    vocabulary, width = state["shared.weight"].shape
+    blocks = [re.match(r"encoder\.block\.(\d+)\.", name) for name in state]
+    return {
+        "vocab_size": vocabulary,
+        "d_model": width,
+        "d_kv": state[f"{first}.0.SelfAttention.q.weight"].shape[0] // heads,
+        "d_ff": state[f"{first}.1.DenseReluDense.wi_0.weight"].shape[0],
+        "num_layers": 1 + max(int(match[1]) for match in blocks if match),
+        "num_heads": heads,
+        "relative_attention_num_buckets": buckets,
+        "feed_forward_proj": "gated-gelu",  # the approximation by tanh
+    }

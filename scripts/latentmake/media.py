@@ -1,0 +1,248 @@
+"""How large a picture is and how long a video, found without decoding more than it takes.
+
+Planning asks this once for each file that it has not seen before. Pillow and PyAV are imported only
+then. The ways of opening files are here too, so that whoever decodes them names faults alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+from latentmake.errors import SourceError
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.packet import Packet
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+    from PIL import Image
+
+__all__ = [
+    "VIDEO_EXTENSIONS",
+    "Media",
+    "opened_image",
+    "opened_video",
+    "probe_image",
+    "probe_video",
+]
+
+VIDEO_EXTENSIONS = frozenset(
+    {".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"}
+)
+
+# In these a packet of these is one picture, neither more nor less, unless `_is_plain` says so. Not
+# so elsewhere: MPEG-4 in AVI may hold packets without a picture, VP8 pictures that nobody shows.
+_COUNTED_CONTAINERS = frozenset({"mov", "matroska"})
+_COUNTED_CODECS = frozenset({"h264", "hevc", "vp9", "av1", "libdav1d", "mjpeg", "ffv1", "prores"})
+
+
+class Media(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        width: in pixels, as stored: no EXIF rotation, no rotation of a video's display.
+        height: likewise.
+        frames: pictures of a video; 0 stands for an image.
+    """
+
+    width: int
+    height: int
+    frames: int
+
+
+# -- opening --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[Image.Image]:
+    """Open an image, of which nothing but the header is decoded yet.
+
+    Args:
+        file: its bytes.
+        path: names it in errors.
+        max_pixels: an image of more is refused; None takes any.
+
+    Raises:
+        SourceError: it is empty, no image, or has too many pixels; or decoding it inside of the
+            `with` failed, in whatever way.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    Image.MAX_IMAGE_PIXELS = None  # our own limit is checked before any pixel is decoded
+    if not file.read(1):
+        raise SourceError("is an empty file", where=path, mend="replace or remove it")
+    file.seek(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about metadata that no pixel depends on
+            image = Image.open(file)
+            if max_pixels is not None and image.width * image.height > max_pixels:
+                raise SourceError(
+                    f"has {image.width} x {image.height} pixels, more than {max_pixels} in all "
+                    "(a decompression bomb?)",
+                    where=path,
+                    mend="scale it down, or raise max_image_pixels of the dataset",
+                )
+            yield image
+    except UnidentifiedImageError:
+        raise SourceError(
+            "is not an image that Pillow can read",
+            where=path,
+            mend="save it anew as PNG or JPEG, or remove it",
+        ) from None
+    except SourceError:
+        raise
+    except Exception as error:  # a decoder may raise anything at all for a damaged file
+        raise SourceError(
+            f"is damaged or cut short ({error})", where=path, mend="replace or remove it"
+        ) from None
+
+
+@contextmanager
+def opened_video(file: BinaryIO, path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a video: its container and the first of its video streams.
+
+    Args:
+        file: its bytes.
+        path: names it in errors.
+
+    Raises:
+        SourceError: it is empty, no video, or holds no picture; or decoding it inside of the `with`
+            failed, in whatever way.
+    """
+    import av
+
+    if not file.read(1):
+        raise SourceError("is an empty file", where=path, mend="replace or remove it")
+    file.seek(0)
+    try:
+        # A playlist that calls itself a video leads to no other file, nor to the network.
+        container = av.open(file, "r", container_options={"protocol_whitelist": "none"})
+    except Exception as error:
+        raise SourceError(
+            f"is not a video that FFmpeg can read, or is cut short ({_reason(error)})",
+            where=path,
+            mend="convert it anew, for example to MP4 with H.264, or remove it",
+        ) from None
+    try:
+        with container:
+            if not container.streams.video:
+                raise SourceError("holds no video stream", where=path, mend="remove it")
+            stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise SourceError(
+                    "is coded in a way that this FFmpeg cannot decode, or is cut short",
+                    where=path,
+                    mend="convert it anew, for example to MP4 with H.264, or remove it",
+                )
+            # Files are read side by side already; FFmpeg's threads could only wait for each other.
+            stream.codec_context.thread_count = 1
+            yield container, stream
+    except SourceError:
+        raise
+    except Exception as error:
+        raise SourceError(
+            f"is damaged or cut short ({_reason(error)})",
+            where=path,
+            mend="convert it anew, replace or remove it",
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
+@contextmanager
+def _file(path: str) -> Iterator[BinaryIO]:
+    try:
+        with Path(path).open("rb") as file:
+            yield file
+    except OSError as error:
+        raise SourceError(
+            f"cannot be read ({_reason(error)})", where=path, mend="see to it"
+        ) from None
+
+
+# -- probing --------------------------------------------------------------------------------------
+
+
+def probe_image(path: str) -> Media:
+    """Return an image's size, from its header.
+
+    Raises:
+        SourceError: it cannot be read, is empty, or no image.
+    """
+    with _file(path) as file, opened_image(file, path, None) as image:
+        return Media(image.width, image.height, 0)
+
+
+def probe_video(path: str) -> Media:
+    """Return a video's size and how many frames decoding it gives.
+
+    Frames are counted as packets where a packet is a frame for certain, and decoded otherwise. The
+    size is that of the first decoded frame in any case.
+
+    Raises:
+        SourceError: it cannot be read, is empty, no video, without frames, damaged or cut short.
+    """
+    with _file(path) as file:
+        with opened_video(file, path) as (container, stream):
+            counted = _count_packets(container, stream)
+        if counted is None:
+            file.seek(0)
+            with opened_video(file, path) as (container, _):
+                counted = _count_frames(container)
+    if counted is None:
+        raise SourceError("holds not one frame", where=path, mend="replace or remove it")
+    return counted
+
+
+def _count_packets(container: InputContainer, stream: VideoStream) -> Media | None:
+    counted = (
+        stream.codec_context.name in _COUNTED_CODECS
+        and container.format.name.partition(",")[0] in _COUNTED_CONTAINERS
+    )
+    first: Packet[VideoStream] | None = None
+    frame: VideoFrame | None = None
+    packets = 0
+    if not counted:
+        return None
+    for packet in container.demux(stream):
+        if packet.size == 0 and packet.dts is None:  # PyAV's sign that the file is at its end
+            continue
+        first = first or packet
+        if not _is_plain(packet, first):
+            return None
+        packets += 1
+        if frame is None:
+            frame = next(iter(packet.decode()), None)
+    if frame is None or frame.interlaced_frame:  # each of the two fields may have its own packet
+        return None
+    return Media(frame.width, frame.height, packets)
+
+
+def _is_plain(packet: Packet[VideoStream], first: Packet[VideoStream]) -> bool:
+    """Whether a packet is sure to be decoded to a frame that is shown."""
+    return bool(
+        packet.size
+        and first.is_keyframe
+        and not packet.is_corrupt  # the end of a file that was cut short
+        and not packet.is_discard  # before the beginning that an edit list sets
+        # Shown before the first key frame: it refers to frames that are not there.
+        and packet.pts is not None
+        and first.pts is not None
+        and packet.pts >= first.pts
+    )
+
+
+def _count_frames(container: InputContainer) -> Media | None:
+    size: tuple[int, int] | None = None
+    frames = 0
+    for frame in container.decode(video=0):
+        size = size or (frame.width, frame.height)
+        frames += 1
+    return None if size is None else Media(*size, frames)

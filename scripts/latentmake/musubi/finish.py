@@ -1,0 +1,73 @@
+"""The end of a Wan run's plan: the order of its training, checklist and publication."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from latentmake import cachefile
+from latentmake.config import MusubiTrainer, Run
+from latentmake.errors import ModelError
+from latentmake.musubi.networks import networks_digest
+from latentmake.musubi.order import MusubiOrder
+from latentmake.musubi.record import Layout, read_record
+from latentmake.orders import run_order
+from latentmake.parts import RunPlan, run_folder
+from latentmake.trainers.order import Wanted
+
+if TYPE_CHECKING:
+    from latentmake.plan import Planner
+
+__all__ = ["finish_wan"]
+
+
+def finish_wan(planner: Planner, plan: RunPlan, run: Run, lock: str | None) -> None:
+    """Write the order of a Wan run, and decide whether it is to be trained.
+
+    Args:
+        planner: what is known of datasets and models.
+        plan: of the run; gets the order.
+        run: its section of the configuration.
+        lock: digest of its caches; None where they are yet to be made.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    config, folder = planner.config, run_folder(plan.name)
+    trained = isinstance(run.trainer, MusubiTrainer)
+    order = MusubiOrder(
+        run=plan.name,
+        manifest=str(folder / "manifest.jsonl"),
+        lock=str(folder / "dataset.lock"),
+        output=str(folder),
+        datasets={name: config.datasets[name] for name in run.datasets},
+        resolutions=[(size.width, size.height) for size in run.resolutions],
+        model_name=run.model,
+        model=config.models[run.model],
+        trainer=run.trainer
+        if isinstance(run.trainer, MusubiTrainer)
+        else MusubiTrainer(kind="musubi"),
+        musubi_tuner=config.musubi_tuner,
+        publish=config.publish,
+        planned=time.time_ns(),
+    )
+    path = run_order(plan.name, "wan", order.planned)
+    cachefile.write(path, order.model_dump_json().encode())
+    plan.wan_order = path
+    if trained and not (lock and _is_trained(planner, order, lock)):
+        plan.training_order = path
+
+
+def _is_trained(planner: Planner, order: MusubiOrder, lock: str) -> bool:
+    """Whether a run's LoRA came from just what its order says; the networks are read last."""
+    layout = Layout(order.run, order.output)
+    record = read_record(layout.record)
+    if record is None or not (layout.lora.is_file() and (layout.output / "trained.json").is_file()):
+        return False
+    wanted = Wanted(data=lock, settings=order.settings_digest(), weights=record.wanted.weights)
+    if record.wanted != wanted:
+        return False
+    try:
+        return wanted.weights == networks_digest(order.model, planner.memo.digest_of_file)
+    except ModelError:
+        return False  # the job says so

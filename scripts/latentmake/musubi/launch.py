@@ -1,0 +1,182 @@
+"""Starts a training by musubi-tuner, unless its result is already there: what the build calls.
+
+It runs in its own environment and folder. That it ended without an error is not taken for success:
+only a new and whole LoRA is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+from latentmake import cachefile
+from latentmake.errors import TrainingError
+from latentmake.musubi.check import (
+    check,
+    checklist,
+    command_arguments,
+    refuse_failed,
+    training_toml,
+)
+from latentmake.musubi.command import TRAINING_SCRIPT, accelerate_arguments
+from latentmake.musubi.installation import Installation, pick_attention
+from latentmake.musubi.networks import networks_digest_with_receipt
+from latentmake.musubi.order import MusubiOrder
+from latentmake.musubi.record import Layout, Receipt, Record, read_order, read_record, wanted
+from latentmake.musubi.states import Resume, prepare, tidy
+from latentmake.musubi.weights import read_tensors
+from latentmake.trainers import child
+from latentmake.trainers.order import Wanted
+
+__all__ = ["train"]
+
+_USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)
+_UNKNOWN = re.compile(r"unrecognized arguments: (.+)")
+
+
+def train(order_path: Path, *, log: Path, receipt: Path, threads: int = 2) -> None:
+    """Bring the LoRA of an order up to date, and write the receipt.
+
+    Args:
+        order_path: the order, a JSON file.
+        log: gets all output of this call.
+        receipt: a JSON file that says where the LoRA lies; written last.
+        threads: CPU threads of the trainer.
+
+    Raises:
+        TrainingError: the order cannot be carried out; the line says why.
+        StorageError: the disk is full or cannot be written.
+    """
+    order = read_order(order_path)
+    layout = Layout(order.run, order.output)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
+    checked = not order.weights
+    if checked:  # first, since its networks take a while to read
+        _check(order, log)
+        weights = networks_digest_with_receipt(order.model)
+        order = order.model_copy(update={"weights": weights})
+    want = wanted(order)
+    record = read_record(layout.record)
+    if record is not None and record.wanted == want and not _lora_fault(layout.lora):
+        _say(f"{order.run}: already trained on exactly this: {layout.lora}", log)
+    else:
+        if not checked:
+            _check(order, log)
+        record = _train(order, layout, want, log, threads)
+    Receipt(run=order.run, **dict(record)).write(receipt)
+
+
+def _train(order: MusubiOrder, layout: Layout, want: Wanted, log: Path, threads: int) -> Record:
+    assert order.musubi_tuner is not None  # or the checklist had failed
+    tuner = Installation.find(order.musubi_tuner)
+    cachefile.write(layout.dataset_config, training_toml(order).encode())
+    resume = prepare(layout, order.run, want)
+    command = _command(order, tuner, resume, threads, log)
+    started = time.monotonic()
+    status, output = child.run(
+        command,
+        environment={**tuner.environment(), "OMP_NUM_THREADS": str(threads)},
+        log=log,
+        cwd=tuner.folder,
+    )
+    seconds = time.monotonic() - started
+    if not output.endswith("\n"):
+        _say("", log)  # below a progress bar
+    if status != 0:
+        raise _failure(order, output, status, resume, log)
+    if fault := _lora_fault(layout.trained):
+        last = next((x for x in reversed(re.split(r"[\r\n]+", output)) if x.strip()), "nothing")
+        hint = child.last_error(output, 0)
+        hint = last.strip() if hint.startswith("it ended with status") else hint
+        raise TrainingError(
+            f"run {order.run}: the trainer ended without an error, but wrote no LoRA "
+            f"({layout.trained} {fault}); what it said last: {hint[:300]}",
+            mend=f"all output: {log}",
+        )
+    cachefile.link(layout.trained, layout.lora)
+    record = Record(wanted=want, weights=str(layout.lora), seconds=round(seconds, 3))
+    cachefile.write(layout.record, (record.model_dump_json(indent=2) + "\n").encode())
+    tidy(layout)
+    _say(f"{order.run}: trained: {layout.lora}", log)
+    return record
+
+
+def _check(order: MusubiOrder, log: Path) -> None:
+    findings = check(order)
+    _say(checklist(findings), log)
+    refuse_failed(findings)
+
+
+def _say(text: str, log: Path) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"{text}\n")
+
+
+def _command(
+    order: MusubiOrder, tuner: Installation, resume: Resume, threads: int, log: Path
+) -> list[str]:
+    """Return the whole command, and say what is unusual about it."""
+    trainer = order.trainer
+    attention = pick_attention(trainer.attention, tuner)
+    if resume.state is not None:
+        left = max(1, trainer.max_train_epochs - resume.done)
+        _say(f"{order.run}: goes on from {resume.state}", log)
+        if resume.done:
+            _say(f"{order.run}: {left} of {trainer.max_train_epochs} epochs are left", log)
+        # Checked already: a copy only, with fewer epochs.
+        shorter = trainer.model_copy(update={"max_train_epochs": left})
+        order = order.model_copy(update={"trainer": shorter})
+    arguments = command_arguments(order, attention=attention, resume=resume.state)
+    script = [str(tuner.script(TRAINING_SCRIPT)), *arguments]
+    options = ["--num_processes", "1", "--num_machines", "1", "--dynamo_backend", "no"]
+    options += accelerate_arguments(order)
+    if trainer.accelerate_config is not None:
+        config = Path(trainer.accelerate_config)
+        if not config.is_file():
+            raise TrainingError(
+                "this configuration of accelerate does not exist",
+                where=config,
+                mend="correct the trainer's `accelerate_config`",
+            )
+        options = accelerate_arguments(order, config=str(config.absolute()))
+    launcher = tuner.launcher(options)
+    if launcher is None:
+        launcher = [str(tuner.python)]
+        _say(f"{order.run}: warning: {tuner.python} has no accelerate: run without it", log)
+    return [*launcher, *script]
+
+
+def _failure(
+    order: MusubiOrder, output: str, status: int, resume: Resume, log: Path
+) -> TrainingError:
+    usage = _USAGE.findall(output)
+    unknown = _UNKNOWN.fullmatch(usage[-1].strip()) if usage else None
+    if unknown is not None:
+        flags = " ".join(each for each in unknown[1].split() if each.startswith("--"))
+        return TrainingError(
+            f"run {order.run}: this musubi-tuner is too old for {flags or unknown[1]}",
+            mend=f"update it, or leave that out; all output: {log}",
+        )
+    reason = usage[-1].strip() if usage else child.last_error(output, status)
+    mend = f"all output: {log}"
+    if "OutOfMemory" in reason or "out of memory" in reason:
+        mend = f"try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`; {mend}"
+    if resume.state is not None:
+        mend = f"where the state {resume.state} is to blame, delete it; {mend}"
+    return TrainingError(f"run {order.run}: {reason}", mend=mend)
+
+
+def _lora_fault(path: Path) -> str | None:
+    """Return why a file is no LoRA; None where it is whole and holds a tensor."""
+    try:
+        tensors = read_tensors(path)[0]
+    except FileNotFoundError:
+        return "is not there"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None if tensors else "holds no tensor"

@@ -1,0 +1,66 @@
+"""The networks that a Wan training starts from: tens of gigabytes, each of which is read once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from latentmake import digest
+from latentmake.config import Model
+from latentmake.errors import ModelError
+from latentmake.memo import source_stat
+from latentmake.orders import FOLDER, Receipt
+
+__all__ = ["networks_digest", "networks_digest_with_receipt"]
+
+
+def networks_digest(model: Model, file_digest: Callable[[Path], str] = digest.of_file) -> str:
+    """Return the digest of the networks that are trained.
+
+    Args:
+        model: names them.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+
+    Raises:
+        ModelError: one is missing or cannot be read.
+    """
+    digests: list[list[str]] = []
+    for key, place in (("dit", model.dit), ("dit_high_noise", model.dit_high_noise)):
+        if place is None:
+            continue
+        path = Path(place)
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        try:
+            digests.append([file_digest(file) for file in files])
+        except FileNotFoundError:
+            files = []
+        except OSError as error:
+            raise ModelError(
+                f"cannot be read ({error.strerror})", where=place, mend="see its rights"
+            ) from None
+        if not files:
+            raise ModelError(f"this `{key}` does not exist", where=place, mend="correct its path")
+    return digest.of_value(digests)
+
+
+def networks_digest_with_receipt(model: Model) -> str:
+    """Return the same for a job, and leave a receipt, so that the planner need not read them again.
+
+    Raises:
+        ModelError: a network is missing or cannot be read.
+        StorageError: the disk is full or cannot be written.
+    """
+    read: dict[str, list[object]] = {}
+
+    def file_digest(path: Path) -> str:
+        with path.open("rb") as file:
+            stat = source_stat(os.fstat(file.fileno()))
+        content = digest.of_file(path)
+        read[str(path)] = [*stat, content]
+        return content
+
+    found = networks_digest(model, file_digest)
+    receipt = Receipt(sources=read, targets={}, faults=[], counts={}, seconds=0.0)
+    receipt.write(FOLDER / f"{digest.of_value(read)[:20]}.receipt.json")
+    return found

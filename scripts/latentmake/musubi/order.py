@@ -1,0 +1,119 @@
+"""What training, checklist and publication of a Wan run are asked to do, as one small file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from latentmake import digest
+from latentmake.config import Dataset, Model, MusubiTrainer, MusubiTuner, Publish
+from latentmake.errors import TrainingError
+
+__all__ = ["ManifestRow", "MusubiOrder", "manifest_rows"]
+
+# Settings of the trainer that shape no weights.
+_BOOKKEEPING = {"logging", "max_data_loader_n_workers", "accelerate_config", "save_every_n_epochs"}
+
+
+class MusubiOrder(BaseModel):
+    """All that is to be known of a run; paths are relative to the working directory.
+
+    Attributes:
+        run: its name.
+        manifest: one line an item with the paths of its caches; see `manifest_rows`.
+        lock: one digest of what the manifest names.
+        output: folder that gets what is trained.
+        datasets: name -> its section of the configuration, in the run's order.
+        resolutions: (width, height) in pixels, in the run's order.
+        model_name: name of the model.
+        model: its section of the configuration.
+        weights: digest of the networks that are trained; "" where the job has to find it.
+        trainer: the trainer's section; the defaults where the run has none.
+        musubi_tuner: where musubi-tuner lies; None where the configuration does not say.
+        publish: what publication puts where.
+        planned: when, in nanoseconds: no two orders are the same file to Snakemake.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    run: str
+    manifest: str
+    lock: str
+    output: str
+    datasets: dict[str, Dataset]
+    resolutions: list[tuple[int, int]]
+    model_name: str
+    model: Model
+    weights: str = ""
+    trainer: MusubiTrainer
+    musubi_tuner: MusubiTuner | None
+    publish: Publish
+    planned: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> MusubiOrder:
+        """Read an order.
+
+        Raises:
+            OSError: it cannot be read.
+            pydantic.ValidationError: it is not an order.
+        """
+        return cls.model_validate_json(path.read_bytes())
+
+    def settings_digest(self) -> str:
+        """Return the digest of all settings that shape the trained weights."""
+        trainer = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING)
+        return digest.of_value([trainer, self.model.task])
+
+    def cache_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
+        """Return the folder of one dataset's caches at one resolution."""
+        width, height = resolution
+        name = str(width) if width == height else f"{width}x{height}"
+        return f"cache/{dataset}/{self.model_name}/{name}"
+
+
+class ManifestRow(NamedTuple):
+    """One item that is trained on.
+
+    Attributes:
+        dataset: its dataset's name.
+        stem: path below the dataset's folder, without the last ending.
+        source: path of the image or video.
+        caption: path of the caption file; None stands for the empty caption.
+        control: path of the control image or video, if any.
+        repeats: how often an epoch shows it.
+        latents: resolution's name (`256` or `480x832`) -> paths of cache files, one a clip.
+        text: resolution's name -> path of the embedding's cache file.
+    """
+
+    dataset: str
+    stem: str
+    source: str
+    caption: str | None
+    control: str | None
+    repeats: int
+    latents: dict[str, list[str]]
+    text: dict[str, str]
+
+
+def manifest_rows(path: Path) -> Iterator[ManifestRow]:
+    """Yield the items of a Wan run's manifest, without those set aside.
+
+    Raises:
+        TrainingError: it is missing or damaged.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                row: dict[str, Any] = json.loads(line)
+                if "aside" not in row:
+                    yield ManifestRow(**row)
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainingError(
+            f"the manifest cannot be read ({error})",
+            where=path,
+            mend="give the build's command again, which writes it anew",
+        ) from None

@@ -1,0 +1,111 @@
+"""One folder has several names: under Linux, under WSL, under Windows.
+
+What is published is often used by another system than the one that made it. A path is translated
+by the user's maps and by what WSL does with drives: `X:/` lies under `/mnt/x`.
+"""
+
+from __future__ import annotations
+
+import ntpath
+import os
+import posixpath
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from latentmake.config import PathMap
+
+__all__ = ["System", "absolute", "backslashed", "is_windows", "translate"]
+
+System = Literal["linux", "windows", "wsl"]
+
+_WINDOWS = re.compile(r"[A-Za-z]:([/\\]|$)|[/\\]{2}[^/\\]")
+_DRIVE = re.compile(r"[A-Za-z]:")
+_MOUNT = re.compile(r"[a-z]")
+
+
+def is_windows(path: str) -> bool:
+    r"""Tell whether a path is an absolute one of Windows: `D:\x`, `D:/x` or `\\server\share`."""
+    return _WINDOWS.match(path) is not None
+
+
+def absolute(path: str) -> str:
+    """Return a path as an absolute one; what is one of Windows stays as it is."""
+    return path if is_windows(path) else os.path.abspath(path)  # noqa: PTH100 -- links stay
+
+
+def backslashed(path: str) -> str:
+    """Return a path with the separators of Windows."""
+    return path.replace("/", "\\")
+
+
+def translate(path: str, to: System, maps: Sequence[PathMap]) -> str | None:
+    """Return an absolute path as another system names it, with forward slashes.
+
+    Of all names that the path begins with, component by component, the longest decides; a map wins
+    over `/mnt/x`, earlier maps over later ones. Upper and lower case differ, but not in names of
+    Windows.
+
+    Args:
+        path: an absolute path, of Linux, WSL or Windows.
+        to: the system that is to understand it.
+        maps: what the user says of folders.
+
+    Returns:
+        The path; None where `to` has no name for it. Linux and WSL know every path that is not one
+        of Windows by its own name.
+    """
+    parts = _parts(path)
+    best: tuple[int, list[str]] | None = None
+    for names in maps:
+        target = getattr(names, to)
+        if target is None:
+            continue
+        for name in (names.linux, names.windows, names.wsl):
+            prefix = _parts(name) if name is not None else None
+            if prefix and _begins(parts, prefix) and (best is None or len(prefix) > best[0]):
+                best = len(prefix), _parts(target) + parts[len(prefix) :]
+    drive = _drive(parts, to)
+    if drive is not None and (best is None or drive[0] > best[0]):
+        best = drive
+    if best is not None:
+        return _joined(best[1])
+    if _of_windows(parts) != (to == "windows"):
+        return None
+    return _joined(parts)
+
+
+def _parts(path: str) -> list[str]:
+    """Split an absolute path: `/a/b` is `"" a b`, `x:/a` is `X: a`, `//s/a` is `"" "" s a`."""
+    if not is_windows(path):
+        return posixpath.normpath("/" + path.lstrip("/")).rstrip("/").split("/")
+    parts = ntpath.normpath(path).replace("\\", "/").rstrip("/").split("/")
+    return [parts[0].upper(), *parts[1:]]
+
+
+def _of_windows(parts: list[str]) -> bool:
+    return _DRIVE.fullmatch(parts[0]) is not None or parts[:2] == ["", ""]
+
+
+def _joined(parts: list[str]) -> str:
+    # A root keeps its slash: `X:` alone would be the folder that one happens to stand in.
+    return parts[0] + "/" if len(parts) == 1 else "/".join(parts)
+
+
+def _begins(parts: list[str], prefix: list[str]) -> bool:
+    if _of_windows(parts) != _of_windows(prefix):
+        return False
+    start = parts[: len(prefix)]
+    if _of_windows(prefix):
+        return [part.casefold() for part in start] == [part.casefold() for part in prefix]
+    return start == prefix
+
+
+def _drive(parts: list[str], to: System) -> tuple[int, list[str]] | None:
+    """Apply WSL's rule for drives: how many components it takes, and the path it gives."""
+    if to == "windows":
+        if len(parts) > 2 and parts[:2] == ["", "mnt"] and _MOUNT.fullmatch(parts[2]):
+            return 3, [f"{parts[2].upper()}:", *parts[3:]]
+    elif _DRIVE.fullmatch(parts[0]):
+        return 1, ["", "mnt", parts[0][0].lower(), *parts[1:]]
+    return None

@@ -1,0 +1,128 @@
+"""What a Wan training leaves behind: where its LoRA lies, and the record of what it came from.
+
+Small and quick to import, since the planner looks at the record too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from latentmake import cachefile
+from latentmake.errors import TrainingError
+from latentmake.musubi.order import MusubiOrder
+from latentmake.trainers.order import Wanted, read_lock_digest
+
+__all__ = ["Layout", "Receipt", "Record", "is_trained", "read_order", "read_record", "wanted"]
+
+
+class Layout:
+    """The files below a run's output folder.
+
+    Attributes:
+        output: the run's folder.
+        lora: the trained LoRA, under this name only once it is whole.
+        record: what it came from; written after it.
+        dataset_config: the TOML file that the trainer reads.
+        work: the trainer's own output folder: LoRAs and states of epochs, and its last LoRA.
+        trained: the trainer's last LoRA.
+        progress: what the states in `work` belong to.
+        aside: results of an earlier training, until there are new ones.
+        resumed: the state that a training was resumed from.
+        logs: what TensorBoard shows.
+    """
+
+    def __init__(self, run: str, output: str) -> None:
+        self.output = Path(output)
+        self.lora = self.output / f"{run}.safetensors"
+        self.record = self.output / "training.json"
+        self.dataset_config = self.output / "dataset.toml"
+        self.work = self.output / "output"
+        self.trained = self.work / f"{run}.safetensors"
+        self.progress = self.work / "wanted.json"
+        self.aside = self.work / "previous"
+        self.resumed = self.work / "resumed"
+        self.logs = self.output / "logs"
+
+
+class Record(BaseModel):
+    """Beside the LoRA: what it came from.
+
+    Attributes:
+        wanted: digests of data, settings and weights.
+        weights: path of the LoRA.
+        seconds: how long the trainer ran when it was made, without what a killed training took.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    wanted: Wanted
+    weights: str
+    seconds: float
+
+
+class Receipt(Record):
+    """What the launcher tells the build: the run's name beside its record."""
+
+    run: str
+
+    def write(self, path: Path) -> None:
+        """Write it whole or not at all.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        cachefile.write(path, (self.model_dump_json(indent=2) + "\n").encode())
+
+
+def read_order(path: Path) -> MusubiOrder:
+    """Read an order that a user may have touched.
+
+    Raises:
+        TrainingError: it is missing, or not an order.
+    """
+    mend = "give the build's command again, which writes it anew"
+    try:
+        return MusubiOrder.read(path)
+    except OSError as error:
+        raise TrainingError(
+            f"the training order cannot be read ({error.strerror})", where=path, mend=mend
+        ) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "the whole"
+        raise TrainingError(
+            f"is not a training order ({key}: {first['msg']})", where=path, mend=mend
+        ) from None
+
+
+def wanted(order: MusubiOrder) -> Wanted:
+    """Return what the LoRA must have come from, for this order.
+
+    Raises:
+        TrainingError: the lock is missing or damaged.
+    """
+    try:
+        data = read_lock_digest(Path(order.lock))
+    except (OSError, ValueError):
+        raise TrainingError(
+            "the lock of the run's caches is missing or damaged",
+            where=order.lock,
+            mend="delete it, and give the build's command again",
+        ) from None
+    return Wanted(data=data, settings=order.settings_digest(), weights=order.weights)
+
+
+def read_record(path: Path) -> Record | None:
+    """Return the record of a LoRA, or None where there is none that can be read."""
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def is_trained(order: MusubiOrder, want: Wanted) -> bool:
+    """Tell whether the LoRA of an order is there and came from just what is wanted."""
+    layout = Layout(order.run, order.output)
+    record = read_record(layout.record)
+    return record is not None and record.wanted == want and layout.lora.is_file()

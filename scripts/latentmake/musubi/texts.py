@@ -1,0 +1,191 @@
+"""What is written into a published folder: dataset TOML and commands, in each system's names."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from latentmake.config.models import Weights
+from latentmake.errors import ConfigError
+from latentmake.musubi import command
+from latentmake.musubi.dataset_toml import dataset_toml
+from latentmake.musubi.order import MusubiOrder
+from latentmake.musubi.paths import System, absolute, backslashed, is_windows, translate
+from latentmake.musubi.scripts import Commands
+from latentmake.musubi.weights import weight_file
+
+__all__ = ["Texts", "block_name"]
+
+Say = Callable[[str], None]
+
+
+def block_name(dataset: str, resolution: tuple[int, int]) -> str:
+    """Return the folder of one dataset at one resolution, below the published folder."""
+    width, height = resolution
+    return f"{dataset}_{width}" if width == height else f"{dataset}_{width}x{height}"
+
+
+def _network(path: str) -> str:
+    """Return the file that stands for a network: the first of a folder that is here."""
+    with contextlib.suppress(ValueError):
+        return str(weight_file(Path(path)))
+    return path  # it may lie on the trainer's machine alone
+
+
+class Texts:
+    """What is written into the published folder, in the paths of each system."""
+
+    def __init__(self, order: MusubiOrder, published: str, attention: str, say: Say) -> None:
+        self.order = order
+        self.published = published
+        self.attention = attention
+        self.say = say
+        where = f"models.{order.model_name}"
+        if order.musubi_tuner is None:
+            raise ConfigError(
+                "this key is missing",
+                where="musubi_tuner",
+                mend="set musubi_tuner.path to its folder, which the published scripts go to",
+            )
+        if order.model.dit is None:
+            raise ConfigError(
+                "this key is missing", where=f"{where}.dit", mend="name the network to be trained"
+            )
+        self.tuner, self.dit = order.musubi_tuner, order.model.dit
+        self.vae = self._weights(order.model.vae, f"{where}.vae", "the latents")
+        self.t5 = self._weights(order.model.text[0], f"{where}.text", "the captions")
+        self.clip: str | None = None
+        if order.model.clip is not None:
+            self.clip = self._weights(order.model.clip, f"{where}.clip", "the latents")
+            if self.clip is None:
+                self.vae = None  # the latents' script needs both
+        self._unnamed: dict[System, set[str]] = defaultdict(set)
+
+    def _weights(self, weights: Weights, where: str, what: str) -> str | None:
+        """Return the path of one file of weights; None of a folder, which is told."""
+        if weights.path is None:
+            raise ConfigError(
+                f"{weights.hub} lies on the hub, and a published script needs a file",
+                where=where,
+                mend="download the original weights, and set `path` to their file",
+            )
+        if Path(weights.path).is_dir():
+            self.say(
+                f"{self.order.run}: {weights.path} is a folder, and musubi-tuner's scripts want a "
+                f"single file: the published scripts train from the caches and do not cache {what}"
+            )
+            return None
+        return weights.path
+
+    def _named(self, path: str, system: System, folder: str = "") -> str:
+        """Return a path as a system names it, or as it is where the system has no name for it.
+
+        Forward slashes, as TOML files have them.
+
+        Args:
+            path: absolute, or relative to the working directory.
+            system: who reads it.
+            folder: what to tell of, where it has no name; by default the path's own folder.
+        """
+        path = absolute(path)
+        if is_windows(path):
+            path = translate(path, "windows", []) or path
+        name = translate(path, system, self.order.publish.path_maps)
+        if name is None:
+            self._unnamed[system].add(absolute(folder) if folder else posixpath.dirname(path))
+            return path
+        return name
+
+    def _argument(self, path: str, system: System, folder: str = "") -> str:
+        """Return the same as an argument, with the separators of the system."""
+        name = self._named(path, system, folder)
+        return backslashed(name) if system == "windows" and is_windows(name) else name
+
+    def _below(self, name: str, system: System) -> str:
+        return self._argument(f"{self.published}/{name}", system, self.published)
+
+    def dataset(self, system: System) -> str:
+        """Return the dataset TOML of one system, with forward slashes."""
+
+        def directory(ending: str) -> Callable[[str, tuple[int, int]], str]:
+            return lambda dataset, resolution: self._named(
+                f"{self.published}/{block_name(dataset, resolution)}{ending}",
+                system,
+                self.published,
+            )
+
+        return dataset_toml(
+            self.order,
+            image_directory=directory(""),
+            cache_directory=directory("_cache"),
+            control_directory=directory("_control"),
+        )
+
+    def commands(self, system: System) -> Commands:
+        """Return what the script of one system does."""
+        order, trainer = self.order, self.order.trainer
+        config = self._below(
+            f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml", system
+        )
+        latents = text = high_noise = accelerate = None
+        if self.vae is not None:
+            latents = command.latents_arguments(
+                order,
+                dataset_config=config,
+                vae=self._argument(self.vae, system),
+                clip=None if self.clip is None else self._argument(self.clip, system),
+            )
+        if self.t5 is not None:
+            text = command.text_arguments(
+                order, dataset_config=config, t5=self._argument(self.t5, system)
+            )
+        if order.model.dit_high_noise is not None:
+            high_noise = self._argument(_network(order.model.dit_high_noise), system)
+        if trainer.accelerate_config is not None:
+            accelerate = self._argument(trainer.accelerate_config, system)
+        venvs = ["venv", ".venv"]
+        if self.tuner.venv is not None:
+            venvs = [self._argument(self.tuner.venv, system, self.tuner.venv)]
+        training = command.training_arguments(
+            order,
+            dataset_config=config,
+            dit=self._argument(_network(self.dit), system),
+            dit_high_noise=high_noise,
+            output_dir=self._below("output", system),
+            output_name=order.run,
+            logging_dir=self._below("logs", system) if trainer.logging else None,
+            attention=self.attention,
+        )
+        return Commands(
+            run=order.run,
+            tuner=self._argument(self.tuner.path, system, self.tuner.path),
+            venvs=venvs,
+            latents=latents,
+            text=text,
+            accelerate=command.accelerate_arguments(order, config=accelerate),
+            training=training,
+        )
+
+    def tell_what_is_missing(self) -> None:
+        """Say which folders a system has no name for, each in a line."""
+        run = self.order.run
+        for system, folders in self._unnamed.items():
+            mine, other = ("windows", "linux") if system == "windows" else ("linux", "windows")
+            for folder in _outermost(folders):
+                self.say(
+                    f"{run}: {folder} has no name under {mine.capitalize()}, so the files for "
+                    f"{mine.capitalize()} name it as it is; to mend it, add to "
+                    f"publish.path_maps: - {{{other}: {folder}, {mine}: ...}}"
+                )
+
+
+def _outermost(folders: Iterable[str]) -> list[str]:
+    """Return the folders that lie in no other of them."""
+    found: list[str] = []
+    for folder in sorted(folders):
+        if not any(folder == outer or folder.startswith(f"{outer}/") for outer in found):
+            found.append(folder)
+    return found

@@ -1,0 +1,206 @@
+"""What a file of weights holds, told from the names of its tensors: nothing is loaded or unpickled.
+
+A wrong path in the configuration is found in milliseconds, not after minutes of loading. A
+safetensors file has the names in its header; a torch file has them as strings in its pickle, which
+is read opcode by opcode and never carried out.
+"""
+
+from __future__ import annotations
+
+import json
+import pickletools
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Literal, NamedTuple
+
+__all__ = ["Content", "Kind", "Tensor", "content_of", "read_tensors", "weight_file"]
+
+Kind = Literal[
+    "Wan DiT",
+    "Wan VAE",
+    "umT5 text encoder",
+    "CLIP image encoder",
+    "LoRA",
+    "VAE of another model",
+    "transformer of another model",
+    "UNet",
+]
+_MAX_HEADER = 100_000_000  # safetensors' own limit, in bytes
+_SAFETENSORS = ".safetensors"
+_TORCH = (".pth", ".pt", ".bin", ".ckpt")
+
+
+class Tensor(NamedTuple):
+    """A tensor as a header has it: the format's name of its dtype (`BF16`), and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Content(NamedTuple):
+    """What a file of weights holds.
+
+    Attributes:
+        kind: whose weights they are; None where the names say nothing.
+        tensors: name -> tensor; without dtype and shape for a torch file.
+    """
+
+    kind: Kind | None
+    tensors: Mapping[str, Tensor]
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the header of a safetensors file, and check that the file is whole.
+
+    Returns:
+        The tensors by name, and the metadata.
+
+    Raises:
+        ValueError: it is cut short or no safetensors file.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(8)
+        size = path.stat().st_size
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else _MAX_HEADER
+        if length >= _MAX_HEADER or 8 + length > size:
+            raise ValueError("is cut short or no safetensors file")
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
+        tensors = {
+            name: Tensor(str(entry["dtype"]), tuple(int(side) for side in entry["shape"]))
+            for name, entry in header.items()
+        }
+        end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        raise ValueError("has a damaged header") from None
+    if 8 + length + end != size:
+        raise ValueError("is cut short or has grown")
+    return tensors, metadata
+
+
+def weight_file(path: Path) -> Path:
+    """Return the file that stands for some weights: the path itself, or a folder's first file.
+
+    Raises:
+        ValueError: nothing is there, or the folder has no file of weights.
+    """
+    if not path.exists():
+        raise ValueError("does not exist")
+    if not path.is_dir():
+        return path
+    for ending in (_SAFETENSORS, *_TORCH):
+        if found := sorted(path.glob(f"*{ending}")):
+            return found[0]
+    raise ValueError("is a folder without a file of weights")
+
+
+def content_of(path: Path) -> Content:
+    """Return what a file of weights holds.
+
+    Raises:
+        ValueError: it is neither a safetensors nor a torch file, or cut short; says which.
+        OSError: it cannot be read.
+    """
+    if path.stat().st_size == 0:
+        raise ValueError("is an empty file")
+    if path.suffix == _SAFETENSORS:
+        tensors = read_tensors(path)[0]
+    elif path.suffix in _TORCH:
+        tensors = dict.fromkeys(_torch_names(path), Tensor("", ()))
+    else:
+        raise ValueError("is neither a .safetensors nor a .pth file")
+    return Content(_kind({_bare(name): tensor for name, tensor in tensors.items()}), tensors)
+
+
+def _torch_names(path: Path) -> list[str]:
+    """Return all strings of a torch file's pickle, of which its tensors' names are some."""
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                # The old format: a magic number, a version, facts of the system, then the weights.
+                file.seek(0)
+                return [name for _ in range(4) for name in _strings(file)]
+            with zipfile.ZipFile(file) as archive:
+                for member in archive.namelist():
+                    if member.endswith("data.pkl"):
+                        with archive.open(member) as pickled:
+                            return list(_strings(pickled))
+    except (ValueError, EOFError, IndexError, struct.error, zipfile.BadZipFile, RuntimeError):
+        pass  # RuntimeError: encrypted, or packed in a way that zipfile does not know
+    raise ValueError("is cut short or no torch file")
+
+
+def _strings(file: IO[bytes]) -> Iterator[str]:
+    for code, argument, _ in pickletools.genops(file):
+        if "UNICODE" in code.name and isinstance(argument, str):
+            yield argument
+
+
+def _bare(name: str) -> str:
+    # ComfyUI's files, and those of trainers that wrap the network.
+    for prefix in ("model.diffusion_model.", "diffusion_model.", "module."):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _kind(tensors: Mapping[str, Tensor]) -> Kind | None:
+    names = set(tensors)
+
+    def has(*beginnings: str) -> bool:
+        return any(name.startswith(beginnings) for name in names)
+
+    def contains(*parts: str) -> bool:
+        return any(part in name for name in names for part in parts)
+
+    # In this order: an image-to-video DiT has more than one mark, a LoRA bears its network's names.
+    rules: list[tuple[Kind, Callable[[], bool]]] = [
+        ("LoRA", lambda: contains("lora_down", "lora_up", "lora_A.", "lora_B.")),
+        (
+            "Wan DiT",
+            lambda: (
+                contains(".self_attn.q.", ".cross_attn.k.")
+                or (has("patch_embedding.") and has("blocks.0.", "head.", "condition_embedder."))
+            ),
+        ),
+        (
+            "transformer of another model",
+            lambda: has("double_blocks.", "single_blocks.", "transformer_blocks.", "joint_blocks."),
+        ),
+        (
+            "CLIP image encoder",
+            lambda: has("visual.", "vision_model.", "embeddings.class_embedding"),
+        ),
+        (
+            "umT5 text encoder",
+            lambda: (
+                has("token_embedding.", "shared.", "encoder.block.0.", "encoder.embed_tokens.")
+                or contains(".SelfAttention.q.")
+            ),
+        ),
+        (
+            "VAE of another model",
+            lambda: bool(
+                names
+                & {
+                    "encoder.conv_norm_out.weight",
+                    "decoder.conv_norm_out.weight",
+                    "encoder.norm_out.weight",
+                    "decoder.norm_out.weight",
+                }
+            ),
+        ),
+        (
+            "Wan VAE",
+            lambda: has(
+                *("encoder.downsamples.", "decoder.upsamples.", "encoder.conv1."),
+                *("decoder.conv1.", "encoder.conv_in.", "decoder.conv_in."),
+            ),
+        ),
+        ("UNet", lambda: has("down_blocks.", "input_blocks.", "up_blocks.")),
+    ]
+    return next((kind for kind, fits in rules if fits()), None)

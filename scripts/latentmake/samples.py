@@ -1,0 +1,172 @@
+"""Samples: what an encoder gets, made of the bytes of an item's source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentmake import pixels
+from latentmake.buckets import Size, wan_size
+from latentmake.errors import SourceError
+from latentmake.orders import Target, WorkItem, WorkOrder
+
+__all__ = ["Sample", "samples_of"]
+
+
+class Sample(NamedTuple):
+    """One target on its way through the encoder.
+
+    Attributes:
+        key: names it in the spool.
+        source: digest of what it is made from.
+        item: whose target it is.
+        content: pixels, [H, W, 3] of an image or [F, H, W, 3] for Wan, or a caption.
+        original: width and height of the image before it was fitted, in pixels; (0, 0) for a
+            caption.
+        control: pixels of the control, of the same shape.
+        clip: whether it is a clip of a video.
+    """
+
+    key: str
+    source: str
+    item: WorkItem
+    content: NDArray[np.uint8] | str
+    original: tuple[int, int]
+    control: NDArray[np.uint8] | None = None
+    clip: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What all samples of one batch share."""
+        return () if isinstance(self.content, str) else self.content.shape
+
+
+def samples_of(
+    order: WorkOrder,
+    item: WorkItem,
+    data: bytes,
+    control: bytes,
+    content: str,
+    missing: Mapping[Target, str],
+) -> list[Sample]:
+    """Return the samples of an item.
+
+    Args:
+        order: says of what kind and how.
+        item: whose they are.
+        data: the bytes of its source.
+        control: the bytes of its control image or video, if it has one.
+        content: digest of all that.
+        missing: target -> key of those to be made.
+
+    Raises:
+        SourceError: the bytes are damaged.
+    """
+    settings = order.dataset_settings
+    if order.kind == "text":
+        text = _caption(data, item, settings)
+        return [Sample(key, content, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
+    if order.layout == "musubi":
+        make = _clips if settings.get("target_frames") else _wan_images
+        return make(item, data, control, content, missing, settings)
+    image = pixels.decode(data, item.source or "", settings)
+    return [
+        Sample(
+            key,
+            content,
+            item,
+            pixels.fit(image, target.size or (0, 0), settings, item.source or ""),
+            image.size,
+        )
+        for target, key in missing.items()
+    ]
+
+
+def _size(image: tuple[int, int], target: Target, settings: Mapping[str, Any]) -> Size:
+    return wan_size(
+        Size(*image),
+        Size(*(target.size or (0, 0))),
+        bucket=settings["fit"] == "bucket",
+        no_upscale=settings["bucket_no_upscale"],
+    )
+
+
+def _wan_images(
+    item: WorkItem,
+    data: bytes,
+    control: bytes,
+    content: str,
+    missing: Mapping[Target, str],
+    settings: Mapping[str, Any],
+) -> list[Sample]:
+    from latentmake import frames  # OpenCV and PyAV are not needed by others
+
+    limit = int(settings["max_image_pixels"])
+    image = frames.open_image(data, item.source or "", limit)
+    if item.media is None or image.size != (item.media.width, item.media.height):
+        raise _changed(item)  # its targets are named by its size
+    beside = frames.open_image(control, item.control, limit) if item.control else None
+    found: list[Sample] = []
+    for target, key in missing.items():
+        size = _size(image.size, target, settings)
+        fitted = None if beside is None else frames.fit(beside, size)[None]
+        pixels_ = frames.fit(image, size)[None]
+        found.append(Sample(key, content, item, pixels_, image.size, fitted))
+    return found
+
+
+def _clips(
+    item: WorkItem,
+    data: bytes,
+    control: bytes,
+    content: str,
+    missing: Mapping[Target, str],
+    settings: Mapping[str, Any],
+) -> list[Sample]:
+    from latentmake import frames
+
+    path, source_fps = item.source or "", settings["source_fps"]
+    if item.media is None:
+        raise _changed(item)
+    original = (item.media.width, item.media.height)
+    wanted = [
+        (_size(original, target, settings), target.clip)
+        for target in missing
+        if target.clip is not None
+    ]
+    made = frames.read_clips(data, path, source_fps, wanted)
+    beside: list[NDArray[np.uint8] | None] = [None] * len(made)
+    if item.control:
+        sizes = [Size(*target.size) for target in missing if target.size is not None]
+        asked = [(size, *each) for size, each in zip(sizes, wanted, strict=True)]
+        beside = [*frames.read_control(control, item.control, source_fps, asked)]
+    return [
+        Sample(key, content, item, clip, original, other, clip=True)
+        for key, clip, other in zip(missing.values(), made, beside, strict=True)
+    ]
+
+
+def _changed(item: WorkItem) -> SourceError:
+    return SourceError(
+        "was changed after the build began", where=item.source or "", mend="give the command again"
+    )
+
+
+def _caption(data: bytes, item: WorkItem, settings: Mapping[str, Any]) -> str:
+    where = item.source or "the empty caption"
+    try:
+        caption = data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"is not UTF-8 (byte {error.start + 1})", where=where, mend="save it as UTF-8"
+        ) from None
+    if not caption and item.source is not None and settings.get("empty_caption") != "allow":
+        raise SourceError(
+            "is an empty caption",
+            where=where,
+            mend="describe the image, or set empty_caption: allow",
+        )
+    return caption

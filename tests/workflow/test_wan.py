@@ -1,0 +1,499 @@
+"""Wan through musubi-tuner: its caches, built incrementally; its checklist; its training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import musubi_world
+import pytest
+import torch
+import video_world
+import wan
+import world
+from latentmake.encoders.wan_vae import LATENTS_MEAN
+from project import NOTHING, Project
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+FOLDERS = ("64", "96", "128x64")
+
+
+@pytest.fixture(scope="session")
+def wan_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny Wan model."""
+    folder = tmp_path_factory.mktemp("models") / "wan"
+    wan.make_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wan_template(tmp_path_factory: pytest.TempPathFactory, wan_model: Path) -> Project:
+    """A project whose caches are all built, with a trainer. Not to be changed: copy it."""
+    project = wan.make(tmp_path_factory.mktemp("wan") / "project", wan_model)
+    project.run("caches_tiny")
+    return project
+
+
+@pytest.fixture
+def built(wan_template: Project, tmp_path: Path) -> Project:
+    return wan_template.copy(tmp_path / "project")
+
+
+@pytest.fixture
+def fresh(wan_model: Path, tmp_path: Path) -> Callable[..., Project]:
+    return lambda **model: wan.make(tmp_path / "project", wan_model, **model)
+
+
+def texts(stem: str, folders: tuple[str, ...] = FOLDERS) -> set[str]:
+    return {f"cache/shapes/wan/{folder}/{stem}_wan_te.safetensors" for folder in folders}
+
+
+def latents(stem: str, folders: tuple[str, ...] = FOLDERS) -> set[str]:
+    width, height = wan.SIZES[stem]
+    return {
+        f"cache/shapes/wan/{folder}/{stem}_{width:04d}x{height:04d}_wan.safetensors"
+        for folder in folders
+    }
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata())
+
+
+def with_trainer(project: Project, **settings: Any) -> Path:
+    """Give the run a trainer, and the project a musubi-tuner that is none."""
+    trainer = {"kind": "musubi", "max_train_epochs": 1, "network_dim": 4, **settings}
+    folder = musubi_world.stand_in(project.folder / "musubi-tuner", own_venv=False)
+    project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
+    python = str(Path(sys.prefix))
+    project.configure(
+        lambda values: values.update(musubi_tuner={"path": "musubi-tuner", "venv": python})
+    )
+    return folder
+
+
+# -- caches ---------------------------------------------------------------------------------------
+
+
+def test_each_resolution_is_a_cache_directory_of_its_own_with_latents_and_text(
+    wan_template: Project,
+) -> None:
+    wanted = {path for stem in world.CAPTIONS for path in latents(stem) | texts(stem)}
+    assert set(wan_template.cache_files()) == wanted
+    for stem, caption in world.CAPTIONS.items():
+        for path in sorted(latents(stem)):
+            (key,) = load_file(wan_template / path)
+            tensor = load_file(wan_template / path)[key]
+            frames, height, width = map(int, key.split("_")[1].split("x"))
+            assert tensor.shape == (16, frames, height, width) and frames == 1
+            assert key.endswith("_bfloat16") and tensor.dtype == torch.bfloat16
+            said = metadata(wan_template / path)
+            size = (int(said["width"]), int(said["height"]))
+            assert said["architecture"] == "wan" and size == wan.SIZES[stem]
+        for path in sorted(texts(stem)):
+            assert metadata(wan_template / path)["caption1"] == caption
+
+
+def test_the_same_command_does_nothing(built: Project) -> None:
+    before = built.snapshot()
+    built.scramble_mtimes()
+    before = built.snapshot()
+    assert built.run("caches_tiny").idle
+    assert built.changed(before) == NOTHING
+
+
+def test_one_caption_edited_is_one_encoding_and_three_linked_files(built: Project) -> None:
+    before = built.snapshot()
+    (built / "data/shapes/ant.txt").write_text("a purple circle\n")
+    result = built.run("caches_tiny")
+    assert result.encoded("text")[:3] == (1, 0, 2)
+    assert result.encoded("latents") == (0, 0, 0, 0, 0)
+    changed = built.changed(before)
+    assert changed.content == texts("ant")
+    assert not (changed.added or changed.removed or changed.rewritten)
+    assert len({wan.inode(built / path) for path in texts("ant")}) == 1
+    assert built.run("caches_tiny").idle
+
+
+def test_an_image_of_another_size_gets_other_names_and_the_old_ones_go(built: Project) -> None:
+    before = built.snapshot()
+    world.draw(built / "data/shapes/ant.png", 77, (100, 160))
+    result = built.run("caches_tiny")
+    assert result.encoded() == (3, 0, 0, 0, 0)
+    changed = built.changed(before)
+    assert changed.removed == latents("ant")
+    assert changed.added == {path.replace("0200x0120", "0100x0160") for path in latents("ant")}
+    assert not (changed.content or changed.rewritten)
+
+
+def test_another_resolution_encodes_no_text_again(built: Project) -> None:
+    built.configure(lambda values: values["runs"]["tiny"]["resolutions"].append(160))
+    result = built.run("caches_tiny")
+    assert result.encoded("text").encoded == 0
+    assert result.encoded("latents").encoded == 6
+    paths = texts("ant", ("64", "160"))
+    assert len({wan.inode(built / path) for path in paths}) == 1
+
+
+def test_a_removed_item_leaves_nothing_to_be_trained_on(built: Project) -> None:
+    (built / "data/shapes/ant.png").unlink()
+    (built / "data/shapes/ant.txt").unlink()
+    before = built.snapshot()
+    built.run("caches_tiny")
+    assert built.changed(before).removed == latents("ant") | texts("ant")
+
+
+def test_a_text_that_musubi_tuner_rewrote_is_stale(built: Project) -> None:
+    path = built / sorted(texts("bee"))[0]
+    said = metadata(path)
+    tensors = load_file(path)
+    path.unlink()  # the other names of the file stay as they are
+    save_file(tensors, path, {**said, "caption1": "what somebody else encoded"})
+    result = built.run("caches_tiny")
+    assert result.encoded("text").encoded + result.encoded("text").spooled == 1
+    assert metadata(path)["caption1"] == world.CAPTIONS["bee"]
+
+
+def test_any_cache_file_can_be_asked_for_by_name(fresh: Callable[..., Project]) -> None:
+    project = fresh()
+    asked = [sorted(latents("cat"))[0], sorted(texts("cat"))[1]]
+    project.run(*asked)
+    assert project.cache_files() == sorted(asked)
+    assert project.run(*asked).idle
+
+
+def test_the_same_picture_gives_the_same_bytes_from_either_file_and_the_folder(
+    fresh: Callable[..., Project], wan_template: Project
+) -> None:
+    project = fresh(
+        vae="models/wan/Wan2.1_VAE.safetensors",
+        text={"path": "models/wan/text_encoder", "tokenizer": "models/wan/tokenizer"},
+    )
+    asked = [sorted(latents("cat"))[0], sorted(texts("cat"))[1]]
+    project.run(*asked)
+    for path in asked:
+        there = load_file(wan_template / path)
+        assert all(
+            torch.equal(there[key], value) for key, value in load_file(project / path).items()
+        )
+
+
+def test_image_to_video_caches_the_first_frame_and_clip_too(fresh: Callable[..., Project]) -> None:
+    project = fresh(task="i2v-14B", clip="models/wan/models_clip_open-clip.pth")
+    (path,) = sorted(latents("eel", ("64",)))
+    project.run(path)
+    found = {key: tuple(value.shape) for key, value in load_file(project / path).items()}
+    clip = found.pop("clip_bfloat16")
+    assert len(clip) == 2
+    assert found == {
+        "latents_1x8x8_bfloat16": (16, 1, 8, 8),
+        "latents_image_1x8x8_bfloat16": (20, 1, 8, 8),
+    }
+    assert load_file(project / path)["clip_bfloat16"].dtype == torch.float16
+
+
+def test_control_images_are_part_of_what_decides(fresh: Callable[..., Project]) -> None:
+    project = fresh(task="t2v-1.3B-FC")
+    for number, stem in enumerate(world.CAPTIONS):
+        world.draw(project / f"data/control/{stem}.png", 20 + number, wan.SIZES[stem])
+    project.configure(
+        lambda values: values["datasets"]["shapes"].update(control_directory="data/control")
+    )
+    project.run("latents_tiny")
+    (path,) = sorted(latents("dog", ("96",)))
+    assert {key.rsplit("_", 2)[0] for key in load_file(project / path)} == {
+        "latents",
+        "latents_control",
+    }
+    before = project.snapshot()
+    world.draw(project / "data/control/dog.png", 5, (70, 70))
+    project.run("latents_tiny")
+    assert project.changed(before).content == latents("dog")
+    (project / "data/control/dog.png").unlink()
+    result = project.run("latents_tiny", "-n", check=False)
+    result.one_line("data/shapes/dog.png", "no control", "data/control/dog")
+
+
+def test_zeros_of_a_broken_encoder_are_refused(fresh: Callable[..., Project]) -> None:
+    project = fresh(vae_dtype="float32")
+    path = project / "models/wan/Wan2.1_VAE.pth"
+    state = torch.load(path, weights_only=True)
+    state["conv1.weight"].zero_()
+    state["conv1.bias"][:16] = torch.tensor(LATENTS_MEAN)
+    torch.save(state, path)
+    result = project.run("caches_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("data/shapes/eel.png", "nothing but zeros")
+    assert not [name for name in project.cache_files() if name.endswith("_wan.safetensors")]
+
+
+def test_an_item_set_aside_leaves_nothing_to_be_trained_on(fresh: Callable[..., Project]) -> None:
+    project = fresh()
+    project.configure(lambda values: values["datasets"]["shapes"].update(on_error="skip"))
+    (project / "data/shapes/ant.txt").write_bytes(b"\xff not UTF-8")
+    (project / "data/shapes/bee.png").write_bytes(b"no picture")
+    project.run("caches_tiny")
+    wanted = {x for stem in world.CAPTIONS for x in latents(stem) | texts(stem)}
+    gone = latents("ant") | texts("ant") | latents("bee") | texts("bee")
+    assert set(project.cache_files()) == wanted - gone
+    assert {row["stem"] for row in project.manifest() if "aside" in row} == {"ant", "bee"}
+    assert project.run("caches_tiny").idle
+    (project / "data/shapes/ant.txt").write_text("mended")
+    project.run("caches_tiny")
+    assert set(project.cache_files()) == wanted - latents("bee") - texts("bee")
+
+
+def test_where_links_fail_files_are_copied(fresh: Callable[..., Project]) -> None:
+    project = fresh()
+    # No process may make a hard link, as on some shared file systems.
+    hook = "import os\ndef refuse(*a, **k): raise OSError(95, 'no links here')\nos.link = refuse\n"
+    (project.folder / "site").mkdir()
+    (project / "site/sitecustomize.py").write_text(hook)
+    environment = {**project.environment(), "PYTHONPATH": str(project / "site")}
+    done = subprocess.run(
+        project.command("text_tiny"), cwd=project.folder, env=environment, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    paths = sorted(texts("cat"))
+    assert len({wan.inode(project / path) for path in paths}) == 3
+    assert len({(project / path).read_bytes() for path in paths}) == 1
+
+
+# -- videos ---------------------------------------------------------------------------------------
+
+
+def test_a_video_is_cut_into_clips_that_share_a_text(fresh: Callable[..., Project]) -> None:
+    project = fresh()
+    folder = project.folder / "data/clips"
+    folder.mkdir()
+    video_world.write_video(folder / "walk.mp4", "mpeg4", 14, size=(64, 48))
+    (folder / "walk.txt").write_text("somebody walks")
+
+    def change(values: dict[str, Any]) -> None:
+        clips = {"path": "data/clips", "target_frames": [1, 5], "frame_extraction": "chunk"}
+        values["datasets"] = {"clips": clips}
+        values["runs"]["tiny"].update(datasets=["clips"], resolutions=[[64, 48]])
+
+    project.configure(change)
+    project.run("caches_tiny")
+    names = [Path(name).name for name in project.cache_files()]
+    one = [f"walk_{start:05d}-001_0064x0048_wan.safetensors" for start in range(14)]
+    five = [f"walk_{start:05d}-005_0064x0048_wan.safetensors" for start in (0, 5)]
+    assert sorted(names) == sorted([*one, *five, "walk_wan_te.safetensors"])
+    path = project / f"cache/clips/wan/64x48/{five[1]}"
+    assert {key: tuple(x.shape) for key, x in load_file(path).items()} == {
+        "latents_2x6x8_bfloat16": (16, 2, 6, 8)
+    }
+    assert metadata(path)["frame_count"] == "5"
+    assert project.run("caches_tiny").idle
+    before = project.snapshot()
+    (folder / "walk.txt").write_text("somebody runs")
+    project.run("caches_tiny")
+    assert {Path(each).name for each in project.changed(before).content} == {
+        "walk_wan_te.safetensors"
+    }
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+def test_a_run_is_trained_from_its_caches_once(built: Project) -> None:
+    folder = with_trainer(built)
+    built.run("train_tiny")
+    assert load_file(built / "runs/tiny/tiny.safetensors")
+    called = musubi_world.called(folder)
+    assert Path(called["cwd"]) == folder
+    assert "PYTHONPATH" not in called["environment"]
+    assert built.run("train_tiny").idle
+    (built / "data/shapes/ant.txt").write_text("a purple circle\n")
+    assert "train" in built.run("train_tiny").jobs
+
+
+def test_a_trainer_that_ends_well_without_a_lora_has_failed(
+    built: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_trainer(built)
+    monkeypatch.setenv("STAND_IN", "silent")
+    result = built.run("train_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("without an error", "no LoRA")
+    assert not (built / "runs/tiny/trained.json").exists()
+    monkeypatch.delenv("STAND_IN")
+    built.run("train_tiny")
+    assert (built / "runs/tiny/tiny.safetensors").is_file()
+
+
+def test_the_checklist_names_what_is_wrong(built: Project) -> None:
+    with_trainer(built)
+    result = built.run("check_tiny")
+    assert "failed" not in result.output.replace("0 failed", "")
+    shutil.copy(built / "models/wan/Wan2.1_VAE.safetensors", built / "models/wan/other.safetensors")
+    built.configure(
+        lambda values: values["models"]["wan"].update(dit="models/wan/other.safetensors")
+    )
+    (built / sorted(latents("bee"))[0].replace("bee", "stranger")).write_bytes(b"x")
+    result = built.run("check_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("other.safetensors", "VAE")
+    result.one_line("stranger")
+
+
+# -- publication ----------------------------------------------------------------------------------
+
+
+def test_what_is_published_trains_on_another_machine(built: Project, tmp_path: Path) -> None:
+    folder = with_trainer(built)
+    for script in ("wan_cache_latents.py", "wan_cache_text_encoder_outputs.py"):
+        (folder / script).write_text("import sys\nprint(sys.argv)\n")
+    built.configure(lambda values: values.update(publish={"path": str(tmp_path / "carried away")}))
+    built.run("publish_tiny")
+    there = tmp_path / "carried away/tiny"
+    assert {path.name for path in there.iterdir()} >= {
+        *("tiny_linux.toml", "tiny_win.toml", "train_tiny.sh", "train_tiny.bat"),
+        *(f"shapes_{folder}" for folder in FOLDERS),
+        *(f"shapes_{folder}_cache" for folder in FOLDERS),
+    }
+    before = {path: path.stat().st_mtime_ns for path in there.rglob("*.safetensors")}
+    (built / "data/shapes/ant.txt").write_text("a purple circle\n")
+    built.run("publish_tiny")
+    changed = {p.name for p, old in before.items() if p.stat().st_mtime_ns != old}
+    assert changed == {"ant_wan_te.safetensors"}
+    done = wan.bash(there / "train_tiny.sh", **built.environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (there / "output/tiny.safetensors").is_file()
+
+
+# -- by its own scripts ---------------------------------------------------------------------------
+
+SCRIPTED = """
+import argparse, json, sys, tomllib
+from pathlib import Path
+sys.path.insert(0, {helpers!r})
+parser = argparse.ArgumentParser()
+for name in ("dataset_config", "vae", "vae_dtype", "t5", "clip"):
+    parser.add_argument("--" + name)
+for name in ("keep_cache", "skip_existing", "i2v", "fp8_t5", "vae_cache_cpu"):
+    parser.add_argument("--" + name, action="store_true")
+args = parser.parse_args()
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+with open("called.jsonl", "a") as file:
+    file.write(json.dumps(sys.argv) + "\\n")
+for block in tomllib.load(open(args.dataset_config, "rb"))["datasets"]:
+    Path(block["cache_directory"]).mkdir(exist_ok=True)
+    for line in open(block["image_jsonl_file"]):
+        item = json.loads(line)
+        stem = Path(block["cache_directory"]) / Path(item["image_path"]).stem
+        said = {{"architecture": "wan", "format_version": "1.0.1"}}
+        if args.t5:
+            embedding = torch.full((3, 8), float(len(item["caption"])), dtype=torch.bfloat16)
+            said["caption1"] = item["caption"]
+            save_file({{"varlen_t5_bfloat16": embedding}}, f"{{stem}}_wan_te.safetensors", said)
+            continue
+        image = Image.open(item["image_path"])
+        from latentmake.buckets import Size, wan_size
+        asked = Size(*block["resolution"])
+        w, h = wan_size(Size(*image.size), asked, bucket=True, no_upscale=False)
+        name = f"latents_1x{{h // 8}}x{{w // 8}}_bfloat16"
+        latents = torch.full((16, 1, h // 8, w // 8), 0.5, dtype=torch.bfloat16)
+        said |= {{"width": str(image.width), "height": str(image.height)}}
+        path = f"{{stem}}_{{image.width:04d}}x{{image.height:04d}}_wan.safetensors"
+        save_file({{name: latents}}, path, said)
+"""
+
+
+def test_its_own_scripts_are_called_for_what_is_stale_alone(fresh: Callable[..., Project]) -> None:
+    project = fresh(encoder="musubi")
+    folder = with_trainer(project)
+    for script in ("wan_cache_latents.py", "wan_cache_text_encoder_outputs.py"):
+        (folder / script).write_text(SCRIPTED.format(helpers=str(project / "scripts")))
+    project.run("caches_tiny")
+    wanted = {path for stem in world.CAPTIONS for path in latents(stem) | texts(stem)}
+    assert set(project.cache_files()) == wanted
+    calls = [json.loads(line) for line in (folder / "called.jsonl").read_text().splitlines()]
+    assert len(calls) == 2 and all("--keep_cache" in call for call in calls)
+    assert not any(set(call) & {"--sdpa", "--xformers", "--flash_attn"} for call in calls)
+    before = project.snapshot()
+    (project / "data/shapes/ant.txt").write_text("a purple circle\n")
+    project.run("caches_tiny")
+    assert project.changed(before).content == texts("ant")
+    assert len((folder / "called.jsonl").read_text().splitlines()) == 3
+    assert project.run("caches_tiny").idle
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], object], list[str]]] = {
+    "a resolution that would be rounded": (
+        lambda values: values["runs"]["tiny"].update(resolutions=[500]),
+        ["runs.tiny.resolutions", "500", "496 or 512"],
+    ),
+    "no CLIP for Wan 2.1 image-to-video": (
+        lambda values: values["models"]["wan"].update(task="i2v-14B"),
+        ["models.wan", "i2v-14B", "clip"],
+    ),
+    "a VAE that is not there": (
+        lambda values: values["models"]["wan"].update(vae="models/wan/none.pth"),
+        ["models.wan.vae", "models/wan/none.pth"],
+    ),
+    "a trainer that is not named": (
+        lambda values: values["runs"]["tiny"].update(trainer={"kind": "musubi"}),
+        ["musubi_tuner", "path"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_gets_one_line(name: str, built: Project) -> None:
+    change, words = MISTAKES[name]
+    built.configure(change)
+    before = built.snapshot()
+    result = built.run("caches_tiny", check=False)
+    assert result.returncode != 0 and "Traceback" not in result.output
+    result.one_line("error", *words)
+    assert built.changed(before) == NOTHING
+
+
+def test_another_model_given_as_the_vae_is_named(built: Project) -> None:
+    built.configure(
+        lambda values: values["models"]["wan"].update(
+            vae="models/wan/models_clip_open-clip.safetensors"
+        )
+    )
+    before = built.snapshot()
+    result = built.run("caches_tiny", check=False)
+    assert result.returncode != 0 and "Traceback" not in result.output
+    result.one_line("error", "models_clip_open-clip.safetensors", "VAE")
+    assert built.changed(before) == NOTHING
+
+
+def test_two_images_of_one_name_are_refused_wherever_they_lie(built: Project) -> None:
+    world.draw(built / "data/shapes/more/ant.png", 3)
+    (built / "data/shapes/more/ant.txt").write_text("another ant")
+    result = built.run("caches_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("data/shapes/more/ant.png", "data/shapes/ant.png", "rename")
+
+
+def test_a_trainer_without_its_scripts_is_named_before_anything_is_launched(built: Project) -> None:
+    folder = with_trainer(built)
+    (folder / "wan_train_network.py").unlink()
+    result = built.run("train_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("wan_train_network.py", "musubi-tuner")
+
+
+def test_a_trainer_too_old_for_a_flag_is_named(built: Project) -> None:
+    folder = with_trainer(built)
+    musubi_world.stand_in(folder, without=("discrete_flow_shift",), own_venv=False)
+    result = built.run("train_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("too old", "--discrete_flow_shift")
