@@ -1,6 +1,11 @@
 # Needs: work orders (.latentmake/orders), and the model where a rule has yet to make it.
 # Makes: cache files; for bulk, one job a work order, with a receipt of what it did.
 
+LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}.latents.safetensors"
+TEXT = "cache/{dataset}/{model}/text/{stem}.text.safetensors"
+WAN_LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}_wan.safetensors"
+WAN_TEXT = "cache/{dataset}/{model}/{resolution}/{stem}_wan_te.safetensors"
+
 for order in SESSION.orders:
 
     rule:
@@ -16,17 +21,14 @@ for order in SESSION.orders:
             order.log,
         conda:
             "../envs/encode.yaml"
-        threads: workflow.cores
+        threads: threads_of("encode")
+        resources:
+            **resources_of("encode", order),
         script:
             "../scripts/encode.py"
 
 
 # One cache file, asked for by its name: the definition of what a batch makes many of.
-
-LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}.latents.safetensors"
-TEXT = "cache/{dataset}/{model}/text/{stem}.text.safetensors"
-WAN_LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}_wan.safetensors"
-WAN_TEXT = "cache/{dataset}/{model}/{resolution}/{stem}_wan_te.safetensors"
 
 
 rule latents:
@@ -38,7 +40,9 @@ rule latents:
         "logs/latents/{dataset}/{model}/{resolution}/{stem}.log",
     conda:
         "../envs/encode.yaml"
-    threads: workflow.cores
+    threads: threads_of("encode")
+    resources:
+        **resources_of("encode"),
     script:
         "../scripts/encode.py"
 
@@ -52,7 +56,9 @@ rule text:
         "logs/text/{dataset}/{model}/{stem}.log",
     conda:
         "../envs/encode.yaml"
-    threads: workflow.cores
+    threads: threads_of("encode")
+    resources:
+        **resources_of("encode"),
     script:
         "../scripts/encode.py"
 
@@ -66,7 +72,9 @@ rule wan_latents:
         "logs/latents/{dataset}/{model}/{resolution}/{stem}.log",
     conda:
         "../envs/encode.yaml"
-    threads: workflow.cores
+    threads: threads_of("encode")
+    resources:
+        **resources_of("encode"),
     script:
         "../scripts/encode.py"
 
@@ -80,6 +88,8 @@ rule wan_text:
         "logs/text/{dataset}/{model}/{resolution}/{stem}.log",
     conda:
         "../envs/encode.yaml"
-    threads: workflow.cores
+    threads: threads_of("encode")
+    resources:
+        **resources_of("encode"),
     script:
         "../scripts/encode.py"

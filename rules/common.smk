@@ -5,30 +5,68 @@
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
+from contextlib import redirect_stderr
 from functools import partial
+from io import StringIO
 
+from latentmake.devices import visible
+from latentmake.handover import VARIABLE
 from latentmake.session import Session
-from snakemake.cli import get_argument_parser
+from snakemake.cli import parse_args
 
 SAMPLE_MODEL = "models/tiny-sd"
 SAMPLE_MODEL_MARKER = f"{SAMPLE_MODEL}/model_index.json"
 
 
-def read_session():
-    """Plan what was asked for; processes that Snakemake starts read the orders on disk."""
+def read_arguments():
+    """Return what Snakemake was called with, profiles included; it says so itself already."""
     called = Path(sys.argv[0]).stem in ("snakemake", "__main__")
-    asked, _ = get_argument_parser().parse_known_args(sys.argv[1:] if called else [])
-    return Session(
-        config,
-        targets=asked.targets or [],
-        main=workflow.is_main_process and not (asked.lint or asked.unlock),
-        force=bool(asked.forceall or asked.force or asked.forcerun),
-        dry=bool(asked.dryrun),
-        buildable={SAMPLE_MODEL: SAMPLE_MODEL_MARKER},
-    )
+    with redirect_stderr(StringIO()):
+        return parse_args(sys.argv[1:] if called else [])[1]
 
 
-SESSION = read_session()
+ASKED = read_arguments()
+SESSION = Session(
+    config,
+    targets=ASKED.targets or [],
+    main=workflow.is_main_process and not (ASKED.lint or ASKED.unlock),
+    force=bool(ASKED.forceall or ASKED.force or ASKED.forcerun),
+    dry=bool(ASKED.dryrun),
+    buildable={SAMPLE_MODEL: SAMPLE_MODEL_MARKER},
+    allowed=ASKED.allowed_rules or [],
+)
+
+# Jobs on a cluster inherit it: which plan they carry out.
+os.environ.setdefault(VARIABLE, "")
+
+
+envvars:
+    VARIABLE,
+
+
+# On this machine as many jobs run side by side as there are GPUs; a cluster's jobs ask for theirs.
+ON_CLUSTER = workflow.remote_exec or not workflow.resource_settings.cores
+GPUS = [] if ON_CLUSTER else visible()
+if GPUS and "gpu" not in workflow.global_resources:
+    workflow.register_resource("gpu", len(GPUS))
+
+
+def threads_of(kind):
+    """Return the cores of an encoding job or a training: all there are, or what a cluster gives."""
+    if ON_CLUSTER:
+        return getattr(SESSION.config.cluster, kind).cpus
+    cores = workflow.resource_settings.cores
+    return max(1, cores // max(1, len(GPUS))) if kind == "encode" else cores
+
+
+def resources_of(kind, order=None):
+    """Return what an encoding job or a training needs: its GPUs, and what it asks of a cluster."""
+    if ON_CLUSTER:
+        gpus = getattr(SESSION.config.cluster, kind).gpus
+    else:
+        gpus = min(1, len(GPUS)) if kind == "encode" else len(GPUS)
+    asked = SESSION.order_resources(order) if order else SESSION.resources(kind)
+    return {**asked, "gpu": gpus}
 
 
 def final_target(run):

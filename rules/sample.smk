@@ -9,6 +9,8 @@ rule sample_model:
         "logs/sample_model.log",
     conda:
         "../envs/train.yaml"
-    threads: workflow.cores
+    threads: threads_of("train")
+    resources:
+        **resources_of("train"),
     script:
         "../scripts/sample_model.py"

@@ -12,7 +12,9 @@ rule train:
         "logs/train/{run}.log",
     conda:
         "../envs/train.yaml"
-    threads: workflow.cores
+    threads: threads_of("train")
+    resources:
+        **resources_of("train"),
     script:
         "../scripts/train.py"
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from latentmake.devices import lease
 from latentmake.encode import carry_out
 from latentmake.entry import logged
 from latentmake.orders import WorkOrder
@@ -10,4 +11,6 @@ with logged(snakemake.log[0]) as say:
     order = WorkOrder.read(Path(snakemake.input.order))
     # A job without a receipt among its outputs makes one file that was asked for by its name.
     batch = str(order.receipt) in snakemake.output
-    carry_out(order, order.receipt, say=say, threads=snakemake.threads, may_skip=batch)
+    with lease() as device:
+        say(f"GPU: {device}" if device else "no GPU")
+        carry_out(order, order.receipt, say=say, threads=snakemake.threads, may_skip=batch)

@@ -12,4 +12,5 @@ with logged(snakemake.log[0]):
         log=Path(snakemake.log[0]),
         receipt=Path(snakemake.output.receipt),
         threads=snakemake.threads,
+        processes=max(1, snakemake.resources.gpu),
     )

@@ -51,9 +51,13 @@ def carry_out(
     job = Job(order, order.recipe or _recipe(order), say)
     ready = [] if encoder is None else [Loaded(encoder, batch_size or 1)]
 
+    started: list[float] = []
+
     def load() -> Loaded:
         if not ready:
             ready.append(_load(order, threads, batch_size, say))
+        if not started:
+            started.append(time.monotonic() - began)
         return ready[0]
 
     name = f"{order.kind} of {order.dataset}"
@@ -86,6 +90,8 @@ def carry_out(
         faults=job.faults,
         counts=counts,
         seconds=time.monotonic() - began,
+        starting=started[0] if started else 0.0,
+        work=order.work if started else "",
     )
     done.write(receipt)
     return done

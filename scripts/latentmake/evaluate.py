@@ -65,6 +65,7 @@ class Stale(NamedTuple):
         variant: what tells it from other targets of the same source.
         clip: which frames it is made of.
         kin: cache files that may hold just the same.
+        content: digest of the source, where it is known.
     """
 
     source: Source
@@ -74,6 +75,7 @@ class Stale(NamedTuple):
     variant: str
     clip: Clip | None = None
     kin: tuple[str, ...] = ()
+    content: str | None = None
 
 
 @dataclass
@@ -164,6 +166,13 @@ class _Sources:
         if source.control is None or source.control_stat is None:
             return content
         return digest.of_lines([content, self._file(source.control, source.control_stat)])
+
+    def known(self, source: Source) -> str | None:
+        """Return a source's digest where that needs no reading."""
+        found = self._known.get(source.path or "")
+        if found is None or found[0] != source.stat or source.control is not None:
+            return None
+        return found[1]
 
     def _file(self, path: str, stat: SourceStat) -> str:
         known = self._known.get(path)
@@ -274,7 +283,9 @@ def _part(
             stat = targets.found.get(path)
             if stat is None:
                 kin = targets.kin(path) if spread else ()
-                state.stale.append(Stale(source, path, "new", None, variant, clip, kin))
+                state.stale.append(
+                    Stale(source, path, "new", None, variant, clip, kin, sources.known(source))
+                )
                 continue
             try:
                 key = targets.key(path, stat)
@@ -292,7 +303,8 @@ def _part(
                 keys.append((layout.identity(source.stem, path), key))
             else:
                 reason = "edited" if targets.header(path).recipe == recipe else "changed recipe"
-                state.stale.append(Stale(source, path, reason, found, variant, clip))
+                content = sources.known(source)
+                state.stale.append(Stale(source, path, reason, found, variant, clip, (), content))
     if not state.stale:
         state.keys = manifest.keys_digest(keys)
     return state

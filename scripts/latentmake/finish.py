@@ -33,7 +33,9 @@ __all__ = ["finish"]
 _FOUR = 4  # captions drawn where a run names no prompts
 
 
-def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) -> None:
+def finish(
+    planner: Planner, plan: RunPlan, run: Run, *, force: bool = False, train: bool = True
+) -> None:
     """Decide whether a run's manifest and trainer have something to do, and write their orders.
 
     Args:
@@ -41,6 +43,7 @@ def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) ->
         plan: of the run; gets faults and orders.
         run: its section of the configuration.
         force: write the orders in any case.
+        train: whether a training is asked for, so that what it lacks is named before anything else.
 
     Raises:
         ModelError: files of the network to be trained are missing.
@@ -72,7 +75,7 @@ def finish(planner: Planner, plan: RunPlan, run: Run, *, force: bool = False) ->
     if isinstance(run.trainer, SdTrainer):
         _finish_training(planner, plan, run, run.trainer, settled)
     elif planner.config.models[run.model].layout == "musubi":
-        finish_wan(planner, plan, run, settled)
+        finish_wan(planner, plan, run, settled, train=train)
 
 
 def _skips(planner: Planner, dataset: str) -> bool:
@@ -135,6 +138,12 @@ def _manifest_order(
         ),
         planned=time.time_ns(),
         layout=model.layout,
+        replaced=[
+            stale.found.partition("@")[0]
+            for state in plan.parts.values()
+            for stale in state.stale
+            if stale.found is not None
+        ],
     ).write()
 
 

@@ -155,7 +155,9 @@ class Job:
             try:
                 if cachefile.read_header(path).key == key:
                     if path in item.kin:
-                        cachefile.link(Path(path), spooled(key))
+                        # A copy: Snakemake sets the time of what a job made, and with links that
+                        # of the others too.
+                        cachefile.write(spooled(key), Path(path).read_bytes())
                     return True
             except (CacheError, OSError):
                 continue  # not there, or cut short by a power failure
@@ -308,6 +310,11 @@ class Job:
         """
         item = reading.item
         self.sources |= reading.sources
+        if item.content is not None and reading.content not in ("", item.content):
+            self.say(
+                f"{item.source}: was edited after this build was planned; what is made of it is of "
+                "what it holds now"
+            )
         if reading.fault is not None:
             self.fail(item, reading.content, reading.fault)
         self.counts["kept"] += reading.kept

@@ -96,6 +96,7 @@ class ManifestOrder:
         orphans: cache files whose items are gone.
         planned: when, in nanoseconds: no two orders are the same file to Snakemake.
         layout: of the cache files.
+        replaced: keys of what lay in the place of what was made, kept in the spool till now.
     """
 
     run: str
@@ -107,6 +108,7 @@ class ManifestOrder:
     orphans: list[str]
     planned: int
     layout: str = "plain"
+    replaced: list[str] = field(default_factory=list)
 
     @property
     def path(self) -> Path:
@@ -256,7 +258,7 @@ def write_manifest(
     cachefile.write(folder / "manifest.jsonl", listed)
     text = json.dumps(asdict(lock), indent=1, sort_keys=True, ensure_ascii=False)
     cachefile.write(folder / "dataset.lock", f"{text}\n".encode())
-    forget_spooled(made.values())
+    forget_spooled([*made.values(), *order.replaced])
     return lock
 
 

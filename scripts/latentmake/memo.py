@@ -17,9 +17,9 @@ from typing import NamedTuple, Self
 from latentmake import digest
 from latentmake.media import Media
 
-__all__ = ["Memo", "SourceStat", "TargetStat", "source_stat", "target_stat"]
+__all__ = ["Memo", "Rate", "SourceStat", "TargetStat", "source_stat", "target_stat"]
 
-_VERSION = 2
+_VERSION = 3
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
     path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT, digest TEXT
@@ -34,6 +34,9 @@ CREATE TABLE IF NOT EXISTS media (
 CREATE TABLE IF NOT EXISTS verdicts (
     question TEXT PRIMARY KEY, answer TEXT, asked INT
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rates (
+    name TEXT PRIMARY KEY, targets REAL, seconds REAL, starting REAL, jobs REAL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS receipts (name TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 
@@ -45,6 +48,18 @@ class SourceStat(NamedTuple):
     mtime_ns: int
     ctime_ns: int
     inode: int
+
+
+class Rate(NamedTuple):
+    """How fast past jobs of one kind and model were.
+
+    Attributes:
+        targets: that they encoded in a second.
+        starting: seconds before the first of them.
+    """
+
+    targets: float
+    starting: float
 
 
 class TargetStat(NamedTuple):
@@ -94,6 +109,7 @@ class Memo:
         self._media: list[tuple[object, ...]] = []
         self._verdicts: list[tuple[object, ...]] = []
         self._receipts: list[tuple[object, ...]] = []
+        self._rates: list[tuple[object, ...]] = []
 
     @staticmethod
     def _open(path: Path | None) -> sqlite3.Connection:
@@ -129,6 +145,15 @@ class Memo:
             ("INSERT OR REPLACE INTO media VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._media),
             ("INSERT OR REPLACE INTO verdicts VALUES (?, ?, unixepoch())", self._verdicts),
             ("INSERT OR REPLACE INTO receipts VALUES (?)", self._receipts),
+            (
+                "INSERT INTO rates VALUES (?, ?, ?, ?, 1) ON CONFLICT DO UPDATE SET "
+                # What a past job weighs is halved by each that follows.
+                "targets = targets * 0.5 + excluded.targets, "
+                "seconds = seconds * 0.5 + excluded.seconds, "
+                "starting = starting * 0.5 + excluded.starting, "
+                "jobs = jobs * 0.5 + 1",
+                self._rates,
+            ),
         ]
         if not any(rows for _, rows in work):
             return
@@ -214,6 +239,28 @@ class Memo:
     def learn_verdict(self, question: str, answer: str) -> None:
         """Remember the answer to a question."""
         self._verdicts.append((question, answer))
+
+    def rate(self, name: str) -> Rate | None:
+        """Return how fast past jobs of a name (kind and model) were, if there were any."""
+        try:
+            row = self._database.execute(
+                "SELECT targets / seconds, starting / jobs FROM rates WHERE name = ?", (name,)
+            ).fetchone()
+        except sqlite3.Error:
+            return None
+        return None if row is None else Rate(*row)
+
+    def learn_rate(self, name: str, targets: int, seconds: float, starting: float) -> None:
+        """Remember how fast a job was; later ones weigh more.
+
+        Args:
+            name: kind and model.
+            targets: that it encoded; of none, nothing is learnt.
+            seconds: that this took.
+            starting: seconds before.
+        """
+        if targets > 0 and seconds > 0:
+            self._rates.append((name, targets, seconds, starting))
 
     def known_receipts(self) -> set[str]:
         """Return the names of the receipts that were taken in."""

@@ -33,6 +33,7 @@ __all__ = [
     "WorkOrder",
     "forget_old",
     "forget_spooled",
+    "keep_replaced",
     "newest_run_order",
     "on_disk",
     "read_receipt",
@@ -87,6 +88,7 @@ class WorkItem(NamedTuple):
         control: path of the control image or video, if any.
         kin: cache files that may hold just what is to be made.
         media: size and length of the image or video, where the names of targets tell them.
+        content: digest that the source had when the order was written, where it was known.
     """
 
     stem: str
@@ -96,6 +98,7 @@ class WorkItem(NamedTuple):
     control: str | None = None
     kin: tuple[str, ...] = ()
     media: Media | None = None
+    content: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,11 @@ class WorkOrder:
     def layout(self) -> str:
         """Which names and tensors its targets have."""
         return "plain" if self.model_settings.get("task") is None else "musubi"
+
+    @property
+    def work(self) -> str:
+        """Kind and model: jobs of which are about equally fast."""
+        return f"{self.kind} {self.model}"
 
     @property
     def pending(self) -> bool:
@@ -221,10 +229,11 @@ def _item(
     control: str | None,
     kin: list[str],
     media: list[int] | None,
+    content: str | None,
 ) -> WorkItem:
     made = tuple(map(_target, targets))
     size = Media(*media) if media else None
-    return WorkItem(stem, source, text, made, control, tuple(kin), size)
+    return WorkItem(stem, source, text, made, control, tuple(kin), size, content)
 
 
 def _target(values: list[Any]) -> Target:
@@ -244,6 +253,8 @@ class Receipt:
         faults: items set aside: stem, path and digest of the faulty file, and the fault in a line.
         counts: how many targets were encoded, taken from the spool, linked to an equal one, kept.
         seconds: how long the job took.
+        starting: how many of them went by before anything was encoded.
+        work: kind and model, whose speed this tells; "" where it tells none.
     """
 
     sources: dict[str, list[Any]]
@@ -251,6 +262,8 @@ class Receipt:
     faults: list[dict[str, str]]
     counts: dict[str, int]
     seconds: float
+    starting: float = 0.0
+    work: str = ""
 
     def write(self, path: Path) -> None:
         """Write it.
@@ -337,8 +350,26 @@ def forget_old(keep: set[str]) -> None:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     stat = entry.stat()
-                    if stat.st_nlink > 1 or stat.st_mtime < limit:
+                    # Its change time says since when it lies there: one that was kept from being
+                    # replaced is older in itself.
+                    if stat.st_nlink > 1 or stat.st_ctime < limit:
                         Path(entry.path).unlink()
+
+
+def keep_replaced(orders: Iterable[WorkOrder]) -> None:
+    """Give what the targets of some orders hold now a name in the spool.
+
+    Snakemake deletes a job's outputs before it runs. Should the job fail, or its configuration turn
+    out to be a mistake, the next one takes them from there.
+    """
+    for order in orders:
+        for item in order.items:
+            for target in item.targets:
+                key = (target.found or "damaged").partition("@")[0]
+                if key != "damaged" and not spooled(key).exists():
+                    with contextlib.suppress(OSError):  # it spares work, no more
+                        SPOOL.mkdir(parents=True, exist_ok=True)
+                        os.link(target.path, spooled(key))
 
 
 def unfinished() -> list[str]:

@@ -78,10 +78,17 @@ class RunPlan:
 
 @dataclass
 class Plan:
-    """The plans of all runs asked for, and their batch jobs, none twice."""
+    """The plans of all runs asked for.
+
+    Attributes:
+        runs: name -> its plan.
+        orders: their batch jobs, none twice.
+        minutes: name of an order -> how long its job will take, where past jobs tell.
+    """
 
     runs: dict[str, RunPlan]
     orders: list[WorkOrder]
+    minutes: dict[str, float] = field(default_factory=dict)
 
 
 def run_folder(run: str) -> Path:

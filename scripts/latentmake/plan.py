@@ -7,7 +7,7 @@ no file whose stat it knows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import dataset as datasets
@@ -36,6 +36,8 @@ from latentmake.parts import (
 from latentmake.wan_dataset import measured
 
 __all__ = ["Planner"]
+
+_UNKNOWN_ITEMS = 1024  # of a job, where no past job tells how long it takes
 
 
 class Planner:
@@ -271,12 +273,15 @@ class Planner:
 
     # -- plans --------------------------------------------------------------------------------
 
-    def plan(self, names: Iterable[str], *, force: bool = False) -> Plan:
+    def plan(
+        self, names: Iterable[str], *, force: bool = False, trained: Collection[str] | None = None
+    ) -> Plan:
         """Plan some runs, and write the orders of all jobs that have something to do.
 
         Args:
             names: of the runs.
             force: write the orders of manifests and trainings even if they have nothing to do.
+            trained: the runs whose training is asked for; None stands for all.
 
         Raises:
             UserError: something that makes planning impossible.
@@ -321,9 +326,11 @@ class Planner:
         for order in found:
             order.write()
         for name, plan in plans.items():
-            finish(self, plan, runs[name], force=force)
+            wanted = trained is None or name in trained
+            finish(self, plan, runs[name], force=force, train=wanted)
         self.memo.save()
-        return Plan(plans, found)
+        minutes = {order.name: known for order in found if (known := self._minutes(order))}
+        return Plan(plans, found, minutes)
 
     def _batches(
         self,
@@ -335,6 +342,7 @@ class Planner:
         """Cut what is stale into jobs: one kind each, needed by the same runs, an item in one."""
         groups: dict[tuple[str, frozenset[str]], dict[Source, list[Target]]] = {}
         kin: dict[Source, tuple[str, ...]] = {}
+        contents: dict[Source, str] = {}
         everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
         for part, wanting in asked.items():
             # A text that lies beside each resolution is encoded once for all of them.
@@ -347,6 +355,8 @@ class Planner:
                 group.setdefault(stale.source, []).append(target)
                 if stale.kin:
                     kin[stale.source] = stale.kin
+                if stale.content is not None:
+                    contents[stale.source] = stale.content
         for (kind, runs), group in groups.items():
             work = [
                 WorkItem(
@@ -357,13 +367,36 @@ class Planner:
                     source.control,
                     kin.get(source, ()),
                     source.media,
+                    contents.get(source),
                 )
                 for source, targets in group.items()
             ]
-            size = self.config.batch.items
+            size = self._batch_size(f"{kind} {model}", work)
             for start in range(0, len(work), size):
                 batch = tuple(work[start : start + size])
                 yield self._order(dataset, model, kind, batch), kind, runs
+
+    def _batch_size(self, name: str, work: Sequence[WorkItem]) -> int:
+        """Return how many items a job gets: what is asked for, or what past jobs did in the time.
+
+        Starting a job shall be a tenth of it at most, however short the time asked for.
+        """
+        batch = self.config.batch
+        if batch.items != "auto":
+            return batch.items
+        rate = self.memo.rate(name)
+        if rate is None or not work:
+            return _UNKNOWN_ITEMS
+        seconds = max(batch.minutes * 60 - rate.starting, 9 * rate.starting)
+        each = sum(len(item.targets) for item in work) / len(work)
+        return max(1, int(seconds * rate.targets / each))
+
+    def _minutes(self, order: WorkOrder) -> float | None:
+        """Return how long a job will take, where past jobs of its kind and model tell."""
+        rate = self.memo.rate(order.work)
+        if rate is None:
+            return None
+        return (rate.starting + len(order.paths) / rate.targets) / 60
 
     def _order(self, dataset: str, model: str, kind: str, work: tuple[WorkItem, ...]) -> WorkOrder:
         settings = self.config.datasets.get(dataset)
@@ -463,6 +496,10 @@ class Planner:
                     self.memo.learn_source(source, SourceStat(*stat), content)
                 for target, (*stat, key) in receipt.targets.items():
                     self.memo.learn_target(target, TargetStat(*stat), key)
+                encoding = receipt.seconds - receipt.starting
+                if receipt.work:
+                    encoded = receipt.counts.get("encoded", 0)
+                    self.memo.learn_rate(receipt.work, encoded, encoding, receipt.starting)
             except (OSError, ValueError, TypeError):
                 continue  # it spares work, no more
             self.memo.learn_receipt(path.name)

@@ -68,6 +68,8 @@ def samples_of(
     settings = order.dataset_settings
     if order.kind == "text":
         text = _caption(data, item, settings)
+        if order.layout == "musubi":  # which reads captions as text, whatever ends their lines
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
         return [Sample(key, content, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
     if order.layout == "musubi":
         make = _clips if settings.get("target_frames") else _wan_images

@@ -7,8 +7,10 @@ orders that lie on disk.
 from __future__ import annotations
 
 import gc
+import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +18,7 @@ from typing import TypeVar
 from latentmake import orders
 from latentmake.config import Config, Run, nearest, parse
 from latentmake.errors import ConfigError, LatentmakeError, UserError, storage_error
+from latentmake.handover import Handover
 from latentmake.memo import Memo
 from latentmake.orders import WorkOrder, newest_run_order
 from latentmake.parts import Plan, RunPlan
@@ -26,6 +29,8 @@ __all__ = ["Session"]
 
 MEMO = Path(".latentmake/memo.sqlite")
 Result = TypeVar("Result")
+Resources = dict[str, str | Callable[[object, int], int]]
+_UNKNOWN_SECONDS = 2.0  # an item of a model that nobody has encoded with yet
 _PER_RUN = ("train", "caches", "latents", "text", "status", "check", "publish")
 
 
@@ -39,6 +44,7 @@ class Session:
         force: whether the user forces jobs that have nothing to do.
         dry: whether this is a dry run, which deletes nothing.
         buildable: folders that a rule makes.
+        allowed: in a process that Snakemake starts, the rules that it shall know.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class Session:
         force: bool = False,
         dry: bool = False,
         buildable: Mapping[str, str] | None = None,
+        allowed: Collection[str] = (),
     ) -> None:
         self.main = main
         self._buildable = dict(buildable or {})
@@ -59,28 +66,62 @@ class Session:
         self.plan = Plan({}, [])
         if main:
             names = _or_exit(lambda: runs_asked_for(targets, self.config.runs))
-            self.plan = _or_exit(lambda: self._planned(names, force, dry))
+            trained = [name for name in names if _is_training_asked(name, targets)]
+            self.plan = _or_exit(lambda: self._planned(names, trained, force, dry))
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
             files = [target for target in targets if target.startswith("cache/")]
             self._singles = {path: self._single(path) for path in files}
             self._report([name for name in names if f"status_{name}" in targets])
+            self._handover = _or_exit(lambda: self._hand_over(dry))
         else:
-            self.plan = Plan({}, _or_exit(orders.on_disk))
+            given = Handover.given()
+            self._handover = given or Handover()
+            self.plan = Plan({}, given.orders(allowed) if given else orders.on_disk())
 
-    def _planned(self, names: Iterable[str], force: bool, dry: bool) -> Plan:
+    def _planned(
+        self, names: Iterable[str], trained: Collection[str], force: bool, dry: bool
+    ) -> Plan:
         self._planner = Planner(self.config, Memo(MEMO), buildable=list(self._buildable))
         # Plan and graph are millions of small objects that live to the end: looking through them
         # for garbage again and again would cost more than making them.
         gc.disable()
         try:
-            plan = self._planner.plan(names, force=force)
+            plan = self._planner.plan(names, force=force, trained=trained)
             if not dry:
                 self._planner.clean(plan)
+                orders.keep_replaced(plan.orders)
         finally:
             gc.freeze()
             gc.set_threshold(200_000, 20, 100)
             gc.enable()
         return plan
+
+    def _hand_over(self, dry: bool) -> Handover:
+        runs = {
+            name: {
+                kind: str(path)
+                for kind, path in (
+                    ("manifest", plan.manifest_order),
+                    ("train", plan.training_order),
+                    ("wan", plan.wan_order),
+                )
+                if path is not None
+            }
+            for name, plan in self.plan.runs.items()
+        }
+        singles = {path: found[0].name for path, found in self._singles.items() if found}
+        handover = Handover({o.rule: o.name for o in self.plan.orders}, singles, runs)
+        if not dry:
+            handover.write(time.time_ns())
+        return handover
+
+    def _run_order(self, run: str, kind: str) -> str | None:
+        if self.main:
+            self._run(run)
+        if run in self._handover.runs:
+            return self._handover.runs[run].get(kind)
+        path = newest_run_order(run, "wan" if kind == "train" and self.is_wan(run) else kind)
+        return None if path is None else str(path)
 
     def _report(self, names: Iterable[str]) -> None:
         if self.plan.runs:
@@ -118,6 +159,32 @@ class Session:
         places = [] if model is None else [model.vae.path, *(text.path for text in model.text)]
         return {"order": str(order.path), "model": self.marker(*places) if order.pending else []}
 
+    def resources(self, kind: str, items: int = 1, minutes: float | None = None) -> Resources:
+        """Return what a job asks of a cluster, each value a function of wildcards and attempt.
+
+        Args:
+            kind: `encode` or `train`.
+            items: of an encoding job.
+            minutes: how long it took in the past, if that is known.
+        """
+        cluster = self.config.cluster
+        asked = cluster.encode if kind == "encode" else cluster.train
+        expected = minutes if minutes is not None else items * _UNKNOWN_SECONDS / 60
+        limit = asked.runtime + (2 * expected if kind == "encode" else 0)
+        found: Resources = {
+            "mem_mb": lambda wildcards, attempt: int(asked.mem_mb * (1 + (attempt - 1) / 2)),
+            "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),
+        }
+        if partition := asked.partition or cluster.partition:
+            found["slurm_partition"] = partition
+        if cluster.account:
+            found["slurm_account"] = cluster.account
+        return found
+
+    def order_resources(self, order: WorkOrder) -> Resources:
+        """Return what a batch job asks of a cluster."""
+        return self.resources("encode", len(order.items), self.plan.minutes.get(order.name))
+
     def receipts(self, run: str, *kinds: str) -> list[str]:
         """Return the receipts of a run's batch jobs of some kinds."""
         plan = self.plan.runs.get(run)
@@ -125,20 +192,19 @@ class Session:
 
     def manifest_inputs(self, run: str) -> dict[str, list[str] | str]:
         """Return what the manifest job needs; nothing where manifest and lock are fresh."""
-        order = self._run(run).manifest_order if self.main else newest_run_order(run, "manifest")
+        order = self._run_order(run, "manifest")
         if order is None:
             return {}
-        return {"order": str(order), "receipts": self.receipts(run, "latents", "text")}
+        return {"order": order, "receipts": self.receipts(run, "latents", "text")}
 
     def training_inputs(self, run: str) -> tuple[str | None, list[str]]:
         """Return the training order (None where the run is trained) and models yet to be made."""
-        kind = "wan" if self.is_wan(run) else "train"
-        order = self._run(run).training_order if self.main else newest_run_order(run, kind)
+        order = self._run_order(run, "train")
         if order is None:
             return None, []
         model = self.config.models[self.config.runs[run].model]
         places = [model.vae.path, *([model.unet.path] if model.unet else [])]
-        return str(order), self.marker(*places)
+        return order, self.marker(*places)
 
     def is_wan(self, run: str) -> bool:
         """Whether a run's model is a Wan model, which musubi-tuner trains."""
@@ -146,10 +212,10 @@ class Session:
 
     def wan_order(self, run: str) -> str:
         """Return the order of a Wan run, for checklist and publication."""
-        order = self._run(run).wan_order if self.main else newest_run_order(run, "wan")
+        order = self._run_order(run, "wan")
         if order is None:
             raise LatentmakeError(f"the run {run} has no order")
-        return str(order)
+        return order
 
     def _run(self, run: str) -> RunPlan:
         if run not in self.plan.runs:
@@ -168,22 +234,27 @@ class Session:
             The inputs of its job, and whether it is stale.
         """
         if self._planner is None:
-            for order in self.plan.orders:
-                if order.paths == [path]:
-                    return self.order_inputs(order), True
-            return {}, False
+            order = self._handover.single(path)
+            return (self.order_inputs(order), True) if order else ({}, False)
         found = self._singles[path] if path in self._singles else self._single(path)
         if found is None:
             # Snakemake then says that this file is missing and which one it was for.
             return {"order": f"an item of a dataset and a model for {path}"}, True
-        order, stale = found
-        return self.order_inputs(order), stale
+        single, stale = found
+        return self.order_inputs(single), stale
 
     def _single(self, path: str) -> tuple[WorkOrder, bool] | None:
         planner = self._planner
         if planner is None or path.count("/") < 4:
             return None
         return _or_exit(lambda: planner.single(path))
+
+
+def _is_training_asked(run: str, targets: Sequence[str]) -> bool:
+    """Whether some targets stand for the training of a run: its own, or all."""
+    return not targets or any(
+        each in ("all", f"train_{run}", f"runs/{run}/trained.json") for each in targets
+    )
 
 
 def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]:

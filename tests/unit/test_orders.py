@@ -36,6 +36,7 @@ work_items = st.builds(
     control=st.one_of(st.none(), texts),
     kin=st.lists(texts, max_size=2).map(tuple),
     media=st.one_of(st.none(), st.builds(Media, *[st.integers(0, 10**6)] * 3)),
+    content=st.one_of(st.none(), texts),
 )
 
 
@@ -171,15 +172,37 @@ def test_old_orders_and_delivered_spool_files_are_forgotten_and_no_others() -> N
         os.utime(order.path, (week, week))
         os.utime(order.receipt, (week, week))
     spooled("x").parent.mkdir(parents=True)
-    for key in ("waiting", "delivered", "given up"):
+    for key in ("waiting", "delivered"):
         spooled(key).write_bytes(b"x")
     os.link(spooled("delivered"), "target")
-    os.utime(spooled("given up"), (week, week))
+    os.utime(spooled("waiting"), (week, week))  # made long ago, but it lies there since today
     orders.forget_old({kept.name})
     assert {order.name for order in orders.on_disk()} == {kept.name, new.name}
     assert set(orders.receipts()) == {kept.receipt, new.receipt}
     assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("waiting").name]
     assert Path("target").read_bytes() == b"x"
+
+
+def test_what_nobody_fetched_from_the_spool_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    spooled("x").parent.mkdir(parents=True)
+    spooled("given up").write_bytes(b"x")
+    monkeypatch.setattr(orders, "_KEPT_SECONDS", -1)
+    orders.forget_old(set())
+    assert not spooled("given up").exists()
+
+
+def test_what_is_replaced_is_kept_in_the_spool_until_then() -> None:
+    target = Target("64", "cache/old", "key@5", (64, 64), "64")
+    damaged = Target("64", "cache/broken", "damaged@5", (64, 64), "64")
+    for each in (target, damaged):
+        Path(each.path).parent.mkdir(exist_ok=True)
+        Path(each.path).write_bytes(b"old")
+    order = work_order(items=(WorkItem("a", "data/a.png", None, (target, damaged)),))
+    orders.keep_replaced([order])
+    Path(target.path).unlink()  # as Snakemake does before a job
+    orders.forget_old({order.name})
+    assert spooled("key").read_bytes() == b"old"
+    assert len(list(spooled("key").parent.iterdir())) == 1
 
 
 def test_forgetting_what_is_not_there_does_nothing() -> None:

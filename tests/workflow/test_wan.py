@@ -134,12 +134,14 @@ def test_an_image_of_another_size_gets_other_names_and_the_old_ones_go(built: Pr
 
 
 def test_another_resolution_encodes_no_text_again(built: Project) -> None:
+    before = built.snapshot()
     built.configure(lambda values: values["runs"]["tiny"]["resolutions"].append(160))
     result = built.run("caches_tiny")
     assert result.encoded("text").encoded == 0
     assert result.encoded("latents").encoded == 6
-    paths = texts("ant", ("64", "160"))
-    assert len({wan.inode(built / path) for path in paths}) == 1
+    changed = built.changed(before)
+    assert changed.added >= texts("ant", ("160",)) | latents("ant", ("160",))
+    assert not (changed.content or changed.rewritten or changed.removed)
 
 
 def test_a_removed_item_leaves_nothing_to_be_trained_on(built: Project) -> None:
@@ -221,17 +223,56 @@ def test_control_images_are_part_of_what_decides(fresh: Callable[..., Project]) 
     result.one_line("data/shapes/dog.png", "no control", "data/control/dog")
 
 
-def test_zeros_of_a_broken_encoder_are_refused(fresh: Callable[..., Project]) -> None:
-    project = fresh(vae_dtype="float32")
+@pytest.mark.parametrize("task", ["t2v-1.3B", "i2v-A14B"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_zeros_of_a_broken_encoder_are_refused(
+    normalised: bool, task: str, fresh: Callable[..., Project]
+) -> None:
+    project = fresh(vae_dtype="float32", task=task)
     path = project / "models/wan/Wan2.1_VAE.pth"
     state = torch.load(path, weights_only=True)
     state["conv1.weight"].zero_()
-    state["conv1.bias"][:16] = torch.tensor(LATENTS_MEAN)
+    state["conv1.bias"].zero_()
+    if normalised:
+        state["conv1.bias"][:16] = torch.tensor(LATENTS_MEAN)
     torch.save(state, path)
-    result = project.run("caches_tiny", check=False)
+    result = project.run("latents_tiny", check=False)
     assert result.returncode != 0
     result.one_line("data/shapes/eel.png", "nothing but zeros")
     assert not [name for name in project.cache_files() if name.endswith("_wan.safetensors")]
+
+
+def test_a_model_that_turns_out_to_be_broken_costs_nothing_when_it_is_put_right(
+    built: Project,
+) -> None:
+    before = built.snapshot()
+    good = built / "models/wan/Wan2.1_VAE.pth"
+    state = torch.load(good, weights_only=True)
+    state["conv1.weight"].fill_(float("nan"))
+    torch.save(state, built / "models/wan/broken.pth")
+    built.configure(lambda values: values["models"]["wan"].update(vae="models/wan/broken.pth"))
+    result = built.run("caches_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("eel.png", "not finite")
+    built.configure(lambda values: values["models"]["wan"].update(vae="models/wan/Wan2.1_VAE.pth"))
+    result = built.run("caches_tiny")
+    assert result.encoded("latents").encoded == 0
+    assert {name: content for name, (content, _) in built.snapshot().items()} == {
+        name: content for name, (content, _) in before.items()
+    }
+    assert built.spool() == []
+
+
+def test_what_a_training_lacks_is_named_before_anything_is_encoded(
+    fresh: Callable[..., Project],
+) -> None:
+    project = fresh(dit="models/wan/none.safetensors")
+    with_trainer(project)
+    result = project.run("train_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("error", "models.wan.dit", "none.safetensors")
+    assert project.cache_files() == []
+    assert project.run("-n", "caches_tiny").jobs  # for which none is needed
 
 
 def test_an_item_set_aside_leaves_nothing_to_be_trained_on(fresh: Callable[..., Project]) -> None:
@@ -483,7 +524,7 @@ def test_two_images_of_one_name_are_refused_wherever_they_lie(built: Project) ->
     result.one_line("data/shapes/more/ant.png", "data/shapes/ant.png", "rename")
 
 
-def test_a_trainer_without_its_scripts_is_named_before_anything_is_launched(built: Project) -> None:
+def test_a_trainer_without_its_scripts_is_named_before_anything_is_encoded(built: Project) -> None:
     folder = with_trainer(built)
     (folder / "wan_train_network.py").unlink()
     result = built.run("train_tiny", check=False)

@@ -7,15 +7,18 @@ touches a file: whether a path exists is for the planner to find out.
 
 from __future__ import annotations
 
+from latentmake.config.cluster import Batch, Cluster, ClusterJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution
 from latentmake.config.machines import MusubiTuner, PathMap, Publish
 from latentmake.config.models import Model, TextWeights, WanTask, Weights
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
-from latentmake.config.whole import Batch, Config, Run, json_schema, nearest, parse
+from latentmake.config.whole import Config, Run, json_schema, nearest, parse
 
 __all__ = [
     "Batch",
+    "Cluster",
+    "ClusterJob",
     "Config",
     "Dataset",
     "Dtype",

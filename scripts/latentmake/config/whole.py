@@ -10,8 +10,9 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from latentmake.config.cluster import Batch, Cluster, ClusterJob
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import Closed, Name, Number, ResolutionField, listed
+from latentmake.config.fields import Closed, Name, ResolutionField, listed
 from latentmake.config.machines import MusubiTuner, PathMap, Publish
 from latentmake.config.models import Model, TextWeights, Weights
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
@@ -20,7 +21,7 @@ from latentmake.errors import ConfigError
 WAN_STEP = 16
 """Sides of all that Wan models see are multiples of this, in pixels."""
 
-__all__ = ["WAN_STEP", "Batch", "Config", "Run", "json_schema", "nearest", "parse"]
+__all__ = ["WAN_STEP", "Config", "Run", "json_schema", "nearest", "parse"]
 
 
 _WAN_LEAST = 32 * 32  # pixels: below, its smallest bucket would have no width
@@ -45,12 +46,6 @@ class Run(Closed):
     )
 
 
-class Batch(Closed):
-    """How the work is cut into jobs."""
-
-    items: Number = Field(1024, ge=1, description="Items (images, captions) of one encoding job.")
-
-
 class Config(Closed):
     """The whole of `config.yaml`."""
 
@@ -58,6 +53,7 @@ class Config(Closed):
     models: dict[Name, Model] = Field(min_length=1, description="Encoders and what is trained.")
     runs: dict[Name, Run] = Field(min_length=1, description="What to train, on what.")
     batch: Batch = Field(Batch(), description="How the work is cut into jobs.")
+    cluster: Cluster = Field(Cluster(), description="What jobs ask of a cluster.")
     musubi_tuner: MusubiTuner | None = Field(
         None, description="Where musubi-tuner lies, which trains Wan models."
     )
@@ -196,6 +192,9 @@ _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     ("runs", "*", "trainer", "musubi"): MusubiTrainer,
     ("runs", "*", "trainer", "sd", "samples"): Samples,
     ("batch",): Batch,
+    ("cluster",): Cluster,
+    ("cluster", "encode"): ClusterJob,
+    ("cluster", "train"): ClusterJob,
     ("musubi_tuner",): MusubiTuner,
     ("publish",): Publish,
     ("publish", "path_maps", "*"): PathMap,

@@ -54,10 +54,10 @@ def vae_dtype(device_is_rocm: bool, wanted: torch.dtype) -> torch.dtype:
 def clamp_to(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return values that stay finite in another format: cut to its range, in their own format.
 
-    What is not a number remains so: it is an error, which nobody shall hide.
+    What is infinite or not a number already remains so: it is an error, which nobody shall hide.
     """
     limits = torch.finfo(dtype)
-    return values.clamp(min=limits.min, max=limits.max)
+    return torch.where(values.isfinite(), values.clamp(min=limits.min, max=limits.max), values)
 
 
 class WanVae:
@@ -113,7 +113,8 @@ class WanVae:
         signal[:, :, 1:] = 0.0  # the middle of -1 to 1
         latents = self._latents(signal, stored)
         mask = torch.zeros(len(latents), _MASK_CHANNELS, *latents.shape[2:])
-        mask[:, :, 0] = 1.0
+        # None beside latents of nothing but zeros, so that they are seen for what they are.
+        mask[latents.flatten(1).any(dim=1), :, 0] = 1.0
         return torch.cat([mask, latents], dim=1)
 
     def _signal(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
@@ -133,7 +134,10 @@ class WanVae:
         mean, deviation = (
             torch.tensor(each)[:, None, None, None] for each in (LATENTS_MEAN, LATENTS_STD)
         )
-        latents: torch.Tensor = (mode.float().cpu() - mean) / deviation
+        mode = mode.float().cpu()
+        latents: torch.Tensor = (mode - mean) / deviation
+        # What a broken network returns as zeros stays so: normalised, it would look like a picture.
+        latents[~mode.flatten(1).any(dim=1)] = 0.0
         return clamp_to(latents, stored) if self._rocm else latents
 
 

@@ -8,6 +8,7 @@ it is whole. Tensors are not read.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -74,7 +75,7 @@ def _caption(row: ManifestRow) -> str | None:
     if row.caption is None:
         return ""
     try:
-        return Path(row.caption).read_bytes().decode("utf-8-sig").strip()
+        return Path(row.caption).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError):
         return None  # said elsewhere, or not to be compared
 
@@ -224,6 +225,9 @@ def folder_faults(order: MusubiOrder) -> Iterator[str]:
             folder = order.cache_folder(dataset, size)
             if not Path(folder).is_dir():
                 yield f"{folder} is missing"
+                continue
+            if (path := os.path.abspath(folder)) != glob.escape(path):  # noqa: PTH100
+                yield f"{path} has one of [ ] * ? in it, with which musubi-tuner finds nothing"
                 continue
             real = os.path.realpath(folder)
             if real in seen:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from latentmake import cachefile
 from latentmake.config import MusubiTrainer, Run
 from latentmake.errors import ModelError
+from latentmake.musubi.installation import Installation
+from latentmake.musubi.model_files import model_files
 from latentmake.musubi.networks import networks_digest
 from latentmake.musubi.order import MusubiOrder
 from latentmake.musubi.record import Layout, read_record
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["finish_wan"]
 
 
-def finish_wan(planner: Planner, plan: RunPlan, run: Run, lock: str | None) -> None:
+def finish_wan(
+    planner: Planner, plan: RunPlan, run: Run, lock: str | None, *, train: bool = True
+) -> None:
     """Write the order of a Wan run, and decide whether it is to be trained.
 
     Args:
@@ -29,8 +33,11 @@ def finish_wan(planner: Planner, plan: RunPlan, run: Run, lock: str | None) -> N
         plan: of the run; gets the order.
         run: its section of the configuration.
         lock: digest of its caches; None where they are yet to be made.
+        train: whether its training is asked for.
 
     Raises:
+        ModelError: a network to be trained is missing, or another.
+        TrainingError: musubi-tuner is not where the configuration says.
         StorageError: the disk is full or cannot be written.
     """
     config, folder = planner.config, run_folder(plan.name)
@@ -56,6 +63,19 @@ def finish_wan(planner: Planner, plan: RunPlan, run: Run, lock: str | None) -> N
     plan.wan_order = path
     if trained and not (lock and _is_trained(planner, order, lock)):
         plan.training_order = path
+        if train:
+            _refuse_untrainable(order)
+
+
+def _refuse_untrainable(order: MusubiOrder) -> None:
+    """Name what a training lacks before its caches are made, which may take days."""
+    for file in model_files(order.model):
+        if file.fault and file.key.startswith("dit"):
+            where = f"models.{order.model_name}.{file.key}"
+            fault = f"{file.place} {file.fault}" if file.place else file.fault
+            raise ModelError(fault, where=where, mend="name the right file")
+    assert order.musubi_tuner is not None  # the configuration has been checked for it
+    Installation.find(order.musubi_tuner)
 
 
 def _is_trained(planner: Planner, order: MusubiOrder, lock: str) -> bool:

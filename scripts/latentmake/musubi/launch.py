@@ -26,7 +26,7 @@ from latentmake.musubi.networks import networks_digest_with_receipt
 from latentmake.musubi.order import MusubiOrder
 from latentmake.musubi.record import Layout, Receipt, Record, read_order, read_record, wanted
 from latentmake.musubi.states import Resume, prepare, tidy
-from latentmake.musubi.weights import read_tensors
+from latentmake.musubi.weights import not_finite, read_tensors
 from latentmake.trainers import child
 from latentmake.trainers.order import Wanted
 
@@ -36,13 +36,16 @@ _USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)
 _UNKNOWN = re.compile(r"unrecognized arguments: (.+)")
 
 
-def train(order_path: Path, *, log: Path, receipt: Path, threads: int = 2) -> None:
+def train(
+    order_path: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
+) -> None:
     """Bring the LoRA of an order up to date, and write the receipt.
 
     Args:
         order_path: the order, a JSON file.
         log: gets all output of this call.
         receipt: a JSON file that says where the LoRA lies; written last.
+        processes: how many devices train together.
         threads: CPU threads of the trainer.
 
     Raises:
@@ -65,16 +68,18 @@ def train(order_path: Path, *, log: Path, receipt: Path, threads: int = 2) -> No
     else:
         if not checked:
             _check(order, log)
-        record = _train(order, layout, want, log, threads)
+        record = _train(order, layout, want, log, processes, threads)
     Receipt(run=order.run, **dict(record)).write(receipt)
 
 
-def _train(order: MusubiOrder, layout: Layout, want: Wanted, log: Path, threads: int) -> Record:
+def _train(
+    order: MusubiOrder, layout: Layout, want: Wanted, log: Path, processes: int, threads: int
+) -> Record:
     assert order.musubi_tuner is not None  # or the checklist had failed
     tuner = Installation.find(order.musubi_tuner)
     cachefile.write(layout.dataset_config, training_toml(order).encode())
     resume = prepare(layout, order.run, want)
-    command = _command(order, tuner, resume, threads, log)
+    command = _command(order, tuner, resume, processes, log)
     started = time.monotonic()
     status, output = child.run(
         command,
@@ -118,7 +123,7 @@ def _say(text: str, log: Path) -> None:
 
 
 def _command(
-    order: MusubiOrder, tuner: Installation, resume: Resume, threads: int, log: Path
+    order: MusubiOrder, tuner: Installation, resume: Resume, processes: int, log: Path
 ) -> list[str]:
     """Return the whole command, and say what is unusual about it."""
     trainer = order.trainer
@@ -133,7 +138,8 @@ def _command(
         order = order.model_copy(update={"trainer": shorter})
     arguments = command_arguments(order, attention=attention, resume=resume.state)
     script = [str(tuner.script(TRAINING_SCRIPT)), *arguments]
-    options = ["--num_processes", "1", "--num_machines", "1", "--dynamo_backend", "no"]
+    options = ["--num_processes", str(processes), "--num_machines", "1", "--dynamo_backend", "no"]
+    options += ["--multi_gpu"] if processes > 1 else []
     options += accelerate_arguments(order)
     if trainer.accelerate_config is not None:
         config = Path(trainer.accelerate_config)
@@ -179,4 +185,6 @@ def _lora_fault(path: Path) -> str | None:
         return "is not there"
     except (OSError, ValueError) as error:
         return str(error)
-    return None if tensors else "holds no tensor"
+    if not tensors:
+        return "holds no tensor"
+    return next((f"holds values that are not finite ({x})" for x in not_finite(path)), None)

@@ -7,6 +7,7 @@ and the script of each system, with the paths that this system knows.
 from __future__ import annotations
 
 import contextlib
+import glob
 import posixpath
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -95,6 +96,12 @@ def _writable(published: str, order: MusubiOrder) -> Path:
             mend="mount it, or correct `publish.path`",
         )
     folder = Path(local[unmounted.index(None)])
+    if glob.escape(str(folder)) != str(folder):
+        raise ConfigError(
+            f"{folder} has one of [ ] * ? in it, with which musubi-tuner finds nothing",
+            where="publish.path",
+            mend="set a folder without them",
+        )
     for name, dataset in order.datasets.items():
         for source in (dataset.path, dataset.control_directory):
             if source is not None and folder.resolve().is_relative_to(Path(source).resolve()):

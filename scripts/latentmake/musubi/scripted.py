@@ -182,7 +182,7 @@ def _line(item: WorkItem, kind: str) -> dict[str, str]:
     if item.targets[0].size is None:
         caption = item.text or ""
         if item.source is not None:
-            caption = Path(item.source).read_bytes().decode("utf-8-sig").strip()
+            caption = Path(item.source).read_text(encoding="utf-8-sig").strip()
         # No such file is needed: its name alone is, for that of the cache.
         return {f"{kind}_path": str(Path(f"{item.stem}.png").absolute()), "caption": caption}
     line = {f"{kind}_path": str(Path(item.source or "").absolute()), "caption": ""}

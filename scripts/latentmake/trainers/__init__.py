@@ -11,7 +11,9 @@ __all__ = ["Trainer", "trainer_of"]
 class Trainer(Protocol):
     """What a launcher's module offers."""
 
-    def train(self, order_path: Path, *, log: Path, receipt: Path, threads: int = 2) -> None:
+    def train(
+        self, order_path: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
+    ) -> None:
         """Bring the trained weights of an order up to date, and write the receipt."""
 
 

@@ -168,7 +168,8 @@ def _accelerate(order: TrainingOrder, processes: int, threads: int) -> list[str]
             _say(f"{order.run}: one process instead of {processes}, for there is no GPU")
             processes = 1
     # One process finds its device itself: no torch is imported here to look for it.
-    return ["--num_processes", str(processes), *options]
+    several = ["--multi_gpu"] if processes > 1 else []
+    return ["--num_processes", str(processes), *several, *options]
 
 
 def _run(command: list[str], order: TrainingOrder, environment: dict[str, str], log: Path) -> None:

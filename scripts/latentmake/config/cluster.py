@@ -1,0 +1,51 @@
+"""What jobs ask of a cluster, and how the work is cut into jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from latentmake.config.fields import Closed, Number
+
+__all__ = ["Batch", "Cluster", "ClusterJob"]
+
+
+class Batch(Closed):
+    """How the work is cut into jobs."""
+
+    items: Annotated[Number, Field(ge=1)] | Literal["auto"] = Field(
+        1024,
+        description="Items (images, captions) of one encoding job; auto: as many as past jobs of "
+        "the same model did in `minutes`.",
+    )
+    minutes: float = Field(
+        10, gt=0, description="With `items: auto`: how long an encoding job shall take."
+    )
+
+
+class ClusterJob(Closed):
+    """What a job of one kind asks for on a cluster."""
+
+    partition: str | None = Field(
+        None, min_length=1, description="Its partition; by default that of all jobs."
+    )
+    gpus: Number = Field(1, ge=0, description="GPUs.")
+    cpus: Number = Field(4, ge=1, description="CPU cores.")
+    mem_mb: Number = Field(
+        16_000, ge=1, description="Memory in megabytes; half as much again with each retry."
+    )
+    runtime: Number = Field(
+        60, ge=1, description="Time limit in minutes; as much again with each retry."
+    )
+
+
+class Cluster(Closed):
+    """What jobs ask of a cluster; without one, nothing of it counts."""
+
+    partition: str | None = Field(None, min_length=1, description="Partition of all jobs.")
+    account: str | None = Field(None, min_length=1, description="Account that is charged.")
+    encode: ClusterJob = Field(ClusterJob(), description="Encoding jobs.")
+    train: ClusterJob = Field(
+        ClusterJob(cpus=8, mem_mb=48_000, runtime=1440), description="Trainings."
+    )

@@ -1,0 +1,162 @@
+"""On a real SLURM cluster of one node (cluster.sh): the same command, jobs in its queue.
+
+tests/slurm/cluster.sh up && pytest tests/slurm
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import world
+import yaml
+from project import PARTS, ROOT, Project, Result
+
+
+def is_up() -> bool:
+    if shutil.which("sinfo") is None:
+        return False
+    asked = ["sinfo", "--noheader", "--format=%T"]
+    return subprocess.run(asked, capture_output=True, timeout=20, check=False).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not is_up(), reason="no SLURM is running: cluster.sh up")
+
+# Shorter waits than the profile's: one node's files are seen at once.
+PROFILE = (
+    *("--profile", "profiles/slurm", "--latency-wait", "10"),
+    *("--slurm-init-seconds-before-status-checks", "2"),
+)
+CLUSTER = {
+    "partition": "test",
+    "encode": {"gpus": 1, "cpus": 1, "mem_mb": 1500, "runtime": 5},
+    "train": {"gpus": 1, "cpus": 2, "mem_mb": 4000, "runtime": 20},
+}
+
+
+class ClusterProject(Project):
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "snakemake", *PROFILE, *arguments]
+
+
+def make(folder: Path, micro: Path, **changes: Any) -> ClusterProject:
+    project = ClusterProject.make(folder, {**world.config(), "cluster": CLUSTER, **changes}, micro)
+    world.make_dataset(project / "data/shapes")
+    assert isinstance(project, ClusterProject)
+    return project
+
+
+def logs(project: Project, kind: str) -> str:
+    return "\n".join(
+        path.read_text() for path in sorted(project.folder.glob(f"logs/{kind}/**/*.log"))
+    )
+
+
+def submitted(result: Result) -> list[str]:
+    return re.findall(
+        r"has been submitted with SLURM jobid \d+ \(log: \S*/rule_(\w+)", result.output
+    )
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Iterator[ClusterProject]:
+    """The sample that comes with the project, with a training of fewer steps."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for part in (*PARTS, "data", "config"):
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+        else:
+            shutil.copy2(ROOT / part, folder / part)
+    project = ClusterProject(folder)
+
+    def change(values: dict[str, Any]) -> None:
+        values["cluster"] = CLUSTER
+        values["runs"]["michael_gove"]["resolutions"] = [64]
+        values["runs"]["michael_gove"]["trainer"].update(
+            steps=20, samples={"guidance_scale": 1.5, "num_inference_steps": 4}
+        )
+
+    project.configure(change)
+    yield project
+
+
+def test_the_sample_is_trained_and_an_edited_caption_is_one_job_of_one_item(
+    sample: ClusterProject,
+) -> None:
+    result = sample.run("train_michael_gove")
+    assert (sample / "runs/michael_gove/pytorch_lora_weights.safetensors").is_file()
+    assert {"train", "sample_model"} <= set(submitted(result))
+    shutil.rmtree(sample / "logs")
+    caption = sorted((sample / "data/michael_gove").glob("*.txt"))[0]
+    caption.write_text("something else altogether")
+    result = sample.run("caches_michael_gove")
+    (rule,) = submitted(result)
+    assert rule.startswith("encode_text_michael_gove")
+    assert "text of michael_gove: 1 encoded, 0 taken" in logs(sample, "text")
+    assert not (sample / "logs/latents").exists()
+    assert sample.run("caches_michael_gove").idle
+
+
+def test_jobs_side_by_side_never_share_a_gpu(tmp_path: Path, micro: Path) -> None:
+    project = make(tmp_path / "project", micro, batch={"items": 1})
+    result = project.run("latents_tiny")
+    assert len(submitted(result)) == len(world.CAPTIONS)
+    jobs: list[tuple[str, str, str]] = []
+    for path in sorted(project.folder.glob("logs/slurm/*/*.log")):
+        asked = ["scontrol", "--oneliner", "show", "job", path.stem]
+        said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        times = [re.findall(rf"{name}=(\S+)", said)[0] for name in ("StartTime", "EndTime")]
+        order = path.parent.name.rpartition("_")[2]
+        log = (project / f"logs/latents/shapes/{order}.log").read_text()
+        jobs.append((times[0], times[1], re.findall(r"^GPU: (\d+)$", log, re.MULTILINE)[0]))
+    assert len(jobs) == len(world.CAPTIONS)
+    together = [
+        (one, other)
+        for one, other in combinations(jobs, 2)
+        if one[0] < other[1] and other[0] < one[1]
+    ]
+    assert together, "no two jobs ran at the same time"
+    assert all(one[2] != other[2] for one, other in together)
+
+
+def test_a_cancelled_job_is_retried_and_takes_what_was_finished(
+    tmp_path: Path, micro: Path
+) -> None:
+    project = make(tmp_path / "project", micro)
+    for number in range(150):  # as many as take a while
+        world.draw(project / f"data/shapes/more{number}.png", number, (420, 380))
+        (project / f"data/shapes/more{number}.txt").write_text(f"number {number}")
+    process = project.start("latents_tiny")
+    try:
+        while len(project.spool()) < 20:
+            assert process.poll() is None, (project / "started.txt").read_text()
+            time.sleep(0.05)
+        subprocess.run(["scancel", "--state=RUNNING", f"--user={subprocess_user()}"], check=True)
+        assert process.wait(timeout=240) == 0, (project / "started.txt").read_text()
+    finally:
+        process.kill()
+    text = logs(project, "latents")
+    encoded, spooled = map(int, re.findall(r"(\d+) encoded, (\d+) taken", text)[-1])
+    assert spooled >= 20 and encoded + spooled >= 300
+    assert project.run("latents_tiny").idle
+
+
+def subprocess_user() -> str:
+    return subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_each_entry_of_the_profile_is_explained() -> None:
+    text = (ROOT / "profiles/slurm/config.yaml").read_text()
+    assert set(yaml.safe_load(text)) >= {"executor", "jobs", "retries", "slurm-status-command"}
+    blocks = [block for block in text.split("\n\n")[1:] if not block.startswith("#")]
+    assert [block for block in blocks if "#" not in block] == ["executor: slurm"]

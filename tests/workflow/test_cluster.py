@@ -1,0 +1,114 @@
+"""Several GPUs on one machine, and what a cluster's profile must not do while planning."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import world
+from latentmake.memo import Memo
+from project import Project
+
+TOOLS = ("sbatch", "squeue", "sacct", "sinfo", "scancel", "srun", "scontrol", "sacctmgr")
+
+
+def run(project: Project, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        project.command(*arguments),
+        cwd=project.folder,
+        env={**project.environment(), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_as_many_jobs_run_as_there_are_gpus_each_with_its_own(fresh: Callable[[], Project]) -> None:
+    project = fresh()
+    project.configure(lambda values: values.update(batch={"items": 1}))
+    run(project, "--cores", "4", "latents_tiny", CUDA_VISIBLE_DEVICES="0,1,2,3")
+    jobs: list[tuple[float, float, str]] = []
+    for path in sorted((project / ".latentmake/orders").glob("*.receipt.json")):
+        log = project / f"logs/latents/shapes/{path.name[:12]}.log"
+        (gpu,) = re.findall(r"^GPU: (\d)$", log.read_text(), re.MULTILINE)
+        ended = path.stat().st_mtime
+        jobs.append((ended - json.loads(path.read_bytes())["seconds"], ended, gpu))
+    assert len(jobs) == len(world.CAPTIONS) and len({gpu for *_, gpu in jobs}) > 1
+    together = [
+        (one, other)
+        for one, other in combinations(jobs, 2)
+        if one[0] < other[1] and other[0] < one[1]
+    ]
+    assert together and all(one[2] != other[2] for one, other in together)
+
+
+def test_a_dry_run_under_the_profile_asks_no_cluster(
+    fresh: Callable[[], Project], tmp_path: Path
+) -> None:
+    project = fresh()
+    called, tools = tmp_path / "called.txt", tmp_path / "tools"
+    tools.mkdir()
+    for name in TOOLS:
+        (tools / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{called}\nexit 1\n')
+        (tools / name).chmod(0o755)
+    arguments = [
+        each for each in project.command("-n", "caches_tiny") if each not in ("--cores", "1")
+    ]
+    done = subprocess.run(
+        [*arguments, "--profile", "profiles/slurm"],
+        cwd=project.folder,
+        env={**project.environment(), "PATH": f"{tools}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    # The plugin asks that when it is imported, for the text of its help; no answer does as well.
+    asked = set(called.read_text().splitlines()) if called.exists() else set()
+    assert asked <= {"scontrol show config"}
+    assert "encode_latents_shapes" in done.stdout + done.stderr
+    assert re.search(r"shapes\s+micro\s+latents 16\s+\.\s+6", done.stderr)
+
+
+def test_past_jobs_tell_how_large_the_next_shall_be(fresh: Callable[[], Project]) -> None:
+    project = fresh()
+    project.configure(lambda values: values.update(batch={"items": "auto", "minutes": 0.11}))
+    first = run(project, "latents_tiny")
+    assert len(re.findall(r"rule encode_latents", first)) == 1  # nothing is known yet
+    project.run("-n", "latents_tiny")  # takes the receipts in
+    with Memo(project / ".latentmake/memo.sqlite") as memo:
+        known = memo.rate("latents micro")
+        assert known is not None and known.targets > 0 and known.starting > 0
+        for _ in range(40):  # a slow model's jobs, which outweigh the first
+            memo.learn_rate("latents micro", 2, 3.0, 0.01)
+    project.configure(lambda values: values["models"]["micro"].update(dtype="float16"))
+    again = run(project, "-n", "latents_tiny")
+    # 6.6 s at two targets in 3 s are four targets: two items of two resolutions.
+    assert len(re.findall(r"^rule encode_latents", again, re.MULTILINE)) == 3
+
+
+def test_a_source_edited_after_the_plan_is_reported_and_has_its_own_key(
+    built: Project,
+) -> None:
+    # A wrapper edits the caption between planning and the job, as a user might on a busy cluster.
+    caption = built / "data/shapes/ant.txt"
+    caption.write_text("edited before the plan")
+    entry = built / "scripts/encode.py"
+    entry.write_text(
+        "open('data/shapes/ant.txt', 'w').write('edited after the plan')\n"
+        + entry.read_text(encoding="utf-8").replace('"""', "#", 2)
+    )
+    output = built.run("text_tiny").output
+    assert re.search(r"data/shapes/ant.txt: was edited after this build was planned", output)
+    path = built / "cache/shapes/micro/text/ant.text.safetensors"
+    assert b"edited after the plan" in path.read_bytes()
+    assert built.run("text_tiny").idle
