@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from latentmake import orders
-from latentmake.config import Config, Run, nearest, parse
+from latentmake.config import Config, Run, TrainingJob, nearest, parse
 from latentmake.errors import ConfigError, LatentmakeError, UserError, storage_error
 from latentmake.handover import Handover
 from latentmake.memo import Memo
@@ -29,7 +29,7 @@ __all__ = ["Session"]
 
 MEMO = Path(".latentmake/memo.sqlite")
 Result = TypeVar("Result")
-Resources = dict[str, str | Callable[[object, int], int]]
+Resources = dict[str, int | str | Callable[[object, int], int]]
 _UNKNOWN_SECONDS = 2.0  # an item of a model that nobody has encoded with yet
 _PER_RUN = ("train", "caches", "latents", "text", "status", "check", "publish")
 
@@ -175,6 +175,8 @@ class Session:
             "mem_mb": lambda wildcards, attempt: int(asked.mem_mb * (1 + (attempt - 1) / 2)),
             "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),
         }
+        if isinstance(asked, TrainingJob) and asked.nodes > 1:
+            found["nodes"] = asked.nodes
         if partition := asked.partition or cluster.partition:
             found["slurm_partition"] = partition
         if cluster.account:

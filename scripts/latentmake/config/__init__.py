@@ -7,7 +7,7 @@ touches a file: whether a path exists is for the planner to find out.
 
 from __future__ import annotations
 
-from latentmake.config.cluster import Batch, Cluster, ClusterJob
+from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution
 from latentmake.config.machines import MusubiTuner, PathMap, Publish
@@ -32,6 +32,7 @@ __all__ = [
     "Samples",
     "SdTrainer",
     "TextWeights",
+    "TrainingJob",
     "WanTask",
     "Weights",
     "json_schema",

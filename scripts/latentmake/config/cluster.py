@@ -8,7 +8,7 @@ from pydantic import Field
 
 from latentmake.config.fields import Closed, Number
 
-__all__ = ["Batch", "Cluster", "ClusterJob"]
+__all__ = ["Batch", "Cluster", "ClusterJob", "TrainingJob"]
 
 
 class Batch(Closed):
@@ -30,7 +30,7 @@ class ClusterJob(Closed):
     partition: str | None = Field(
         None, min_length=1, description="Its partition; by default that of all jobs."
     )
-    gpus: Number = Field(1, ge=0, description="GPUs.")
+    gpus: Number = Field(1, ge=0, description="GPUs of each of its nodes.")
     cpus: Number = Field(4, ge=1, description="CPU cores.")
     mem_mb: Number = Field(
         16_000, ge=1, description="Memory in megabytes; half as much again with each retry."
@@ -40,12 +40,23 @@ class ClusterJob(Closed):
     )
 
 
+class TrainingJob(ClusterJob):
+    """What a training asks for on a cluster."""
+
+    cpus: Number = Field(8, ge=1, description="CPU cores.")
+    mem_mb: Number = Field(
+        48_000, ge=1, description="Memory in megabytes; half as much again with each retry."
+    )
+    runtime: Number = Field(
+        1440, ge=1, description="Time limit in minutes; as much again with each retry."
+    )
+    nodes: Number = Field(1, ge=1, description="Nodes that train together.")
+
+
 class Cluster(Closed):
     """What jobs ask of a cluster; without one, nothing of it counts."""
 
     partition: str | None = Field(None, min_length=1, description="Partition of all jobs.")
     account: str | None = Field(None, min_length=1, description="Account that is charged.")
     encode: ClusterJob = Field(ClusterJob(), description="Encoding jobs.")
-    train: ClusterJob = Field(
-        ClusterJob(cpus=8, mem_mb=48_000, runtime=1440), description="Trainings."
-    )
+    train: TrainingJob = Field(TrainingJob(), description="Trainings.")

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from latentmake.config.cluster import Batch, Cluster, ClusterJob
+from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Name, ResolutionField, listed
 from latentmake.config.machines import MusubiTuner, PathMap, Publish
@@ -194,7 +194,7 @@ _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     ("batch",): Batch,
     ("cluster",): Cluster,
     ("cluster", "encode"): ClusterJob,
-    ("cluster", "train"): ClusterJob,
+    ("cluster", "train"): TrainingJob,
     ("musubi_tuner",): MusubiTuner,
     ("publish",): Publish,
     ("publish", "path_maps", "*"): PathMap,

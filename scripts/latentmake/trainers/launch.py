@@ -16,6 +16,7 @@ import latentmake
 from latentmake import cachefile
 from latentmake.errors import TrainingError
 from latentmake.trainers import child
+from latentmake.trainers.node import srun_command
 from latentmake.trainers.order import Prompt, TrainingOrder, Wanted
 from latentmake.trainers.record import Layout, Receipt, Record, read_order, read_record, wanted
 
@@ -64,8 +65,7 @@ def train(
         local = {} if order.unet.hub else {"HF_HUB_OFFLINE": "1"}
         _run(
             [
-                *(sys.executable, "-m", "accelerate.commands.launch"),
-                *_accelerate(order, processes, threads),
+                *_launcher(order, processes, threads),
                 *("-m", "latentmake.trainers.sd", str(order_path)),
             ],
             order,
@@ -144,23 +144,28 @@ def _environment(threads: int) -> dict[str, str]:
     }
 
 
-def _accelerate(order: TrainingOrder, processes: int, threads: int) -> list[str]:
+def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
+    """Return the command before what is launched: accelerate here, or on all nodes of a job."""
     config = order.trainer.accelerate_config
-    if config is not None:
-        if not Path(config).is_file():
-            raise TrainingError(
-                "this configuration of accelerate does not exist",
-                where=config,
-                mend="correct the trainer's `accelerate_config`, or make it by `accelerate config "
-                f"--config_file {config}`",
-            )
-        return ["--config_file", config]
+    if config is not None and not Path(config).is_file():
+        raise TrainingError(
+            "this configuration of accelerate does not exist",
+            where=config,
+            mend="correct the trainer's `accelerate_config`, or make it by `accelerate config "
+            f"--config_file {config}`",
+        )
     options = [
-        *("--num_machines", "1"),
         *("--dynamo_backend", "no"),
         *("--mixed_precision", order.trainer.mixed_precision),
         *("--num_cpu_threads_per_process", str(threads)),
     ]
+    if config is not None:
+        options = ["--config_file", config]
+    if nodes := srun_command(os.environ, processes):
+        return [*nodes, "--multi_gpu", *options]  # how many processes, each node says itself
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch"]
+    if config is not None:
+        return [*accelerate, *options]
     if processes > 1:
         import torch
 
@@ -169,7 +174,12 @@ def _accelerate(order: TrainingOrder, processes: int, threads: int) -> list[str]
             processes = 1
     # One process finds its device itself: no torch is imported here to look for it.
     several = ["--multi_gpu"] if processes > 1 else []
-    return ["--num_processes", str(processes), *several, *options]
+    return [
+        *accelerate,
+        *("--num_processes", str(processes), "--num_machines", "1"),
+        *several,
+        *options,
+    ]
 
 
 def _run(command: list[str], order: TrainingOrder, environment: dict[str, str], log: Path) -> None:
