@@ -34,3 +34,8 @@ include: "rules/manifest.smk"
 include: "rules/train.smk"
 include: "rules/publish.smk"
 include: "rules/inspect.smk"
+
+
+if SESSION.config.storage:
+
+    include: "rules/storage.smk"

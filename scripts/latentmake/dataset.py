@@ -14,6 +14,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
+from latentmake import remote
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError
 from latentmake.layouts.plain import LATENTS_ENDING
@@ -75,7 +76,7 @@ class Fault(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """All files below a dataset's folder, with their stats.
+    """All files below a dataset's folder, or objects of one on S3, with their stats.
 
     Attributes:
         root: the folder.
@@ -110,7 +111,10 @@ def scan_control(name: str, dataset: Dataset) -> Scan | None:
 
 
 def _scan(folder: str, where: str) -> Scan:
-    root = os.path.normpath(folder)
+    root = remote.normalized(folder)
+    if remote.is_remote(root):
+        listed = remote.listing(root, where)
+        return Scan(root, listed, fingerprint(listed))
     if not Path(root).is_dir():
         what = "is not a folder" if Path(root).exists() else "does not exist"
         raise DatasetError(
@@ -268,6 +272,9 @@ def _unusable_name(path: str) -> str | None:
         return "has a name too long for its cache file"
     if not path.isprintable() and any(ord(character) < 32 for character in path):
         return "has a control character in its name"
+    folders = path.split("/")[:-1]
+    if "" in folders or any(len(each.encode("utf-8", "replace")) > 255 for each in folders):
+        return "has a folder in its name that no disk can have"  # an object's may
     try:
         path.encode()
     except UnicodeEncodeError:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from latentmake import digest, manifest
+from latentmake import digest, manifest, remote
 from latentmake.cachefile import TEMPORARY_SUFFIX, Header, read_header, target_key
 from latentmake.clips import Clip
 from latentmake.config import Dataset
@@ -179,6 +179,9 @@ class _Sources:
         if known is not None and known[0] == stat:
             return known[1]
         try:
+            if remote.is_remote(path):
+                self.fetch([(path, stat)])
+                return self._known[path][1]
             content = digest.of_file(Path(path))
         except OSError as error:
             raise SourceError(
@@ -187,6 +190,13 @@ class _Sources:
         self._known[path] = (stat, content)
         self._memo.learn_source(path, stat, content)
         return content
+
+    def fetch(self, files: Iterable[tuple[str, SourceStat]]) -> None:
+        """Read those objects of a server whose stats are new, many at a time."""
+        new = [each for each in files if self._known.get(each[0], (None,))[0] != each[1]]
+        for (path, listed), (content, stat) in zip(new, remote.digests(new), strict=True):
+            self._known[path] = (listed, content)
+            self._memo.learn_source(path, stat, content)
 
 
 class _Targets:
@@ -250,7 +260,7 @@ def evaluate(
         SourceError: a source whose content must be known cannot be read.
     """
     control = settings.control_directory if settings else None
-    known_sources = _Sources(memo, root, os.path.normpath(control) if control else "")
+    known_sources = _Sources(memo, root, remote.normalized(control) if control else "")
     targets = _Targets(memo, f"cache/{dataset}/{model}", found)
     parts: dict[str, PartState] = {}
     expected: set[str] = set()
@@ -260,6 +270,12 @@ def evaluate(
             (each, layout.named(folder, part, each.stem, each.media, settings)) for each in wanted
         ]
         expected.update(named.path for _, several in names for named in several)
+        if remote.is_remote(root) and recipes[part] != _PENDING:
+            known_sources.fetch(
+                (each.path, each.stat)
+                for each, several in names
+                if each.path and each.stat and any(named.path in found for named in several)
+            )
         parts[part] = _part(layout, part, names, recipes[part], known_sources, targets)
     without = {layout.base(each.stem) for wanted in sources.values() for each in wanted}
     kept = {layout.base(stem) for stem in owned}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from latentmake import cachefile, digest
+from latentmake import cachefile, digest, remote
 from latentmake.errors import CacheError, SourceError
 from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Target, WorkItem, WorkOrder, spooled
@@ -107,6 +107,8 @@ class Job:
             if item.control is not None:
                 control, other = self._read_file(item.control, sources)
                 content = digest.of_lines([content, other])
+        except SourceError as error:
+            return Reading(item, "", {}, [], {}, 0, str(error), sources)
         except OSError as error:
             path = error.filename or item.source or "the empty caption"
             line = SourceError(f"cannot be read ({error.strerror})", where=path, mend="see to it")
@@ -133,9 +135,12 @@ class Job:
 
     @staticmethod
     def _read_file(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:
-        with Path(path).open("rb") as file:
-            stat = source_stat(os.fstat(file.fileno()))
-            data = file.read()
+        if remote.is_remote(path):
+            data, stat = remote.read(path)
+        else:
+            with Path(path).open("rb") as file:
+                stat = source_stat(os.fstat(file.fileno()))
+                data = file.read()
         content = digest.of_bytes(data)
         sources[path] = [*stat, content]
         return data, content
@@ -165,6 +170,8 @@ class Job:
 
     def readings(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
         """Yield items read, a few of them ahead."""
+        if any(remote.is_remote(item.source or "") for item in items):
+            threads = max(threads, remote.SIDE_BY_SIDE // 2)  # which wait most of the time
         with ThreadPoolExecutor(threads) as pool:
             ahead: deque[Future[Reading]] = deque()
             try:

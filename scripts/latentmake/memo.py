@@ -208,6 +208,14 @@ class Memo:
         """Remember the key in a cache file's header."""
         self._targets.append((path, *stat, key))
 
+    def known_digest(self, path: str, stat: SourceStat) -> str | None:
+        """Return the digest of a source of this stat, where it has been read before."""
+        try:
+            row = self._database.execute("SELECT * FROM sources WHERE path = ?", (path,)).fetchone()
+        except sqlite3.Error:
+            return None
+        return str(row[5]) if row is not None and row[1:5] == stat else None
+
     def digest_of_file(self, path: Path) -> str:
         """Return a file's digest, reading it only if its stat is new.
 
@@ -216,12 +224,8 @@ class Memo:
         """
         name = str(path)
         stat = source_stat(path.stat())
-        try:
-            row = self._database.execute("SELECT * FROM sources WHERE path = ?", (name,)).fetchone()
-        except sqlite3.Error:
-            row = None
-        if row is not None and row[1:5] == stat:
-            return str(row[5])
+        if known := self.known_digest(name, stat):
+            return known
         content = digest.of_file(path)
         self.learn_source(name, stat, content)
         return content

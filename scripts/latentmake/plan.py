@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import dataset as datasets
-from latentmake import digest, evaluate, layouts, manifest, orders, recipe
+from latentmake import digest, evaluate, layouts, manifest, orders, recipe, remote
 from latentmake.config import Config, Run, SdTrainer, Weights
 from latentmake.dataset import Fault, Item, Scan
-from latentmake.errors import ConfigError, ModelError
+from latentmake.errors import ConfigError, ModelError, SourceError
 from latentmake.evaluate import Evaluation, Folder, Source
 from latentmake.finish import finish
 from latentmake.layouts import Named
@@ -266,9 +266,21 @@ class Planner:
         now = self.recipe(fault["dataset"], fault["model"], fault["kind"])
         if digest.of_value(now) != fault["recipe"]:
             return False
+        path = fault["path"]
         try:
-            return self.memo.digest_of_file(Path(fault["path"])) == fault["digest"]
-        except OSError:
+            if not remote.is_remote(path):
+                return self.memo.digest_of_file(Path(path)) == fault["digest"]
+            scanned = self.scan(fault["dataset"])
+            below = path.removeprefix(f"{scanned.root}/")
+            stat = next((SourceStat(*x[1:]) for x in scanned.entries if x[0] == below), None)
+            if stat is None:
+                return False
+            content = self.memo.known_digest(path, stat)
+            if content is None:
+                content, stat = next(remote.digests([(path, stat)]))
+                self.memo.learn_source(path, stat, content)
+            return content == fault["digest"]
+        except (OSError, SourceError):
             return False
 
     # -- plans --------------------------------------------------------------------------------

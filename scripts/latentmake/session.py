@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from latentmake import orders
+from latentmake import orders, storage
 from latentmake.config import Config, Run, TrainingJob, nearest, parse
 from latentmake.errors import ConfigError, LatentmakeError, UserError, storage_error
 from latentmake.handover import Handover
@@ -31,7 +31,7 @@ MEMO = Path(".latentmake/memo.sqlite")
 Result = TypeVar("Result")
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _UNKNOWN_SECONDS = 2.0  # an item of a model that nobody has encoded with yet
-_PER_RUN = ("train", "caches", "latents", "text", "status", "check", "publish")
+_PER_RUN = ("train", "caches", "latents", "text", "status", "check", "publish", "store", "fetch")
 
 
 class Session:
@@ -62,7 +62,9 @@ class Session:
         self._buildable = dict(buildable or {})
         self._planner: Planner | None = None
         self._singles: dict[str, tuple[WorkOrder, bool] | None] = {}
+        self._storage: dict[str, dict[str, str]] = {}
         self.config: Config = _or_exit(lambda: parse(values))
+        _or_exit(lambda: storage.check_plugin(self.config))
         self.plan = Plan({}, [])
         if main:
             names = _or_exit(lambda: runs_asked_for(targets, self.config.runs))
@@ -71,6 +73,7 @@ class Session:
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
             files = [target for target in targets if target.startswith("cache/")]
             self._singles = {path: self._single(path) for path in files}
+            self._storage = _or_exit(lambda: self._plan_storage(targets))
             self._report([name for name in names if f"status_{name}" in targets])
             self._handover = _or_exit(lambda: self._hand_over(dry))
         else:
@@ -107,6 +110,7 @@ class Session:
                 )
                 if path is not None
             }
+            | self._storage.get(name, {})
             for name, plan in self.plan.runs.items()
         }
         singles = {path: found[0].name for path, found in self._singles.items() if found}
@@ -114,6 +118,18 @@ class Session:
         if not dry:
             handover.write(time.time_ns())
         return handover
+
+    def _plan_storage(self, targets: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Write the orders of what is to be stored and fetched; run -> kind -> path."""
+        found: dict[str, dict[str, str]] = {}
+        for name, plan in self.plan.runs.items():
+            if f"store_{name}" in targets:
+                path = storage.plan_store(self.config, plan, self.runs[name], time.time_ns())
+                found.setdefault(name, {})["store"] = str(path)
+            if f"fetch_{name}" in targets:
+                path = storage.plan_fetch(self.config, plan, time.time_ns())
+                found.setdefault(name, {})["fetch"] = str(path)
+        return found
 
     def _run_order(self, run: str, kind: str) -> str | None:
         if self.main:
@@ -218,6 +234,10 @@ class Session:
         if order is None:
             raise LatentmakeError(f"the run {run} has no order")
         return order
+
+    def storage_order(self, run: str, kind: str) -> str | None:
+        """Return the order to `store` or `fetch` a run's caches; None where nobody asked for it."""
+        return self._handover.runs.get(run, {}).get(kind)
 
     def _run(self, run: str) -> RunPlan:
         if run not in self.plan.runs:

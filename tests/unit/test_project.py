@@ -43,6 +43,7 @@ def test_both_locks_agree() -> None:
 def test_dependencies_are_those_imported_and_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
+    optional = set(project["optional-dependencies"]["s3"])
     modules = {
         "opencv-python-headless": "cv2",
         "pillow": "PIL",
@@ -59,7 +60,7 @@ def test_dependencies_are_those_imported_and_locked() -> None:
     imported |= {"snakemake", "tensorboard"}  # the Snakefile's; what torch's own writer needs
     assert {modules.get(name, name) for name in named} <= imported
     foreign = imported - set(sys.stdlib_module_names) - {"latentmake"}
-    assert foreign <= {modules.get(name, name) for name in named} | {"tensorboard"}
+    assert foreign <= {modules.get(name, name) for name in named} | {"tensorboard"} | optional
     assert named <= set(pins("requirements.lock"))
 
 
@@ -89,7 +90,7 @@ def test_modules_say_why_they_exist_and_what_they_offer() -> None:
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; sys.path.insert(0, 'scripts'); import latentmake.session; "
-        "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av'); "
+        "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av', 'boto3', 'botocore'); "
         "sys.exit(any(name in sys.modules for name in slow))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

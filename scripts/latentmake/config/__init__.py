@@ -10,7 +10,7 @@ from __future__ import annotations
 from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution
-from latentmake.config.machines import MusubiTuner, PathMap, Publish
+from latentmake.config.machines import MusubiTuner, PathMap, Publish, Storage
 from latentmake.config.models import Model, TextWeights, WanTask, Weights
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
 from latentmake.config.whole import Config, Run, json_schema, nearest, parse
@@ -31,6 +31,7 @@ __all__ = [
     "Run",
     "Samples",
     "SdTrainer",
+    "Storage",
     "TextWeights",
     "TrainingJob",
     "WanTask",

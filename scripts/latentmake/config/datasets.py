@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from latentmake.config.fields import Closed, Number, listed
+from latentmake.config.fields import Closed, Number, Place, listed
 
 __all__ = ["Dataset"]
 
@@ -14,7 +14,11 @@ __all__ = ["Dataset"]
 class Dataset(Closed):
     """A folder of images or videos with a caption file beside each."""
 
-    path: str = Field(min_length=1, description="Folder of the images or videos, with sub-folders.")
+    path: Place = Field(
+        min_length=1,
+        description="Folder of the images or videos, with sub-folders; s3://bucket/folder for "
+        "images on an S3 server.",
+    )
     caption_extension: Annotated[str, StringConstraints(pattern=r"^\.[^/\\]+$")] = Field(
         ".txt", description="Ending of the caption file that lies beside an image."
     )
@@ -55,7 +59,7 @@ class Dataset(Closed):
         description="What a damaged item does: fail after all others are done, or be set aside, "
         "named in the manifest and on the screen.",
     )
-    control_directory: str | None = Field(
+    control_directory: Place | None = Field(
         None,
         min_length=1,
         description="Folder of control images or videos, each named as what it controls (Wan).",
@@ -86,6 +90,11 @@ class Dataset(Closed):
         description="Frame rate of the videos: frames are dropped to get 16 a second; by default "
         "each frame is kept.",
     )
+
+    @property
+    def remote(self) -> bool:
+        """Whether any of it lies on an S3 server."""
+        return any((each or "").startswith("s3://") for each in (self.path, self.control_directory))
 
     @property
     def video(self) -> bool:

@@ -6,6 +6,7 @@ import re
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,6 +21,7 @@ __all__ = [
     "Dtype",
     "Name",
     "Number",
+    "Place",
     "Resolution",
     "ResolutionField",
     "listed",
@@ -38,6 +40,16 @@ def _no_truth(value: object) -> object:
 
 
 Number = Annotated[int, BeforeValidator(_no_truth)]
+
+
+def _whole_address(path: str) -> str:
+    """Refuse what begins like an address on S3 and is none; it would be looked for on this disk."""
+    if path.lower().startswith("s3:") and not re.match(r"s3://[A-Za-z0-9][^/]+(/(?!/)|$)", path):
+        raise ValueError("should be s3://bucket/folder")
+    return path
+
+
+Place = Annotated[str, AfterValidator(_whole_address)]
 
 
 class Closed(BaseModel):

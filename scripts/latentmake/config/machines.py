@@ -1,4 +1,4 @@
-"""Where things lie on the machines of one user: musubi-tuner, published runs, other systems."""
+"""Where things lie on the machines of one user: musubi-tuner, published runs, S3, other systems."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from latentmake.config.fields import Closed
+from latentmake.config.fields import Closed, Place
 
-__all__ = ["MusubiTuner", "PathMap", "Publish"]
+__all__ = ["MusubiTuner", "PathMap", "Publish", "Storage"]
 
 
 class MusubiTuner(Closed):
@@ -46,4 +46,12 @@ class Publish(Closed):
         [],
         description="Folders that other systems know by other names, so that scripts and TOML "
         "files name them rightly; drives under /mnt are known.",
+    )
+
+
+class Storage(Closed):
+    """Where `store_{run}` puts finished caches, and `fetch_{run}` finds them."""
+
+    caches: Place = Field(
+        pattern="^s3://", description="Folder of the archives: s3://bucket/folder."
     )

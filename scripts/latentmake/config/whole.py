@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Name, ResolutionField, listed
-from latentmake.config.machines import MusubiTuner, PathMap, Publish
+from latentmake.config.machines import MusubiTuner, PathMap, Publish, Storage
 from latentmake.config.models import Model, TextWeights, Weights
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
 from latentmake.errors import ConfigError
@@ -58,6 +58,7 @@ class Config(Closed):
         None, description="Where musubi-tuner lies, which trains Wan models."
     )
     publish: Publish = Field(Publish(), description="What publish_{run} puts where.")
+    storage: Storage | None = Field(None, description="Where store_{run} puts finished caches.")
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
@@ -105,6 +106,12 @@ class Config(Closed):
                     )
         for dataset in run.datasets:
             settings = self.datasets[dataset]
+            if settings.remote:
+                raise ConfigError(
+                    f"the dataset {dataset} lies on S3; musubi-tuner reads folders on disk alone",
+                    where=f"runs.{name}.datasets",
+                    mend="copy it to a folder, or mount the bucket",
+                )
             small = [size for size in run.resolutions if size.width * size.height < _WAN_LEAST]
             if settings.fit == "bucket" and small:
                 raise ConfigError(
@@ -197,6 +204,7 @@ _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     ("cluster", "train"): TrainingJob,
     ("musubi_tuner",): MusubiTuner,
     ("publish",): Publish,
+    ("storage",): Storage,
     ("publish", "path_maps", "*"): PathMap,
 }
 

@@ -1,0 +1,213 @@
+"""Folders on S3 are listed and read like folders on disk."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import order_world
+import pytest
+import wan
+from latentmake import dataset, digest, remote
+from latentmake.config import Dataset, parse
+from latentmake.encode import carry_out
+from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
+from latentmake.memo import SourceStat
+from latentmake.orders import WorkOrder
+from s3_server import Bucket
+from test_config import changed, smallest
+
+
+@pytest.fixture(autouse=True)
+def new_client() -> Iterator[None]:
+    """The client of a process keeps the environment that it began with."""
+    remote._made_client.cache_clear()
+    yield
+    remote._made_client.cache_clear()
+
+
+def listed(path: str) -> dict[str, SourceStat]:
+    return {each[0]: SourceStat(*each[1:]) for each in remote.listing(path, "datasets.x.path")}
+
+
+def test_a_listing_and_a_fetched_object_tell_the_same_stat(bucket: Bucket) -> None:
+    bucket.put("pictures/a.png", b"first")
+    bucket.put("pictures/deep/er/ü {x} & 100%.txt", b"second")
+    large = io.BytesIO(b"x" * 9_000_000)  # goes up in parts, and its ETag is no MD5
+    bucket.client.upload_fileobj(large, bucket.name, "pictures/parts.bin")
+    found = listed(f"s3://{bucket.name}/pictures")
+    assert set(found) == {"a.png", "deep/er/ü {x} & 100%.txt", "parts.bin"}
+    for path, stat in found.items():
+        data, fetched = remote.read(f"s3://{bucket.name}/pictures/{path}")
+        assert fetched == stat
+        assert len(data) == stat.size
+
+
+def test_another_content_of_the_same_size_in_the_same_second_is_another_stat() -> None:
+    moment = datetime(2024, 5, 6, 7, 8, 9, 987_654, UTC)
+    header = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+    assert remote.stat_of(5, moment, '"abc"') == remote.stat_of(5, header, "abc")
+    assert remote.stat_of(5, moment, '"abc"') == remote.stat_of(5, header, 'W/"abc"')
+    assert remote.stat_of(5, moment, '"abc"') != remote.stat_of(5, moment, '"abd"')
+    assert all(0 <= remote.stat_of(5, moment, str(n)).inode < 2**63 for n in range(100))
+
+
+def test_a_listing_of_more_than_a_page_is_whole_and_below_its_folder_alone(bucket: Bucket) -> None:
+    client = bucket.client
+    for number in range(1005):
+        client.put_object(Bucket=bucket.name, Key=f"many/{number:04}.txt", Body=b"x")
+    client.put_object(Bucket=bucket.name, Key="many2/other.txt", Body=b"x")
+    bucket.requests()
+    assert len(listed(f"s3://{bucket.name}/many")) == 1005
+    assert bucket.requests() == [("GET", "")] * 2
+    assert len(listed(f"s3://{bucket.name}")) == 1006
+
+
+def test_hidden_objects_and_marks_of_folders_are_passed_over(bucket: Bucket) -> None:
+    for key in ("p/", "p/.git/a.txt", "p/.b.txt", "p/sub/", "p/sub/c.txt", "p/sub/../d.txt"):
+        bucket.put(key, b"x")
+    assert set(listed(f"s3://{bucket.name}/p")) == {"sub/c.txt"}
+
+
+def test_names_that_no_disk_can_have_are_faults(bucket: Bucket) -> None:
+    for stem in ("a//b", "n" * 300 + "/c", "fine"):
+        for ending in ("png", "txt"):
+            bucket.put(f"p/{stem}.{ending}", b"x")
+    settings = Dataset(path=f"s3://{bucket.name}/p/")
+    scanned = dataset.scan("x", settings)
+    assert scanned.root == f"s3://{bucket.name}/p"
+    items, faults = dataset.items("x", settings, scanned)
+    assert [item.image for item in items] == [f"s3://{bucket.name}/p/fine.png"]
+    assert len(faults) == 4
+    assert all("no disk can have; rename it" in fault.line for fault in faults)
+
+
+def test_digests_are_those_of_the_bytes_in_order(bucket: Bucket) -> None:
+    contents = {f"s3://{bucket.name}/{number}": b"%d" % number for number in range(40)}
+    for path, data in contents.items():
+        bucket.put(path.rpartition("/")[2], data)
+    stat = SourceStat(0, 0, 0, 0)
+    found = [content for content, _ in remote.digests([(path, stat) for path in contents])]
+    assert found == [digest.of_bytes(data) for data in contents.values()]
+
+
+def test_the_variables_of_snakemakes_plugin_lead_there_too(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("p/a.txt", b"x")
+    for old, new in (
+        ("AWS_ENDPOINT_URL_S3", "ENDPOINT_URL"),
+        ("AWS_ACCESS_KEY_ID", "ACCESS_KEY"),
+        ("AWS_SECRET_ACCESS_KEY", "SECRET_KEY"),
+        ("AWS_DEFAULT_REGION", "REGION"),
+    ):
+        monkeypatch.setenv(f"SNAKEMAKE_STORAGE_S3_{new}", bucket.server.environment()[old])
+        monkeypatch.delenv(old)
+    assert set(listed(f"s3://{bucket.name}/p")) == {"a.txt"}
+
+
+def test_a_missing_bucket_or_folder_is_one_line(bucket: Bucket) -> None:
+    with pytest.raises(DatasetError) as error:
+        listed("s3://no-such-bucket/p")
+    assert "datasets.x.path: there is no bucket no-such-bucket;" in str(error.value)
+    with pytest.raises(DatasetError) as error:
+        listed(f"s3://{bucket.name}/pictures")
+    assert f"s3://{bucket.name}/pictures does not exist" in str(error.value)
+
+
+def test_an_object_that_is_gone_is_the_fault_of_one_item(bucket: Bucket) -> None:
+    with pytest.raises(SourceError) as error:
+        remote.read(f"s3://{bucket.name}/p/a.png")
+    assert f"s3://{bucket.name}/p/a.png: is gone since it was listed" in str(error.value)
+
+
+def test_a_bucket_that_is_gone_is_no_fault_of_an_item(bucket: Bucket) -> None:
+    with pytest.raises(StorageError, match="there is no bucket"):
+        remote.read("s3://no-such-bucket/p/a.png")
+
+
+def test_a_server_that_is_down_is_one_line(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(DatasetError, match=r"cannot be reached .*127\.0\.0\.1:9"):
+        listed("s3://bucket/p")
+    with pytest.raises(StorageError, match="cannot be reached"):
+        remote.read("s3://bucket/p/a.png")
+
+
+def test_an_endpoint_that_is_no_address_is_one_line(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "nowhere")
+    with pytest.raises(DatasetError, match=r"cannot be read .*nowhere"):
+        listed("s3://bucket/p")
+
+
+def test_missing_credentials_are_one_line(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(DatasetError, match="without credentials; set AWS_ACCESS_KEY_ID"):
+        listed(f"s3://{bucket.name}/p")
+
+
+@pytest.mark.parametrize("path", ["s3:/bucket/p", "s3://", "S3://bucket/p", "s3:///p", "s3://b//p"])
+def test_half_an_address_is_refused_by_the_configuration(path: str) -> None:
+    with pytest.raises(ConfigError, match="should be s3://bucket/folder"):
+        parse(changed("datasets", "cats", "path", value=path))
+
+
+def test_an_address_is_taken_by_the_configuration() -> None:
+    assert parse(changed("datasets", "cats", "path", value="s3://bucket")).datasets["cats"].remote
+    assert not parse(smallest()).datasets["cats"].remote
+
+
+def on_s3(bucket: Bucket, *stems: str, **settings: Any) -> WorkOrder:
+    """Return an order for the texts of some captions in a bucket."""
+    order = order_world.order("text", dict.fromkeys(stems, ""), **settings)
+    items = [
+        item._replace(source=f"s3://{bucket.name}/p/{item.stem}.txt", text=None)
+        for item in order.items
+    ]
+    return replace(order, items=tuple(items))
+
+
+def test_an_object_that_went_since_the_plan_is_named_and_stops_no_other(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for stem in ("a", "c"):
+        bucket.put(f"p/{stem}.txt", f"caption {stem}".encode())
+    order = on_s3(bucket, "a", "b", "c")
+    encoder = order_world.Encoder()
+    with pytest.raises(SourceError, match=r"1 of 3 items .*/p/b\.txt: is gone since it was listed"):
+        carry_out(order, order.receipt, say=order_world.silent, encoder=encoder)
+    bucket.put("p/b.txt", b"caption b")
+    done = carry_out(order, order.receipt, say=order_world.silent, encoder=encoder)
+    assert (done.counts["encoded"], done.counts["spooled"]) == (1, 2)
+    folder = f"s3://{bucket.name}/p"
+    stats = {path: SourceStat(*stat) for path, (*stat, _) in done.sources.items()}
+    assert stats == {f"{folder}/{path}": stat for path, stat in listed(folder).items()}
+
+
+def test_a_server_that_goes_away_sets_nothing_aside(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    order = on_s3(bucket, "a", "b", on_error="skip")
+    with pytest.raises(StorageError, match="cannot be reached"):
+        carry_out(order, order.receipt, say=order_world.silent, encoder=order_world.Encoder())
+    assert not order.receipt.exists()
+
+
+def test_a_wan_model_refuses_a_dataset_on_s3() -> None:
+    values = wan.config()
+    (name,) = values["datasets"]
+    values["datasets"][name]["path"] = "s3://bucket/p"
+    with pytest.raises(ConfigError, match=f"the dataset {name} lies on S3;"):
+        parse(values)
