@@ -7,20 +7,20 @@ no file whose stat it knows.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from latentmake import dataset as datasets
 from latentmake import digest, evaluate, layouts, manifest, orders, recipe, remote
+from latentmake.batches import batches, minutes_of
 from latentmake.config import Config, Run, SdTrainer, Weights
 from latentmake.dataset import Fault, Item, Scan
 from latentmake.errors import ConfigError, ModelError, SourceError
-from latentmake.evaluate import Evaluation, Folder, Source
+from latentmake.evaluate import Evaluation, Folder
 from latentmake.finish import finish
-from latentmake.layouts import Named
-from latentmake.memo import Memo, SourceStat, TargetStat, target_stat
+from latentmake.memo import Memo, SourceStat, TargetStat
 from latentmake.musubi.model_files import encoder_fault
-from latentmake.orders import Target, WorkItem, WorkOrder
+from latentmake.orders import WorkOrder
 from latentmake.parts import (
     PROMPTS,
     Part,
@@ -30,14 +30,11 @@ from latentmake.parts import (
     parts_of,
     prompt_sources,
     read_lock,
-    size_of,
     source_of,
 )
 from latentmake.wan_dataset import measured
 
 __all__ = ["Planner"]
-
-_UNKNOWN_ITEMS = 1024  # of a job, where no past job tells how long it takes
 
 
 class Planner:
@@ -331,7 +328,7 @@ class Planner:
         }
         found: list[WorkOrder] = []
         for (dataset, model), asked in needed.items():
-            for order, kind, wanting in self._batches(dataset, model, asked, states):
+            for order, kind, wanting in batches(self, dataset, model, asked, states):
                 found.append(order)
                 for name in wanting:
                     plans[name].orders[kind].append(order)
@@ -341,153 +338,8 @@ class Planner:
             wanted = trained is None or name in trained
             finish(self, plan, runs[name], force=force, train=wanted)
         self.memo.save()
-        minutes = {order.name: known for order in found if (known := self._minutes(order))}
+        minutes = {order.name: known for order in found if (known := minutes_of(self, order))}
         return Plan(plans, found, minutes)
-
-    def _batches(
-        self,
-        dataset: str,
-        model: str,
-        asked: Mapping[str, set[str]],
-        states: Mapping[tuple[str, str], Evaluation],
-    ) -> Iterator[tuple[WorkOrder, str, frozenset[str]]]:
-        """Cut what is stale into jobs: one kind each, needed by the same runs, an item in one."""
-        groups: dict[tuple[str, frozenset[str]], dict[Source, list[Target]]] = {}
-        kin: dict[Source, tuple[str, ...]] = {}
-        contents: dict[Source, str] = {}
-        everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
-        for part, wanting in asked.items():
-            # A text that lies beside each resolution is encoded once for all of them.
-            together = everyone if "@" in part else frozenset(wanting)
-            group = groups.setdefault((kind_of(part), together), {})
-            for stale in states[dataset, model].parts[part].stale:
-                target = Target(
-                    part, stale.path, stale.found, size_of(part), stale.variant, stale.clip
-                )
-                group.setdefault(stale.source, []).append(target)
-                if stale.kin:
-                    kin[stale.source] = stale.kin
-                if stale.content is not None:
-                    contents[stale.source] = stale.content
-        for (kind, runs), group in groups.items():
-            work = [
-                WorkItem(
-                    source.stem,
-                    source.path,
-                    source.text,
-                    tuple(targets),
-                    source.control,
-                    kin.get(source, ()),
-                    source.media,
-                    contents.get(source),
-                )
-                for source, targets in group.items()
-            ]
-            size = self._batch_size(f"{kind} {model}", work)
-            for start in range(0, len(work), size):
-                batch = tuple(work[start : start + size])
-                yield self._order(dataset, model, kind, batch), kind, runs
-
-    def _batch_size(self, name: str, work: Sequence[WorkItem]) -> int:
-        """Return how many items a job gets: what is asked for, or what past jobs did in the time.
-
-        Starting a job shall be a tenth of it at most, however short the time asked for.
-        """
-        batch = self.config.batch
-        if batch.items != "auto":
-            return batch.items
-        rate = self.memo.rate(name)
-        if rate is None or not work:
-            return _UNKNOWN_ITEMS
-        seconds = max(batch.minutes * 60 - rate.starting, 9 * rate.starting)
-        each = sum(len(item.targets) for item in work) / len(work)
-        return max(1, int(seconds * rate.targets / each))
-
-    def _minutes(self, order: WorkOrder) -> float | None:
-        """Return how long a job will take, where past jobs of its kind and model tell."""
-        rate = self.memo.rate(order.work)
-        if rate is None:
-            return None
-        return (rate.starting + len(order.paths) / rate.targets) / 60
-
-    def _order(self, dataset: str, model: str, kind: str, work: tuple[WorkItem, ...]) -> WorkOrder:
-        settings = self.config.datasets.get(dataset)
-        tuner = self.config.musubi_tuner
-        scripted = self.config.models[model].encoder == "musubi"
-        return WorkOrder(
-            kind=kind,
-            dataset=dataset,
-            model=model,
-            # The captions of a prompt need no settings but that an empty one is meant.
-            dataset_settings=settings.model_dump() if settings else {"empty_caption": "allow"},
-            model_settings=self.config.models[model].model_dump(),
-            recipe=self.recipe(dataset, model, kind),
-            items=work,
-            musubi_tuner=tuner.model_dump() if scripted and tuner else None,
-        )
-
-    def single(self, path: str) -> tuple[WorkOrder, bool] | None:
-        """Plan one cache file, asked for by its name.
-
-        Returns:
-            Its order, and whether it is stale; None where there is no such item.
-
-        Raises:
-            UserError: something that makes planning impossible.
-        """
-        _, dataset, model, place, name = path.split("/", 4)
-        if model not in self.config.models:
-            return None
-        layout = layouts.of(self.layout(model))
-        bases = layout.owners(name)
-        for part in layout.parts([place]):
-            folder = layout.folder(dataset, model, part)
-            if folder != f"cache/{dataset}/{model}/{place}":
-                continue
-            settings = self.config.datasets.get(dataset)
-            for source in self._sources(dataset, model, kind_of(part)):
-                if layout.base(source.stem) in bases:
-                    for named in layout.named(folder, part, source.stem, source.media, settings):
-                        if named.path == path:
-                            return self._single(dataset, model, part, source, named)
-        return None
-
-    def _sources(self, dataset: str, model: str, kind: str) -> list[Source]:
-        if dataset == PROMPTS:
-            runs = [run for run in self.config.runs.values() if run.model == model]
-            return prompt_sources(runs) if kind == "text" else []
-        if dataset not in self.config.datasets:
-            return []
-        return [source_of(kind, item) for item in self.items(dataset, model)[0]]
-
-    def _single(
-        self, dataset: str, model: str, part: str, source: Source, named: Named
-    ) -> tuple[WorkOrder, bool]:
-        kind, path = kind_of(part), named.path
-        recipe_values = self.recipe(dataset, model, kind)
-        stat = Path(path).lstat() if Path(path).exists() else None
-        state = evaluate.evaluate(
-            dataset=dataset,
-            model=model,
-            root="" if dataset == PROMPTS else self.scan(dataset).root,
-            sources={part: [source]},
-            owned={source.stem},
-            recipes={part: digest.of_value(recipe_values) if recipe_values else ""},
-            memo=self.memo,
-            found={} if stat is None else {path: target_stat(stat)},
-            layout=layouts.of(self.layout(model)),
-            settings=self.config.datasets.get(dataset),
-        ).parts[part]
-        self.memo.save()
-        stale = next((each for each in state.stale if each.path == path), None)
-        found = stale.found if stale else None
-        target = Target(part, path, found, size_of(part), named.variant, named.clip)
-        work = WorkItem(
-            source.stem, source.path, source.text, (target,), source.control, (), source.media
-        )
-        order = self._order(dataset, model, kind, (work,))
-        order.write()
-        return order, stale is not None
 
     def clean(self, plan: Plan) -> None:
         """Delete what earlier builds left behind: old orders, spooled files that have their names.

@@ -173,7 +173,7 @@ def _made_client() -> Any:
         raise DatasetError(
             "the Python package boto3 is missing",
             where="s3://",
-            mend='install it: pip install "latentmake[s3]"',
+            mend="install it: pip install -r envs/requirements-s3.lock",
         ) from None
     # What Snakemake's storage plugin is told counts here too; boto3 finds the rest by itself.
     told = {

@@ -24,6 +24,7 @@ from latentmake.orders import WorkOrder, newest_run_order
 from latentmake.parts import Plan, RunPlan
 from latentmake.plan import Planner
 from latentmake.report.table import plan_table, status_lines
+from latentmake.single import single
 
 __all__ = ["Session"]
 
@@ -269,7 +270,7 @@ class Session:
         planner = self._planner
         if planner is None or path.count("/") < 4:
             return None
-        return _or_exit(lambda: planner.single(path))
+        return _or_exit(lambda: single(planner, path))
 
 
 def _is_training_asked(run: str, targets: Sequence[str]) -> bool:

@@ -204,7 +204,7 @@ def check_plugin(config: Config) -> None:
         raise ConfigError(
             "Snakemake's storage plugin for S3 is missing",
             where=_WHERE,
-            mend='install it: pip install "latentmake[s3]"',
+            mend="install it: pip install -r envs/requirements-s3.lock",
         )
 
 

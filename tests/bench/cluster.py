@@ -1,6 +1,7 @@
 """What a large build costs the process that submits its jobs, with an encoder that does nothing.
 
-    python tests/bench/cluster.py [--images 10000 100000] [--profile profiles/slurm]
+    python tests/bench/cluster.py [--images 10000 100000] [--items 1024]
+        [--profile profiles/slurm]
 
 Generated bitmaps at one resolution with a caption each, through real Snakemake; with a profile,
 through its cluster. Printed: jobs submitted; the time until the first of them (plan and graph) and
@@ -40,7 +41,7 @@ with logged(snakemake.log[0]) as say:
 """
 
 
-def make_project(folder: Path, images: int) -> None:
+def make_project(folder: Path, images: int, items: int) -> None:
     """Write a project whose encoding jobs do nothing but files."""
     planning.make_project(folder, images)
     for name in ("rules", "scripts"):  # no links: a rule finds its script where it lies itself
@@ -52,6 +53,7 @@ def make_project(folder: Path, images: int) -> None:
     path = folder / "config/config.yaml"
     config = json.loads(path.read_text())
     config["runs"]["generated"]["resolutions"] = [64]
+    config["batch"] = {"items": items}
     config["cluster"] = {"encode": {"gpus": 0, "cpus": 1, "mem_mb": 1500, "runtime": 5}}
     path.write_text(json.dumps(config))
 
@@ -83,6 +85,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--items", type=int, default=1024, help="items of a job")
     parser.add_argument("--profile", default=None)
     parser.add_argument("--folder", type=Path, default=None, help="where to work")
     options = parser.parse_args()
@@ -90,7 +93,7 @@ def main() -> None:
     for images in options.images:
         folder = Path(tempfile.mkdtemp(prefix="latentmake-bench-", dir=options.folder))
         try:
-            make_project(folder, images)
+            make_project(folder, images, options.items)
             jobs, first, whole, memory = build(folder, options.profile)
             targets = images * TARGETS
             each = [1000 * first / targets, 1000 * whole / targets]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
+import pytest
 import world
 from latentmake.memo import Memo
 from project import Project
@@ -112,3 +113,25 @@ def test_a_source_edited_after_the_plan_is_reported_and_has_its_own_key(
     path = built / "cache/shapes/micro/text/ant.text.safetensors"
     assert b"edited after the plan" in path.read_bytes()
     assert built.run("text_tiny").idle
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600], ids=["behind", "ahead"])
+def test_a_node_whose_clock_is_wrong_rebuilds_nothing(
+    seconds: int, fresh: Callable[[], Project]
+) -> None:
+    project = fresh()
+    entry = project / "scripts/encode.py"
+    # What the node of a shared file system would write, an hour off.
+    late = (
+        "    import os, time\n"
+        "    for path in snakemake.output:\n"
+        f"        os.utime(path, (time.time() + {seconds},) * 2)\n"
+    )
+    entry.write_text(entry.read_text(encoding="utf-8") + late)
+    project.run("caches_tiny")
+    assert project.run("caches_tiny").idle
+    before = project.snapshot()
+    (project / "data/shapes/ant.txt").write_text("a purple circle")
+    project.run("caches_tiny")
+    assert project.changed(before).content == project.texts("ant")
+    assert project.run("caches_tiny").idle

@@ -12,9 +12,11 @@ from latentmake.encoders.device import DTYPES, compute_dtype, pick_device
 from latentmake.job import Encoder, Loaded, Sample
 from latentmake.layouts import plain
 from latentmake.orders import WorkOrder
+from latentmake.recipe import original_files, weights_files
 
 __all__ = ["encoder"]
 
+_REST = 1_000_000_000  # bytes that encoding takes besides the weights, at the least
 _ON_A_GPU = {
     ("plain", "latents"): 8,
     ("plain", "text"): 32,
@@ -42,6 +44,8 @@ def encoder(
     model = Model.model_validate(order.model_settings)
     size = batch_size or (1 if device.type == "cpu" else _ON_A_GPU[order.layout, order.kind])
     say(f"encoding on {device.type}, {size} at once")
+    if line := _too_little_memory(model, order.kind, device):
+        say(line)
     if order.layout == "musubi":
         from latentmake.encoders import wan
 
@@ -49,6 +53,25 @@ def encoder(
         return load_wan(model, device, size, say)
     load = _latents if order.kind == "latents" else _text
     return Loaded(load(model, device, say), size)
+
+
+def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | None:
+    """Return a line where a GPU has less memory free than the files of the weights are large."""
+    if device.type != "cuda":
+        return None
+    places = (
+        list(model.text) if kind == "text" else [model.vae, *([model.clip] if model.clip else [])]
+    )
+    local = [place for place in places if place.path is not None]
+    find = original_files if model.layout == "musubi" else weights_files
+    size = sum(file.stat().st_size for place in local for file in find(place))
+    free, total = torch.cuda.mem_get_info(device)
+    if free >= size + _REST:
+        return None
+    return (
+        f"the GPU has {free / 1e9:.1f} of {total / 1e9:.1f} GB free, and the weights alone take "
+        f"about {size / 1e9:.1f}: end other programs on it if memory runs out"
+    )
 
 
 def _latents(model: Model, device: torch.device, say: Callable[[str], None]) -> Encoder:

@@ -1,0 +1,89 @@
+"""One cache file, asked for by its name: the order that makes just this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latentmake import digest, evaluate, layouts
+from latentmake.batches import work_order
+from latentmake.evaluate import Source
+from latentmake.layouts import Named
+from latentmake.memo import target_stat
+from latentmake.orders import Target, WorkItem, WorkOrder
+from latentmake.parts import PROMPTS, kind_of, prompt_sources, size_of, source_of
+
+if TYPE_CHECKING:
+    from latentmake.plan import Planner
+
+__all__ = ["single"]
+
+
+def single(planner: Planner, path: str) -> tuple[WorkOrder, bool] | None:
+    """Plan one cache file, asked for by its name.
+
+    Args:
+        planner: knows items and recipes.
+        path: `cache/{dataset}/{model}/...`.
+
+    Returns:
+        Its order, and whether it is stale; None where there is no such item.
+
+    Raises:
+        UserError: something that makes planning impossible.
+    """
+    _, dataset, model, place, name = path.split("/", 4)
+    if model not in planner.config.models:
+        return None
+    layout = layouts.of(planner.layout(model))
+    bases = layout.owners(name)
+    for part in layout.parts([place]):
+        folder = layout.folder(dataset, model, part)
+        if folder != f"cache/{dataset}/{model}/{place}":
+            continue
+        settings = planner.config.datasets.get(dataset)
+        for source in _sources(planner, dataset, model, kind_of(part)):
+            if layout.base(source.stem) in bases:
+                for named in layout.named(folder, part, source.stem, source.media, settings):
+                    if named.path == path:
+                        return _single(planner, dataset, model, part, source, named)
+    return None
+
+
+def _sources(planner: Planner, dataset: str, model: str, kind: str) -> list[Source]:
+    if dataset == PROMPTS:
+        runs = [run for run in planner.config.runs.values() if run.model == model]
+        return prompt_sources(runs) if kind == "text" else []
+    if dataset not in planner.config.datasets:
+        return []
+    return [source_of(kind, item) for item in planner.items(dataset, model)[0]]
+
+
+def _single(
+    planner: Planner, dataset: str, model: str, part: str, source: Source, named: Named
+) -> tuple[WorkOrder, bool]:
+    kind, path = kind_of(part), named.path
+    recipe_values = planner.recipe(dataset, model, kind)
+    stat = Path(path).lstat() if Path(path).exists() else None
+    state = evaluate.evaluate(
+        dataset=dataset,
+        model=model,
+        root="" if dataset == PROMPTS else planner.scan(dataset).root,
+        sources={part: [source]},
+        owned={source.stem},
+        recipes={part: digest.of_value(recipe_values) if recipe_values else ""},
+        memo=planner.memo,
+        found={} if stat is None else {path: target_stat(stat)},
+        layout=layouts.of(planner.layout(model)),
+        settings=planner.config.datasets.get(dataset),
+    ).parts[part]
+    planner.memo.save()
+    stale = next((each for each in state.stale if each.path == path), None)
+    found = stale.found if stale else None
+    target = Target(part, path, found, size_of(part), named.variant, named.clip)
+    work = WorkItem(
+        source.stem, source.path, source.text, (target,), source.control, (), source.media
+    )
+    order = work_order(planner, dataset, model, kind, (work,))
+    order.write()
+    return order, stale is not None
