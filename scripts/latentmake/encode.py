@@ -47,7 +47,7 @@ def carry_out(
         ModelError: the model is missing or incomplete.
         StorageError: the disk is full or cannot be written.
     """
-    began = time.monotonic()
+    began, since = time.monotonic(), time.time()
     job = Job(order, order.recipe or _recipe(order), say)
     ready = [] if encoder is None else [Loaded(encoder, batch_size or 1)]
 
@@ -89,6 +89,7 @@ def carry_out(
         targets=job.deliver(),
         faults=job.faults,
         counts=counts,
+        began=since,
         seconds=time.monotonic() - began,
         starting=started[0] if started else 0.0,
         work=order.work if started else "",

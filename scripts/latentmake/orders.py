@@ -252,6 +252,7 @@ class Receipt:
         targets: path -> its stat (size, mtime_ns, inode) and key.
         faults: items set aside: stem, path and digest of the faulty file, and the fault in a line.
         counts: how many targets were encoded, taken from the spool, linked to an equal one, kept.
+        began: when, in seconds since 1970 by the clock of the machine that did it; for people.
         seconds: how long the job took.
         starting: how many of them went by before anything was encoded.
         work: kind and model, whose speed this tells; "" where it tells none.
@@ -262,6 +263,7 @@ class Receipt:
     faults: list[dict[str, str]]
     counts: dict[str, int]
     seconds: float
+    began: float = 0.0
     starting: float = 0.0
     work: str = ""
 

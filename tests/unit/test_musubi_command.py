@@ -64,7 +64,7 @@ def test_every_task_with_every_switch_gives_known_flags(
         },
     )
     clip = "/m/clip" if needs_clip(task) else None
-    latents = latents_arguments(order, dataset_config="/p/a.toml", vae="/m/vae", clip=clip)
+    latents = latents_arguments(order.model, dataset_config="/p/a.toml", vae="/m/vae", clip=clip)
     check_flags(LATENTS_SCRIPT, latents)
     assert value(latents, "--vae") == "/m/vae"
     assert value(latents, "--clip") == clip
@@ -72,7 +72,7 @@ def test_every_task_with_every_switch_gives_known_flags(
     assert ("--vae_cache_cpu" in latents) == cpu
     assert {"--skip_existing", "--keep_cache"} <= set(latents)
 
-    text = text_arguments(order, dataset_config="/p/a.toml", t5="/m/t5")
+    text = text_arguments(order.model, dataset_config="/p/a.toml", t5="/m/t5")
     check_flags(TEXT_SCRIPT, text)
     assert value(text, "--t5") == "/m/t5"
     assert ("--fp8_t5" in text) == fp8
@@ -99,7 +99,7 @@ def test_caching_takes_a_device_and_sizes_of_batches() -> None:
         (
             LATENTS_SCRIPT,
             latents_arguments(
-                order,
+                order.model,
                 dataset_config="a",
                 vae="v",
                 device="cuda:1",
@@ -112,7 +112,7 @@ def test_caching_takes_a_device_and_sizes_of_batches() -> None:
         (
             TEXT_SCRIPT,
             text_arguments(
-                order,
+                order.model,
                 dataset_config="a",
                 t5="t",
                 device="cuda:1",
@@ -133,10 +133,13 @@ def test_caching_takes_a_device_and_sizes_of_batches() -> None:
 def test_the_dtype_of_the_vae() -> None:
     for model, dtype in (({}, "bfloat16"), ({"dtype": "float16"}, "float16")):
         order = order_of(model=model)
-        arguments = latents_arguments(order, dataset_config="a", vae="v")
+        arguments = latents_arguments(order.model, dataset_config="a", vae="v")
         assert value(arguments, "--vae_dtype") == dtype
     order = order_of(model={"dtype": "float16", "vae_dtype": "float32"})
-    assert value(latents_arguments(order, dataset_config="a", vae="v"), "--vae_dtype") == "float32"
+    assert (
+        value(latents_arguments(order.model, dataset_config="a", vae="v"), "--vae_dtype")
+        == "float32"
+    )
 
 
 def test_a_boundary_of_the_user_goes_with_two_networks_only() -> None:

@@ -265,9 +265,10 @@ def test_a_publication_that_fails_keeps_what_is_done_and_knows_its_files() -> No
         "from latentmake.errors import StorageError\n"
         "from latentmake.musubi.order import MusubiOrder\n"
         "from latentmake.musubi.publish import publish\n"
+        "from latentmake.trainers.order import read_order\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try:\n"
-        "    publish(MusubiOrder.read(Path('order.json')), print)\n"
+        "    publish(read_order(Path('order.json'), MusubiOrder), print)\n"
         "except StorageError as error:\n"
         "    sys.exit(str(error))\n"
     )

@@ -20,8 +20,8 @@ from latentmake.recipe import training_digest
 from latentmake.trainers import checkpoint, network
 from latentmake.trainers.launch import train
 from latentmake.trainers.objective import draw_noise
-from latentmake.trainers.order import TrainingOrder, Wanted
-from latentmake.trainers.record import History, Layout, read_order, sample_steps, wanted
+from latentmake.trainers.order import TrainingOrder, Wanted, read_order
+from latentmake.trainers.record import History, Layout, sample_steps, wanted
 from latentmake.trainers.sampling import read_rows
 from latentmake.trainers.schedule import generator
 from latentmake.trainers.sd import Training
@@ -394,10 +394,10 @@ def test_a_fault_of_the_trainer_is_one_line_for_the_build(tmp_path: Path) -> Non
 
 def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="order cannot be read"):
-        read_order(tmp_path / "none.json")
+        read_order(tmp_path / "none.json", TrainingOrder)
     (tmp_path / "bad.json").write_text('{"run": 3}')
     with pytest.raises(TrainingError, match="is not a training order") as error:
-        read_order(tmp_path / "bad.json")
+        read_order(tmp_path / "bad.json", TrainingOrder)
     assert "\n" not in str(error.value)
     order = make_order(tmp_path)
     (tmp_path / "dataset.lock").write_text("{}")

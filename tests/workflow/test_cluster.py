@@ -41,8 +41,8 @@ def test_as_many_jobs_run_as_there_are_gpus_each_with_its_own(fresh: Callable[[]
     for path in sorted((project / ".latentmake/orders").glob("*.receipt.json")):
         log = project / f"logs/latents/shapes/{path.name[:12]}.log"
         (gpu,) = re.findall(r"^GPU: (\d)$", log.read_text(), re.MULTILINE)
-        ended = path.stat().st_mtime
-        jobs.append((ended - json.loads(path.read_bytes())["seconds"], ended, gpu))
+        receipt = json.loads(path.read_bytes())
+        jobs.append((receipt["began"], receipt["began"] + receipt["seconds"], gpu))
     assert len(jobs) == len(world.CAPTIONS) and len({gpu for *_, gpu in jobs}) > 1
     together = [
         (one, other)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import Dtype, Resolution
+from latentmake.config.fields import Dtype, Resolution, resolution_name
 from latentmake.config.machines import MusubiTuner, PathMap, Publish, Storage
 from latentmake.config.models import Model, TextWeights, WanTask, Weights
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
@@ -39,4 +39,5 @@ __all__ = [
     "json_schema",
     "nearest",
     "parse",
+    "resolution_name",
 ]

@@ -26,6 +26,7 @@ __all__ = [
     "ResolutionField",
     "listed",
     "place",
+    "resolution_name",
 ]
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -73,7 +74,12 @@ class Resolution(BaseModel):
     @property
     def name(self) -> str:
         """Its folder below the cache: `64` for a square, else `512x768` (width x height)."""
-        return str(self.width) if self.width == self.height else f"{self.width}x{self.height}"
+        return resolution_name(self.width, self.height)
+
+
+def resolution_name(width: int, height: int) -> str:
+    """Return the name of a resolution: `64` for a square, else `512x768`."""
+    return str(width) if width == height else f"{width}x{height}"
 
 
 def _resolution(value: object) -> object:

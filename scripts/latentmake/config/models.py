@@ -128,6 +128,11 @@ class Model(Closed):
         """Whether its caches hold the first frame's latents too."""
         return self.task is not None and self.task.startswith(("i2v", "flf2v"))
 
+    @property
+    def needs_clip(self) -> bool:
+        """Whether its latents hold the CLIP image encoder's output: Wan 2.1 image-to-video."""
+        return self.task in _NEEDS_CLIP
+
     @model_validator(mode="before")
     @classmethod
     def _wan_is_half(cls, values: Any) -> Any:
@@ -150,11 +155,11 @@ class Model(Closed):
             raise ValueError("musubi-tuner keeps the posterior's mode: leave out `posterior`")
         if self.text_dtype not in (None, "bfloat16"):
             raise ValueError("musubi-tuner keeps embeddings in bfloat16: leave out `text_dtype`")
-        if self.task in _NEEDS_CLIP and self.clip is None:
+        if self.needs_clip and self.clip is None:
             raise ValueError(
                 f"{self.task} (Wan 2.1 image-to-video) needs the CLIP image encoder: set `clip`"
             )
-        if self.clip is not None and self.task not in _NEEDS_CLIP:
+        if self.clip is not None and not self.needs_clip:
             raise ValueError(f"{self.task} has no CLIP image encoder: leave out `clip`")
         if self.dit_high_noise is not None and self.task not in _TWO_NETWORKS:
             raise ValueError(f"{self.task} has one network: leave out `dit_high_noise`")

@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
-    AutoTokenizer,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     PreTrainedModel,
@@ -22,8 +21,9 @@ from transformers import (
 )
 
 from latentmake.config import TextWeights
+from latentmake.encoders.tokenizer import load_tokenizer
 from latentmake.errors import ModelError
-from latentmake.recipe import config_file, tokenizer_files, tokenizer_folder, weights_files
+from latentmake.recipe import config_file, weights_files
 
 __all__ = ["TextEncoder", "load_text_encoder"]
 
@@ -117,7 +117,7 @@ def load_text_encoder(
     where = weights.path or weights.hub or ""
     try:
         model = _load_model(weights, dtype)
-        tokenizer = _load_tokenizer(weights)
+        tokenizer = load_tokenizer(weights)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"cannot be loaded as a text encoder ({str(error).strip().splitlines()[0]})",
@@ -177,15 +177,3 @@ def _refuse_missing(model: PreTrainedModel, missing: list[str]) -> None:
     lacking = [name for name in missing if name not in tied and not name.endswith("position_ids")]
     if lacking:
         raise ValueError(f"the weights lack {lacking[0]} and {len(lacking) - 1} more")
-
-
-def _load_tokenizer(weights: TextWeights) -> PreTrainedTokenizerBase:
-    if weights.hub is not None:
-        folder = weights.tokenizer or (weights.subfolder or "").replace(
-            "text_encoder", "tokenizer", 1
-        )
-        return AutoTokenizer.from_pretrained(
-            weights.hub, revision=weights.revision, subfolder=folder
-        )
-    tokenizer_files(weights)  # names what is missing
-    return AutoTokenizer.from_pretrained(tokenizer_folder(weights), local_files_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import ftfy
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
+from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 
 from latentmake.config import TextWeights
 from latentmake.encoders.state import (
@@ -26,8 +26,8 @@ from latentmake.encoders.state import (
     local_state,
     one_line,
 )
+from latentmake.encoders.tokenizer import load_tokenizer
 from latentmake.errors import ModelError
-from latentmake.recipe import tokenizer_files, tokenizer_folder
 
 __all__ = ["Umt5Encoder", "clean_caption", "load_umt5"]
 
@@ -169,7 +169,7 @@ def load_umt5(
     where = weights.path or weights.hub or ""
     try:
         network = _from_disk(weights, where) if weights.hub is None else _from_hub(weights, dtype)
-        tokenizer = _load_tokenizer(weights)
+        tokenizer = load_tokenizer(weights)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise ModelError(
             f"cannot be loaded as umT5 ({one_line(error)})", where=where, mend=_MEND
@@ -185,18 +185,6 @@ def _pack(network: torch.nn.Module) -> None:
         for name, child in module.named_children():
             if isinstance(child, torch.nn.Linear):
                 setattr(module, name, _EightBitLinear(child.weight))
-
-
-def _load_tokenizer(weights: TextWeights) -> PreTrainedTokenizerBase:
-    if weights.hub is not None:
-        folder = weights.tokenizer or (weights.subfolder or "").replace(
-            "text_encoder", "tokenizer", 1
-        )
-        return AutoTokenizer.from_pretrained(
-            weights.hub, revision=weights.revision, subfolder=folder
-        )
-    tokenizer_files(weights)  # names what is missing
-    return AutoTokenizer.from_pretrained(tokenizer_folder(weights), local_files_only=True)
 
 
 def _from_hub(weights: TextWeights, dtype: torch.dtype) -> UMT5EncoderModel:

@@ -29,7 +29,6 @@ _KEY = re.compile(
 )
 _CHANNELS = {"latents": 16, "latents_image": 20, "latents_control": 16}
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_NEEDS_CLIP = frozenset({"i2v-14B", "flf2v-14B", "i2v-14B-FC"})
 
 
 def item_faults(rows: Sequence[ManifestRow]) -> Iterator[str]:
@@ -132,7 +131,7 @@ def _latents_fault(
         return f"holds no {' and no '.join(missing)}"
     if len({frames[what] for what in needed}) != 1:
         return "holds latents of different shapes"
-    if order.model.task in _NEEDS_CLIP and not any(key.startswith("clip_") for key in tensors):
+    if order.model.needs_clip and not any(key.startswith("clip_") for key in tensors):
         return f"holds no clip, which {order.model.task} needs"
     expected = _expected(order, row, name, resolution)
     if frames["latents"] != expected:

@@ -6,6 +6,7 @@ Nothing is read or written: paths come in as the machine that runs the command n
 
 from __future__ import annotations
 
+from latentmake.config import Model
 from latentmake.musubi.order import MusubiOrder
 
 __all__ = [
@@ -77,7 +78,7 @@ def _caching(
 
 
 def latents_arguments(
-    order: MusubiOrder,
+    model: Model,
     *,
     dataset_config: str,
     vae: str,
@@ -91,7 +92,7 @@ def latents_arguments(
     """Return the arguments of `wan_cache_latents.py`, without the script itself.
 
     Args:
-        order: the run.
+        model: the run's.
         dataset_config: path of the dataset TOML.
         vae: path of the VAE's file.
         clip: path of the CLIP image encoder's file, for Wan 2.1's image-to-video.
@@ -101,7 +102,6 @@ def latents_arguments(
         skip_existing: pass over what has a cache file.
         keep_cache: leave cache files alone that belong to no item.
     """
-    model = order.model
     arguments = ["--dataset_config", dataset_config, "--vae", vae]
     arguments += ["--vae_dtype", model.vae_dtype or model.dtype]
     if model.vae_cache_cpu:
@@ -114,7 +114,7 @@ def latents_arguments(
 
 
 def text_arguments(
-    order: MusubiOrder,
+    model: Model,
     *,
     dataset_config: str,
     t5: str,
@@ -127,7 +127,7 @@ def text_arguments(
     """Return the arguments of `wan_cache_text_encoder_outputs.py`, without the script itself.
 
     Args:
-        order: the run.
+        model: the run's.
         dataset_config: path of the dataset TOML.
         t5: path of umT5's file.
         device: where to encode; None leaves it to the script, as the next two do.
@@ -137,7 +137,7 @@ def text_arguments(
         keep_cache: leave cache files alone that belong to no item.
     """
     arguments = ["--dataset_config", dataset_config, "--t5", t5]
-    if order.model.fp8_t5:
+    if model.fp8_t5:
         arguments.append("--fp8_t5")
     return arguments + _caching(device, batch_size, num_workers, skip_existing, keep_cache)
 

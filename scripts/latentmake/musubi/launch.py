@@ -24,11 +24,11 @@ from latentmake.musubi.command import TRAINING_SCRIPT, accelerate_arguments
 from latentmake.musubi.installation import Installation, pick_attention
 from latentmake.musubi.networks import networks_digest_with_receipt
 from latentmake.musubi.order import MusubiOrder
-from latentmake.musubi.record import Layout, Receipt, Record, read_order, read_record, wanted
+from latentmake.musubi.record import Layout, Receipt, Record, read_record, wanted
 from latentmake.musubi.states import Resume, prepare, tidy
 from latentmake.musubi.weights import not_finite, read_tensors
 from latentmake.trainers import child
-from latentmake.trainers.order import Wanted
+from latentmake.trainers.order import Wanted, read_order
 
 __all__ = ["train"]
 
@@ -52,7 +52,7 @@ def train(
         TrainingError: the order cannot be carried out; the line says why.
         StorageError: the disk is full or cannot be written.
     """
-    order = read_order(order_path)
+    order = read_order(order_path, MusubiOrder)
     layout = Layout(order.run, order.output)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it

@@ -10,8 +10,16 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from latentmake import digest
-from latentmake.config import Dataset, Model, MusubiTrainer, MusubiTuner, Publish
+from latentmake.config import (
+    Dataset,
+    Model,
+    MusubiTrainer,
+    MusubiTuner,
+    Publish,
+    resolution_name,
+)
 from latentmake.errors import TrainingError
+from latentmake.layouts import musubi
 
 __all__ = ["ManifestRow", "MusubiOrder", "manifest_rows"]
 
@@ -53,16 +61,6 @@ class MusubiOrder(BaseModel):
     publish: Publish
     planned: int = 0
 
-    @classmethod
-    def read(cls, path: Path) -> MusubiOrder:
-        """Read an order.
-
-        Raises:
-            OSError: it cannot be read.
-            pydantic.ValidationError: it is not an order.
-        """
-        return cls.model_validate_json(path.read_bytes())
-
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
         trainer = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING)
@@ -70,9 +68,7 @@ class MusubiOrder(BaseModel):
 
     def cache_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
         """Return the folder of one dataset's caches at one resolution."""
-        width, height = resolution
-        name = str(width) if width == height else f"{width}x{height}"
-        return f"cache/{dataset}/{self.model_name}/{name}"
+        return musubi.folder(dataset, self.model_name, resolution_name(*resolution))
 
 
 class ManifestRow(NamedTuple):

@@ -10,11 +10,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake import cachefile
-from latentmake.errors import TrainingError
 from latentmake.musubi.order import MusubiOrder
-from latentmake.trainers.order import Wanted, read_lock_digest
+from latentmake.trainers.order import Wanted, lock_digest
 
-__all__ = ["Layout", "Receipt", "Record", "is_trained", "read_order", "read_record", "wanted"]
+__all__ = ["Layout", "Receipt", "Record", "read_record", "wanted"]
 
 
 class Layout:
@@ -75,42 +74,15 @@ class Receipt(Record):
         cachefile.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
-def read_order(path: Path) -> MusubiOrder:
-    """Read an order that a user may have touched.
-
-    Raises:
-        TrainingError: it is missing, or not an order.
-    """
-    mend = "give the build's command again, which writes it anew"
-    try:
-        return MusubiOrder.read(path)
-    except OSError as error:
-        raise TrainingError(
-            f"the training order cannot be read ({error.strerror})", where=path, mend=mend
-        ) from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"])) or "the whole"
-        raise TrainingError(
-            f"is not a training order ({key}: {first['msg']})", where=path, mend=mend
-        ) from None
-
-
 def wanted(order: MusubiOrder) -> Wanted:
     """Return what the LoRA must have come from, for this order.
 
     Raises:
         TrainingError: the lock is missing or damaged.
     """
-    try:
-        data = read_lock_digest(Path(order.lock))
-    except (OSError, ValueError):
-        raise TrainingError(
-            "the lock of the run's caches is missing or damaged",
-            where=order.lock,
-            mend="delete it, and give the build's command again",
-        ) from None
-    return Wanted(data=data, settings=order.settings_digest(), weights=order.weights)
+    return Wanted(
+        data=lock_digest(order.lock), settings=order.settings_digest(), weights=order.weights
+    )
 
 
 def read_record(path: Path) -> Record | None:
@@ -119,10 +91,3 @@ def read_record(path: Path) -> Record | None:
         return Record.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-def is_trained(order: MusubiOrder, want: Wanted) -> bool:
-    """Tell whether the LoRA of an order is there and came from just what is wanted."""
-    layout = Layout(order.run, order.output)
-    record = read_record(layout.record)
-    return record is not None and record.wanted == want and layout.lora.is_file()

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from latentmake import cachefile
 from latentmake.buckets import Size, wan_size
-from latentmake.config import Dataset, Model, MusubiTrainer, MusubiTuner, Publish
+from latentmake.config import Dataset, Model, MusubiTuner
 from latentmake.errors import ModelError, SourceError
 from latentmake.job import Job
 from latentmake.layouts import musubi
@@ -30,7 +30,6 @@ from latentmake.musubi.command import (
 )
 from latentmake.musubi.dataset_toml import shapes
 from latentmake.musubi.installation import Installation
-from latentmake.musubi.order import MusubiOrder
 from latentmake.orders import Target, WorkItem, WorkOrder
 from latentmake.trainers import child
 
@@ -40,10 +39,18 @@ _FOLDER = Path(".latentmake/musubi")
 
 
 class _Wanted(NamedTuple):
-    """One item that the scripts shall encode."""
+    """One item that the scripts shall encode.
+
+    Attributes:
+        item: itself.
+        source: digest of what it is made from.
+        caption: the text, as it was read for that digest; "" of images and videos.
+        targets: what is to be made, with the keys.
+    """
 
     item: WorkItem
     source: str
+    caption: str
     targets: dict[Target, str]
 
 
@@ -72,7 +79,8 @@ def make_by_scripts(
         job.take_in(reading, set(new), making)
         if new:
             targets = {target: key for key, target in new.items()}
-            wanted.append(_Wanted(reading.item, reading.content, targets))
+            texts = [each.content for each in reading.samples if isinstance(each.content, str)]
+            wanted.append(_Wanted(reading.item, reading.content, "".join(texts[:1]), targets))
     if not wanted:
         return
     folder = (_FOLDER / job.order.name).absolute()
@@ -96,22 +104,8 @@ def _cache_folder(folder: Path, target: Target) -> Path:
 
 def _run(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> ModelError | None:
     """Run a script over a dataset of just these items; return its failure."""
-    tuner_settings = MusubiTuner.model_validate(order.musubi_tuner)
-    installation = Installation.find(tuner_settings)
+    installation = Installation.find(MusubiTuner.model_validate(order.musubi_tuner))
     model = Model.model_validate(order.model_settings)
-    run = MusubiOrder(
-        run=order.name,
-        manifest="",
-        lock="",
-        output="",
-        datasets={},
-        resolutions=[],
-        model_name=order.model,
-        model=model,
-        trainer=MusubiTrainer(kind="musubi"),
-        musubi_tuner=tuner_settings,
-        publish=Publish(),
-    )
     folder.mkdir(parents=True)
     toml = folder / "dataset.toml"
     blocks = [*_blocks(order, wanted, folder)]
@@ -119,12 +113,12 @@ def _run(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> ModelErro
     options: dict[str, Any] = {"dataset_config": str(toml), "skip_existing": False}
     if order.kind == "text":
         script = installation.script(TEXT_SCRIPT)
-        arguments = text_arguments(run, t5=_file(model.text[0].path, "text"), **options)
+        arguments = text_arguments(model, t5=_file(model.text[0].path, "text"), **options)
     else:
         script = installation.script(LATENTS_SCRIPT)
         vae = _file(model.vae.path, "vae")
         clip = None if model.clip is None else _file(model.clip.path, "clip")
-        arguments = latents_arguments(run, vae=vae, clip=clip, **options)
+        arguments = latents_arguments(model, vae=vae, clip=clip, **options)
     log = Path(order.log).absolute()
     status, output = child.run(
         [str(installation.python), str(script), *arguments],
@@ -166,7 +160,7 @@ def _blocks(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> Iterat
                 found.append(each)
     for place, (size, members) in parts.items():
         list_file = folder / f"{place}.jsonl"
-        lines = [json.dumps(_line(each.item, kind)) for each in members]
+        lines = [json.dumps(_line(each, kind)) for each in members]
         cachefile.write(list_file, "".join(f"{line}\n" for line in lines).encode())
         yield {
             f"{kind}_jsonl_file": str(list_file),
@@ -177,14 +171,13 @@ def _blocks(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> Iterat
         }
 
 
-def _line(item: WorkItem, kind: str) -> dict[str, str]:
+def _line(wanted: _Wanted, kind: str) -> dict[str, str]:
     """Return the line of an item in a list; its caption where that is what is encoded."""
+    item = wanted.item
     if item.targets[0].size is None:
-        caption = item.text or ""
-        if item.source is not None:
-            caption = Path(item.source).read_text(encoding="utf-8-sig").strip()
         # No such file is needed: its name alone is, for that of the cache.
-        return {f"{kind}_path": str(Path(f"{item.stem}.png").absolute()), "caption": caption}
+        path = str(Path(f"{item.stem}.png").absolute())
+        return {f"{kind}_path": path, "caption": wanted.caption}
     line = {f"{kind}_path": str(Path(item.source or "").absolute()), "caption": ""}
     if item.control is not None:
         line["control_path"] = str(Path(item.control).absolute())

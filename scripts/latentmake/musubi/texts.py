@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from latentmake.config.models import Weights
+from latentmake.config import Weights, resolution_name
 from latentmake.errors import ConfigError
 from latentmake.musubi import command
 from latentmake.musubi.dataset_toml import dataset_toml
@@ -24,8 +24,7 @@ Say = Callable[[str], None]
 
 def block_name(dataset: str, resolution: tuple[int, int]) -> str:
     """Return the folder of one dataset at one resolution, below the published folder."""
-    width, height = resolution
-    return f"{dataset}_{width}" if width == height else f"{dataset}_{width}x{height}"
+    return f"{dataset}_{resolution_name(*resolution)}"
 
 
 def _network(path: str) -> str:
@@ -133,14 +132,14 @@ class Texts:
         latents = text = high_noise = accelerate = None
         if self.vae is not None:
             latents = command.latents_arguments(
-                order,
+                order.model,
                 dataset_config=config,
                 vae=self._argument(self.vae, system),
                 clip=None if self.clip is None else self._argument(self.clip, system),
             )
         if self.t5 is not None:
             text = command.text_arguments(
-                order, dataset_config=config, t5=self._argument(self.t5, system)
+                order.model, dataset_config=config, t5=self._argument(self.t5, system)
             )
         if order.model.dit_high_noise is not None:
             high_noise = self._argument(_network(order.model.dit_high_noise), system)

@@ -17,8 +17,8 @@ from latentmake import cachefile
 from latentmake.errors import TrainingError
 from latentmake.trainers import child
 from latentmake.trainers.node import srun_command
-from latentmake.trainers.order import Prompt, TrainingOrder, Wanted
-from latentmake.trainers.record import Layout, Receipt, Record, read_order, read_record, wanted
+from latentmake.trainers.order import Prompt, TrainingOrder, Wanted, read_order
+from latentmake.trainers.record import Layout, Receipt, Record, read_record, wanted
 
 __all__ = ["train"]
 
@@ -40,7 +40,7 @@ def train(
         ModelError: files of the network are missing.
         StorageError: the disk is full or cannot be written.
     """
-    order = read_order(order_path)
+    order = read_order(order_path, TrainingOrder)
     layout = Layout(order)
     want = wanted(order)
     # What could not be known when the order was written.

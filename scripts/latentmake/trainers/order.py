@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake import digest
 from latentmake.config import SdTrainer, Weights
+from latentmake.errors import TrainingError
 
-__all__ = ["Prompt", "TrainingOrder", "Wanted", "read_lock_digest"]
+__all__ = ["Prompt", "TrainingOrder", "Wanted", "lock_digest", "read_order"]
+
+_Order = TypeVar("_Order", bound=BaseModel)
 
 # Settings that shape neither the weights nor the pictures.
 _BOOKKEEPING = {"checkpointing_steps", "checkpoints_total_limit"}
@@ -44,7 +48,7 @@ class TrainingOrder(BaseModel):
     Attributes:
         run: name of the run.
         manifest: one line an item with the paths of its caches.
-        lock: digest of what the manifest names; see `read_lock_digest`.
+        lock: digest of what the manifest names; see `lock_digest`.
         output: folder that gets weights, samples, checkpoints and scalars.
         unet: the network that is trained.
         weights: digest of its files, "" where a rule has yet to make them.
@@ -74,30 +78,51 @@ class TrainingOrder(BaseModel):
     trainer: SdTrainer
     planned: int = 0
 
-    @classmethod
-    def read(cls, path: Path) -> TrainingOrder:
-        """Read an order.
-
-        Raises:
-            OSError: it cannot be read.
-            pydantic.ValidationError: it is not an order.
-        """
-        return cls.model_validate_json(path.read_bytes())
-
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the weights or the pictures."""
         settings = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING)
         return digest.of_value([settings, self.sample_size])
 
 
-def read_lock_digest(path: Path) -> str:
+def read_order(path: Path, kind: type[_Order]) -> _Order:
+    """Read a training order that a user may have touched.
+
+    Args:
+        path: of the order.
+        kind: its class.
+
+    Raises:
+        TrainingError: it is missing, or not an order.
+    """
+    mend = "give the build's command again, which writes it anew"
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise TrainingError(
+            f"the training order cannot be read ({error.strerror})", where=path, mend=mend
+        ) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "the whole"
+        raise TrainingError(
+            f"is not a training order ({key}: {first['msg']})", where=path, mend=mend
+        ) from None
+
+
+def lock_digest(path: str) -> str:
     """Return the digest of all keys that a `dataset.lock` holds.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not a lock.
+        TrainingError: it is missing or damaged.
     """
-    lock = json.loads(path.read_bytes())
+    try:
+        lock = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        lock = None
     if not isinstance(lock, dict) or not isinstance(lock.get("digest"), str):
-        raise ValueError(f"{path} is not a lock")
+        raise TrainingError(
+            "the lock of the run's caches is missing or damaged",
+            where=path,
+            mend="delete it, and give the build's command again",
+        )
     return str(lock["digest"])

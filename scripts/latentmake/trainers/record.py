@@ -11,8 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake import cachefile
-from latentmake.errors import TrainingError
-from latentmake.trainers.order import TrainingOrder, Wanted, read_lock_digest
+from latentmake.trainers.order import TrainingOrder, Wanted, lock_digest
 
 __all__ = [
     "LORA_WEIGHTS",
@@ -21,7 +20,6 @@ __all__ = [
     "Layout",
     "Receipt",
     "Record",
-    "read_order",
     "read_record",
     "sample_steps",
     "wanted",
@@ -121,27 +119,6 @@ class Receipt(BaseModel):
         cachefile.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
-def read_order(path: Path) -> TrainingOrder:
-    """Read an order that a user may have touched.
-
-    Raises:
-        TrainingError: it is missing, or not an order.
-    """
-    mend = "give the build's command again, which writes it anew"
-    try:
-        return TrainingOrder.read(path)
-    except OSError as error:
-        raise TrainingError(
-            f"the training order cannot be read ({error.strerror})", where=path, mend=mend
-        ) from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"])) or "the whole"
-        raise TrainingError(
-            f"is not a training order ({key}: {first['msg']})", where=path, mend=mend
-        ) from None
-
-
 def wanted(order: TrainingOrder) -> Wanted:
     """Return what the trained weights must have come from, for this order.
 
@@ -149,20 +126,12 @@ def wanted(order: TrainingOrder) -> Wanted:
         TrainingError: the lock is missing or damaged.
         ModelError: files of the network are missing.
     """
-    try:
-        data = read_lock_digest(Path(order.lock))
-    except (OSError, ValueError):
-        raise TrainingError(
-            "the lock of the run's caches is missing or damaged",
-            where=order.lock,
-            mend="delete it, and give the build's command again",
-        ) from None
     weights = order.weights
     if not weights:
         from latentmake.recipe import training_digest
 
         weights = training_digest(order.unet, order.scheduler)
-    return Wanted(data=data, settings=order.settings_digest(), weights=weights)
+    return Wanted(data=lock_digest(order.lock), settings=order.settings_digest(), weights=weights)
 
 
 def read_record(path: Path) -> Record | None:

@@ -19,8 +19,8 @@ from latentmake import cachefile
 from latentmake.encoders.device import pick_device
 from latentmake.encoders.vae import load_vae
 from latentmake.errors import UserError
-from latentmake.trainers.order import TrainingOrder
-from latentmake.trainers.record import Layout, read_order, wanted
+from latentmake.trainers.order import TrainingOrder, read_order
+from latentmake.trainers.record import Layout, wanted
 from latentmake.trainers.sampling import read_rows
 
 __all__ = ["decode", "draw_grid", "main"]
@@ -136,7 +136,7 @@ def write_grid(order: TrainingOrder) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """Carry out `python -m latentmake.trainers.samples ORDER`; return the exit status."""
     try:
-        write_grid(read_order(Path(arguments[0])))
+        write_grid(read_order(Path(arguments[0]), TrainingOrder))
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

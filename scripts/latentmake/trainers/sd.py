@@ -26,12 +26,11 @@ from latentmake import cachefile, recipe
 from latentmake.errors import TrainingError, UserError
 from latentmake.trainers import checkpoint, network, objective, sampling
 from latentmake.trainers.data import Batch, Caches, prefetched, read_items, read_scale, read_text
-from latentmake.trainers.order import TrainingOrder
+from latentmake.trainers.order import TrainingOrder, read_order
 from latentmake.trainers.record import (
     History,
     Layout,
     Record,
-    read_order,
     sample_steps,
     wanted,
 )
@@ -378,7 +377,7 @@ def main(arguments: Sequence[str]) -> int:
     """Carry out `python -m latentmake.trainers.sd ORDER`; return the exit status."""
     diffusers.utils.logging.set_verbosity_error()
     try:
-        Training(read_order(Path(arguments[0]))).run()
+        Training(read_order(Path(arguments[0]), TrainingOrder)).run()
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
