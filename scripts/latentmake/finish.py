@@ -158,7 +158,12 @@ def _finish_training(
         weights = (
             ""
             if pending
-            else recipe.training_digest(model.unet, scheduler, planner.memo.digest_of_file)
+            else recipe.training_digest(
+                model.unet,
+                scheduler,
+                planner.memo.digest_of_file,
+                text_projection=model.text_projection,
+            )
         )
     except ModelError as error:
         raise ModelError(
@@ -173,6 +178,7 @@ def _finish_training(
         output=str(folder),
         unet=model.unet,
         weights=weights,
+        text_projection=model.text_projection,
         scheduler=scheduler,
         vae=model.vae,
         prompts=[

@@ -16,11 +16,14 @@ from latentmake.errors import ModelError
 
 __all__ = [
     "FORMAT_VERSION",
+    "NEW",
     "ORIGINAL_SUFFIXES",
     "config_file",
     "latents_recipe",
     "make",
     "original_files",
+    "projection_digest",
+    "projection_file",
     "text_recipe",
     "tokenizer_files",
     "tokenizer_folder",
@@ -32,6 +35,9 @@ __all__ = [
 
 FORMAT_VERSION = 1
 """Raised when the same source and settings would give other bytes; every cache is then stale."""
+
+NEW = "new"
+"""In the place of a projection's path: it begins with random weights."""
 
 ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
 
@@ -176,8 +182,75 @@ def _files_digest(files: list[Path], file_digest: FileDigest) -> str:
         ) from None
 
 
-def training_digest(unet: Weights, scheduler: str, file_digest: FileDigest = digest.of_file) -> str:
+def projection_file(path: str) -> Path:
+    """Return the file of weights of a text projection.
+
+    Args:
+        path: that file, its folder, or a pipeline's folder with one sub-folder `..._projection`.
+
+    Raises:
+        ModelError: there is none.
+    """
+    mend = "name the folder or .safetensors file of a linear projection"
+    place = Path(path)
+    if place.is_file():
+        if place.suffix != ".safetensors":
+            raise ModelError("is not a .safetensors file", where=place, mend=mend)
+        return place
+    if not place.is_dir():
+        raise ModelError("this projection does not exist", where=place, mend="correct its path")
+    folders = [place]
+    if (place / "model_index.json").is_file():
+        folders = sorted(each for each in place.glob("*projection*") if each.is_dir())
+    found = [
+        file
+        for folder in folders
+        for stem in _STEMS
+        if (file := folder / f"{stem}.safetensors").is_file()
+    ]
+    if len(found) != 1:
+        raise ModelError(
+            f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}",
+            where=place,
+            mend=mend,
+        )
+    return found[0]
+
+
+def projection_digest(
+    path: str, file_digest: FileDigest = digest.of_file, *, with_code: bool = False
+) -> str:
+    """Return the digest of a text projection.
+
+    Args:
+        path: where it lies.
+        file_digest: how a file's digest is found.
+        with_code: it is made by Python files of the pipeline's own, which count too.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    files = [projection_file(path)]
+    if with_code:
+        beside = [file for file in files[0].parent.iterdir() if file.suffix in (".py", ".json")]
+        files += sorted([*beside, *Path(path).glob("*.py")])
+    return _files_digest(files, file_digest)
+
+
+def training_digest(
+    unet: Weights,
+    scheduler: str,
+    file_digest: FileDigest = digest.of_file,
+    *,
+    text_projection: str | None = None,
+) -> str:
     """Return the digest of what a training starts from: the network and its noise schedule.
+
+    Args:
+        unet: where the network lies.
+        scheduler: folder of the noise schedule.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+        text_projection: None, `new`, or where a projection lies.
 
     Raises:
         ModelError: files are missing or cannot be read.
@@ -189,8 +262,11 @@ def training_digest(unet: Weights, scheduler: str, file_digest: FileDigest = dig
             where=schedule,
             mend="name the folder of a diffusers scheduler as the model's `scheduler`",
         )
-    files = _files_digest([schedule], file_digest)
-    return digest.of_value([weights_digest(unet, file_digest), files])
+    parts = [weights_digest(unet, file_digest), _files_digest([schedule], file_digest)]
+    if text_projection is not None:
+        new = text_projection == NEW
+        parts.append(NEW if new else projection_digest(text_projection, file_digest))
+    return digest.of_value(parts)
 
 
 def tokenizer_folder(weights: TextWeights) -> Path:
@@ -338,12 +414,12 @@ def latents_recipe(dataset: Dataset, model: Model, weights: str) -> dict[str, ob
     return recipe
 
 
-def text_recipe(model: Model, weights: list[tuple[str, str]]) -> dict[str, object]:
+def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, object]:
     """Return what shapes embeddings besides the caption.
 
     Args:
         model: its text encoders and number format.
-        weights: digests of each encoder and of its tokenizer.
+        weights: digests of each encoder, of its tokenizer, and of its projection if it has one.
     """
     return {
         "format": FORMAT_VERSION,
@@ -351,8 +427,11 @@ def text_recipe(model: Model, weights: list[tuple[str, str]]) -> dict[str, objec
         "layout": "plain",
         "dtype": model.text_dtype or model.dtype,
         "encoders": [
-            {"weights": encoder, "tokenizer": tokenizer, "max_length": place.max_length}
-            for place, (encoder, tokenizer) in zip(model.text, weights, strict=True)
+            {
+                **dict(zip(("weights", "tokenizer", "projection"), digests, strict=False)),
+                "max_length": place.max_length,
+            }
+            for place, digests in zip(model.text, weights, strict=True)
         ],
     }
 
@@ -361,8 +440,8 @@ def text_weights_digests(
     model: Model,
     file_digest: FileDigest = digest.of_file,
     files: Callable[[Weights], list[Path]] = weights_files,
-) -> list[tuple[str, str]]:
-    """Return the digests of each text encoder and of its tokenizer.
+) -> list[tuple[str, ...]]:
+    """Return the digests of each text encoder, of its tokenizer, and of its projection if any.
 
     Raises:
         ModelError: files are missing or cannot be read.
@@ -373,6 +452,15 @@ def text_weights_digests(
             digest.of_value(["hub", place.tokenizer])
             if place.hub is not None
             else _files_digest(tokenizer_files(place), file_digest),
+            *(
+                ()
+                if place.projection is None
+                else (
+                    projection_digest(
+                        place.projection, file_digest, with_code=place.trust_remote_code
+                    ),
+                )
+            ),
         )
         for place in model.text
     ]

@@ -43,11 +43,13 @@ def test_both_locks_agree() -> None:
 def test_dependencies_are_those_imported_and_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
-    optional = set(project["optional-dependencies"]["s3"])
+    extras = project["optional-dependencies"]
+    optional = {*extras["s3"], *extras["adamw8bit"]}
     modules = {
         "opencv-python-headless": "cv2",
         "pillow": "PIL",
         "pydantic-core": "pydantic_core",
+        "pytorch-optimizer": "pytorch_optimizer",
         "tomli-w": "tomli_w",
     }
     imported = set()

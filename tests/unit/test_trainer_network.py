@@ -81,18 +81,19 @@ def test_a_unet_with_added_conditions_is_refused(tmp_path: Path) -> None:
 
 def test_wrong_widths_are_named(unet: Path) -> None:
     loaded = network.load_unet(Weights(path=str(unet)))
-    network.check(loaded, channels=4, text_width=TEXT_WIDTH, where="u")
+    network.check_latents(loaded, 4, "u")
+    assert network.make_projection(loaded, None, TEXT_WIDTH, "u") is None
     with pytest.raises(ModelError, match="takes 4 channels and gives 4, but the latents have 16"):
-        network.check(loaded, channels=16, text_width=TEXT_WIDTH, where="u")
+        network.check_latents(loaded, 16, "u")
     with pytest.raises(ModelError, match=f"{TEXT_WIDTH} wide, but the captions' are 1024 wide"):
-        network.check(loaded, channels=4, text_width=1024, where="u")
+        network.make_projection(loaded, None, 1024, "u")
 
 
 def test_a_misspelt_layer_is_named(unet: Path) -> None:
     loaded = network.load_unet(Weights(path=str(unet)))
     settings = SdTrainer(kind="sd", target_modules=["to_q", "to_kk"])
     with pytest.raises(TrainingError, match="no layer of the UNet is named `to_kk`"):
-        network.adapt(loaded, settings, torch.float32)
+        network.adapt(network.Denoiser(loaded), settings, torch.float32)
 
 
 def test_a_new_lora_changes_nothing_and_trains_float32_over_narrower_weights(unet: Path) -> None:
@@ -105,11 +106,12 @@ def test_a_new_lora_changes_nothing_and_trains_float32_over_narrower_weights(une
     )
     with torch.no_grad():
         before = loaded(*inputs).sample
-        network.adapt(loaded, SdTrainer(kind="sd", rank=2), torch.float32)
+        lora = SdTrainer(kind="sd", rank=2)
+        network.adapt(network.Denoiser(loaded), lora, torch.float32)
         assert torch.equal(loaded(*inputs).sample, before)
-    narrow = network.load_unet(Weights(path=str(unet)))
+    narrow = network.Denoiser(network.load_unet(Weights(path=str(unet))))
     network.adapt(narrow, SdTrainer(kind="sd", rank=2), torch.bfloat16)
     trained = network.trained_state(narrow)
     assert {value.dtype for value in trained.values()} == {torch.float32}
-    assert narrow.conv_in.weight.dtype == torch.bfloat16
+    assert narrow.unet.conv_in.weight.dtype == torch.bfloat16
     assert json.loads((unet / "config.json").read_text())["cross_attention_dim"] == TEXT_WIDTH

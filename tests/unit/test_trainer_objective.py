@@ -10,12 +10,11 @@ import torch
 from diffusers import UNet2DConditionModel
 from latentmake.errors import ModelError
 from latentmake.trainers.data import Batch, Caches, read_items
+from latentmake.trainers.network import Denoiser
 from latentmake.trainers.objective import (
-    draw_noise,
-    item_losses,
+    Objective,
     load_noise_schedule,
     probe_loss,
-    target,
 )
 from latentmake.trainers.schedule import generator
 from trainer_world import TEXT_WIDTH, make_manifest, make_scheduler, make_unet
@@ -35,14 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_targets_follow_their_definitions(folder: Path) -> None:
     random = generator("targets")
     latents = torch.randn(3, 4, 8, 8, generator=random)
-    noise, timesteps = draw_noise(latents.shape, 1000, random)
-    epsilon = load_noise_schedule(folder / "scheduler", None)
-    velocity = load_noise_schedule(folder / "scheduler", "v_prediction")
-    assert torch.equal(target(epsilon, latents, noise, timesteps), noise)
+    epsilon = Objective(load_noise_schedule(folder / "scheduler", None))
+    velocity = Objective(load_noise_schedule(folder / "scheduler", "v_prediction"))
+    noise, timesteps = epsilon.draw(latents.shape, random)
+    assert torch.equal(epsilon.target(latents, noise, timesteps), noise)
     betas = torch.linspace(0.0001**0.5, 0.02**0.5, 1000) ** 2
     alpha = torch.cumprod(1 - betas, 0)[timesteps].view(-1, 1, 1, 1)
     expected = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents
-    torch.testing.assert_close(target(velocity, latents, noise, timesteps), expected)
+    torch.testing.assert_close(velocity.target(latents, noise, timesteps), expected)
 
 
 def test_the_prediction_type_of_the_schedule_holds_unless_the_trainer_says_otherwise(
@@ -84,19 +83,22 @@ def test_a_schedule_written_for_another_sampler_is_read(tmp_path: Path) -> None:
 
 def test_padding_changes_no_loss(folder: Path) -> None:
     unet = UNet2DConditionModel.from_pretrained(folder / "unet")
-    schedule = load_noise_schedule(folder / "scheduler", None)
+    objective = Objective(load_noise_schedule(folder / "scheduler", None))
+    denoiser = Denoiser(unet)
     caches = Caches(read_items(folder / "manifest.jsonl"))
     same_shape = [i for i, each in enumerate(caches.examples) if each.shape == (4, 8, 8)]
     assert {len(caches.batch([i]).text[0]) for i in same_shape} == {4, 7}
     batch = caches.batch(same_shape)
     assert batch.mask is not None
-    noise, timesteps = draw_noise(batch.latents.shape, 1000, generator("mask"))
+    noise, timesteps = objective.draw(batch.latents.shape, generator("mask"))
 
     def losses(batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            return item_losses(
-                unet, schedule, batch, noise, timesteps, device=CPU, dtype=torch.float32
+            found = objective.losses(
+                denoiser, batch, noise, timesteps, device=CPU, dtype=torch.float32
             )
+            assert found.raw is found.weighted
+            return found.raw
 
     together = losses(batch, noise, timesteps)
     alone = [
@@ -110,6 +112,7 @@ def test_padding_changes_no_loss(folder: Path) -> None:
 
 def test_the_loss_at_start_and_end_is_over_a_fixed_set(folder: Path) -> None:
     caches = Caches(read_items(folder / "manifest.jsonl"))
+    objective = Objective(load_noise_schedule(folder / "scheduler", None))
     seen: list[tuple[float, int]] = []
 
     def losses(batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
@@ -118,13 +121,13 @@ def test_the_loss_at_start_and_end_is_over_a_fixed_set(folder: Path) -> None:
         seen.extend(zip(found.tolist(), timesteps.tolist(), strict=True))
         return found
 
-    first = probe_loss(losses, caches, timesteps=1000, batch_size=4, seed=1)
+    first = probe_loss(losses, caches, objective=objective, batch_size=4, seed=1)
     set_of_first = sorted(seen)
     assert len(seen) == 64
     assert first == pytest.approx(sum(value for value, _ in seen) / 64)
     # One timestep in each sixty-fourth of the schedule.
     assert sorted(timestep * 64 // 1000 for _, timestep in seen) == list(range(64))
     seen.clear()
-    again = probe_loss(losses, caches, timesteps=1000, batch_size=3, seed=1)
+    again = probe_loss(losses, caches, objective=objective, batch_size=3, seed=1)
     assert again == pytest.approx(first)
     assert sorted(seen) == set_of_first

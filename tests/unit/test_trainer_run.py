@@ -19,7 +19,6 @@ from latentmake.errors import CacheError, ModelError, StorageError, TrainingErro
 from latentmake.recipe import training_digest
 from latentmake.trainers import checkpoint, network
 from latentmake.trainers.launch import train
-from latentmake.trainers.objective import draw_noise
 from latentmake.trainers.order import TrainingOrder, Wanted, read_order
 from latentmake.trainers.record import History, Layout, sample_steps, wanted
 from latentmake.trainers.sampling import read_rows
@@ -119,7 +118,7 @@ def test_a_pipeline_with_the_lora_predicts_what_the_trained_network_does(
     order = make_order(launched.root, output="lora", **{**SETTINGS, "steps": 6})
     training = Training(order)
     training.run()
-    trained = training.unet.eval()
+    trained = training.learner.denoiser.unet.eval()
     pipeline = _pipeline(order)
     with torch.no_grad():
         plain = pipeline.unet(*_inputs()).sample
@@ -143,7 +142,11 @@ def test_the_launched_lora_loads_too(launched: Launched) -> None:
 def test_sample_pictures_lie_in_one_grid(launched: Launched) -> None:
     layout = Layout(launched.order)
     rows = read_rows(layout.samples, wanted(launched.order))
-    assert [row.step for row in rows] == sorted(sample_steps(launched.order)) == [0, 10, 20, 30, 40]
+    assert (
+        [row.step for row in rows]
+        == sorted(sample_steps(launched.order, STEPS))
+        == [0, 10, 20, 30, 40]
+    )
     assert {tuple(row.latents.shape) for row in rows} == {(2, 4, 4, 8)}
     assert not torch.equal(rows[0].latents, rows[-1].latents)
     with Image.open(layout.grid) as grid:
@@ -154,7 +157,10 @@ def test_sample_pictures_lie_in_one_grid(launched: Launched) -> None:
 def test_scalars_are_there_for_each_step(launched: Launched) -> None:
     events = EventAccumulator(str(Layout(launched.order).scalars))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {"loss", "learning_rate", "gradient_norm", "epoch"}
+    assert set(events.Tags()["scalars"]) == {
+        *("loss", "raw_loss", "learning_rate", "gradient_norm", "qk_grads_av"),
+        *("epoch", "images_per_second"),
+    }
     for name in events.Tags()["scalars"]:
         assert [event.step for event in events.Scalars(name)] == list(range(1, STEPS + 1))
 
@@ -244,7 +250,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: 
     with pytest.raises(TrainingError, match="no number any more at step") as error:
         Training(order).run()
     (newest, *_) = checkpoint.find(Layout(order).checkpoints, wanted(order))
-    assert f"at step {newest.progress.step + 1};" in str(error.value)
+    assert f"at step {newest.progress.step + 1}, for " in str(error.value)
     assert f"the checkpoint of step {newest.progress.step} is kept" in str(error.value)
     loaded = checkpoint.load(newest)
     assert loaded is not None
@@ -282,7 +288,7 @@ def test_few_checkpoints_are_kept(tmp_path: Path) -> None:
         progress = checkpoint.Progress(
             wanted=want, step=step, loss_start=1.0, seconds=2.0, history=History()
         )
-        checkpoint.save(tmp_path, progress, tensors, {"optimizer": {}})
+        checkpoint.save(tmp_path, progress, (tensors, {"optimizer": {}}))
 
     def names() -> list[str]:
         return sorted(each.name for each in tmp_path.iterdir())
@@ -304,7 +310,9 @@ def test_a_whole_unet_is_written_as_diffusers_reads_it(tmp_path: Path) -> None:
     layout = Layout(order)
     loaded = UNet2DConditionModel.from_pretrained(layout.unet)
     with torch.no_grad():
-        assert torch.equal(loaded(*_inputs()).sample, training.unet.eval()(*_inputs()).sample)
+        assert torch.equal(
+            loaded(*_inputs()).sample, training.learner.denoiser.unet.eval()(*_inputs()).sample
+        )
     record = json.loads(layout.record.read_text())
     assert record["loss_end"] < 0.6 * record["loss_start"]
     losses = [loss for _, loss in record["history"]]
@@ -343,17 +351,16 @@ def test_each_item_of_a_step_counts_the_same_in_full_and_short_batches(tmp_path:
     losses = []
     for part in cut:
         batch = training.caches.batch(part)
-        noise, timesteps = draw_noise(batch.latents.shape, 1000, random)
-        losses.append(training._losses(training.network, batch, noise, timesteps))
+        noise, timesteps = training.objective.draw(batch.latents.shape, random)
+        losses.append(training._losses(training.learner.network, batch, noise, timesteps).raw)
     expected = torch.cat(losses).mean()
-    gradients = torch.autograd.grad(expected, training.parameters)
-    batches = map(training.caches.batch, cut)
-    loss, norm, rate = training._one_step(1, lambda: next(batches))
-    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert norm == pytest.approx(
+    gradients = torch.autograd.grad(expected, training.learner.parameters)
+    step = training._one_step(1, map(training.caches.batch, cut))
+    assert step.loss == step.raw_loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert step.gradient_norm == pytest.approx(
         float(torch.cat([each.flatten() for each in gradients]).norm()), rel=1e-4
     )
-    assert rate == order.trainer.learning_rate
+    assert step.learning_rate == order.trainer.learning_rate
 
 
 @pytest.mark.parametrize(
@@ -407,20 +414,24 @@ def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
 
 def test_samples_are_drawn_at_the_start_the_end_and_between(tmp_path: Path) -> None:
     order = make_order(tmp_path, prompts=True, steps=10)
-    assert sorted(sample_steps(order)) == [0, 2, 5, 7, 10]
+    assert sorted(sample_steps(order, 10)) == [0, 2, 5, 7, 10]
     order = make_order(tmp_path, prompts=True, steps=10, samples={"every": 4})
-    assert sorted(sample_steps(order)) == [0, 4, 8, 10]
-    assert not sample_steps(make_order(tmp_path, steps=10))
+    assert sorted(sample_steps(order, 10)) == [0, 4, 8, 10]
+    assert not sample_steps(make_order(tmp_path, steps=10), 10)
 
 
 def test_an_adapter_of_another_network_is_refused(tmp_path: Path) -> None:
     order = make_order(tmp_path)
-    unet = network.load_unet(order.unet)
-    network.adapt(unet, order.trainer, torch.float32)
-    state = network.trained_state(unet)
-    state.pop(next(iter(state)))
-    with pytest.raises(ValueError, match="another network"):
-        network.load_trained(unet, state)
+    denoiser = network.Denoiser(network.load_unet(order.unet))
+    network.adapt(denoiser, order.trainer, torch.float32)
+    state = network.trained_state(denoiser)
+    missing = next(iter(state))
+    shape = {**state, missing: torch.zeros(1)}
+    state.pop(missing)
+    with pytest.raises(ValueError, match=f"only one of the two trains {missing}"):
+        network.load_trained(denoiser, state)
+    with pytest.raises(ValueError, match=f"{missing} has another shape"):
+        network.load_trained(denoiser, shape)
 
 
 def test_a_missing_configuration_of_accelerate_is_named(tmp_path: Path) -> None:

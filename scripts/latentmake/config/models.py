@@ -60,6 +60,21 @@ class TextWeights(Weights):
     max_length: Number | None = Field(
         None, gt=1, description="Tokens kept of a caption; by default 77 for CLIP, 512 for T5."
     )
+    projection: str | None = Field(
+        None,
+        min_length=1,
+        description="A linear layer that the embeddings go through before they are cached: its "
+        "folder, file, or the folder of a pipeline that has one.",
+    )
+    trust_remote_code: bool = Field(
+        False, description="Run the Python code in the pipeline folder that `projection` names."
+    )
+
+    @model_validator(mode="after")
+    def _code_of_a_projection(self) -> Self:
+        if self.trust_remote_code and self.projection is None:
+            raise ValueError("`trust_remote_code` is about the code of a `projection`")
+        return self
 
 
 _TextPlace = Annotated[
@@ -83,6 +98,12 @@ class Model(Closed):
     unet: (
         Annotated[Weights, BeforeValidator(place, json_schema_input_type=str | Weights)] | None
     ) = Field(None, description="The UNet that is trained.")
+    text_projection: str | None = Field(
+        None,
+        min_length=1,
+        description="A linear layer between the embeddings and the UNet that is trained with it: "
+        "`new`, or the folder or file of one.",
+    )
     scheduler: str | None = Field(
         None, description="Folder of the noise schedule; by default `scheduler` beside the UNet."
     )
@@ -147,6 +168,8 @@ class Model(Closed):
             if key := self.first_set(*about):
                 raise ValueError(f"`{key}` is about Wan: it needs the model's `task`")
             return self
+        if self.text_projection is not None or self.text[0].projection is not None:
+            raise ValueError("a Wan model takes umT5's embeddings as they are: no projection")
         if self.unet is not None or self.scheduler is not None:
             raise ValueError("a Wan model has a `dit` to train, and no `unet` or `scheduler`")
         if len(self.text) != 1:

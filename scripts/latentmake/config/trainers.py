@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from latentmake.config.fields import Closed, Number, ResolutionField
 
@@ -29,11 +29,20 @@ class Samples(Closed):
     seed: Number = Field(0, ge=0, description="Seed of their noise, the same in every row.")
 
 
+_NAMED_PART = (
+    r"unet|cross_attention|cross_attention_qk|cross_attention_out|attention|norms|conv_in|conv_out"
+    r"|time_embedding|mid_block|(down_blocks|up_blocks)(\.\d)?"
+)
+UNetPart = Annotated[str, StringConstraints(pattern=rf"^({_NAMED_PART})$")]
+
+
 class SdTrainer(Closed):
-    """The trainer `sd`: Stable Diffusion 1.x and 2.x UNets, trained from caches alone."""
+    """The trainer `sd`: UNets of Stable Diffusion 1.x and 2.x, trained from caches alone."""
 
     kind: Literal["sd"] = Field(description="The trainer.")
-    adapter: Literal["lora", "full"] = Field("lora", description="Train a LoRA, or the whole UNet.")
+    adapter: Literal["lora", "full", "parts"] = Field(
+        "lora", description="Train a LoRA, the whole UNet, or the `parts` of it alone."
+    )
     rank: Number = Field(8, ge=1, description="Rank of the LoRA.")
     alpha: float | None = Field(None, gt=0, description="Scale of the LoRA; by default its rank.")
     target_modules: list[str] = Field(
@@ -41,33 +50,98 @@ class SdTrainer(Closed):
         min_length=1,
         description="Layers that get a LoRA, by the end of their names.",
     )
-    steps: Number = Field(1000, ge=1, description="Optimiser steps.")
-    learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate of AdamW.")
+    parts: list[UNetPart] = Field(
+        [], description="What `adapter: parts` trains: cross_attention, norms, up_blocks.1, ..."
+    )
+    reinitialize: list[UNetPart] = Field(
+        [], description="Parts that are drawn anew before the training, and trained."
+    )
+    steps: Number | None = Field(
+        None, ge=1, description="Optimiser steps; by default 1000, or what `epochs` says."
+    )
+    epochs: float | None = Field(
+        None, gt=0, description="How often each item is seen, instead of `steps`."
+    )
+    optimizer: Literal["adamw", "adamw8bit", "lion", "prodigy", "dadaptation"] = Field(
+        "adamw", description="Optimiser; adamw8bit needs bitsandbytes."
+    )
+    optimizer_arguments: dict[str, bool | float | list[float]] = Field(
+        {}, description="Further arguments of the optimiser, such as betas."
+    )
+    learning_rate: float = Field(
+        1e-4, gt=0, description="Peak learning rate; 1 for prodigy and dadaptation."
+    )
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
         "constant", description="How the learning rate goes on."
     )
     lr_warmup_steps: Number = Field(0, ge=0, description="Steps over which it rises from zero.")
+    lr_min_ratio: float = Field(
+        0.0, ge=0, le=1, description="Share of the peak at which linear and cosine end."
+    )
     train_batch_size: Number = Field(4, ge=1, description="Items of one shape a step and a device.")
     gradient_accumulation_steps: Number = Field(1, ge=1, description="Batches summed up in a step.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
-    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
-    prediction_type: Literal["epsilon", "v_prediction"] | None = Field(
+    max_grad_norm: float | None = Field(
+        1.0, gt=0, description="Gradients are clipped to this norm; null does not clip."
+    )
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of the optimiser.")
+    prediction_type: Literal["epsilon", "v_prediction", "flow_matching"] | None = Field(
         None, description="What the UNet predicts; by default what its scheduler says."
+    )
+    snr_gamma: float | None = Field(
+        None, gt=0, description="Min-SNR weighting of the loss; 5 is usual."
+    )
+    noise_offset: float = Field(
+        0.0, ge=0, description="Noise added to whole channels, for darker and lighter pictures."
+    )
+    ema_decay: float | None = Field(
+        None, gt=0, lt=1, description="Keep a moving average of the weights, which is the result."
     )
     mixed_precision: Annotated[
         Literal["no", "bf16", "fp16"],
         BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
     ] = Field("no", description="accelerate's mixed precision.")
     gradient_checkpointing: bool = Field(False, description="Less memory for more time.")
+    attention: Literal["sdpa", "flash", "xformers"] = Field(
+        "sdpa", description="Attention: torch's own choice, its flash kernel, or xformers."
+    )
+    torch_compile: bool = Field(False, description="Compile the UNet by torch.compile.")
+    deterministic: bool = Field(
+        False, description="On a GPU, only kernels that repeat bit for bit; a CPU always does."
+    )
     seed: Number = Field(0, ge=0, description="Seed of order, noise, timesteps and new weights.")
     checkpointing_steps: Number = Field(
         500, ge=1, description="Steps between two states from which a killed run goes on."
     )
     checkpoints_total_limit: Number = Field(2, ge=1, description="How many of them are kept.")
+    resume_from_checkpoint: str | None = Field(
+        None, min_length=1, description="A checkpoint folder of another training to go on from."
+    )
+    save_every_n_steps: Number | None = Field(
+        None, ge=1, description="Steps between two copies of the trained weights."
+    )
+    save_every_n_epochs: Number | None = Field(
+        None, ge=1, description="Epochs between two copies of the trained weights."
+    )
     accelerate_config: str | None = Field(
         None, description="Configuration file for `accelerate launch`."
     )
     samples: Samples = Field(Samples(), description="Sample pictures.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("has both `steps` and `epochs`: leave one out")
+        if self.adapter != "parts" and self.parts:
+            raise ValueError("`parts` needs `adapter: parts`")
+        if self.adapter == "parts" and not (self.parts or self.reinitialize):
+            raise ValueError("`adapter: parts` needs a list of `parts`")
+        if self.adapter == "lora" and self.reinitialize:
+            raise ValueError("a LoRA trains no part of the UNet: `reinitialize` nothing")
+        if self.lr_min_ratio and self.lr_scheduler not in ("linear", "cosine"):
+            raise ValueError("`lr_min_ratio` needs `lr_scheduler: linear` or `cosine`")
+        if self.prediction_type == "flow_matching" and self.snr_gamma is not None:
+            raise ValueError("`snr_gamma` weighs diffusion: leave it out of flow matching")
+        return self
 
 
 class MusubiTrainer(Closed):

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from latentmake.config import TextWeights
+from latentmake.encoders.projection import load_text_projection
 from latentmake.encoders.tokenizer import load_tokenizer
 from latentmake.errors import ModelError
 from latentmake.recipe import config_file, weights_files
@@ -40,12 +41,14 @@ class TextEncoder:
         padded: whether every caption is filled up to `max_length` tokens (CLIP, whose padding the
             UNet attends to) or kept at its own length (T5).
         max_length: tokens kept of a caption.
+        projection: what the hidden states go through at last; None leaves them as they are.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     padded: bool
     max_length: int
+    projection: torch.nn.Module | None = None
 
     def count_tokens(self, caption: str) -> int:
         """Return how many tokens a caption has, those cut off and special ones included."""
@@ -56,9 +59,9 @@ class TextEncoder:
         """Encode captions.
 
         Returns:
-            For each: `hidden_state` [T, D], the last hidden state of its tokens, and for CLIP
-            `pooled` [D], the vector of its last token (projected where the network projects it);
-            float32, on the CPU.
+            For each: `hidden_state` [T, D], the last hidden state of its tokens (through the
+            projection, if any), and for CLIP `pooled` [D], the vector of its last token (projected
+            where the network projects it); float32, on the CPU.
         """
         tokens = self.tokenizer(
             list(captions),
@@ -70,7 +73,10 @@ class TextEncoder:
         # CLIP was trained without a mask over its padding; Stable Diffusion uses none either.
         mask = None if self.padded else tokens.attention_mask
         output = self.model(input_ids=tokens.input_ids, attention_mask=mask)
-        hidden = output.last_hidden_state.float().cpu()
+        hidden = output.last_hidden_state
+        if self.projection is not None:
+            hidden = self.projection(hidden)
+        hidden = hidden.float().cpu()
         if not self.padded:
             lengths = tokens.attention_mask.sum(dim=1).tolist()
             return [
@@ -118,6 +124,7 @@ def load_text_encoder(
     try:
         model = _load_model(weights, dtype)
         tokenizer = load_tokenizer(weights)
+        projection = load_text_projection(weights)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"cannot be loaded as a text encoder ({str(error).strip().splitlines()[0]})",
@@ -134,6 +141,7 @@ def load_text_encoder(
         max_length=min(weights.max_length or limit, limit)
         if padded
         else weights.max_length or limit,
+        projection=None if projection is None else projection.to(device=device, dtype=dtype),
     )
 
 

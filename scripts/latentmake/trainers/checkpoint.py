@@ -18,16 +18,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from latentmake import cachefile
+from latentmake.errors import TrainingError
 from latentmake.trainers.order import Wanted
 from latentmake.trainers.record import History
 from latentmake.trainers.storage import WRITE_FAULTS, open_to_group, write_fault
 
-__all__ = ["Checkpoint", "Progress", "find", "load", "prune", "save"]
+__all__ = ["Checkpoint", "Progress", "State", "find", "load", "prune", "read", "save"]
 
 _NAME = re.compile(r"step-(\d{6,})")
 _WEIGHTS = "weights.safetensors"
 _STATE = "state.pt"
 _PROGRESS = "progress.json"
+
+
+State = tuple[dict[str, torch.Tensor], dict[str, Any]]
+"""The trained weights by name, and the state of optimiser, learning rate, average and scaler."""
 
 
 class Progress(BaseModel):
@@ -78,7 +83,7 @@ def find(checkpoints: Path, wanted: Wanted) -> list[Checkpoint]:
     return fitting
 
 
-def load(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
+def load(checkpoint: Checkpoint) -> State | None:
     """Return the trained weights and the optimiser's state, or None if a power failure cut it."""
     try:
         weights = load_file(checkpoint.folder / _WEIGHTS)
@@ -88,9 +93,27 @@ def load(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str, Any
     return weights, state
 
 
-def save(
-    checkpoints: Path, progress: Progress, weights: dict[str, torch.Tensor], state: dict[str, Any]
-) -> Path:
+def read(folder: Path) -> tuple[Checkpoint, State]:
+    """Read a checkpoint of any training, by its folder.
+
+    Raises:
+        TrainingError: it is missing, damaged or no checkpoint.
+    """
+    mend = "name a folder such as runs/NAME/checkpoints/step-000500"
+    try:
+        progress = Progress.model_validate_json((folder / _PROGRESS).read_bytes())
+    except OSError:
+        raise TrainingError("is no checkpoint", where=folder, mend=mend) from None
+    except ValidationError:
+        raise TrainingError("this checkpoint is damaged", where=folder, mend=mend) from None
+    found = Checkpoint(folder=folder, progress=progress)
+    state = load(found)
+    if state is None:
+        raise TrainingError("this checkpoint is damaged", where=folder, mend=mend)
+    return found, state
+
+
+def save(checkpoints: Path, progress: Progress, state: State) -> Path:
     """Write a checkpoint; one of another training at the same step gives way.
 
     Returns:
@@ -105,9 +128,9 @@ def save(
         checkpoints.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        save_file(weights, partial / _WEIGHTS)
+        save_file(state[0], partial / _WEIGHTS)
         with (partial / _STATE).open("wb") as file:  # so that a full disk is an OSError
-            torch.save(state, file)
+            torch.save(state[1], file)
         cachefile.write(partial / _PROGRESS, progress.model_dump_json(indent=2).encode())
         open_to_group(partial)
         shutil.rmtree(folder, ignore_errors=True)

@@ -72,11 +72,13 @@ class Batch(NamedTuple):
         latents: [batch, channels, height, width], float32, as the network sees them.
         text: [batch, tokens, width], float32; shorter embeddings end in zeros.
         mask: [batch, tokens], True where a token is; None where all have equal length.
+        indices: which examples these are.
     """
 
     latents: torch.Tensor
     text: torch.Tensor
     mask: torch.Tensor | None
+    indices: tuple[int, ...] = ()
 
 
 class Scale(NamedTuple):
@@ -284,7 +286,7 @@ class Caches:
         examples = [self.examples[index] for index in indices]
         latents = torch.stack([self._get(each.latents, text=False) for each in examples])
         text, mask = pad([self._get(each.text, text=True) for each in examples])
-        return Batch(latents, text, mask)
+        return Batch(latents, text, mask, tuple(indices))
 
 
 def prefetched(caches: Caches, batches: Iterable[Sequence[int]]) -> Generator[Batch]:

@@ -155,7 +155,7 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
             f"--config_file {config}`",
         )
     options = [
-        *("--dynamo_backend", "no"),
+        *("--dynamo_backend", "inductor" if order.trainer.torch_compile else "no"),
         *("--mixed_precision", order.trainer.mixed_precision),
         *("--num_cpu_threads_per_process", str(threads)),
     ]

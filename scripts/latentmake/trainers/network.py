@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from diffusers import UNet2DConditionModel
@@ -19,16 +19,30 @@ from safetensors import SafetensorError
 from latentmake import cachefile
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError
-from latentmake.recipe import config_file, weights_files
-from latentmake.trainers.record import Layout
+from latentmake.projection import load_projection, write_projection
+from latentmake.recipe import NEW, config_file, weights_files
+from latentmake.trainers import parts
+from latentmake.trainers.record import LORA_WEIGHTS, PROJECTION_FOLDER, UNET_FOLDER, Layout
 from latentmake.trainers.storage import WRITE_FAULTS, open_to_group, write_fault
 
-__all__ = ["UNet", "adapt", "check", "load_trained", "load_unet", "trained_state", "write_trained"]
+__all__ = [
+    "Denoiser",
+    "UNet",
+    "adapt",
+    "check_latents",
+    "load_trained",
+    "load_unet",
+    "make_projection",
+    "trained_state",
+    "write_copy",
+    "write_trained",
+]
 
 UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types
 _UNet: UNet = UNet2DConditionModel
 _convert: Any = convert_state_dict_to_diffusers
 _ONLY = "the sd trainer trains the UNets of Stable Diffusion 1.x and 2.x"
+_TOGETHER = "`unet`, `vae` and `text` of the model must belong together"
 _FAULTS = (
     OSError,
     ValueError,
@@ -115,45 +129,133 @@ def _check_config(path: Path) -> None:
         raise ModelError(f"is the configuration of a {kind}", where=path, mend=_ONLY)
 
 
-def check(unet: UNet, *, channels: int, text_width: int, where: str) -> None:
-    """Check that a UNet fits the caches.
+class Denoiser(torch.nn.Module):
+    """A UNet, and before it the projection of its text where the model has one.
+
+    Attributes:
+        unet: the UNet.
+        text_projection: from the embeddings' width to the UNet's; None where they are equal.
+    """
+
+    def __init__(self, unet: UNet, text_projection: torch.nn.Linear | None = None) -> None:
+        super().__init__()
+        self.unet = unet
+        self.text_projection = text_projection
+
+    def forward(
+        self,
+        sample: torch.Tensor,
+        timestep: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        *,
+        encoder_attention_mask: torch.Tensor | None,
+        return_dict: Literal[False],
+    ) -> tuple[torch.Tensor]:
+        """Return a tuple of the prediction, of the sample's shape."""
+        if self.text_projection is not None:
+            encoder_hidden_states = self.text_projection(encoder_hidden_states)
+        predicted: tuple[torch.Tensor] = self.unet(
+            sample,
+            timestep,
+            encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            return_dict=return_dict,
+        )
+        return predicted
+
+
+def check_latents(unet: UNet, channels: int, where: str) -> None:
+    """Check that a UNet takes latents of so many channels.
 
     Raises:
-        ModelError: it takes latents or embeddings of another width.
+        ModelError: it takes others.
     """
-    mend = "`unet`, `vae` and `text` of the model must belong together"
     if unet.config.in_channels != channels or unet.config.out_channels != channels:
         sides = f"{unet.config.in_channels} channels and gives {unet.config.out_channels}"
         raise ModelError(
-            f"the UNet takes {sides}, but the latents have {channels}", where=where, mend=mend
-        )
-    width = unet.config.cross_attention_dim
-    if any(each != text_width for each in ([width] if isinstance(width, int) else width)):
-        raise ModelError(
-            f"the UNet takes embeddings {width} wide, but the captions' are {text_width} wide",
-            where=where,
-            mend=mend,
+            f"the UNet takes {sides}, but the latents have {channels}", where=where, mend=_TOGETHER
         )
 
 
-def adapt(unet: UNet, trainer: SdTrainer, frozen: torch.dtype) -> None:
-    """Choose what is trained: a new LoRA over frozen weights, or all weights.
+def make_projection(
+    unet: UNet, text_projection: str | None, text_width: int, where: str
+) -> torch.nn.Linear | None:
+    """Return the projection from the captions' width to the UNet's, where the model has one.
 
-    The new LoRA changes nothing yet, and is drawn from torch's global generator.
+    A new one is drawn from torch's global generator.
 
     Args:
-        unet: float32; changed in place.
+        unet: says its width.
+        text_projection: None, `new`, or the path of one.
+        text_width: of the captions' embeddings.
+        where: the UNet, for messages.
+
+    Raises:
+        ModelError: the widths do not fit.
+    """
+    width = unet.config.cross_attention_dim
+    widths = {width} if isinstance(width, int) else set(width)
+    if text_projection is None:
+        if widths != {text_width}:
+            raise ModelError(
+                f"the UNet takes embeddings {width} wide, but the captions' are {text_width} wide",
+                where=where,
+                mend=f"{_TOGETHER}; or set the model's `text_projection` to `new`",
+            )
+        return None
+    if len(widths) != 1:
+        raise ModelError("the UNet takes embeddings of several widths", where=where, mend=_TOGETHER)
+    (inner,) = widths
+    if text_projection == NEW:
+        return torch.nn.Linear(text_width, inner)
+    layer = load_projection(text_projection)
+    if (layer.in_features, layer.out_features) != (text_width, inner):
+        raise ModelError(
+            f"projects from {layer.in_features} to {layer.out_features}, but the captions are "
+            f"{text_width} wide and the UNet takes {inner}",
+            where=text_projection,
+            mend="name another projection, or set `text_projection: new`",
+        )
+    return layer
+
+
+def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
+    """Choose what is trained: a new LoRA over frozen weights, named parts, or all weights.
+
+    A projection is always trained. New weights are drawn from torch's global generator; a new LoRA
+    changes nothing yet.
+
+    Args:
+        denoiser: float32; changed in place.
         trainer: the settings.
         frozen: number format of the weights that are not trained.
 
     Raises:
-        TrainingError: a name in `target_modules` fits no layer.
+        TrainingError: a name in `target_modules`, `parts` or `reinitialize` fits nothing.
     """
+    unet = denoiser.unet
     if trainer.gradient_checkpointing:
         unet.enable_gradient_checkpointing()
+    new = parts.names_of(unet, trainer.reinitialize)
+    parts.reinitialize(unet, new)
     if trainer.adapter == "full":
         unet.requires_grad_(True)
         return
+    unet.requires_grad_(False)
+    if trainer.adapter == "lora":
+        if frozen != torch.float32:
+            unet.to(dtype=frozen)
+        _add_lora(unet, trainer)
+    else:
+        chosen = parts.names_of(unet, trainer.parts) | new
+        for name, parameter in unet.named_parameters():
+            parameter.requires_grad_(name in chosen)
+    for parameter in unet.parameters():
+        if parameter.requires_grad:  # the optimiser needs small differences
+            parameter.data = parameter.data.float()
+
+
+def _add_lora(unet: UNet, trainer: SdTrainer) -> None:
     names = [name for name, _ in unet.named_modules()]
     for target in trainer.target_modules:
         if not any(name == target or name.endswith("." + target) for name in names):
@@ -162,9 +264,6 @@ def adapt(unet: UNet, trainer: SdTrainer, frozen: torch.dtype) -> None:
                 where="trainer.target_modules",
                 mend="the usual ones are to_q, to_k, to_v, to_out.0",
             )
-    unet.requires_grad_(False)
-    if frozen != torch.float32:
-        unet.to(dtype=frozen)
     alpha = trainer.rank if trainer.alpha is None else trainer.alpha
     try:
         unet.add_adapter(
@@ -181,29 +280,29 @@ def adapt(unet: UNet, trainer: SdTrainer, frozen: torch.dtype) -> None:
             where="trainer.target_modules",
             mend="name linear or convolution layers",
         ) from None
-    for parameter in unet.parameters():
-        if parameter.requires_grad:  # the optimiser needs small differences
-            parameter.data = parameter.data.float()
 
 
-def trained_state(unet: UNet) -> dict[str, torch.Tensor]:
+def trained_state(denoiser: Denoiser) -> dict[str, torch.Tensor]:
     """Return the weights that are trained, by the name of their parameter, on the CPU."""
     return {
         name: parameter.detach().cpu().contiguous()
-        for name, parameter in unet.named_parameters()
+        for name, parameter in denoiser.named_parameters()
         if parameter.requires_grad
     }
 
 
-def load_trained(unet: UNet, state: dict[str, torch.Tensor]) -> None:
+def load_trained(denoiser: Denoiser, state: dict[str, torch.Tensor]) -> None:
     """Put back what `trained_state` returned.
 
     Raises:
         ValueError: it belongs to another network.
     """
-    parameters = {name: each for name, each in unet.named_parameters() if each.requires_grad}
-    if parameters.keys() != state.keys():
-        raise ValueError("weights of another network")
+    parameters = {name: each for name, each in denoiser.named_parameters() if each.requires_grad}
+    for name in sorted(parameters.keys() ^ state.keys()):
+        raise ValueError(f"only one of the two trains {name}")
+    for name, parameter in parameters.items():
+        if parameter.shape != state[name].shape:
+            raise ValueError(f"{name} has another shape")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state[name])
@@ -231,7 +330,35 @@ def _lora_bytes(unet: UNet) -> bytes:
     return cachefile.serialize(tensors, metadata)
 
 
-def write_trained(unet: UNet, layout: Layout, *, full: bool) -> None:
+def write_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
+    """Write the trained weights into a folder of their own; one of that name gives way.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    new = folder.with_name(f".{folder.name}{cachefile.TEMPORARY_SUFFIX}")
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        if lora:
+            cachefile.write(new / LORA_WEIGHTS, _lora_bytes(denoiser.unet))
+        else:
+            _save_unet(denoiser.unet, new / UNET_FOLDER)
+        if denoiser.text_projection is not None:
+            write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+    except WRITE_FAULTS as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise write_fault(error, folder) or error from None
+
+
+def _save_unet(unet: UNet, folder: Path) -> None:
+    unet.save_pretrained(folder, safe_serialization=True, max_shard_size="1TB")
+    open_to_group(folder)
+
+
+def write_trained(denoiser: Denoiser, layout: Layout, *, lora: bool) -> None:
     """Write the trained weights; an older result stays until the new one is complete.
 
     The record of the older one goes first and its sample pictures go too, so that neither ever
@@ -240,27 +367,21 @@ def write_trained(unet: UNet, layout: Layout, *, full: bool) -> None:
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    if not full:
-        data = _lora_bytes(unet)
-        layout.record.unlink(missing_ok=True)
-        cachefile.write(layout.lora, data)
-        layout.grid.unlink(missing_ok=True)
-        shutil.rmtree(layout.unet, ignore_errors=True)
-        return
-    new = layout.output / f".unet-new{cachefile.TEMPORARY_SUFFIX}"
-    old = layout.output / f".unet-old{cachefile.TEMPORARY_SUFFIX}"
+    new = layout.output / f".new{cachefile.TEMPORARY_SUFFIX}"
+    old = layout.output / f".old{cachefile.TEMPORARY_SUFFIX}"
     try:
+        write_copy(denoiser, new, lora=lora)
+        shutil.rmtree(old, ignore_errors=True)
+        old.mkdir()
+        layout.record.unlink(missing_ok=True)
+        for name in (LORA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER):
+            if (layout.output / name).exists():
+                (layout.output / name).rename(old / name)
+            if (new / name).exists():
+                (new / name).rename(layout.output / name)
+        layout.grid.unlink(missing_ok=True)
         for folder in (new, old):
             shutil.rmtree(folder, ignore_errors=True)
-        unet.save_pretrained(new, safe_serialization=True, max_shard_size="1TB")
-        open_to_group(new)
-        layout.record.unlink(missing_ok=True)
-        if layout.unet.is_dir():
-            layout.unet.rename(old)
-        new.rename(layout.unet)
-        shutil.rmtree(old, ignore_errors=True)
-        layout.grid.unlink(missing_ok=True)
-        layout.lora.unlink(missing_ok=True)
     except WRITE_FAULTS as error:
         shutil.rmtree(new, ignore_errors=True)
         raise write_fault(error, layout.output) or error from None

@@ -22,7 +22,13 @@ __all__ = ["Prompt", "TrainingOrder", "Wanted", "lock_digest", "read_order"]
 _Order = TypeVar("_Order", bound=BaseModel)
 
 # Settings that shape neither the weights nor the pictures.
-_BOOKKEEPING = {"checkpointing_steps", "checkpoints_total_limit"}
+_BOOKKEEPING = {
+    "checkpointing_steps",
+    "checkpoints_total_limit",
+    "dataloader_num_workers",
+    "save_every_n_epochs",
+    "save_every_n_steps",
+}
 
 
 class Prompt(BaseModel):
@@ -52,6 +58,8 @@ class TrainingOrder(BaseModel):
         output: folder that gets weights, samples, checkpoints and scalars.
         unet: the network that is trained.
         weights: digest of its files, "" where a rule has yet to make them.
+        text_projection: None, `new`, or the path of what is trained from the captions' width to the
+            network's.
         scheduler: folder of the noise schedule.
         vae: decoder of the sample pictures, for a process of its own after training.
         prompts: sample pictures to draw; may be empty.
@@ -69,6 +77,7 @@ class TrainingOrder(BaseModel):
     output: str
     unet: Weights
     weights: str
+    text_projection: str | None = None
     scheduler: str
     vae: Weights
     prompts: list[Prompt]

@@ -15,6 +15,7 @@ from latentmake.trainers.order import TrainingOrder, Wanted, lock_digest
 
 __all__ = [
     "LORA_WEIGHTS",
+    "PROJECTION_FOLDER",
     "UNET_FOLDER",
     "History",
     "Layout",
@@ -27,6 +28,7 @@ __all__ = [
 
 LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
 UNET_FOLDER = "unet"
+PROJECTION_FOLDER = "text_projection"
 _UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
 _POINTS = 20
 
@@ -40,19 +42,23 @@ class Layout:
         samples: latents of the sample pictures, a file a row.
         grid: the sample pictures.
         checkpoints: states from which a killed training goes on.
+        saved: copies of the trained weights along the way, a folder a step.
+        save: a file that a user makes here asks for one at once.
         scalars: what TensorBoard shows.
     """
 
     def __init__(self, order: TrainingOrder) -> None:
         self.output = Path(order.output)
-        full = order.trainer.adapter == "full"
+        lora = order.trainer.adapter == "lora"
         self.unet = self.output / UNET_FOLDER
         self.lora = self.output / LORA_WEIGHTS
-        self.weights = self.unet / _UNET_WEIGHTS if full else self.lora
+        self.weights = self.lora if lora else self.unet / _UNET_WEIGHTS
         self.record = self.output / "training.json"
         self.samples = self.output / "samples"
         self.grid = self.output / "samples.png"
         self.checkpoints = self.output / "checkpoints"
+        self.saved = self.output / "saved"
+        self.save = self.output / "save"
         self.scalars = self.output / "logs"
 
 
@@ -130,7 +136,9 @@ def wanted(order: TrainingOrder) -> Wanted:
     if not weights:
         from latentmake.recipe import training_digest
 
-        weights = training_digest(order.unet, order.scheduler)
+        weights = training_digest(
+            order.unet, order.scheduler, text_projection=order.text_projection
+        )
     return Wanted(data=lock_digest(order.lock), settings=order.settings_digest(), weights=weights)
 
 
@@ -142,9 +150,9 @@ def read_record(path: Path) -> Record | None:
         return None
 
 
-def sample_steps(order: TrainingOrder) -> frozenset[int]:
-    """Return after which steps sample pictures are drawn: at the start, at the end, in between."""
-    steps, every = order.trainer.steps, order.trainer.samples.every
+def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
+    """Return after which of its steps a training draws sample pictures: first, last, in between."""
+    every = order.trainer.samples.every
     if not order.prompts:
         return frozenset()
     if every is None:

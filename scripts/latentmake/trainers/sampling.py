@@ -1,6 +1,7 @@
 """Sample pictures as latents: what the network in hand makes of the prompts.
 
-DDIM (Song et al. 2021, https://arxiv.org/abs/2010.02502) with classifier-free guidance (Ho and
+DDIM (Song et al. 2021, https://arxiv.org/abs/2010.02502), or Euler's steps where the network has
+learnt flow matching, with classifier-free guidance (Ho and
 Salimans 2022, https://arxiv.org/abs/2207.12598), the same noise at every step of the training, so
 that the rows of the grid differ by the training alone. The pictures are decoded afterwards, by a
 process of its own (`latentmake.trainers.samples`): this one never loads the VAE.
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from diffusers import DDIMScheduler
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from safetensors import SafetensorError, safe_open
 
 from latentmake import cachefile
@@ -25,6 +26,7 @@ from latentmake.trainers.schedule import generator
 __all__ = ["Row", "Sampler", "clear_rows", "read_rows", "write_row"]
 
 _Ddim: Any = DDIMScheduler  # diffusers has no types
+_Euler: Any = FlowMatchEulerDiscreteScheduler
 _NAME = re.compile(r"step-(\d{6,})\.safetensors")
 
 
@@ -66,6 +68,7 @@ class Sampler:
         batch: int = 1,
     ) -> None:
         self._config = schedule.config
+        self._flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
         self._prompts = prompts
         self._negative = negative if guidance > 1 else None
         self._shape = shape
@@ -86,7 +89,7 @@ class Sampler:
     def _pictures(
         self, network: Network, start: int, device: torch.device, dtype: torch.dtype
     ) -> torch.Tensor:
-        schedule = _Ddim.from_config(self._config)
+        schedule = (_Euler if self._flow else _Ddim).from_config(self._config)
         schedule.set_timesteps(self._steps)
         prompts = self._prompts[start : start + self._batch]
         negatives = [] if self._negative is None else [self._negative] * len(prompts)
@@ -99,10 +102,9 @@ class Sampler:
                 for index in range(start, start + len(prompts))
             ]
         )
-        latents: torch.Tensor = noise.to(device) * schedule.init_noise_sigma
+        latents: torch.Tensor = noise.to(device)  # of standard deviation 1 for both schedules
         for timestep in schedule.timesteps:
-            inputs = schedule.scale_model_input(latents, timestep)
-            inputs = torch.cat([inputs, inputs]) if negatives else inputs
+            inputs = torch.cat([latents, latents]) if negatives else latents
             (predicted,) = network(
                 inputs.to(dtype),
                 timestep.to(device).expand(len(inputs)),

@@ -1,4 +1,4 @@
-"""The trainer `sd`: Stable Diffusion 1.x and 2.x, a LoRA or the whole UNet, from caches alone.
+"""The trainer `sd`: Stable Diffusion 1.x and 2.x, a LoRA, parts or the whole UNet, from caches.
 
 `accelerate launch -m latentmake.trainers.sd ORDER`. This process never loads a VAE or a text
 encoder. Killed at any step and started again, it ends with the same weights: batches, noise and
@@ -7,25 +7,25 @@ timesteps follow from seed and step, all else is in the checkpoint.
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import diffusers
 import torch
-from accelerate.accelerator import Accelerator
-from diffusers.optimization import get_scheduler
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from latentmake import cachefile, recipe
 from latentmake.errors import TrainingError, UserError
 from latentmake.trainers import checkpoint, network, objective, sampling
+from latentmake.trainers.acceleration import attention, make_accelerator
 from latentmake.trainers.data import Batch, Caches, prefetched, read_items, read_scale, read_text
+from latentmake.trainers.learner import Learner
 from latentmake.trainers.order import TrainingOrder, read_order
 from latentmake.trainers.record import (
     History,
@@ -34,35 +34,29 @@ from latentmake.trainers.record import (
     sample_steps,
     wanted,
 )
+from latentmake.trainers.scalars import Scalars, query_key_gradients
 from latentmake.trainers.schedule import Schedule, generator, seed_of
 
 __all__ = ["Training", "main"]
 
 _FORMATS = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Stable Diffusions
+_STEPS = 1000
+_LOOK = 1.0  # seconds between two looks for the file that asks for a copy
 
 
 def _say(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def _accelerator(precision: str) -> Any:
-    try:
-        accelerator: Any = Accelerator(mixed_precision=precision)
-    except ValueError as error:
-        raise TrainingError(
-            f"this machine does not compute in {precision} ({error})",
-            where="trainer.mixed_precision",
-            mend="set it to `no`",
-        ) from None
-    kind = str(accelerator.distributed_type.value)
-    if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
-        raise TrainingError(
-            f"the sd trainer does not work under {kind}",
-            where="trainer.accelerate_config",
-            mend="choose one machine or plain multi-GPU in `accelerate config`",
-        )
-    return accelerator
+class _Step(NamedTuple):
+    """What is to be said of a step: its losses, the gradients' norm, and the learning rate."""
+
+    loss: float
+    raw_loss: float
+    gradient_norm: float
+    qk_grads_av: float
+    learning_rate: float
 
 
 class Training:
@@ -81,10 +75,12 @@ class Training:
         self.layout = Layout(order)
         self.wanted = wanted(order)
         self.caches = Caches(read_items(Path(order.manifest)))
-        self.noise_schedule = objective.load_noise_schedule(
-            Path(order.scheduler), self.settings.prediction_type
+        self.objective = objective.Objective(
+            objective.load_noise_schedule(Path(order.scheduler), self.settings.prediction_type),
+            snr_gamma=self.settings.snr_gamma,
+            noise_offset=self.settings.noise_offset,
         )
-        self.accelerator = _accelerator(self.settings.mixed_precision)
+        self.accelerator = make_accelerator(self.settings.mixed_precision)
         self.dtype = _FORMATS[self.settings.mixed_precision]
         self.main = self.accelerator.is_main_process
         self.schedule = Schedule(
@@ -95,37 +91,21 @@ class Training:
             accumulation=self.settings.gradient_accumulation_steps,
             processes=self.accelerator.num_processes,
         )
-        self._load_network()
+        self.steps = self._count_steps()
+        self.learner = Learner(
+            order, self.caches, self.accelerator, steps=self.steps, dtype=self.dtype
+        )
         self._make_sampler()
         self.step = 0
         self.loss_start = 0.0
         self.seconds = 0.0
         self.history = History()
 
-    def _load_network(self) -> None:
+    def _count_steps(self) -> int:
         settings = self.settings
-        unet = network.load_unet(self.order.unet)
-        network.check(
-            unet,
-            channels=self.caches.channels,
-            text_width=self.caches.text_width,
-            where=self.order.unet.path or self.order.unet.hub or "",
-        )
-        torch.manual_seed(seed_of(settings.seed, "network"))
-        network.adapt(unet, settings, self.dtype)
-        unet.train()
-        self.unet = unet
-        self.parameters = [each for each in unet.parameters() if each.requires_grad]
-        optimizer = torch.optim.AdamW(
-            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
-        self.rates = get_scheduler(
-            settings.lr_scheduler,
-            optimizer,
-            num_warmup_steps=settings.lr_warmup_steps,
-            num_training_steps=settings.steps,
-        )
-        self.network, self.optimizer = self.accelerator.prepare(unet, optimizer)
+        if settings.epochs is not None:
+            return max(1, math.ceil(round(settings.epochs / self.schedule.epoch(1), 6)))
+        return settings.steps or _STEPS
 
     def _make_sampler(self) -> None:
         order, samples = self.order, self.settings.samples
@@ -133,7 +113,7 @@ class Training:
         pixels = self.scale.pixels or recipe.vae_factor(order.vae) or _PIXELS
         width, height = (max(1, round(side / pixels)) for side in order.sample_size)
         self.sampler = sampling.Sampler(
-            self.noise_schedule,
+            self.objective.schedule,
             [read_text(Path(prompt.text)) for prompt in order.prompts],
             None if order.negative is None else read_text(Path(order.negative)),
             shape=(self.caches.channels, height, width),
@@ -149,14 +129,14 @@ class Training:
         Raises:
             UserError: a cache file is damaged, the disk is full, the loss is no number.
         """
-        self._resume()
-        if self.step == 0 and self.main:
+        resumed = self._resume()
+        if not resumed and self.main:
             sampling.clear_rows(self.layout.samples)
             shutil.rmtree(self.layout.scalars, ignore_errors=True)
-            self.loss_start = self._alone(self._probe)
+            self.loss_start = self.learner.alone(self._probe)
             _say(f"loss at the start: {self.loss_start:.4f}")
-        steps_with_samples = sample_steps(self.order)
-        if self.step == 0 and 0 in steps_with_samples:
+        steps_with_samples = sample_steps(self.order, self.steps)
+        if not resumed and self.step in steps_with_samples:
             self._draw_samples()
         self.accelerator.wait_for_everyone()
         self._steps(steps_with_samples)
@@ -166,117 +146,152 @@ class Training:
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
+        """Go on from the newest checkpoint of this training; tell whether there was one."""
         for found in checkpoint.find(self.layout.checkpoints, self.wanted):
             loaded = checkpoint.load(found)
             if loaded is None:
                 _say(f"{found.folder} is damaged and left aside")
                 continue
-            weights, state = loaded
-            try:
-                network.load_trained(self.unet, weights)
-                self.optimizer.load_state_dict(state["optimizer"])
-                self.rates.load_state_dict(state["learning_rate"])
-                if self.accelerator.scaler is not None and state["scaler"] is not None:
-                    self.accelerator.scaler.load_state_dict(state["scaler"])
-            except (ValueError, KeyError, RuntimeError) as error:
-                raise TrainingError(
-                    f"this checkpoint does not fit the network ({error})",
-                    where=found.folder,
-                    mend="delete it, and give the same command again",
-                ) from None
+            self.learner.restore(loaded, found.folder)
+            self.step = found.progress.step
             progress = found.progress
-            self.step, self.loss_start = progress.step, progress.loss_start
-            self.seconds, self.history = progress.seconds, progress.history
+            self.loss_start, self.history = progress.loss_start, progress.history
+            self.seconds = progress.seconds
             if self.main:
                 _say(f"going on from step {self.step} ({found.folder})")
                 sampling.clear_rows(self.layout.samples, self.wanted)
-            return
+            return True
+        if self.settings.resume_from_checkpoint is not None:
+            found, loaded = checkpoint.read(Path(self.settings.resume_from_checkpoint))
+            self.learner.restore(loaded, found.folder)
+            self.step = found.progress.step
+            if self.step >= self.steps:
+                raise TrainingError(
+                    f"this checkpoint is of step {self.step}, and the training ends at step "
+                    f"{self.steps}",
+                    where=found.folder,
+                    mend="raise `steps` or `epochs`, which count from its beginning",
+                )
+            _say(f"beginning at step {self.step} of {found.folder}")
+        return False
 
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
         settings, process = self.settings, self.accelerator.process_index
         first = self.step + 1
-        batches = prefetched(self.caches, self.schedule.batches(process, first, settings.steps))
-        writer = self._writer(first) if self.main else None
+        batches = prefetched(self.caches, self.schedule.batches(process, first, self.steps))
+        scalars = Scalars(self.layout.scalars if self.main else None, first)
         bar = tqdm(
-            total=settings.steps,
+            total=self.steps,
             initial=self.step,
             unit="step",
             desc=self.order.run,
             disable=not self.main,
             file=sys.stderr,
         )
-        seen, began = 0, time.monotonic()
+        seen, began, looked = 0, time.monotonic(), 0.0
         try:
-            for step in range(first, settings.steps + 1):
+            for step in range(first, self.steps + 1):
                 clock = time.monotonic()
-                loss, norm, rate = self._one_step(step, lambda: next(batches))
+                said = self._one_step(step, batches)
                 self.step = step
-                self.history.add(step, loss, settings.steps)
-                self.seconds += time.monotonic() - clock
-                seen += self.schedule.items(step)
-                pace = seen / (time.monotonic() - began)
-                bar.set_postfix_str(f"loss {loss:.4f}, {pace:.1f} items/s", refresh=False)
+                self.history.add(step, said.loss, self.steps)
+                items, now = self.schedule.items(step), time.monotonic()
+                self.seconds += now - clock
+                seen += items
+                bar.set_postfix_str(
+                    f"loss {said.loss:.4f}, {seen / (now - began):.1f} items/s", refresh=False
+                )
                 bar.update()
-                if writer is not None:
-                    writer.add_scalar("loss", loss, step)
-                    writer.add_scalar("learning_rate", rate, step)
-                    writer.add_scalar("gradient_norm", norm, step)
-                    writer.add_scalar("epoch", self.schedule.epoch(step), step)
+                scalars.add(step, said._asdict())
+                scalars.add(
+                    step,
+                    {
+                        "epoch": self.schedule.epoch(step),
+                        "images_per_second": items / (now - clock),
+                    },
+                )
                 if step in steps_with_samples:
                     self._draw_samples()
-                if step % settings.checkpointing_steps == 0:
-                    if writer is not None:
-                        writer.flush()
+                if self.main and now - looked > _LOOK:
+                    looked, asked = now, self.layout.save.exists()
+                    self.layout.save.unlink(missing_ok=True)
+                else:
+                    asked = False
+                if asked or step % settings.checkpointing_steps == 0:
+                    scalars.flush()
                     self._save()
+                if asked or self._is_copied(step):
+                    self._copy()
         finally:
             batches.close()
             bar.close()
-            if writer is not None:
-                writer.close()
+            scalars.close()
 
-    def _writer(self, first: int) -> Any:
-        # What a killed training wrote after its last checkpoint is drawn anew.
-        return SummaryWriter(str(self.layout.scalars), purge_step=first)
+    def _is_copied(self, step: int) -> bool:
+        """Whether the settings ask for a copy of the weights after this step."""
+        steps, epochs = self.settings.save_every_n_steps, self.settings.save_every_n_epochs
+        if steps is not None and step % steps == 0:
+            return True
+        if epochs is None:
+            return False
+        before, after = self.schedule.epoch(step - 1), self.schedule.epoch(step)
+        return math.floor(after / epochs) > math.floor(before / epochs)
 
-    def _one_step(self, step: int, next_batch: Callable[[], Batch]) -> tuple[float, float, float]:
-        """Return loss, gradient norm and learning rate of a step."""
+    def _one_step(self, step: int, batches: Iterator[Batch]) -> _Step:
         settings, accelerator = self.settings, self.accelerator
         process = accelerator.process_index
         torch.manual_seed(seed_of(settings.seed, "step", step, process))
         random = generator(settings.seed, "noise", step, process)
-        rate = float(self.rates.get_last_lr()[0])
+        rate = self.learner.rate
         # Every example counts the same, in full batches and in short ones. Gradients are averaged
         # over processes, so each one's are made larger by their number.
         items = self.schedule.items(step)
-        total = torch.zeros((), device=accelerator.device)
+        total = torch.zeros(2, device=accelerator.device)
+        seen: list[tuple[Batch, torch.Tensor]] = []
         for number in range(settings.gradient_accumulation_steps):
-            batch = next_batch()
-            noise, timesteps = objective.draw_noise(
-                batch.latents.shape, int(self.noise_schedule.config.num_train_timesteps), random
-            )
+            batch = next(batches)
+            noise, timesteps = self.objective.draw(batch.latents.shape, random)
             last = number == settings.gradient_accumulation_steps - 1
-            with nullcontext() if last else accelerator.no_sync(self.network):
-                loss = self._losses(self.network, batch, noise, timesteps).sum() / items
+            with nullcontext() if last else accelerator.no_sync(self.learner.network):
+                losses = self._losses(self.learner.network, batch, noise, timesteps)
+                loss = losses.weighted.sum() / items
                 accelerator.backward(loss * accelerator.num_processes)
-            total += loss.detach()
-        loss_value = float(accelerator.reduce(total, reduction="sum"))
-        norm = float(accelerator.clip_grad_norm_(self.parameters, settings.max_grad_norm))
+            total += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
+            seen.append((batch, losses.raw.detach()))
+        total = accelerator.reduce(total, reduction="sum")
+        accelerator.unscale_gradients()
+        queries = query_key_gradients(self.learner.denoiser.named_parameters())
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.learner.parameters, settings.max_grad_norm or math.inf
+        )
+        # One transfer from the device for all that is said of the step.
+        loss_value, raw, norm_value, queries_value = torch.stack(
+            [*total, norm.float(), queries.to(norm.device)]
+        ).tolist()
         # With fp16, the scaler skips steps whose gradients overflow, and lowers its scale.
-        finite = accelerator.scaler is not None or torch.isfinite(torch.tensor(norm))
-        if not (finite and torch.isfinite(torch.tensor(loss_value))):
-            self._not_a_number(step)
-        self.optimizer.step()
-        self.rates.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss_value, norm, rate
+        finite = accelerator.scaler is not None or math.isfinite(norm_value)
+        if not (finite and math.isfinite(loss_value)):
+            self._not_a_number(step, seen)
+        self.learner.learn()
+        return _Step(loss_value, raw, norm_value, queries_value, rate)
 
-    def _not_a_number(self, step: int) -> None:
+    def _not_a_number(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
+        faulty = [
+            index
+            for batch, losses in seen
+            for index, loss in zip(batch.indices, losses.tolist(), strict=True)
+            if not math.isfinite(loss)
+        ]
+        batch = [index for each, _ in seen for index in each.indices]
+        files = [str(self.caches.examples[index].latents) for index in faulty or batch]
+        who = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
         kept = checkpoint.find(self.layout.checkpoints, self.wanted)
         state = f"the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
         mend = "set `mixed_precision` to bf16 or " if self.dtype == torch.float16 else ""
         raise TrainingError(
-            f"the loss is no number any more at step {step}",
+            f"the {'loss' if faulty else 'gradient'} is no number any more at step {step}, for "
+            f"{who}",
             where=f"run {self.order.run}",
             mend=f"{mend}lower `learning_rate`; {state}".rstrip("; "),
         )
@@ -287,11 +302,10 @@ class Training:
         batch: Batch,
         noise: torch.Tensor,
         timesteps: torch.Tensor,
-    ) -> torch.Tensor:
-        with self.accelerator.autocast():
-            return objective.item_losses(
+    ) -> objective.Losses:
+        with self.accelerator.autocast(), attention(self.settings):
+            return self.objective.losses(
                 model,
-                self.noise_schedule,
                 batch,
                 noise,
                 timesteps,
@@ -299,28 +313,18 @@ class Training:
                 dtype=self.dtype,
             )
 
-    def _alone(self, work: Callable[[objective.Network], Any]) -> Any:
-        """Do something with the network outside of the training, in the main process alone."""
-        model = self.accelerator.unwrap_model(self.network)
-        model.eval()
-        try:
-            with torch.no_grad(), self.accelerator.autocast():
-                return work(model)
-        finally:
-            model.train()
-
     def _probe(self, model: objective.Network) -> float:
         return objective.probe_loss(
-            lambda batch, noise, timesteps: self._losses(model, batch, noise, timesteps),
+            lambda *batch: self._losses(model, *batch).raw,
             self.caches,
-            timesteps=int(self.noise_schedule.config.num_train_timesteps),
+            objective=self.objective,
             batch_size=self.settings.train_batch_size,
             seed=self.settings.seed,
         )
 
     def _draw_samples(self) -> None:
         if self.main:
-            latents = self._alone(
+            latents = self.learner.alone(
                 lambda model: self.sampler.draw(
                     model, device=self.accelerator.device, dtype=self.dtype
                 )
@@ -335,35 +339,33 @@ class Training:
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:
+        if not self.main:
+            return
+        progress = checkpoint.Progress(
+            wanted=self.wanted,
+            step=self.step,
+            loss_start=self.loss_start,
+            seconds=self.seconds,
+            history=self.history,
+        )
+        checkpoint.save(self.layout.checkpoints, progress, self.learner.state())
+        keep = self.settings.checkpoints_total_limit
+        checkpoint.prune(self.layout.checkpoints, self.wanted, keep, others=False)
+
+    def _copy(self) -> None:
+        """Write the trained weights as they are now, for use elsewhere."""
         if self.main:
-            scaler = self.accelerator.scaler
-            checkpoint.save(
-                self.layout.checkpoints,
-                checkpoint.Progress(
-                    wanted=self.wanted,
-                    step=self.step,
-                    loss_start=self.loss_start,
-                    seconds=self.seconds,
-                    history=self.history,
-                ),
-                network.trained_state(self.unet),
-                {
-                    "optimizer": self.optimizer.state_dict(),
-                    "learning_rate": self.rates.state_dict(),
-                    "scaler": None if scaler is None else scaler.state_dict(),
-                },
-            )
-            keep = self.settings.checkpoints_total_limit
-            checkpoint.prune(self.layout.checkpoints, self.wanted, keep, others=False)
-        self.accelerator.wait_for_everyone()
+            folder = self.layout.saved / f"step-{self.step:06d}"
+            self.learner.write(network.write_copy, folder)
+            _say(f"weights of step {self.step}: {folder}")
 
     def _finish(self) -> None:
-        loss_end = self._alone(self._probe)
+        loss_end = self.learner.alone(self._probe)
         _say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
-        network.write_trained(self.unet, self.layout, full=self.settings.adapter == "full")
+        self.learner.write(network.write_trained, self.layout)
         record = Record(
             wanted=self.wanted,
-            steps=self.settings.steps,
+            steps=self.steps,
             loss_start=self.loss_start,
             loss_end=loss_end,
             seconds=round(self.seconds, 3),

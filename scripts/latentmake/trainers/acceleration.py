@@ -1,0 +1,77 @@
+"""How a training computes: accelerate's devices, attention, and kernels that repeat."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from accelerate.accelerator import Accelerator
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from latentmake.config import SdTrainer
+from latentmake.errors import TrainingError
+
+__all__ = ["attention", "make_accelerator", "set_up"]
+
+_KINDS = ("NO", "MULTI_GPU", "MULTI_CPU")
+
+
+def make_accelerator(precision: str) -> Any:
+    """Return the Accelerator of this process, as `accelerate launch` has set it up.
+
+    Raises:
+        TrainingError: the machine cannot compute in this precision, or not in this way.
+    """
+    try:
+        accelerator: Any = Accelerator(mixed_precision=precision)
+    except ValueError as error:
+        raise TrainingError(
+            f"this machine does not compute in {precision} ({error})",
+            where="trainer.mixed_precision",
+            mend="set it to `no`",
+        ) from None
+    kind = str(accelerator.distributed_type.value)
+    if kind not in _KINDS:
+        raise TrainingError(
+            f"the sd trainer does not work under {kind}",
+            where="trainer.accelerate_config",
+            mend="choose one machine or plain multi-GPU in `accelerate config`",
+        )
+    return accelerator
+
+
+def set_up(unet: Any, settings: SdTrainer) -> None:
+    """Choose the kernels of a UNet, by the settings `attention` and `deterministic`.
+
+    Raises:
+        TrainingError: xformers is not installed, or has no kernel for this machine.
+    """
+    if settings.deterministic:
+        # Where cuBLAS is asked to repeat itself, it wants a workspace of a fixed size.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    if settings.attention == "xformers":
+        try:
+            unet.enable_xformers_memory_efficient_attention()
+        except (ImportError, ModuleNotFoundError, ValueError, NotImplementedError) as error:
+            raise TrainingError(
+                f"xformers cannot be used here ({str(error).strip().splitlines()[0]})",
+                where="trainer.attention",
+                mend="pip install xformers on a machine with a GPU, or set it to `sdpa`",
+            ) from None
+
+
+def attention(settings: SdTrainer) -> AbstractContextManager[None]:
+    """Return the context in which a UNet attends.
+
+    `flash` puts torch's flash kernel first; a masked batch, for which it has none, goes to the next
+    (https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html).
+    """
+    if settings.attention != "flash":
+        return nullcontext()
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    context: AbstractContextManager[None] = sdpa_kernel(order, set_priority=True)
+    return context

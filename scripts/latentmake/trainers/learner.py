@@ -1,0 +1,159 @@
+"""The network that learns, with all that changes from step to step: optimiser, rate, average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from diffusers.training_utils import EMAModel
+
+from latentmake.errors import TrainingError
+from latentmake.trainers import network
+from latentmake.trainers.acceleration import set_up
+from latentmake.trainers.checkpoint import State
+from latentmake.trainers.data import Caches
+from latentmake.trainers.objective import Network
+from latentmake.trainers.optimizers import effective_rate, make_optimizer, make_rates
+from latentmake.trainers.order import TrainingOrder
+from latentmake.trainers.schedule import seed_of
+
+__all__ = ["Learner"]
+
+Result = TypeVar("Result")
+
+
+class Learner:
+    """A network in training.
+
+    Args:
+        order: of the training.
+        caches: what it is trained on.
+        accelerator: accelerate's.
+        steps: how many there will be.
+        dtype: in what the network computes.
+
+    Attributes:
+        denoiser: the network itself.
+        network: the same, as accelerate wraps it.
+        parameters: those that are trained.
+
+    Raises:
+        ModelError: network, projection and caches do not fit.
+        TrainingError: the settings name what is not there.
+    """
+
+    def __init__(
+        self,
+        order: TrainingOrder,
+        caches: Caches,
+        accelerator: Any,
+        *,
+        steps: int,
+        dtype: torch.dtype,
+    ) -> None:
+        settings = order.trainer
+        where = order.unet.path or order.unet.hub or ""
+        unet = network.load_unet(order.unet)
+        network.check_latents(unet, caches.channels, where)
+        torch.manual_seed(seed_of(settings.seed, "network"))
+        projection = network.make_projection(unet, order.text_projection, caches.text_width, where)
+        self.denoiser = network.Denoiser(unet, projection)
+        network.adapt(self.denoiser, settings, dtype)
+        set_up(unet, settings)
+        self.denoiser.train()
+        self.parameters = [each for each in self.denoiser.parameters() if each.requires_grad]
+        optimizer = make_optimizer(self.parameters, settings)
+        self.rates = make_rates(optimizer, settings, steps)
+        self._accelerator = accelerator
+        self._optimizer_name = settings.optimizer
+        self._lora = settings.adapter == "lora"
+        self.network, self.optimizer = accelerator.prepare(self.denoiser, optimizer)
+        self._average: Any = None  # diffusers has no types
+        if settings.ema_decay is not None:
+            self._average = EMAModel(self.parameters, decay=settings.ema_decay, foreach=True)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the step to come."""
+        return effective_rate(self.optimizer)
+
+    def learn(self) -> None:
+        """Make a step by the gradients that are there, and forget them."""
+        self.optimizer.step()
+        self.rates.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._average is not None:
+            self._average.step(self.parameters)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the moving average, where there is one, in the place of the weights."""
+        if self._average is None:
+            yield
+            return
+        self._average.store(self.parameters)
+        self._average.copy_to(self.parameters)
+        try:
+            yield
+        finally:
+            self._average.restore(self.parameters)
+
+    def alone(self, work: Callable[[Network], Result]) -> Result:
+        """Do something with the network outside of the training, in the main process alone."""
+        self.denoiser.eval()
+        try:
+            with torch.no_grad(), self.averaged(), self._accelerator.autocast():
+                return work(self.denoiser)
+        finally:
+            self.denoiser.train()
+
+    def state(self) -> State:
+        """Return what a checkpoint holds."""
+        scaler = self._accelerator.scaler
+        return network.trained_state(self.denoiser), {
+            "optimizer_name": self._optimizer_name,
+            "optimizer": self.optimizer.state_dict(),
+            "learning_rate": self.rates.state_dict(),
+            "average": None if self._average is None else self._average.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
+
+    def restore(self, state: State, where: Path) -> None:
+        """Go back to what `state` returned.
+
+        Args:
+            state: of a checkpoint.
+            where: its folder, for messages.
+
+        Raises:
+            TrainingError: it is of another network or optimiser.
+        """
+        weights, rest = state
+        scaler = self._accelerator.scaler
+        try:
+            network.load_trained(self.denoiser, weights)
+            if (name := rest["optimizer_name"]) != self._optimizer_name:
+                raise ValueError(f"{name} in place of {self._optimizer_name}")
+            self.optimizer.load_state_dict(rest["optimizer"])
+            self.rates.load_state_dict(rest["learning_rate"])
+            if (self._average is None) != (rest["average"] is None):
+                raise ValueError("only one of the two has an `ema_decay`")
+            if self._average is not None:
+                self._average.load_state_dict(rest["average"])
+                self._average.to(self._accelerator.device)
+            if scaler is not None and rest["scaler"] is not None:
+                scaler.load_state_dict(rest["scaler"])
+        except (ValueError, KeyError, RuntimeError, TypeError) as error:
+            raise TrainingError(
+                f"this checkpoint is of another network or optimiser ({error})",
+                where=where,
+                mend="train with the settings it was made with, or leave it out",
+            ) from None
+
+    def write(self, write: Callable[..., None], to: object) -> None:
+        """Write the trained weights, averaged, by one of `network`'s functions."""
+        with self.averaged():
+            write(self.denoiser, to, lora=self._lora)

@@ -1,0 +1,106 @@
+"""Optimisers and learning rates, by the names of the configuration."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from latentmake.config import SdTrainer
+from latentmake.errors import TrainingError
+
+__all__ = ["effective_rate", "make_optimizer", "make_rates", "rate_of"]
+
+
+def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """Return an optimiser's class; only its own library is imported."""
+    if name == "adamw":
+        return torch.optim.AdamW
+    if name == "adamw8bit":
+        try:
+            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise TrainingError(
+                "adamw8bit needs bitsandbytes, which is not installed",
+                where="trainer.optimizer",
+                mend="pip install bitsandbytes, or choose another optimizer",
+            ) from None
+        found: Callable[..., torch.optim.Optimizer] = AdamW8bit
+        return found
+    import pytorch_optimizer
+
+    names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
+    chosen: Callable[..., torch.optim.Optimizer] = getattr(pytorch_optimizer, names[name])
+    return chosen
+
+
+def make_optimizer(
+    parameters: Sequence[torch.nn.Parameter], settings: SdTrainer
+) -> torch.optim.Optimizer:
+    """Return the optimiser that the settings name, over some parameters.
+
+    Raises:
+        TrainingError: its library is not installed, or it has no such argument.
+    """
+    make = _class_of(settings.optimizer)
+    arguments = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in settings.optimizer_arguments.items()
+    }
+    given: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if settings.optimizer == "dadaptation":
+        given["weight_decouple"] = True  # as the others have it
+    # Some take any keyword and pass over what they do not know.
+    known = [
+        name
+        for name, each in inspect.signature(make).parameters.items()
+        if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and name not in ("params", "lr")
+    ]
+    for key in arguments:
+        if key not in known:
+            raise TrainingError(
+                f"{settings.optimizer} has no argument `{key}`",
+                where="trainer.optimizer_arguments",
+                mend=f"it has {', '.join(known)}",
+            )
+    try:
+        return make(list(parameters), **{**given, **arguments})
+    except (ValueError, TypeError) as error:
+        raise TrainingError(
+            f"{settings.optimizer} cannot be made with these arguments ({error})",
+            where="trainer.optimizer_arguments",
+            mend="correct or leave them out",
+        ) from None
+
+
+def rate_of(step: int, settings: SdTrainer, steps: int) -> float:
+    """Return the learning rate of a step (from 0) as a share of its peak.
+
+    It rises in a straight line over `lr_warmup_steps` (`constant` has none), then stays, or falls
+    to `lr_min_ratio` in a line or in half a cosine.
+    """
+    kind, warmup, least = settings.lr_scheduler, settings.lr_warmup_steps, settings.lr_min_ratio
+    if kind == "constant":
+        return 1.0
+    if step < warmup:
+        return step / warmup
+    if kind == "constant_with_warmup":
+        return 1.0
+    done = min(1.0, (step - warmup) / max(1, steps - warmup))
+    share = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return least + (1 - least) * share
+
+
+def make_rates(optimizer: torch.optim.Optimizer, settings: SdTrainer, steps: int) -> LambdaLR:
+    """Return the schedule of the learning rate over a training of so many steps."""
+    return LambdaLR(optimizer, lambda step: rate_of(step, settings, steps))
+
+
+def effective_rate(optimizer: torch.optim.Optimizer) -> float:
+    """Return the learning rate in use; Prodigy and D-Adaptation multiply it by their estimate."""
+    group: dict[str, Any] = optimizer.param_groups[0]
+    return float(group["lr"]) * float(group.get("d", 1.0))
