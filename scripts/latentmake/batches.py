@@ -5,9 +5,12 @@ All that one order needs stands in it, so that whoever carries it out asks nobod
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from latentmake.errors import ModelError
 from latentmake.evaluate import Evaluation, Source
 from latentmake.orders import Target, WorkItem, WorkOrder
 from latentmake.parts import kind_of, size_of
@@ -44,6 +47,9 @@ def batches(
     groups: dict[tuple[str, frozenset[str]], dict[Source, list[Target]]] = {}
     kin: dict[Source, tuple[str, ...]] = {}
     contents: dict[Source, str] = {}
+    folders = {
+        kind: _sisters(planner, dataset, model, kind, states) for kind in ("latents", "text")
+    }
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
     for part, wanting in asked.items():
         # A text that lies beside each resolution is encoded once for all of them.
@@ -52,8 +58,12 @@ def batches(
         for stale in states[dataset, model].parts[part].stale:
             target = Target(part, stale.path, stale.found, size_of(part), stale.variant, stale.clip)
             group.setdefault(stale.source, []).append(target)
-            if stale.kin:
-                kin[stale.source] = stale.kin
+            sisters = tuple(
+                stale.path.replace(f"cache/{dataset}/{model}/", folder, 1)
+                for folder in folders[kind_of(part)]
+            )
+            if stale.kin or sisters:
+                kin[stale.source] = (*kin.get(stale.source, ()), *stale.kin, *sisters)
             if stale.content is not None:
                 contents[stale.source] = stale.content
     for (kind, runs), group in groups.items():
@@ -74,6 +84,35 @@ def batches(
         for start in range(0, len(work), size):
             batch = tuple(work[start : start + size])
             yield work_order(planner, dataset, model, kind, batch), kind, runs
+
+
+def _sisters(
+    planner: Planner,
+    dataset: str,
+    model: str,
+    kind: str,
+    states: Mapping[tuple[str, str], Evaluation],
+) -> list[str]:
+    """Return the folders of other models whose caches of a dataset are made by the same recipe.
+
+    Two models with one VAE and two text encoders have the same latents: one encodes, the other
+    copies.
+    """
+    if planner.config.models[model].layout != "plain" or dataset not in planner.config.datasets:
+        return []
+    mine = planner.recipe(dataset, model, kind)
+    found = []
+    for other, settings in planner.config.models.items():
+        folder = f"cache/{dataset}/{other}/"
+        if other == model or settings.layout != "plain" or not mine:
+            continue
+        # Weights that nobody has encoded with would have to be read for their digest.
+        if (dataset, other) not in states and not Path(folder).is_dir():
+            continue
+        with contextlib.suppress(ModelError):  # it concerns the runs of that model
+            if planner.recipe(dataset, other, kind) == mine:
+                found.append(folder)
+    return found
 
 
 def _batch_size(planner: Planner, name: str, work: Sequence[WorkItem]) -> int:

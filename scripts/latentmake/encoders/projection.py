@@ -44,11 +44,11 @@ def load_text_projection(weights: TextWeights) -> torch.nn.Module | None:
             custom_pipeline=str(folder),
             trust_remote_code=True,
             local_files_only=True,
-            torch_dtype=torch.float32,
+            dtype=torch.float32,
             **{each: None for each in names if each != name},
         )
         layer = getattr(pipeline, name)
-    except (OSError, ValueError, AttributeError, ImportError, TypeError, RuntimeError) as error:
+    except Exception as error:  # code of others may fail in any way
         raise ModelError(
             f"its projection cannot be loaded ({one_line(error)})", where=folder, mend=mend
         ) from None
