@@ -18,6 +18,7 @@ from latentmake.errors import TrainingError
 from latentmake.trainers import child
 from latentmake.trainers.node import srun_command
 from latentmake.trainers.order import Prompt, TrainingOrder, Wanted, read_order
+from latentmake.trainers.pictures import are_drawn
 from latentmake.trainers.record import Layout, Receipt, Record, read_record, wanted
 
 __all__ = ["train"]
@@ -79,7 +80,7 @@ def train(
                 where=layout.weights,
                 mend=f"see {log}, and give the same command again",
             )
-    if order.prompts and not layout.grid.is_file():
+    if not are_drawn(order, want):
         local = {} if order.vae.hub else {"HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "latentmake.trainers.samples", str(order_path)]
         _run(command, order, {**environment, **local}, log)

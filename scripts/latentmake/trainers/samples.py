@@ -1,29 +1,38 @@
-"""The grid of sample pictures: a row for each step, a column for each prompt.
+"""What people look at after a training: sample pictures, alone and in one grid, and curves.
 
-`python -m latentmake.trainers.samples ORDER` decodes the latents a training left behind. It is a
-process of its own, so that the training never has the VAE in memory.
+`python -m latentmake.trainers.samples ORDER` decodes the latents a training left behind, a row for
+each step and a column for each prompt, and draws its scalars. It is a process of its own, so that
+the training never has the VAE in memory.
 """
 
 from __future__ import annotations
 
 import io
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch.utils.tensorboard import SummaryWriter
 
 from latentmake import cachefile
 from latentmake.encoders.device import pick_device
 from latentmake.encoders.vae import load_vae
 from latentmake.errors import UserError
+from latentmake.report.curves import draw_curves
 from latentmake.trainers.order import TrainingOrder, read_order
+from latentmake.trainers.pictures import CURVES, write_pictures
 from latentmake.trainers.record import Layout, wanted
 from latentmake.trainers.sampling import read_rows
+from latentmake.trainers.storage import WRITE_FAULTS, write_fault
 
-__all__ = ["decode", "draw_grid", "main"]
+__all__ = ["decode", "draw_grid", "main", "write_events", "write_samples"]
+
+Pictures = Mapping[int, Sequence[Image.Image]]
 
 _MARGIN = 8
 _FONT_SIZE = 14
@@ -111,32 +120,62 @@ def decode(vae: Any, latents: torch.Tensor) -> list[Image.Image]:
     return pictures
 
 
-def write_grid(order: TrainingOrder) -> bool:
-    """Decode the sample pictures of a finished training and write the grid.
+def write_events(folder: Path, pictures: Pictures) -> None:
+    """Write sample pictures for TensorBoard, tagged `samples/00` and so on by their prompts.
 
-    Returns:
-        Whether there were any.
+    Args:
+        folder: of these event files alone; whatever it holds is replaced.
+        pictures: step -> a picture for each prompt.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not pictures:
+            return
+        writer: Any = SummaryWriter(str(folder))
+        for step, row in pictures.items():
+            for number, picture in enumerate(row):
+                writer.add_image(
+                    f"samples/{number:02d}", np.asarray(picture), step, dataformats="HWC"
+                )
+        writer.close()
+    except WRITE_FAULTS as error:
+        raise write_fault(error, folder) or error from None
+
+
+def write_samples(order: TrainingOrder) -> None:
+    """Decode the sample pictures of a finished training, write them in all ways, draw its curves.
 
     Raises:
         ModelError: the VAE cannot be loaded.
         StorageError: the disk is full or cannot be written.
     """
-    layout = Layout(order)
-    rows = read_rows(layout.samples, wanted(order))
-    if not rows:
-        return False
-    vae = load_vae(order.vae, pick_device(), torch.float32)
-    pictures = [(row.step, decode(vae, row.latents)) for row in rows]
+    layout, want = Layout(order), wanted(order)
+    curves = draw_curves(layout.scalars, layout.output / CURVES, title=order.run)
+    rows = read_rows(layout.samples, want) if order.prompts else []
+    pictures: dict[int, list[Image.Image]] = {}
+    if rows:
+        vae = load_vae(order.vae, pick_device(), torch.float32)
+        pictures = {row.step: decode(vae, row.latents) for row in rows}
+        grid = draw_grid(list(pictures.items()), [prompt.prompt for prompt in order.prompts])
+        cachefile.write(layout.grid, _png(grid))
+    write_events(layout.scalars / layout.samples.name, pictures)
+    files = {step: [_png(picture) for picture in row] for step, row in pictures.items()}
+    write_pictures(layout.samples, order, want, files, curves=curves)
+
+
+def _png(picture: Image.Image) -> bytes:
     data = io.BytesIO()
-    draw_grid(pictures, [prompt.prompt for prompt in order.prompts]).save(data, "PNG")
-    cachefile.write(layout.grid, data.getvalue())
-    return True
+    picture.save(data, "PNG")
+    return data.getvalue()
 
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out `python -m latentmake.trainers.samples ORDER`; return the exit status."""
     try:
-        write_grid(read_order(Path(arguments[0]), TrainingOrder))
+        write_samples(read_order(Path(arguments[0]), TrainingOrder))
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
