@@ -34,6 +34,7 @@ include: "rules/manifest.smk"
 include: "rules/train.smk"
 include: "rules/publish.smk"
 include: "rules/inspect.smk"
+include: "rules/compare.smk"
 
 
 if SESSION.config.storage:

@@ -23,6 +23,7 @@ from latentmake.memo import Memo
 from latentmake.orders import WorkOrder, newest_run_order
 from latentmake.parts import Plan, RunPlan
 from latentmake.plan import Planner
+from latentmake.report.compared import Page, is_page, plan_page
 from latentmake.report.table import plan_table, status_lines
 from latentmake.single import single
 
@@ -67,6 +68,7 @@ class Session:
         self.config: Config = _or_exit(lambda: parse(values))
         _or_exit(lambda: storage.check_plugin(self.config))
         self.plan = Plan({}, [])
+        self.pages: list[Page] = []
         if main:
             names = _or_exit(lambda: runs_asked_for(targets, self.config.runs))
             trained = [name for name in names if _is_training_asked(name, targets)]
@@ -75,6 +77,7 @@ class Session:
             files = [target for target in targets if target.startswith("cache/")]
             self._singles = {path: self._single(path) for path in files}
             self._storage = _or_exit(lambda: self._plan_storage(targets))
+            self.pages = _or_exit(lambda: self._plan_pages(targets, trained))
             self._report([name for name in names if f"status_{name}" in targets])
             self._handover = _or_exit(lambda: self._hand_over(dry))
         else:
@@ -131,6 +134,24 @@ class Session:
                 path = storage.plan_fetch(self.config, plan, time.time_ns())
                 found.setdefault(name, {})["fetch"] = str(path)
         return found
+
+    def _plan_pages(self, targets: Sequence[str], trained: Collection[str]) -> list[Page]:
+        """Write the orders of the comparisons asked for, each once."""
+        assert self._planner is not None
+        pages: dict[str, Page] = {}
+        trained = [run for run in trained if self.plan.runs[run].training_order is not None]
+        for target in filter(is_page, targets):
+            page = plan_page(
+                target,
+                self.config,
+                digest_of=self._planner.memo.digest_of_file,
+                trained=trained,
+                planned=time.time_ns(),
+            )
+            pages[page.name] = page
+        if pages:
+            self._planner.memo.save()
+        return list(pages.values())
 
     def _run_order(self, run: str, kind: str) -> str | None:
         if self.main:
@@ -288,7 +309,7 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
     """
     found: dict[str, None] = {}
     for target in targets:
-        if target.startswith(("cache/", "models/")):
+        if target.startswith(("cache/", "models/")) or is_page(target):
             continue
         word, _, name = target.partition("_")
         if target.startswith("runs/"):

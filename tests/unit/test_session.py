@@ -21,6 +21,9 @@ RUNS = {name: Run(datasets=["cats"], model="sd15", resolutions=[64]) for name in
         (["cache/cats/sd15/64/x.latents.safetensors"], []),
         (["train_cats", "all"], ["cats", "a_b"]),
         (["somewhere/else.txt"], ["cats", "a_b"]),
+        (["compare_cats_vs_a_b"], []),
+        (["reports/compare_cats_vs_a_b.html"], []),
+        (["compare_cats_vs_a_b", "train_cats"], ["cats"]),
     ],
 )
 def test_only_the_runs_asked_for_are_planned(targets: list[str], expected: list[str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution, resolution_name
+from latentmake.config.folders import Folder
 from latentmake.config.machines import MusubiTuner, PathMap, Publish, Storage
 from latentmake.config.models import Model, TextWeights, WanTask, Weights
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
@@ -22,6 +23,7 @@ __all__ = [
     "Config",
     "Dataset",
     "Dtype",
+    "Folder",
     "Model",
     "MusubiTrainer",
     "MusubiTuner",

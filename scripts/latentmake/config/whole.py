@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Name, ResolutionField, listed
+from latentmake.config.folders import Folder, FolderField
 from latentmake.config.machines import MusubiTuner, PathMap, Publish, Storage
 from latentmake.config.models import Model, TextWeights, Weights
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
@@ -59,6 +60,21 @@ class Config(Closed):
     )
     publish: Publish = Field(Publish(), description="What publish_{run} puts where.")
     storage: Storage | None = Field(None, description="Where store_{run} puts finished caches.")
+    folders: dict[Name, FolderField] = Field(
+        {}, description="Folders of images that compare_... shows beside runs."
+    )
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        for name in self.folders:
+            if name in self.runs:
+                raise ConfigError(
+                    f"the folder {name} bears the name of a run, so that `compare_{name}` could "
+                    "be either",
+                    where=f"folders.{name}",
+                    mend="give it another name",
+                )
+        return self
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
@@ -205,11 +221,12 @@ _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     ("musubi_tuner",): MusubiTuner,
     ("publish",): Publish,
     ("storage",): Storage,
+    ("folders", "*"): Folder,
     ("publish", "path_maps", "*"): PathMap,
 }
 
 
-_NAMED = ("datasets", "models", "runs")
+_NAMED = ("datasets", "models", "runs", "folders")
 
 
 def _shown(location: Iterable[int | str]) -> str:
