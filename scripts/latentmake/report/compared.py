@@ -272,14 +272,20 @@ def state_of(sources: Sequence[Source], digest_of: Callable[[Path], str]) -> str
 
     Raises:
         DatasetError: a folder does not exist.
-        OSError: a picture cannot be read.
     """
+
+    def content_of(path: Path) -> str:
+        try:
+            return digest_of(path)
+        except OSError:  # the page says so in its place
+            return "cannot be read"
+
     state: list[object] = [template_digest()]
     for source in sources:
         if source.kind == "run":
-            content: object = digest_of(Path(source.path, INDEX))
+            content: object = content_of(Path(source.path, INDEX))
         else:
             found = pictures_in(source)
-            content = [[os.fsencode(name).hex(), digest_of(found[name])] for name in found]
+            content = [[os.fsencode(name).hex(), content_of(found[name])] for name in found]
         state.append([source.name, source.kind, content])
     return digest.of_value(state)
