@@ -92,7 +92,17 @@ def test_modules_say_why_they_exist_and_what_they_offer() -> None:
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; sys.path.insert(0, 'scripts'); import latentmake.session; "
-        "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av', 'boto3', 'botocore'); "
+        "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av', 'boto3', 'botocore', "
+        "'matplotlib', 'tensorboard'); "
+        "sys.exit(any(name in sys.modules for name in slow))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_launcher_imports_nothing_that_its_processes_need() -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'scripts'); import latentmake.trainers.launch; "
+        "slow = ('torch', 'PIL', 'matplotlib', 'tensorboard'); "
         "sys.exit(any(name in sys.modules for name in slow))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
