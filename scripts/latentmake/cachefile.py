@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "ADOPTED",
     "CAPTION",
     "KEY",
     "RECIPE",
@@ -37,6 +38,7 @@ __all__ = [
     "write",
 ]
 
+ADOPTED = "latentmake.adopted"
 CAPTION = "latentmake.caption"
 KEY = "latentmake.key"
 RECIPE = "latentmake.recipe"
@@ -46,11 +48,20 @@ _MAX_HEADER = 100_000_000  # the format's own limit, in bytes
 
 
 class Header(NamedTuple):
-    """What a cache file's header says of its making; `recipe` is the recipe's digest."""
+    """What a cache file's header says of its making.
+
+    Attributes:
+        key: its key.
+        source: digest of the source.
+        recipe: digest of the recipe.
+        adopted: digests of the files of another program that it was taken from, with spaces
+            between; "" where it was encoded.
+    """
 
     key: str
     source: str
     recipe: str
+    adopted: str = ""
 
 
 def target_key(source: str, recipe: str, resolution: str) -> str:
@@ -169,7 +180,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise CacheError("was not made by latentmake", where=path)
     if not _is_as_written(text, metadata):
         raise CacheError("was rewritten by another program", where=path)
-    return Header(key, source, content)
+    return Header(key, source, content, str(metadata.get(ADOPTED, "")))
 
 
 def _is_as_written(text: bytes, metadata: Mapping[str, object]) -> bool:

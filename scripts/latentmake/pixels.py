@@ -14,7 +14,7 @@ from latentmake.buckets import Placement, Size, place, target_size
 from latentmake.errors import SourceError
 from latentmake.media import opened_image
 
-__all__ = ["decode", "fit", "refuse_narrow"]
+__all__ = ["decode", "fit", "placement", "refuse_narrow", "upright_size"]
 
 
 # How a picture of some EXIF orientation becomes upright. Not ImageOps.exif_transpose: it writes the
@@ -49,6 +49,25 @@ def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
         return _to_rgb(image, str(settings["background"]))
 
 
+def upright_size(data: bytes, path: str, settings: Mapping[str, Any]) -> Size:
+    """Return the size of what `decode` gives, in pixels, from the image's header alone.
+
+    Args:
+        data: the file's bytes.
+        path: names it in errors.
+        settings: the dataset's `exif_rotation` and `max_image_pixels`.
+
+    Raises:
+        SourceError: it is empty, no image, or has too many pixels.
+    """
+    with opened_image(io.BytesIO(data), path, int(settings["max_image_pixels"])) as image:
+        size = Size(*image.size)
+        if settings["exif_rotation"] and image.format != "TIFF":
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+            return Size(size.height, size.width) if turned else size
+        return size
+
+
 def _to_rgb(image: Image.Image, background: str) -> Image.Image:
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "F"):
         values = np.asarray(image).astype(np.float32)
@@ -73,9 +92,7 @@ def fit(
     Args:
         image: RGB, upright.
         resolution: width and height asked for, in pixels.
-        settings: the dataset's `fit`, `bucket_reso_steps`, `bucket_no_upscale` and
-            `max_image_pixels`.
-
+        settings: what `placement` needs.
         path: names it in errors.
 
     Returns:
@@ -84,21 +101,39 @@ def fit(
     Raises:
         SourceError: it is so narrow that it would first have to be scaled up beyond all measure.
     """
+    resized, left, top, target = placement(Size(*image.size), resolution, settings, path)
+    if image.size != resized:
+        image = image.resize(resized, Image.Resampling.LANCZOS)
+    if image.size != target:
+        image = image.crop((left, top, left + target.width, top + target.height))
+    return np.asarray(image)
+
+
+def placement(
+    image: Size, resolution: tuple[int, int], settings: Mapping[str, Any], path: str = ""
+) -> Placement:
+    """Return how an image is brought to its target size.
+
+    Args:
+        image: its own size, upright, in pixels.
+        resolution: width and height asked for, in pixels.
+        settings: the dataset's `fit`, `bucket_reso_steps`, `bucket_no_upscale` and
+            `max_image_pixels`.
+        path: names it in errors.
+
+    Raises:
+        SourceError: it is so narrow that it would first have to be scaled up beyond all measure.
+    """
     target = target_size(
-        Size(*image.size),
+        image,
         Size(*resolution),
         fit=settings["fit"],
         step=settings["bucket_reso_steps"],
         no_upscale=settings["bucket_no_upscale"],
     )
-    placement = place(Size(*image.size), target)
-    refuse_narrow(Size(*image.size), placement, int(settings["max_image_pixels"]), path)
-    if image.size != placement.resized:
-        image = image.resize(placement.resized, Image.Resampling.LANCZOS)
-    left, top = placement.left, placement.top
-    if image.size != target:
-        image = image.crop((left, top, left + target.width, top + target.height))
-    return np.asarray(image)
+    found = place(image, target)
+    refuse_narrow(image, found, int(settings["max_image_pixels"]), path)
+    return found
 
 
 def refuse_narrow(image: Size, placement: Placement, limit: int, path: str) -> None:

@@ -13,7 +13,7 @@ from latentmake.buckets import Size, wan_size
 from latentmake.errors import SourceError
 from latentmake.orders import Target, WorkItem, WorkOrder
 
-__all__ = ["Sample", "samples_of"]
+__all__ = ["Sample", "caption_of", "samples_of"]
 
 
 class Sample(NamedTuple):
@@ -67,7 +67,7 @@ def samples_of(
     """
     settings = order.dataset_settings
     if order.kind == "text":
-        text = _caption(data, item, settings)
+        text = caption_of(data, item, settings)
         if order.layout == "musubi":  # which reads captions as text, whatever ends their lines
             text = text.replace("\r\n", "\n").replace("\r", "\n")
         return [Sample(key, content, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
@@ -157,7 +157,17 @@ def _changed(item: WorkItem) -> SourceError:
     )
 
 
-def _caption(data: bytes, item: WorkItem, settings: Mapping[str, Any]) -> str:
+def caption_of(data: bytes, item: WorkItem, settings: Mapping[str, Any]) -> str:
+    """Return the caption that the bytes of an item's source hold.
+
+    Args:
+        data: the bytes.
+        item: whose caption it is.
+        settings: the dataset's `empty_caption`.
+
+    Raises:
+        SourceError: it is not UTF-8, or empty where that is not allowed.
+    """
     where = item.source or "the empty caption"
     try:
         caption = data.decode("utf-8-sig").strip()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.buckets import Size, target_size
 from latentmake.errors import SourceError
-from latentmake.pixels import decode, fit
+from latentmake.pixels import decode, fit, upright_size
 from PIL import Image, ImageOps, PngImagePlugin
 
 SETTINGS: dict[str, Any] = {
@@ -85,6 +85,9 @@ def test_every_orientation_gives_the_upright_picture(
     options = {"lossless": True} if kind == "WEBP" else {}
     data = encoded(stored, kind, exif=exif, **options)
     assert np.array_equal(np.asarray(decoded(data)), np.asarray(scene))
+    for turned in (True, False):
+        told = upright_size(data, "a.png", {**SETTINGS, "exif_rotation": turned})
+        assert told == decoded(data, exif_rotation=turned).size
     if kind != "TIFF":  # Pillow turns a TIFF by itself
         unturned = decoded(data, exif_rotation=False)
         assert np.array_equal(np.asarray(unturned), np.asarray(stored))

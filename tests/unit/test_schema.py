@@ -140,6 +140,9 @@ def test_the_configurations_in_the_readme_are_accepted() -> None:
     assert parse(yaml.safe_load(blocks[0]))
     lines = [line.strip() for line in README.splitlines() if re.match(r"    (vae|text):.*{", line)]
     maps = [line.strip() for line in README.splitlines() if line.startswith("    path_maps:")]
+    adopt = [line.strip() for line in README.splitlines() if line.startswith("    adopt:")]
+    assert len(adopt) == 1
+    assert parse(changed("models", "tiny", "adopt", value=yaml.safe_load(adopt[0])["adopt"]))
     assert len(maps) == 1 and parse({**smallest(), "publish": yaml.safe_load(maps[0])})
     assert len(lines) == 3
     for line in lines:

@@ -11,18 +11,20 @@ from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution, resolution_name
 from latentmake.config.folders import Folder
-from latentmake.config.machines import MusubiTuner, PathMap, Publish, Storage
-from latentmake.config.models import Model, TextWeights, WanTask, Weights
+from latentmake.config.machines import Export, MusubiTuner, PathMap, Publish, Storage
+from latentmake.config.models import Adopt, Model, TextWeights, WanTask, Weights
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
 from latentmake.config.whole import Config, Run, json_schema, nearest, parse
 
 __all__ = [
+    "Adopt",
     "Batch",
     "Cluster",
     "ClusterJob",
     "Config",
     "Dataset",
     "Dtype",
+    "Export",
     "Folder",
     "Model",
     "MusubiTrainer",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from latentmake.config.fields import Closed, Number, Place, listed
+from latentmake.config.fields import Closed, Ending, Number, Place, listed
 
 __all__ = ["Dataset"]
 
@@ -19,7 +19,7 @@ class Dataset(Closed):
         description="Folder of the images or videos, with sub-folders; s3://bucket/folder for "
         "images on an S3 server.",
     )
-    caption_extension: Annotated[str, StringConstraints(pattern=r"^\.[^/\\]+$")] = Field(
+    caption_extension: Ending = Field(
         ".txt", description="Ending of the caption file that lies beside an image."
     )
     fit: Literal["crop", "bucket"] = Field(

@@ -19,6 +19,7 @@ from pydantic import (
 __all__ = [
     "Closed",
     "Dtype",
+    "Ending",
     "Name",
     "Number",
     "Place",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Ending = Annotated[str, StringConstraints(pattern=r"^\.[^/\\]+$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 

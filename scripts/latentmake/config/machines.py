@@ -6,9 +6,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from latentmake.config.fields import Closed, Place
+from latentmake.config.fields import Closed, Place, ResolutionField
 
-__all__ = ["MusubiTuner", "PathMap", "Publish", "Storage"]
+__all__ = ["Export", "MusubiTuner", "PathMap", "Publish", "Storage"]
 
 
 class MusubiTuner(Closed):
@@ -46,6 +46,23 @@ class Publish(Closed):
         [],
         description="Folders that other systems know by other names, so that scripts and TOML "
         "files name them rightly; drives under /mnt are known.",
+    )
+
+
+class Export(Closed):
+    """Where `export_{run}` writes caches for ai-training."""
+
+    folder: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder that gets them, in a folder for each dataset; by default they lie "
+        "beside the images.",
+    )
+    resolution: ResolutionField | None = Field(
+        None, description="Which of a run's resolutions, where it has several."
+    )
+    overwrite: bool = Field(
+        False, description="Replace files of such names that latentmake did not write."
     )
 
 

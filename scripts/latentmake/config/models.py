@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from latentmake.config.fields import Closed, Dtype, Number, listed, place
+from latentmake.config.fields import Closed, Dtype, Ending, Number, listed, place
 
-__all__ = ["Model", "TextWeights", "WanTask", "Weights"]
+__all__ = ["Adopt", "Model", "TextWeights", "WanTask", "Weights"]
 
 
 WanTask = Literal[
@@ -77,6 +77,34 @@ class TextWeights(Weights):
         return self
 
 
+class Adopt(Closed):
+    """Caches that ai-training's scripts keep beside images: what their names end in."""
+
+    latents: Ending | None = Field(
+        None, description="Ending of latents: .img_sdvae, .img_sdxl or what the scripts were told."
+    )
+    text: Annotated[
+        list[Ending] | None,
+        BeforeValidator(
+            lambda value: value if value is None else listed(value),
+            json_schema_input_type=Ending | list[Ending] | None,
+        ),
+    ] = Field(
+        None,
+        description="Endings of embeddings, one a text encoder in their order: .txt_t5cache, "
+        ".txt_clipl.",
+    )
+
+    @model_validator(mode="after")
+    def _endings(self) -> Self:
+        endings = [*([self.latents] if self.latents else []), *(self.text or [])]
+        if not endings:
+            raise ValueError("needs `latents`, `text` or both")
+        if len(set(endings)) < len(endings):
+            raise ValueError("names an ending twice")
+        return self
+
+
 _TextPlace = Annotated[
     TextWeights, BeforeValidator(place, json_schema_input_type=str | TextWeights)
 ]
@@ -138,6 +166,9 @@ class Model(Closed):
         "mean", description="Keep the mean of the VAE's posterior, or one seeded sample of it."
     )
     posterior_seed: Number = Field(0, ge=0, description="Seed of `posterior: sample`.")
+    adopt: Adopt | None = Field(
+        None, description="Caches of ai-training that adopt_{run} takes and export_{run} writes."
+    )
 
     @property
     def layout(self) -> Literal["plain", "musubi"]:
@@ -160,6 +191,23 @@ class Model(Closed):
         if isinstance(values, dict) and values.get("task") is not None:
             return {"dtype": "bfloat16", **values}
         return values
+
+    @model_validator(mode="after")
+    def _adopted(self) -> Self:
+        if self.adopt is None:
+            return self
+        if self.task is not None:
+            raise ValueError("`adopt` is about Stable Diffusion's caches: leave out `task` or it")
+        if self.adopt.text is not None and len(self.adopt.text) != len(self.text):
+            raise ValueError(
+                f"`adopt.text` names {len(self.adopt.text)} endings for {len(self.text)} text "
+                "encoders; name one for each, in their order"
+            )
+        if self.adopt.latents is not None and self.posterior != "mean":
+            raise ValueError(
+                "ai-training keeps the posterior's mean: leave out `posterior` or `adopt.latents`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _wan(self) -> Self:

@@ -14,8 +14,8 @@ from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Name, ResolutionField, listed
 from latentmake.config.folders import Folder, FolderField
-from latentmake.config.machines import MusubiTuner, PathMap, Publish, Storage
-from latentmake.config.models import Model, TextWeights, Weights
+from latentmake.config.machines import Export, MusubiTuner, PathMap, Publish, Storage
+from latentmake.config.models import Adopt, Model, TextWeights, Weights
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
 from latentmake.errors import ConfigError
 
@@ -59,6 +59,7 @@ class Config(Closed):
         None, description="Where musubi-tuner lies, which trains Wan models."
     )
     publish: Publish = Field(Publish(), description="What publish_{run} puts where.")
+    export: Export = Field(Export(), description="Where export_{run} writes caches.")
     storage: Storage | None = Field(None, description="Where store_{run} puts finished caches.")
     folders: dict[Name, FolderField] = Field(
         {}, description="Folders of images that compare_... shows beside runs."
@@ -210,6 +211,7 @@ _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     ("models", "*", "unet"): Weights,
     ("models", "*", "clip"): Weights,
     ("models", "*", "text", "*"): TextWeights,
+    ("models", "*", "adopt"): Adopt,
     ("runs", "*"): Run,
     ("runs", "*", "trainer", "sd"): SdTrainer,
     ("runs", "*", "trainer", "musubi"): MusubiTrainer,
@@ -220,6 +222,7 @@ _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     ("cluster", "train"): TrainingJob,
     ("musubi_tuner",): MusubiTuner,
     ("publish",): Publish,
+    ("export",): Export,
     ("storage",): Storage,
     ("folders", "*"): Folder,
     ("publish", "path_maps", "*"): PathMap,

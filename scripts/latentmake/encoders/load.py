@@ -96,14 +96,7 @@ def _latents(model: Model, device: torch.device, say: Callable[[str], None]) -> 
         return [
             (
                 {plain.LATENTS: row.clone()},
-                {
-                    "scaling_factor": repr(scale),
-                    "shift_factor": repr(shift),
-                    "original_width": str(sample.original[0]),
-                    "original_height": str(sample.original[1]),
-                    "pixel_width": str(width),
-                    "pixel_height": str(height),
-                },
+                plain.latents_metadata(scale, shift, sample.original, (width, height)),
             )
             for sample, row in zip(samples, latents, strict=True)
         ]

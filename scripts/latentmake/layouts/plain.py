@@ -23,6 +23,7 @@ __all__ = [
     "ending",
     "folder",
     "identity",
+    "latents_metadata",
     "named",
     "owners",
     "parts",
@@ -87,6 +88,27 @@ def row(targets: Mapping[str, Sequence[str]]) -> dict[str, object]:
     return {
         "latents": {part: paths[0] for part, paths in targets.items() if part != "text"},
         "text": targets["text"][0],
+    }
+
+
+def latents_metadata(
+    scaling: float, shift: float, original: tuple[int, int], pixels: tuple[int, int]
+) -> dict[str, str]:
+    """Return what a latents file's header says besides our key.
+
+    Args:
+        scaling: factor by which a network expects latents to be multiplied.
+        shift: what it expects to be subtracted before.
+        original: width and height of the upright image, in pixels.
+        pixels: width and height of what was encoded.
+    """
+    return {
+        "scaling_factor": repr(scaling),
+        "shift_factor": repr(shift),
+        "original_width": str(original[0]),
+        "original_height": str(original[1]),
+        "pixel_width": str(pixels[0]),
+        "pixel_height": str(pixels[1]),
     }
 
 
