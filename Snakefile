@@ -33,6 +33,7 @@ include: "rules/caches.smk"
 include: "rules/manifest.smk"
 include: "rules/train.smk"
 include: "rules/publish.smk"
+include: "rules/foreign.smk"
 include: "rules/inspect.smk"
 include: "rules/compare.smk"
 

@@ -25,8 +25,8 @@ rule archive:
 
 
 for run in SESSION.runs:
-    storing = SESSION.storage_order(run, "store")
-    fetching = SESSION.storage_order(run, "fetch")
+    storing = SESSION.asked_order(run, "store")
+    fetching = SESSION.asked_order(run, "fetch")
 
     rule:
         name:

@@ -36,6 +36,9 @@ IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
 )
 
+# Previews of latents, which ai-training's scripts write beside images (--writepreview).
+_PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
+
 
 class Item(NamedTuple):
     """One image or video with its caption.
@@ -208,7 +211,7 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     for path, *values in sorted(scanned.entries):
         stat = SourceStat(*values) if values[0] >= 0 else None
         stem, dot, extension = path.rpartition(".")
-        is_image = f".{extension.lower()}" in extensions
+        is_image = f".{extension.lower()}" in extensions and not path.endswith(_PREVIEWS)
         is_caption = path.endswith(ending)
         if not dot or not (is_image or is_caption):
             continue

@@ -18,6 +18,7 @@ from typing import TypeVar
 from latentmake import orders, storage
 from latentmake.config import Config, Run, TrainingJob, nearest, parse
 from latentmake.errors import ConfigError, LatentmakeError, UserError, storage_error
+from latentmake.foreign.plan import plan_adopt, plan_export, refuse_company
 from latentmake.handover import Handover
 from latentmake.memo import Memo
 from latentmake.orders import WorkOrder, newest_run_order
@@ -33,7 +34,8 @@ MEMO = Path(".latentmake/memo.sqlite")
 Result = TypeVar("Result")
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _UNKNOWN_SECONDS = 2.0  # an item of a model that nobody has encoded with yet
-_PER_RUN = ("train", "caches", "latents", "text", "status", "check", "publish", "store", "fetch")
+_ON_REQUEST = ("store", "fetch", "adopt", "export")
+_PER_RUN = ("train", "caches", "latents", "text", "status", "check", "publish", *_ON_REQUEST)
 
 
 class Session:
@@ -64,7 +66,7 @@ class Session:
         self._buildable = dict(buildable or {})
         self._planner: Planner | None = None
         self._singles: dict[str, tuple[WorkOrder, bool] | None] = {}
-        self._storage: dict[str, dict[str, str]] = {}
+        self._asked: dict[str, dict[str, str]] = {}
         self.config: Config = _or_exit(lambda: parse(values))
         _or_exit(lambda: storage.check_plugin(self.config))
         self.plan = Plan({}, [])
@@ -76,8 +78,8 @@ class Session:
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
             files = [target for target in targets if target.startswith("cache/")]
             self._singles = {path: self._single(path) for path in files}
-            self._storage = _or_exit(lambda: self._plan_storage(targets))
             self.pages = _or_exit(lambda: self._plan_pages(targets, trained))
+            self._asked = _or_exit(lambda: self._plan_asked(targets))
             self._report([name for name in names if f"status_{name}" in targets])
             self._handover = _or_exit(lambda: self._hand_over(dry))
         else:
@@ -114,7 +116,7 @@ class Session:
                 )
                 if path is not None
             }
-            | self._storage.get(name, {})
+            | self._asked.get(name, {})
             for name, plan in self.plan.runs.items()
         }
         singles = {path: found[0].name for path, found in self._singles.items() if found}
@@ -123,17 +125,25 @@ class Session:
             handover.write(time.time_ns())
         return handover
 
-    def _plan_storage(self, targets: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Write the orders of what is to be stored and fetched; run -> kind -> path."""
-        found: dict[str, dict[str, str]] = {}
-        for name, plan in self.plan.runs.items():
-            if f"store_{name}" in targets:
-                path = storage.plan_store(self.config, plan, self.runs[name], time.time_ns())
-                found.setdefault(name, {})["store"] = str(path)
-            if f"fetch_{name}" in targets:
-                path = storage.plan_fetch(self.config, plan, time.time_ns())
-                found.setdefault(name, {})["fetch"] = str(path)
-        return found
+    def _plan_asked(self, targets: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Write the orders of what is done on request alone; run -> kind -> path."""
+        planner, config = self._planner, self.config
+        assert planner is not None
+        refuse_company(targets, self.runs)
+        makers: dict[str, Callable[[RunPlan, Run], Path]] = {
+            "store": lambda plan, run: storage.plan_store(config, plan, run, time.time_ns()),
+            "fetch": lambda plan, run: storage.plan_fetch(config, plan, time.time_ns()),
+            "adopt": lambda plan, run: plan_adopt(planner, plan, run),
+            "export": lambda plan, run: plan_export(planner, plan, run),
+        }
+        return {
+            name: {
+                kind: str(makers[kind](plan, self.runs[name]))
+                for kind in _ON_REQUEST
+                if f"{kind}_{name}" in targets
+            }
+            for name, plan in self.plan.runs.items()
+        }
 
     def _plan_pages(self, targets: Sequence[str], trained: Collection[str]) -> list[Page]:
         """Write the orders of the comparisons asked for, each once."""
@@ -257,8 +267,8 @@ class Session:
             raise LatentmakeError(f"the run {run} has no order")
         return order
 
-    def storage_order(self, run: str, kind: str) -> str | None:
-        """Return the order to `store` or `fetch` a run's caches; None where nobody asked for it."""
+    def asked_order(self, run: str, kind: str) -> str | None:
+        """Return the order to store, fetch, adopt or export a run's caches, if it was asked for."""
         return self._handover.runs.get(run, {}).get(kind)
 
     def _run(self, run: str) -> RunPlan:
