@@ -66,6 +66,12 @@ def test_another_caption_ending_is_used_and_txt_then_means_nothing(tmp_path: Pat
     assert stems(tmp_path, caption_extension=".caption") == ["a"]
 
 
+def test_caches_of_ai_training_are_neither_images_nor_captions(tmp_path: Path) -> None:
+    names = ("a.img_sdxl", "a.img_sdvae", "a.txt_t5cache", "a.txt_clipl")
+    put(tmp_path, "a.jpg", "a.txt", *names, "a.img_sdxl.webp", "a.img_sdvae.webp")
+    assert stems(tmp_path) == ["a"]
+
+
 def test_hidden_files_and_folders_are_passed_over(tmp_path: Path) -> None:
     put(tmp_path, "a.png", "a.txt", ".a.png", ".hidden/b.png", "sub/.DS_Store", "._a.txt")
     assert stems(tmp_path) == ["a"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 import world
 from latentmake.cachefile import read_header
-from project import Counts, Project, Result
+from project import NOTHING, Counts, Project, Result, kill_group, wait_until
 from safetensors.torch import load_file
 
 ENDINGS = {"latents": ".img_sdxl", "text": ".txt_clipl"}
@@ -60,7 +60,7 @@ def caches(project: Project) -> list[str]:
 
 
 def summary(result: Result) -> list[int]:
-    """Return the numbers of an adoption's last line: adopted, fresh, without, unfit, out of date."""
+    """Return what became of targets: adopted, fresh, without a file, unfit, out of date."""
     line = result.one_line("tiny: ", " adopted, ", " without a foreign file")
     return [int(word) for word in line.replace(",", " ").split() if word.isdigit()]
 
@@ -107,3 +107,219 @@ def test_what_was_adopted_is_not_encoded(project: Project) -> None:
     assert project.run("caches_tiny").idle
     assert project.snapshot() == before
     assert foreign_files(project) == foreign
+
+
+def test_after_adoption_an_edit_is_encoded_and_its_file_never_adopted_again(
+    project: Project,
+) -> None:
+    put_foreign(project, *STEMS)
+    project.run("adopt_tiny")
+    project.run("caches_tiny")
+    caption, text = project / "data/shapes/cat.txt", project.texts("cat")
+    before = project.snapshot()
+
+    caption.write_text("another circle")
+    result = project.run("adopt_tiny")
+    assert summary(result) == [0, 11, 0, 0, 1]
+    result.one_line("data/shapes/cat.txt_clipl", "data/shapes/cat.txt", "before it was edited")
+    result = project.run("caches_tiny")
+    assert result.encoded() == Counts(encoded=1)
+    assert project.changed(before) == NOTHING._replace(content=text)
+
+    caption.write_text("a third circle")  # what was encoded says nothing of an adoption any more
+    assert summary(project.run("adopt_tiny")) == [0, 11, 0, 0, 1]
+
+    write_foreign(project / "data/shapes/cat.txt_clipl", "emb", embedding(99))
+    assert summary(project.run("adopt_tiny")) == [1, 11, 0, 0, 0]
+    assert project.run("caches_tiny").encoded() == Counts()
+    (name,) = text
+    assert np.array_equal(cached(project, name).numpy(), embedding(99))
+
+
+FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "ant": (".img_sdxl", lambda path: write_foreign(path, "latents", latents(0)), "`latents`"),
+    "bee": (
+        ".img_sdxl",
+        lambda path: write_foreign(path, "latent", latents(0, size=8)),
+        "is [4, 8, 8] and not [4, 4, 4]",
+    ),
+    "cat": (
+        ".img_sdxl",
+        lambda path: write_foreign(path, "latent", latents(0) * np.float32("nan")),
+        "not finite",
+    ),
+    "dog": (".img_sdxl", lambda path: path.write_bytes(path.read_bytes()[:-1]), "cut short"),
+    "eel": (
+        ".txt_clipl",
+        lambda path: write_foreign(path, "emb", embedding(0)[:9]),
+        "is [9, 16] and not [77, 16]",
+    ),
+    "fox": (".txt_clipl", lambda path: path.unlink(), ""),
+}
+
+
+def test_files_that_do_not_fit_are_named_and_what_is_missing_is_encoded(project: Project) -> None:
+    put_foreign(project, *STEMS)
+    for stem, (ending, spoil, _) in FAULTS.items():
+        spoil(project / f"data/shapes/{stem}{ending}")
+    result = project.run("adopt_tiny")
+    assert summary(result) == [6, 0, 1, 5, 0]
+    for stem, (ending, _, words) in FAULTS.items():
+        if words:
+            result.one_line(f"not adopted: data/shapes/{stem}{ending}: ", words)
+    assert "Traceback" not in result.output
+    before = project.snapshot()
+    result = project.run("caches_tiny")
+    assert result.encoded("latents") == Counts(encoded=4)
+    assert result.encoded("text") == Counts(encoded=2)
+    added = project.latents("ant", "bee", "cat", "dog", resolutions=(32,))
+    assert project.changed(before) == NOTHING._replace(added=added | project.texts("eel", "fox"))
+    assert project.run("caches_tiny").idle
+
+
+def test_only_the_resolution_that_files_have_is_adopted(project: Project) -> None:
+    project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32]))
+    put_foreign(project, *STEMS)
+    assert summary(project.run("adopt_tiny")) == [12, 0, 6, 0, 0]
+    assert summary(project.run("adopt_tiny")) == [0, 12, 6, 0, 0]
+    result = project.run("caches_tiny")
+    assert result.encoded() == Counts(encoded=6)
+    for stem in STEMS:
+        fresh, adopted = sorted(project.latents(stem))
+        assert cached(project, fresh).shape == (4, 2, 2)
+        assert cached(project, adopted).shape == (4, 4, 4)
+
+
+def test_a_killed_adoption_goes_on_where_it_was(project: Project) -> None:
+    stems = [f"item{number:03}" for number in range(300)]
+    for number, stem in enumerate(stems):
+        world.draw(project / f"data/shapes/{stem}.png", number)
+        (project / f"data/shapes/{stem}.txt").write_text(stem)
+        base = f"data/shapes/{stem}"
+        write_foreign(project / f"{base}{ENDINGS['latents']}", "latent", latents(number))
+        write_foreign(project / f"{base}{ENDINGS['text']}", "emb", embedding(number))
+    running = project.start("adopt_tiny")
+    wait_until(lambda: len(caches(project)) >= 5, running)
+    kill_group(running)
+    done = len(caches(project))
+    assert 5 <= done < 600
+    assert "" not in [read_header(project / name).adopted for name in caches(project)]
+    project.run("--unlock")
+    assert summary(project.run("adopt_tiny")) == [600 - done, done, 12, 0, 0]
+    assert len(caches(project)) == 600
+    assert project.run("caches_tiny").encoded("latents") == Counts(encoded=6)
+    assert project.temporaries() == []
+
+
+def test_what_cannot_be_adopted_or_exported_is_one_line(project: Project) -> None:
+    def fails(target: str, *words: str, beside: tuple[str, ...] = ()) -> None:
+        result = project.run("-n", target, *beside, check=False)
+        assert result.returncode != 0, result.output
+        result.one_line("error: ", *words)
+        assert "Traceback" not in result.output
+
+    fails("adopt_tiny", "given together with train_tiny", beside=("train_tiny",))
+    fails("adopt_tinny", "there is no run `tinny`", "`adopt_tiny`")
+    project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32]))
+    fails("export_tiny", "export.resolution", "16, 32", "choose one")
+    project.configure(lambda config: config.update(export={"resolution": 64}))
+    fails("export_tiny", "export.resolution", "has no resolution 64")
+    adopt = {"latents": ".cache.png", "text": ".txt_clipl"}
+    project.configure(lambda config: config["models"]["micro"].update(adopt=adopt))
+    fails("adopt_tiny", "models.micro.adopt", ".cache.png", "an image")
+    project.configure(lambda config: config["models"]["micro"].pop("adopt"))
+    fails("adopt_tiny", "models.micro.adopt", "this key is missing")
+    fails("export_tiny", "models.micro.adopt", "this key is missing")
+
+
+# -- export --------------------------------------------------------------------------------------
+
+
+def test_an_export_holds_the_caches_and_is_written_once(project: Project) -> None:
+    result = project.run("export_tiny")
+    assert set(result.jobs) > {"manifest", "export_tiny"}
+    result.one_line("tiny: 12 written, 0 up to date")
+    written = foreign_files(project)
+    assert written.keys() == {f"{stem}{end}" for stem in STEMS for end in ENDINGS.values()}
+    for stem in STEMS:
+        (name,) = project.latents(stem, resolutions=(32,))
+        (tensor,) = load_file(project / f"data/shapes/{stem}.img_sdxl").items()
+        assert tensor[0] == "latent" and tensor[1].dtype == torch.float32
+        assert tensor[1].equal(load_file(project / name)["latents"])
+        (name,) = project.texts(stem)
+        (tensor,) = load_file(project / f"data/shapes/{stem}.txt_clipl").items()
+        assert tensor[0] == "emb" and tensor[1].dtype == torch.float32
+        assert tensor[1].equal(load_file(project / name)["text_encoder.hidden_state"])
+
+    result = project.run("export_tiny")
+    assert result.jobs == ["export_tiny"]
+    result.one_line("tiny: 0 written, 12 up to date")
+    assert foreign_files(project) == written
+    assert project.run("caches_tiny").idle
+
+    (project / "data/shapes/dog.txt").write_text("a dog")
+    project.run("export_tiny").one_line("tiny: 1 written, 11 up to date")
+    now = foreign_files(project)
+    assert {name for name in now if now[name] != written[name]} == {"dog.txt_clipl"}
+
+
+def test_what_another_program_wrote_is_replaced_on_request_alone(project: Project) -> None:
+    put_foreign(project, "ant", "bee")
+    foreign = foreign_files(project)
+    result = project.run("export_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("tiny: 8 written, 0 up to date, 4 left")
+    result.one_line("error: ", "4 files", "export.overwrite")
+    for name in foreign:
+        result.one_line(f"data/shapes/{name}: is not of latentmake's making")
+    assert {name: foreign_files(project)[name] for name in foreign} == foreign
+
+    project.configure(lambda config: config.update(export={"overwrite": True}))
+    project.run("export_tiny").one_line("tiny: 4 written, 8 up to date, 0 left")
+
+
+def test_what_a_cache_was_adopted_from_is_left_as_it_is(project: Project) -> None:
+    project.configure(lambda config: config["models"]["micro"].update(dtype="bfloat16"))
+    put_foreign(project, *STEMS)
+    foreign = foreign_files(project)
+    assert summary(project.run("adopt_tiny")) == [12, 0, 0, 0, 0]
+    result = project.run("export_tiny")
+    assert result.encoded() == Counts()
+    result.one_line("tiny: 0 written, 12 up to date")
+    assert foreign_files(project) == foreign
+
+
+def test_an_export_may_go_elsewhere_with_the_dataset_left_untouched(project: Project) -> None:
+    project.configure(
+        lambda config: (
+            config.update(export={"folder": "out", "resolution": 16}),
+            config["runs"]["tiny"].update(resolutions=[16, 32]),
+            config["models"]["micro"].update(dtype="float16"),
+        )
+    )
+    for ending in (".png", ".txt"):
+        (project / f"data/shapes/ant{ending}").rename(project / f"data/shapes/sub.a{ending}")
+    result = project.run("export_tiny")
+    result.one_line("latents: written in float32 from caches in float16")
+    files = {path.name for path in (project / "out/shapes").iterdir()}
+    assert files == {f"{stem}{end}" for stem in ("sub.a", *STEMS[1:]) for end in ENDINGS.values()}
+    (tensor,) = load_file(project / "out/shapes/sub.a.img_sdxl").values()
+    assert tensor.shape == (4, 2, 2) and tensor.dtype == torch.float32
+    assert foreign_files(project) == {}
+
+
+def test_a_dataset_that_cannot_be_written_is_one_line(project: Project) -> None:
+    project.run("caches_tiny")
+    folder = project / "data/shapes"
+    mount = ["mount", "--bind", str(folder), str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting needs the rights of root")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+        result = project.run("export_tiny", check=False)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    assert result.returncode != 0
+    result.one_line("error: data/shapes: ", "read-only", "export.folder")
+    assert "Traceback" not in result.output
+    assert foreign_files(project) == {}
