@@ -102,6 +102,7 @@ def run(
         texts=[TEXTS[ending] for ending in texts],
         sizes=[(16, 16)],
         fresh=0,
+        stale=sum(len(work.paths) for work in works),
         passed=0,
         planned=1,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from latentmake.config.fields import Closed, Dtype, Ending, Number, listed, place
 
@@ -77,17 +77,21 @@ class TextWeights(Weights):
         return self
 
 
+# No longer than the ending of our own cache files, which stems leave room for.
+_CacheEnding = Annotated[Ending, StringConstraints(max_length=20)]
+
+
 class Adopt(Closed):
     """Caches that ai-training's scripts keep beside images: what their names end in."""
 
-    latents: Ending | None = Field(
+    latents: _CacheEnding | None = Field(
         None, description="Ending of latents: .img_sdvae, .img_sdxl or what the scripts were told."
     )
     text: Annotated[
-        list[Ending] | None,
+        list[_CacheEnding] | None,
         BeforeValidator(
             lambda value: value if value is None else listed(value),
-            json_schema_input_type=Ending | list[Ending] | None,
+            json_schema_input_type=_CacheEnding | list[_CacheEnding] | None,
         ),
     ] = Field(
         None,

@@ -83,14 +83,13 @@ def adopt(order: AdoptOrder, *, say: Callable[[str], None], threads: int = 1) ->
     import torch
 
     torch.set_num_threads(1)  # each file is small; they are worked on side by side
-    works = [WorkOrder.read(FOLDER / f"{name}.json") for name in order.orders]
     total = Counter({_FRESH: order.fresh, _WITHOUT: order.passed})
-    count = sum(len(work.paths) for work in works)
     pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
-    with ExitStack() as stack, tqdm(total=count, desc="adopting", unit="target") as progress:
+    with ExitStack() as stack, tqdm(total=order.stale, desc="adopting", unit="target") as progress:
         stack.callback(pool.shutdown, cancel_futures=True)
         records: dict[Path, Record] = {}
-        for number, work in enumerate(works):
+        for number, name in enumerate(order.orders):
+            work = WorkOrder.read(FOLDER / f"{name}.json")
             path = Path(f"cache/{work.dataset}/{work.model}/adopted.tsv")
             if path not in records:
                 records[path] = stack.enter_context(Record(path))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ __all__ = ["STATES", "export"]
 STATES = ("written", "up to date", "left, for they are not ours")
 _WRITTEN, _SAME, _LEFT = STATES
 _LEAST_THREADS = 4  # which wait for the disk most of the time
+_AT_ONCE = 4096  # files that are waiting for a thread
 
 
 class _File(NamedTuple):
@@ -76,11 +78,13 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
     pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
     with ExitStack() as stack, tqdm(total=len(files), desc="exporting", unit="file") as progress:
         stack.callback(pool.shutdown, cancel_futures=True)
-        for state, path in pool.map(lambda file: _export(order, file), files):
-            total[state] += 1
-            if state == _LEFT:
-                say(f"{path}: is not of latentmake's making and holds something else")
-            progress.update()
+        for start in range(0, len(files), _AT_ONCE):
+            some = files[start : start + _AT_ONCE]
+            for state, path in pool.map(partial(_export, order), some):
+                total[state] += 1
+                if state == _LEFT:
+                    say(f"{path}: is not of latentmake's making and holds something else")
+                progress.update()
     for line in _lost(order):
         say(line)
     say(f"{order.run}: " + ", ".join(f"{total[state]} {state}" for state in STATES))

@@ -42,6 +42,7 @@ class AdoptOrder(_Order):
         texts: the text encoders, in order; none where no embeddings are adopted.
         sizes: width and height of the run's resolutions, in pixels.
         fresh: how many targets need nothing.
+        stale: how many targets those work orders hold.
         passed: how many stale ones are of a kind that is not adopted.
         planned: when, in nanoseconds; names the receipts.
     """
@@ -55,6 +56,7 @@ class AdoptOrder(_Order):
     texts: list[Text]
     sizes: list[tuple[int, int]]
     fresh: int
+    stale: int
     passed: int
     planned: int
 

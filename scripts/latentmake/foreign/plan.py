@@ -83,7 +83,7 @@ def plan_adopt(planner: Planner, plan: RunPlan, run: Run) -> Path:
             mend=f"give the build's command first (caches_{plan.name})",
         )
     states = [(part, state) for part, state in plan.parts.items() if part.dataset != PROMPTS]
-    stale = sum(len(state.stale) for _, state in states)
+    stale = sum(len(order.paths) for order in works)
     planned = time.time_ns()
     order = AdoptOrder(
         run=plan.name,
@@ -95,7 +95,8 @@ def plan_adopt(planner: Planner, plan: RunPlan, run: Run) -> Path:
         texts=_texts(name, model, adopt.text or []),
         sizes=[(size.width, size.height) for size in run.resolutions],
         fresh=sum(state.fresh for _, state in states),
-        passed=stale - sum(len(order.paths) for order in works),
+        stale=stale,
+        passed=sum(len(state.stale) for _, state in states) - stale,
         planned=planned,
     )
     path = run_order(plan.name, "adopt", planned)
