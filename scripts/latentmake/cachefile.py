@@ -8,6 +8,7 @@ The format: 8 bytes with the header's length (little endian), a JSON header, the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -120,7 +121,8 @@ def write(path: Path, data: bytes) -> None:
             file.write(data)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only disk even that is refused
+            temporary.unlink(missing_ok=True)
         raise storage_error(error, path) or error from None
 
 
@@ -143,7 +145,8 @@ def link(existing: Path, path: Path) -> None:
         temporary.replace(path)
         temporary.unlink(missing_ok=True)  # rename does nothing between two names of one file
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only disk even that is refused
+            temporary.unlink(missing_ok=True)
         raise storage_error(error, path) or error from None
 
 

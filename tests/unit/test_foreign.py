@@ -21,7 +21,7 @@ from latentmake.errors import CacheError, ConfigError
 from latentmake.foreign.adopt import STATES, adopt
 from latentmake.foreign.export import export
 from latentmake.foreign.orders import AdoptOrder, ExportOrder, Text
-from latentmake.foreign.plan import plan_adopt, plan_export
+from latentmake.foreign.plan import plan_adopt, plan_export, refuse_company
 from latentmake.foreign.record import Record
 from latentmake.memo import Memo, source_stat, target_stat
 from latentmake.orders import FOLDER, WorkOrder, read_receipt
@@ -499,6 +499,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "caption": ({"caption_extension": T5}, {}, "is taken for a caption of cats"),
     "image": ({}, {"adopt": {"latents": ".PNG"}}, "is taken for an image"),
+    "nothing named": ({}, {"adopt": None}, "models.tiny.adopt: this key is missing"),
 }
 
 
@@ -517,3 +518,30 @@ def test_what_cannot_be_is_one_line(plan: Callable[..., Path], name: str) -> Non
     with pytest.raises(ConfigError, match=words) as caught:
         plan(Planner(config, Memo(None)), RunPlan("first", parts={}), config.runs["first"])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [(None, "has the resolutions 64, 96"), (32, "has no resolution 32"), ([96, 64], "96x64")],
+)
+def test_an_export_is_of_one_of_the_resolutions_of_its_run(asked: object, words: str) -> None:
+    config = parse(
+        {
+            "datasets": {"cats": {"path": "data"}},
+            "models": {"tiny": {"vae": "vae", "text": "text", "adopt": {"latents": LATENTS}}},
+            "runs": {"first": {"datasets": "cats", "model": "tiny", "resolutions": [64, 96]}},
+            "export": {"resolution": asked},
+        }
+    )
+    planner = Planner(config, Memo(None))
+    with pytest.raises(ConfigError, match=words) as caught:
+        plan_export(planner, RunPlan("first", parts={}), config.runs["first"])
+    assert str(caught.value).startswith("export.resolution: ")
+
+
+@pytest.mark.parametrize("beside", ["train_a", "all", "export_a", "cache/x/y/16/z"])
+def test_adoption_is_a_command_of_its_own(beside: str) -> None:
+    refuse_company(["adopt_a", "adopt_b", "status_a"], ["a", "b"])
+    refuse_company([beside], ["a", "b"])
+    with pytest.raises(ConfigError, match=f"adopt_a: cannot be given together with {beside}"):
+        refuse_company(["adopt_a", beside], ["a", "b"])

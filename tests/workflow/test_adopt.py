@@ -222,14 +222,6 @@ def test_what_cannot_be_adopted_or_exported_is_one_line(project: Project) -> Non
     fails("adopt_tinny", "there is no run `tinny`", "`adopt_tiny`")
     project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32]))
     fails("export_tiny", "export.resolution", "16, 32", "choose one")
-    project.configure(lambda config: config.update(export={"resolution": 64}))
-    fails("export_tiny", "export.resolution", "has no resolution 64")
-    adopt = {"latents": ".cache.png", "text": ".txt_clipl"}
-    project.configure(lambda config: config["models"]["micro"].update(adopt=adopt))
-    fails("adopt_tiny", "models.micro.adopt", ".cache.png", "an image")
-    project.configure(lambda config: config["models"]["micro"].pop("adopt"))
-    fails("adopt_tiny", "models.micro.adopt", "this key is missing")
-    fails("export_tiny", "models.micro.adopt", "this key is missing")
 
 
 # -- export --------------------------------------------------------------------------------------
