@@ -46,6 +46,12 @@ class ClusterProject(Project):
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "snakemake", *PROFILE, *arguments]
 
+    @staticmethod
+    def environment() -> dict[str, str]:
+        values = Project.environment()
+        del values["SLURM_CONF"]
+        return values
+
 
 def make(folder: Path, micro: Path, **changes: Any) -> ClusterProject:
     project = ClusterProject.make(folder, {**world.config(), "cluster": CLUSTER, **changes}, micro)
