@@ -3,8 +3,49 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import world
+from filelock import FileLock
+from project import Project
 
 # Before anything imports torch: tests run side by side, and threads that wait actively would halve
 # the speed of everything beside them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that whoever needs it first makes, and that all workers use."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder, whole = root / "shared" / name, root / "shared" / f"{name}.whole"
+    folder.parent.mkdir(exist_ok=True)
+    with FileLock(root / "shared" / f"{name}.lock"):
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            whole.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the micro model."""
+    return made_once(tmp_path_factory, "micro", world.make_model)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Project:
+    """A project whose caches are all built. Not to be changed: copy it."""
+
+    def make(folder: Path) -> None:
+        project = Project.make(folder, world.config(), micro)
+        world.make_dataset(project / "data/shapes")
+        project.run("caches_tiny")
+
+    return Project(made_once(tmp_path_factory, "template", make))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
 import pytest
-import world
 
 pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
@@ -32,11 +30,3 @@ def bucket(server: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     made = Bucket(f"bucket-{next(_NUMBERS)}", server).create()
     made.requests()
     return made
-
-
-@pytest.fixture(scope="session")
-def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the micro model."""
-    folder = tmp_path_factory.mktemp("models") / "micro"
-    world.make_model(folder)
-    return folder

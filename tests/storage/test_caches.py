@@ -17,14 +17,6 @@ from s3_server import Bucket
 PARTS = ["shapes/micro/16", "shapes/micro/32", "shapes/micro/text"]
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Project:
-    project = Project.make(tmp_path_factory.mktemp("template") / "project", world.config(), micro)
-    world.make_dataset(project / "data/shapes")
-    project.run("caches_tiny")
-    return project
-
-
 @pytest.fixture
 def built(template: Project, bucket: Bucket, tmp_path: Path) -> Project:
     """A project, all built, that has a place on S3."""

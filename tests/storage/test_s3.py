@@ -45,15 +45,6 @@ def remote(bucket: Bucket, micro: Path, tmp_path: Path) -> Project:
     return Project.make(tmp_path / "project", s3_config(bucket), micro)
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Project:
-    """A project of the same sources on disk, all built: to copy."""
-    project = Project.make(tmp_path_factory.mktemp("template") / "project", world.config(), micro)
-    world.make_dataset(project / "data/shapes")
-    project.run("caches_tiny")
-    return project
-
-
 @pytest.fixture
 def built(template: Project, bucket: Bucket, tmp_path: Path) -> Project:
     """Its copy, after its sources have moved into a bucket, which encodes nothing."""

@@ -1,4 +1,4 @@
-"""A micro model and a finished build, made once; every test works on a copy of its own."""
+"""Every test works on a project of its own."""
 
 from __future__ import annotations
 
@@ -8,24 +8,6 @@ from pathlib import Path
 import pytest
 import world
 from project import Project
-
-
-@pytest.fixture(scope="session")
-def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the micro model."""
-    folder = tmp_path_factory.mktemp("models") / "micro"
-    world.make_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Project:
-    """A project whose caches are all built. Not to be changed: copy it."""
-    folder = tmp_path_factory.mktemp("template") / "project"
-    project = Project.make(folder, world.config(), micro)
-    world.make_dataset(project / "data/shapes")
-    project.run("caches_tiny")
-    return project
 
 
 @pytest.fixture
