@@ -24,15 +24,16 @@ from transformers import (
     CLIPVisionModelWithProjection,
 )
 from wan_world import (
-    OTHERS,
     State,
+    assert_configuration_is_refused,
+    assert_damaged_are_refused,
+    assert_others_are_named,
     original_clip,
     refusal,
     save_original,
     shuffled,
     tiny_clip_vision,
     write_clip_vision,
-    write_damaged,
 )
 
 CPU = torch.device("cpu")
@@ -220,16 +221,11 @@ def test_a_hub_id_is_loaded_like_a_folder(places: dict[str, Path]) -> None:
 
 
 def test_damaged_files_are_refused_in_one_line(places: dict[str, Path], tmp_path: Path) -> None:
-    for fault, path in write_damaged(tmp_path / "damaged", places).items():
-        line = refusal(lambda path=path: loaded(path))
-        assert line.startswith(f"{path}: ")
-        assert fault.partition(" (")[0] in line
+    assert_damaged_are_refused(loaded, places, tmp_path / "damaged")
 
 
 def test_other_networks_are_named(tmp_path: Path) -> None:
-    for number, (name, kind) in enumerate(OTHERS.items()):
-        paths = save_original({name: torch.ones(2, 2)}, tmp_path / str(number))
-        assert kind in refusal(lambda paths=paths: loaded(paths[".pth"]))
+    assert_others_are_named(loaded, tmp_path, ".pth")
 
 
 def test_a_text_encoder_is_refused(tmp_path: Path) -> None:
@@ -287,10 +283,5 @@ def test_an_incomplete_folder_is_refused(places: dict[str, Path], tmp_path: Path
 def test_configurations_that_do_not_fit_are_refused(
     places: dict[str, Path], tmp_path: Path, change: dict[str, object]
 ) -> None:
-    shutil.copytree(places["folder"], tmp_path / "clip")
-    config = tmp_path / "clip" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
-    assert refusal(lambda: loaded(tmp_path / "clip")).startswith(f"{tmp_path}/clip: ")
-    for content in ("{", "[]"):
-        config.write_text(content)
-        assert "is no configuration" in refusal(lambda: loaded(tmp_path / "clip"))
+    copy = tmp_path / "clip"
+    assert_configuration_is_refused(loaded, places["folder"], copy, change, "")

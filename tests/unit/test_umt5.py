@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Iterator
@@ -31,14 +30,15 @@ from transformers import (
 )
 from wan_world import (
     CAPTIONS,
-    OTHERS,
     State,
+    assert_configuration_is_refused,
+    assert_damaged_are_refused,
+    assert_others_are_named,
     original_umt5,
     refusal,
     save_original,
     shuffled,
     tiny_umt5,
-    write_damaged,
     write_umt5,
 )
 
@@ -348,16 +348,13 @@ def test_a_hub_id_is_loaded_like_a_folder(places: dict[str, Path]) -> None:
 
 
 def test_damaged_files_are_refused_in_one_line(places: dict[str, Path], tmp_path: Path) -> None:
-    for fault, path in write_damaged(tmp_path / "damaged", places).items():
-        line = refusal(lambda path=path: loaded({**places, "folder": path}))
-        assert line.startswith(f"{path}: ")
-        assert fault.partition(" (")[0] in line
+    assert_damaged_are_refused(
+        lambda path: loaded({**places, "folder": path}), places, tmp_path / "damaged"
+    )
 
 
 def test_other_networks_are_named(places: dict[str, Path], tmp_path: Path) -> None:
-    for number, (name, kind) in enumerate(OTHERS.items()):
-        paths = save_original({name: torch.ones(2, 2)}, tmp_path / str(number))
-        assert kind in refusal(lambda paths=paths: loaded({**places, **paths}, ".pth"))
+    assert_others_are_named(lambda path: loaded({**places, ".pth": path}, ".pth"), tmp_path, ".pth")
 
 
 def test_t5_is_refused(places: dict[str, Path], tmp_path: Path) -> None:
@@ -430,11 +427,7 @@ def test_a_single_file_without_a_tokenizer_is_refused(
 def test_configurations_that_do_not_fit_are_refused(
     places: dict[str, Path], tmp_path: Path, change: dict[str, object]
 ) -> None:
-    shutil.copytree(places["folder"], tmp_path / "text_encoder")
-    config = tmp_path / "text_encoder" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
-    broken = {**places, "folder": tmp_path / "text_encoder"}
-    assert refusal(lambda: loaded(broken)).startswith(f"{tmp_path}/text_encoder: ")
-    for content in ("{", "[]"):
-        config.write_text(content)
-        assert "is no configuration" in refusal(lambda: loaded(broken))
+    copy = tmp_path / "text_encoder"
+    assert_configuration_is_refused(
+        lambda path: loaded({**places, "folder": path}), places["folder"], copy, change, ""
+    )

@@ -15,13 +15,14 @@ from latentmake.encoders.wan_vae import WanVae, clamp_to, load_wan_vae, vae_dtyp
 from safetensors.torch import save_file
 from torch.nn import functional
 from wan_world import (
-    OTHERS,
     State,
+    assert_configuration_is_refused,
+    assert_damaged_are_refused,
+    assert_others_are_named,
     original_vae,
     refusal,
     save_original,
     tiny_wan_vae,
-    write_damaged,
     write_wan_vae,
 )
 
@@ -375,16 +376,11 @@ def test_latents_of_rocm_fit_the_stored_format() -> None:
 
 
 def test_damaged_files_are_refused_in_one_line(places: dict[str, Path], tmp_path: Path) -> None:
-    for fault, path in write_damaged(tmp_path / "damaged", places).items():
-        line = refusal(lambda path=path: loaded(path))
-        assert line.startswith(f"{path}: ")
-        assert fault.partition(" (")[0] in line
+    assert_damaged_are_refused(loaded, places, tmp_path / "damaged")
 
 
 def test_other_networks_are_named(tmp_path: Path) -> None:
-    for number, (name, kind) in enumerate(OTHERS.items()):
-        for path in save_original({name: torch.ones(2, 2)}, tmp_path / str(number)).values():
-            assert kind in refusal(lambda path=path: loaded(path))
+    assert_others_are_named(loaded, tmp_path, ".pth", ".safetensors")
 
 
 def test_the_vae_of_stable_diffusion_is_refused(tmp_path: Path) -> None:
@@ -448,10 +444,8 @@ def test_a_folder_whose_weights_are_incomplete_is_refused(
 def test_configurations_that_do_not_fit_are_refused(
     places: dict[str, Path], tmp_path: Path, change: dict[str, object], fault: str
 ) -> None:
-    shutil.copytree(places["folder"], tmp_path / "vae")
-    config = tmp_path / "vae" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
-    assert fault in refusal(lambda: loaded(tmp_path / "vae"))
+    copy = tmp_path / "vae"
+    assert_configuration_is_refused(loaded, places["folder"], copy, change, fault)
 
 
 def test_latents_of_another_number_of_channels_are_refused(tmp_path: Path) -> None:

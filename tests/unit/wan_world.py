@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,39 @@ OTHERS = {
     "text_model.embeddings.token_embedding.weight": "CLIP text encoder",
     "lora_unet_blocks_0_self_attn_q.lora_down.weight": "a LoRA",
 }
+
+
+def assert_others_are_named(load: Callable[[Path], object], root: Path, *suffixes: str) -> None:
+    """Files of other networks are refused by their names, whatever suffix is loaded."""
+    for number, (name, kind) in enumerate(OTHERS.items()):
+        paths = save_original({name: torch.ones(2, 2)}, root / str(number))
+        for suffix in suffixes:
+            assert kind in refusal(lambda paths=paths, suffix=suffix: load(paths[suffix]))
+
+
+def assert_damaged_are_refused(
+    load: Callable[[Path], object], good: dict[str, Path], root: Path
+) -> None:
+    """Files that no network can be read from are refused, each for what is the matter with it."""
+    for fault, path in write_damaged(root, good).items():
+        line = refusal(lambda path=path: load(path))
+        assert line.startswith(f"{path}: ")
+        assert fault.partition(" (")[0] in line
+
+
+def assert_configuration_is_refused(
+    load: Callable[[Path], object], folder: Path, copy: Path, change: dict[str, object], fault: str
+) -> None:
+    """A folder whose configuration does not fit its weights is refused, as is one that is none."""
+    shutil.copytree(folder, copy)
+    config = copy / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    line = refusal(lambda: load(copy))
+    assert line.startswith(f"{copy}: ")
+    assert fault in line
+    for content in ("{", "[]"):
+        config.write_text(content)
+        assert "is no configuration" in refusal(lambda: load(copy))
 
 
 def write_damaged(root: Path, good: dict[str, Path]) -> dict[str, Path]:
