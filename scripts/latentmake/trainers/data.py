@@ -1,22 +1,37 @@
 """What a trainer reads: the items its manifest names, and nothing else.
 
-The caches of a small dataset stay in memory; those of a large one are read when their batch comes,
-in a thread of its own while the network computes.
+The caches of a small dataset stay in memory. Those of a large one are read when their batch comes:
+the system keeps files in memory that fit there, for all processes together, and reading them again
+costs little more than a copy.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError, safe_open
 
 from latentmake.errors import CacheError, TrainingError
+from latentmake.trainers import reader
+from latentmake.trainers.batch import Batch, Plan, pad, plan, unfold
+from latentmake.trainers.loader import prefetched
+from latentmake.trainers.stored import (
+    HIDDEN_STATE,
+    LATENTS,
+    MEND,
+    Scale,
+    Stored,
+    inspect,
+    inspect_all,
+    read_scale,
+    read_tensor,
+    read_text,
+)
 
 __all__ = [
     "HIDDEN_STATE",
@@ -25,6 +40,7 @@ __all__ = [
     "Example",
     "Item",
     "Scale",
+    "find_not_finite",
     "pad",
     "prefetched",
     "read_items",
@@ -32,10 +48,7 @@ __all__ = [
     "read_text",
 ]
 
-HIDDEN_STATE = "text_encoder.hidden_state"
-_MEMORY = 2 << 30  # bytes of caches that are kept in memory
-_AHEAD = 3  # batches read before they are needed
-_MEND = "delete it and give the build's command again, which encodes it anew"
+_MEMORY = 256 << 20  # bytes of caches that are kept in memory
 
 
 class Item(BaseModel):
@@ -63,34 +76,6 @@ class Example(NamedTuple):
     text: Path
     shape: tuple[int, int, int]
     repeats: int
-
-
-class Batch(NamedTuple):
-    """Examples of one shape.
-
-    Attributes:
-        latents: [batch, channels, height, width], float32, as the network sees them.
-        text: [batch, tokens, width], float32; shorter embeddings end in zeros.
-        mask: [batch, tokens], True where a token is; None where all have equal length.
-        indices: which examples these are.
-    """
-
-    latents: torch.Tensor
-    text: torch.Tensor
-    mask: torch.Tensor | None
-    indices: tuple[int, ...] = ()
-
-
-class Scale(NamedTuple):
-    """How cached latents relate to the network's, (x - shift) * scaling, and to pixels.
-
-    Attributes:
-        pixels: how many pixels wide one latent is; None where the file does not say.
-    """
-
-    scaling: float
-    shift: float
-    pixels: float | None
 
 
 def read_items(manifest: Path) -> list[Item]:
@@ -127,179 +112,145 @@ def read_items(manifest: Path) -> list[Item]:
     return items
 
 
-def _damaged(path: Path, error: Exception) -> CacheError:
-    if isinstance(error, FileNotFoundError):
-        return CacheError(
-            "this cache file is missing",
-            where=path,
-            mend="give the build's command again, which encodes it anew",
-        )
-    return CacheError(f"this cache file cannot be read ({error})", where=path, mend=_MEND)
-
-
-def _number(metadata: dict[str, str], key: str, path: Path, default: str | None = None) -> float:
-    try:
-        return float(metadata.get(key, default) or "")
-    except ValueError:
-        raise CacheError(f"has no number `{key}` in its header", where=path, mend=_MEND) from None
-
-
-def _finite(tensor: torch.Tensor, path: Path) -> torch.Tensor:
-    if not torch.isfinite(tensor).all():
-        raise CacheError("holds values that are no numbers", where=path, mend=_MEND)
-    return tensor
-
-
-def _read_latents(path: Path) -> torch.Tensor:
-    """Return latents [channels, height, width] as the network sees them: (x - shift) * scaling."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            latents: torch.Tensor = file.get_tensor("latents").float()
-    except (OSError, SafetensorError) as error:
-        raise _damaged(path, error) from None
-    shift = _number(metadata, "shift_factor", path, "0.0")
-    scaling = _number(metadata, "scaling_factor", path)
-    return _finite((latents - shift) * scaling, path)
-
-
-def read_text(path: Path) -> torch.Tensor:
-    """Return the embedding [tokens, width] of the first text encoder, float32.
-
-    Raises:
-        CacheError: it is missing or damaged.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return _finite(file.get_tensor(HIDDEN_STATE).float(), path)
-    except (OSError, SafetensorError) as error:
-        raise _damaged(path, error) from None
-
-
-def _shape(path: Path, name: str, dimensions: int) -> tuple[int, ...]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            shape = tuple(int(side) for side in file.get_slice(name).get_shape())
-    except (OSError, SafetensorError) as error:
-        raise _damaged(path, error) from None
-    if len(shape) != dimensions:
-        raise CacheError(f"`{name}` has the shape {list(shape)}", where=path, mend=_MEND)
-    return shape
-
-
-def read_scale(path: Path) -> Scale:
-    """Read how the latents of a cache file relate to the network's and to pixels.
-
-    Raises:
-        CacheError: it is missing or damaged.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            width = int(file.get_slice("latents").get_shape()[-1])
-    except (OSError, SafetensorError) as error:
-        raise _damaged(path, error) from None
-    pixels = _number(metadata, "pixel_width", path) if "pixel_width" in metadata else None
-    return Scale(
-        _number(metadata, "scaling_factor", path),
-        _number(metadata, "shift_factor", path, "0.0"),
-        pixels / width if pixels else None,
-    )
-
-
-def pad(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Stack embeddings of different lengths.
+class Caches:
+    """The cache files of a manifest: their headers at once, their content when a batch needs it.
 
     Args:
-        texts: each [tokens, width].
-
-    Returns:
-        [batch, most tokens, width] with zeros at the ends, and the mask [batch, most tokens] that
-        is True where a token is; no mask where all have equal length.
-    """
-    lengths = torch.tensor([len(text) for text in texts])
-    longest = int(lengths.max())
-    if bool((lengths == longest).all()):
-        return torch.stack(list(texts)), None
-    padded = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
-    return padded, torch.arange(longest)[None, :] < lengths[:, None]
-
-
-class Caches:
-    """The cache files of a manifest: their shapes at once, their content when a batch needs it.
+        items: of the manifest.
+        memory: caches that have no more bytes than this are kept in memory once they were read.
 
     Attributes:
         examples: an entry for each item at each resolution.
         text_width: width of all embeddings.
         channels: channels of all latents.
+        in_memory: whether the caches are kept in memory.
 
     Raises:
         CacheError: a file is missing or damaged, or its width or channels differ from the others'.
     """
 
     def __init__(self, items: Sequence[Item], memory: int = _MEMORY) -> None:
-        texts = dict.fromkeys(Path(item.text) for item in items)
-        widths = {path: _shape(path, HIDDEN_STATE, 2)[1] for path in texts}
-        self.examples = [
-            Example(Path(path), Path(item.text), self._latents_shape(Path(path)), item.repeats)
+        paths: dict[str, Path] = {}  # one object for each, as items share their text
+        named = [
+            (Path(path), paths.setdefault(item.text, Path(item.text)), item.repeats)
             for item in items
             for _, path in sorted(item.latents.items())
         ]
-        self.channels = self._same(
-            {each.latents: each.shape[0] for each in self.examples}, "channels"
-        )
-        self.text_width = self._same(widths, "values a token")
-        files = [*texts, *dict.fromkeys(each.latents for each in self.examples)]
-        # float32 in memory; the caches may be half as wide.
-        self._keep = 2 * sum(path.stat().st_size for path in files) <= memory
-        self._kept: dict[Path, torch.Tensor] = {}
+        texts = inspect_all((str(text) for _, text, _ in named), HIDDEN_STATE)
+        latents = inspect_all((str(path) for path, _, _ in named), LATENTS)
+        self.channels = self._same(latents, 0, "channels")
+        self.text_width = self._same(texts, 1, "values a token")
+        self._texts, self._latents = texts, latents
+        self.examples: list[Example] = []
+        for path, text, repeats in named:
+            channels, height, width = latents[str(path)].shape
+            self.examples.append(Example(path, text, (channels, height, width), repeats))
+        stored = (each for group in (texts, latents) for each in group.values())
+        self.in_memory = sum(each.size for each in stored) <= memory
+        self._kept: dict[str, npt.NDArray[np.uint8]] = {}
 
     @staticmethod
-    def _latents_shape(path: Path) -> tuple[int, int, int]:
-        channels, height, width = _shape(path, "latents", 3)
-        return channels, height, width
-
-    @staticmethod
-    def _same(values: dict[Path, int], what: str) -> int:
-        first, value = next(iter(values.items()))
-        for path, other in values.items():
-            if other != value:
+    def _same(found: dict[str, Stored], side: int, what: str) -> int:
+        first = next(iter(found.values()))
+        for other in found.values():
+            if other.shape[side] != first.shape[side]:
                 raise CacheError(
-                    f"has {other} {what}, but {first} has {value}", where=path, mend=_MEND
+                    f"has {other.shape[side]} {what}, but {first.path} has {first.shape[side]}",
+                    where=other.path,
+                    mend=MEND,
                 )
-        return value
+        return first.shape[side]
 
-    def _get(self, path: Path, *, text: bool) -> torch.Tensor:
-        tensor = self._kept.get(path)
-        if tensor is None:
-            tensor = read_text(path) if text else _read_latents(path)
-            if self._keep:
-                self._kept[path] = tensor
-        return tensor
+    def plan(self, indices: Sequence[int]) -> Plan:
+        """Lay out the examples of these indices as a batch.
+
+        Raises:
+            CacheError: they are not of one shape.
+        """
+        examples = [self.examples[index] for index in indices]
+        latents = [self._latents[str(each.latents)] for each in examples]
+        return plan(indices, latents, [self._texts[str(each.text)] for each in examples])
+
+    def read(self, made: Plan, memory: torch.Tensor) -> None:
+        """Read the files of a batch to where they shall lie, or take them from memory.
+
+        Args:
+            made: the layout of the batch.
+            memory: bytes.
+
+        Raises:
+            CacheError: a file has become damaged.
+        """
+        array: npt.NDArray[np.uint8] = memory.numpy()
+        if not self.in_memory:
+            self.mend(made, memory, reader.fill(made.parts, array.data))
+            return
+        missing = [part for part in made.parts if part[0] not in self._kept]
+        wrong = reader.fill(missing, array.data)
+        self.mend(made, memory, [made.parts.index(missing[number]) for number in wrong])
+        new = {part[0] for part in missing}
+        for path, _, _, _, size, place, zeros in made.parts:
+            if path in new:
+                self._kept[path] = array[place : place + size].copy()
+            else:
+                array[place : place + size] = self._kept[path]
+                array[place + size : place + size + zeros] = 0
+
+    def mend(self, made: Plan, memory: torch.Tensor, wrong: Sequence[int]) -> None:
+        """Read those files again that are not what they were when the training began.
+
+        A file that was written anew may have another header; its tensor has to be as before.
+
+        Args:
+            made: the layout of the batch.
+            memory: bytes.
+            wrong: positions in `made.parts`.
+
+        Raises:
+            CacheError: a file is missing or damaged, or has another shape or scale now.
+        """
+        count = len(made.latents)
+        for number in wrong:
+            is_text = number >= count
+            before = made.texts[number - count] if is_text else made.latents[number]
+            now = inspect(before.path, HIDDEN_STATE if is_text else LATENTS)
+            if not now.is_like(before):
+                raise CacheError(
+                    "has another shape or scale than when the training began",
+                    where=now.path,
+                    mend="give the build's command again",
+                )
+            (self._texts if is_text else self._latents)[now.path] = now
+            *_, place, zeros = made.parts[number]
+            part = (now.path, now.header, now.check, now.start, now.size, place, zeros)
+            if reader.fill([part], memory.numpy().data):
+                raise CacheError("this cache file cannot be read", where=now.path, mend=MEND)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Read the examples of these indices, all of one shape.
 
         Raises:
-            CacheError: a file has become damaged.
+            CacheError: a file has become damaged, or the shapes differ.
         """
-        examples = [self.examples[index] for index in indices]
-        latents = torch.stack([self._get(each.latents, text=False) for each in examples])
-        text, mask = pad([self._get(each.text, text=True) for each in examples])
-        return Batch(latents, text, mask, tuple(indices))
+        made = self.plan(indices)
+        memory = torch.empty(made.size, dtype=torch.uint8)
+        self.read(made, memory)
+        return unfold(memory, made)
 
 
-def prefetched(caches: Caches, batches: Iterable[Sequence[int]]) -> Generator[Batch]:
-    """Read batches some way ahead, in one thread, in their order."""
-    waiting: deque[Future[Batch]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="caches") as reader:
-        try:
-            for indices in batches:
-                waiting.append(reader.submit(caches.batch, indices))
-                if len(waiting) > _AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for each in waiting:
-                each.cancel()
+def find_not_finite(caches: Caches, indices: Sequence[int]) -> list[Path]:
+    """Name the files of examples that hold values that are no numbers, each once.
+
+    No encoder of the build writes such values, and looking for them costs as much as reading. So a
+    training does that only when its loss is no number any more.
+
+    Raises:
+        CacheError: a file is missing or damaged.
+    """
+    names: dict[Path, str] = {}
+    for index in indices:
+        names[caches.examples[index].latents] = LATENTS
+        names[caches.examples[index].text] = HIDDEN_STATE
+    return [
+        path for path, name in names.items() if not torch.isfinite(read_tensor(path, name)).all()
+    ]
