@@ -38,9 +38,9 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from latentmake import cachefile  # noqa: E402
-from latentmake.trainers.data import HIDDEN_STATE, Caches, Item, prefetched  # noqa: E402
-from latentmake.trainers.schedule import Schedule  # noqa: E402
+from latentmake import cachefile
+from latentmake.trainers.data import HIDDEN_STATE, Caches, Item, prefetched
+from latentmake.trainers.schedule import Schedule
 
 LATENTS = {"scaling_factor": "0.18215", "shift_factor": "0.0", "pixel_width": "512"}
 
@@ -60,7 +60,7 @@ def make_items(folder: Path, count: int, dtype: str, text: str) -> list[Item]:
         def some(*shape: int, name: str = name) -> torch.Tensor:
             size = torch.Size(shape).numel()
             start = dice.randrange(len(values) - size)
-            return values[start : start + size].view(shape).to(getattr(torch, name))
+            return values[start : start + size].view(shape).to(getattr(torch, name), copy=True)
 
         latents, embedding = folder / f"{number}.latents", folder / f"{number}.text"
         latents.write_bytes(cachefile.serialize({"latents": some(4, 64, 64)}, LATENTS | stamp))

@@ -122,6 +122,9 @@ class SdTrainer(Closed):
     save_every_n_epochs: Number | None = Field(
         None, ge=1, description="Epochs between two copies of the trained weights."
     )
+    dataloader_num_workers: Number = Field(
+        2, ge=0, description="Processes that read caches, for each device; 0 is a thread."
+    )
     accelerate_config: str | None = Field(
         None, description="Configuration file for `accelerate launch`."
     )

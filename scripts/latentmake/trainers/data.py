@@ -48,7 +48,9 @@ __all__ = [
     "read_text",
 ]
 
-_MEMORY = 256 << 20  # bytes of caches that are kept in memory
+# Bytes of caches that are kept in memory. More would gain nothing, as the system keeps files in
+# memory itself, and once for all processes of a machine.
+_MEMORY = 256 << 20
 
 
 class Item(BaseModel):
@@ -68,14 +70,30 @@ class Example(NamedTuple):
     """An item at one resolution: what a batch is made of.
 
     Attributes:
-        shape: channels, height and width of its latents.
+        latents_at: where its latents lie.
+        text_at: where its embedding lies.
         repeats: how often an epoch shows it.
     """
 
-    latents: Path
-    text: Path
-    shape: tuple[int, int, int]
+    latents_at: Stored
+    text_at: Stored
     repeats: int
+
+    @property
+    def latents(self) -> Path:
+        """The file of its latents."""
+        return Path(self.latents_at.path)
+
+    @property
+    def text(self) -> Path:
+        """The file of its embedding."""
+        return Path(self.text_at.path)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of its latents."""
+        channels, height, width = self.latents_at.shape
+        return channels, height, width
 
 
 def read_items(manifest: Path) -> list[Item]:
@@ -130,21 +148,18 @@ class Caches:
     """
 
     def __init__(self, items: Sequence[Item], memory: int = _MEMORY) -> None:
-        paths: dict[str, Path] = {}  # one object for each, as items share their text
         named = [
-            (Path(path), paths.setdefault(item.text, Path(item.text)), item.repeats)
+            (path, item.text, item.repeats)
             for item in items
             for _, path in sorted(item.latents.items())
         ]
-        texts = inspect_all((str(text) for _, text, _ in named), HIDDEN_STATE)
-        latents = inspect_all((str(path) for path, _, _ in named), LATENTS)
+        texts = inspect_all((text for _, text, _ in named), HIDDEN_STATE)
+        latents = inspect_all((path for path, _, _ in named), LATENTS)
         self.channels = self._same(latents, 0, "channels")
         self.text_width = self._same(texts, 1, "values a token")
-        self._texts, self._latents = texts, latents
-        self.examples: list[Example] = []
-        for path, text, repeats in named:
-            channels, height, width = latents[str(path)].shape
-            self.examples.append(Example(path, text, (channels, height, width), repeats))
+        self.examples = [
+            Example(latents[path], texts[text], repeats) for path, text, repeats in named
+        ]
         stored = (each for group in (texts, latents) for each in group.values())
         self.in_memory = sum(each.size for each in stored) <= memory
         self._kept: dict[str, npt.NDArray[np.uint8]] = {}
@@ -168,8 +183,9 @@ class Caches:
             CacheError: they are not of one shape.
         """
         examples = [self.examples[index] for index in indices]
-        latents = [self._latents[str(each.latents)] for each in examples]
-        return plan(indices, latents, [self._texts[str(each.text)] for each in examples])
+        return plan(
+            indices, [each.latents_at for each in examples], [each.text_at for each in examples]
+        )
 
     def read(self, made: Plan, memory: torch.Tensor) -> None:
         """Read the files of a batch to where they shall lie, or take them from memory.
@@ -209,10 +225,10 @@ class Caches:
         Raises:
             CacheError: a file is missing or damaged, or has another shape or scale now.
         """
-        count = len(made.latents)
         for number in wrong:
-            is_text = number >= count
-            before = made.texts[number - count] if is_text else made.latents[number]
+            is_text, place_in_batch = divmod(number, len(made.latents))
+            index = made.indices[place_in_batch]
+            before = (made.texts if is_text else made.latents)[place_in_batch]
             now = inspect(before.path, HIDDEN_STATE if is_text else LATENTS)
             if not now.is_like(before):
                 raise CacheError(
@@ -220,7 +236,10 @@ class Caches:
                     where=now.path,
                     mend="give the build's command again",
                 )
-            (self._texts if is_text else self._latents)[now.path] = now
+            example = self.examples[index]
+            self.examples[index] = (
+                example._replace(text_at=now) if is_text else example._replace(latents_at=now)
+            )
             *_, place, zeros = made.parts[number]
             part = (now.path, now.header, now.check, now.start, now.size, place, zeros)
             if reader.fill([part], memory.numpy().data):

@@ -195,15 +195,10 @@ def inspect_all(paths: Iterable[str], name: str) -> dict[str, Stored]:
     """
     distinct = list(dict.fromkeys(paths))
     chunks = [distinct[start : start + _CHUNK] for start in range(0, len(distinct), _CHUNK)]
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # one object for each that occurs
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="headers") as pool:
         try:
             found = pool.map(lambda chunk: [inspect(path, name) for path in chunk], chunks)
-            return {
-                each.path: each._replace(shape=shapes.setdefault(each.shape, each.shape))
-                for chunk in found
-                for each in chunk
-            }
+            return {each.path: each for chunk in found for each in chunk}
         finally:
             pool.shutdown(cancel_futures=True)
 
