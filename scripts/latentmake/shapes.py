@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from latentmake.config import TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.recipe import config_file, vae_factor
+from latentmake.musubi.weights import read_tensors
+from latentmake.recipe import config_file, projection_file, vae_factor
 
-__all__ = ["Latents", "Tokens", "latents_shape", "text_tokens", "text_width"]
+__all__ = ["Latents", "Tokens", "attended_width", "latents_shape", "text_tokens", "text_width"]
 
 _T5_LENGTH = 512  # tokens kept of a caption, as in encoders/text.py
 
@@ -66,15 +67,41 @@ def latents_shape(weights: Weights) -> Latents | None:
 
 
 def text_width(weights: TextWeights) -> int | None:
-    """Return how wide a text encoder's embeddings are; None where no configuration here says.
+    """Return how wide a text encoder's embeddings are; None where no file here says.
 
     Raises:
-        ModelError: the configuration cannot be read.
+        ModelError: the configuration or the projection cannot be read.
     """
+    if weights.projection is not None:
+        # A class of its own may do anything; a linear layer's weight is [width, its input].
+        return None if weights.trust_remote_code else _projected_width(weights.projection)
     config = _text_config(weights)
     if config is None:
         return None
     return int(config.get("hidden_size", config.get("d_model", 512)))
+
+
+def _projected_width(projection: str) -> int:
+    file = projection_file(projection)
+    try:
+        tensors, _ = read_tensors(file)
+        (shape,) = (each.shape for each in tensors.values() if len(each.shape) == 2)
+    except (OSError, ValueError):
+        raise ModelError(
+            "is no linear projection", where=file, mend="name the file of a linear layer"
+        ) from None
+    return int(shape[0])
+
+
+def attended_width(unet: Weights) -> int | None:
+    """Return how wide the embeddings are that a UNet attends to; None where no file here says.
+
+    Raises:
+        ModelError: the configuration cannot be read.
+    """
+    config = _config(unet) or {}
+    width = config.get("cross_attention_dim")
+    return width if isinstance(width, int) else None
 
 
 def text_tokens(weights: TextWeights) -> Tokens | None:

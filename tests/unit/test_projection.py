@@ -13,6 +13,7 @@ from latentmake.config import Model, TextWeights
 from latentmake.encoders.text import load_text_encoder
 from latentmake.errors import ModelError
 from latentmake.projection import load_projection, write_projection
+from latentmake.shapes import text_width
 from safetensors.torch import load_file, save_file
 from test_encoders import CAPTIONS, CPU, t5_tokenizer, tiny
 
@@ -156,3 +157,14 @@ def test_a_projection_that_is_missing_is_named(encoder: Path, tmp_path: Path) ->
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="holds no projection"):
         encode(encoder, projection=str(tmp_path / "empty"))
+
+
+def test_the_width_of_caches_is_that_of_the_projection(
+    encoder: Path, pipeline: Path, tmp_path: Path
+) -> None:
+    write_projection(torch.nn.Linear(WIDE, NARROW), tmp_path / "a")
+    plain = TextWeights(path=str(encoder))
+    assert text_width(plain) == WIDE
+    assert text_width(TextWeights(path=str(encoder), projection=str(tmp_path / "a"))) == NARROW
+    trusted = TextWeights(path=str(encoder), projection=str(pipeline), trust_remote_code=True)
+    assert text_width(trusted) is None

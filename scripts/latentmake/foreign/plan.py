@@ -14,7 +14,7 @@ from latentmake.errors import ConfigError, ModelError
 from latentmake.foreign.orders import AdoptOrder, ExportOrder, Text
 from latentmake.orders import run_order
 from latentmake.parts import PROMPTS, RunPlan, run_folder
-from latentmake.shapes import Latents, latents_shape, text_tokens, text_width
+from latentmake.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
 
 if TYPE_CHECKING:
     from latentmake.plan import Planner
@@ -196,6 +196,8 @@ def _texts(name: str, model: Model, endings: Sequence[str]) -> list[Text]:
     found: list[Text] = []
     for place, ending in zip(model.text, endings, strict=False):
         tokens, width = text_tokens(place), text_width(place)
+        if width is None and place.projection is not None and model.unet is not None:
+            width = attended_width(model.unet)  # what a projection of any kind must come to
         if tokens is None or width is None:
             raise _unknown(f"models.{name}.text")
         found.append(Text(ending=ending, tokens=tokens, width=width))

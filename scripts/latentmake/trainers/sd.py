@@ -24,7 +24,15 @@ from latentmake import cachefile, recipe
 from latentmake.errors import TrainingError, UserError
 from latentmake.trainers import checkpoint, network, objective, sampling
 from latentmake.trainers.acceleration import attention, make_accelerator
-from latentmake.trainers.data import Batch, Caches, prefetched, read_items, read_scale, read_text
+from latentmake.trainers.data import (
+    Batch,
+    Caches,
+    find_not_finite,
+    prefetched,
+    read_items,
+    read_scale,
+    read_text,
+)
 from latentmake.trainers.learner import Learner
 from latentmake.trainers.order import TrainingOrder, read_order
 from latentmake.trainers.record import (
@@ -179,7 +187,12 @@ class Training:
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
         settings, process = self.settings, self.accelerator.process_index
         first = self.step + 1
-        batches = prefetched(self.caches, self.schedule.batches(process, first, self.steps))
+        batches = prefetched(
+            self.caches,
+            self.schedule.batches(process, first, self.steps),
+            workers=settings.dataloader_num_workers,
+            pin=self.accelerator.device.type == "cuda",
+        )
         scalars = Scalars(self.layout.scalars if self.main else None, first)
         bar = tqdm(
             total=self.steps,
@@ -284,7 +297,8 @@ class Training:
             if not math.isfinite(loss)
         ]
         batch = [index for each, _ in seen for index in each.indices]
-        files = [str(self.caches.examples[index].latents) for index in faulty or batch]
+        files = [str(path) for path in find_not_finite(self.caches, batch)]
+        files = files or [str(self.caches.examples[index].latents) for index in faulty or batch]
         who = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
         kept = checkpoint.find(self.layout.checkpoints, self.wanted)
         state = f"the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
