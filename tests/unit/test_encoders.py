@@ -394,6 +394,16 @@ def test_clip_is_padded_to_its_77_tokens(bundle: Path, kind: str) -> None:
     assert loaded(bundle, kind, max_length=20).encode(["a"])[0]["hidden_state"].shape == (20, 16)
 
 
+def test_an_empty_caption_has_a_token_where_the_tokenizer_adds_none(bundle: Path) -> None:
+    text_encoder = loaded(bundle, "t5")
+    text_encoder.tokenizer.backend_tokenizer.post_processor = None
+    (alone,) = text_encoder.encode([""])
+    assert alone["hidden_state"].shape == (1, 16)
+    beside, longer = text_encoder.encode(["", "a red circle"])
+    torch.testing.assert_close(beside["hidden_state"], alone["hidden_state"], **ROUNDING)
+    assert len(longer["hidden_state"]) > 1
+
+
 @pytest.mark.parametrize("kind", ["t5", "umt5"])
 def test_t5_keeps_each_captions_own_length(bundle: Path, kind: str) -> None:
     text_encoder = loaded(bundle, kind)

@@ -67,9 +67,12 @@ class TextEncoder:
             list(captions),
             padding="max_length" if self.padded else "longest",
             max_length=self.max_length,
+            padding_side="right",
             truncation=True,
             return_tensors="pt",
         ).to(self.model.device)
+        if not self.padded:
+            _give_one_token(tokens, self.tokenizer.pad_token_id or 0)
         # CLIP was trained without a mask over its padding; Stable Diffusion uses none either.
         mask = None if self.padded else tokens.attention_mask
         output = self.model(input_ids=tokens.input_ids, attention_mask=mask)
@@ -89,6 +92,15 @@ class TextEncoder:
             {"hidden_state": row.clone(), "pooled": vector.clone()}
             for row, vector in zip(hidden, pooled, strict=True)
         ]
+
+
+def _give_one_token(tokens: Any, padding: int) -> None:
+    """Let a caption without any token, as an empty one may be, have one: padding."""
+    if tokens.input_ids.shape[1] == 0:
+        shape = (len(tokens.input_ids), 1)
+        tokens["input_ids"] = torch.full(shape, padding, device=tokens.input_ids.device).long()
+        tokens["attention_mask"] = torch.ones_like(tokens["input_ids"])
+    tokens["attention_mask"][:, 0] = 1
 
 
 _CLASSES: dict[str, type[PreTrainedModel]] = {
