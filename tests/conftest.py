@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 import world
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 from project import Project
 
 # Before anything imports torch: tests run side by side, and threads that wait actively would halve
 # the speed of everything beside them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Beside builds, how long an example takes says nothing.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -25,7 +25,7 @@ def is_up() -> bool:
     if shutil.which("sinfo") is None:
         return False
     asked = ["sinfo", "--noheader", "--format=%T"]
-    return subprocess.run(asked, capture_output=True, timeout=20, check=False).returncode == 0
+    return subprocess.run(asked, capture_output=True, timeout=60, check=False).returncode == 0
 
 
 pytestmark = pytest.mark.skipif(not is_up(), reason="no SLURM is running: cluster.sh up")
@@ -115,8 +115,9 @@ def test_the_sample_is_trained_and_an_edited_caption_is_one_job_of_one_item(
 
 def test_jobs_side_by_side_never_share_a_gpu(tmp_path: Path, micro: Path) -> None:
     project = make(tmp_path / "project", micro, batch={"items": 1})
+    world.keep(project / "data/shapes", 4)
     result = project.run("latents_tiny")
-    assert len(submitted(result)) == len(world.CAPTIONS)
+    assert len(submitted(result)) == 4
     jobs: list[tuple[str, str, str]] = []
     for path in sorted(project.folder.glob("logs/slurm/*/*.log")):
         asked = ["scontrol", "--oneliner", "show", "job", path.stem]
@@ -125,7 +126,7 @@ def test_jobs_side_by_side_never_share_a_gpu(tmp_path: Path, micro: Path) -> Non
         order = path.parent.name.rpartition("_")[2]
         log = (project / f"logs/latents/shapes/{order}.log").read_text()
         jobs.append((times[0], times[1], re.findall(r"^GPU: (\d+)$", log, re.MULTILINE)[0]))
-    assert len(jobs) == len(world.CAPTIONS)
+    assert len(jobs) == 4
     together = [
         (one, other)
         for one, other in combinations(jobs, 2)
@@ -148,7 +149,7 @@ def test_a_cancelled_job_is_retried_and_takes_what_was_finished(
             assert process.poll() is None, (project / "started.txt").read_text()
             time.sleep(0.05)
         subprocess.run(["scancel", "--state=RUNNING", f"--user={subprocess_user()}"], check=True)
-        assert process.wait(timeout=240) == 0, (project / "started.txt").read_text()
+        assert process.wait(timeout=600) == 0, (project / "started.txt").read_text()
     finally:
         process.kill()
     text = logs(project, "latents")

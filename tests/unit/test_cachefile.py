@@ -149,7 +149,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_nothing_else(path: 
     answers: multiprocessing.Queue[tuple[str, str]] = context.Queue()
     child = context.Process(target=write_more_than_allowed, args=(path, answers))
     child.start()
-    name, line = answers.get(timeout=60)
+    name, line = answers.get(timeout=300)
     child.join()
     assert name == "StorageError"
     assert line.startswith(f"{path}: the file would be larger than this system allows; raise")

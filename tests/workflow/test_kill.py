@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import world
@@ -27,6 +29,19 @@ def slow(fresh: Callable[[], Project]) -> Project:
     return project
 
 
+@contextmanager
+def halted(running: subprocess.Popen[str]) -> Iterator[None]:
+    """Hold an encoding job as soon as there is one, so that it is sure to be running meanwhile."""
+    wait_until(lambda: encoding_process(running.pid) is not None, running)
+    process = encoding_process(running.pid)
+    assert process is not None
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
 def _finishes(project: Project, spooled: int) -> None:
     """The same command encodes what is not in the spool, and leaves everything in order."""
     result = project.run("latents_tiny")
@@ -41,7 +56,7 @@ def test_a_killed_job_loses_at_most_the_item_in_hand(slow: Project) -> None:
     process = encoding_process(running.pid)
     assert process is not None
     os.kill(process, signal.SIGKILL)
-    assert running.wait(timeout=120) != 0
+    assert running.wait(timeout=600) != 0
     spooled = len(slow.spool())
     assert 3 <= spooled < len(STEMS)
     assert slow.cache_files() == []
@@ -53,7 +68,7 @@ def test_an_interrupted_build_goes_on_where_it_was(slow: Project) -> None:
     running = slow.start("latents_tiny")
     wait_until(lambda: len(slow.spool()) >= 3, running)
     os.killpg(running.pid, signal.SIGINT)  # as Ctrl-C does
-    assert running.wait(timeout=120) != 0
+    assert running.wait(timeout=600) != 0
     said = (slow / "started.txt").read_text()
     assert "Traceback" not in said, said
     spooled = len(slow.spool())
@@ -82,12 +97,12 @@ def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(built: Project)
     built.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32, 48]))
     before = built.snapshot()
     running = built.start("caches_tiny")
-    wait_until(lambda: encoding_process(running.pid) is not None, running)
-    second = built.run("caches_tiny", check=False)
-    built.run("-n", "caches_tiny")
+    with halted(running):
+        second = built.run("caches_tiny", check=False)
+        built.run("-n", "caches_tiny")
     assert second.returncode != 0
     second.one_line("Directory cannot be locked")
-    assert running.wait(timeout=300) == 0, (built / "started.txt").read_text()
+    assert running.wait(timeout=600) == 0, (built / "started.txt").read_text()
     added = built.latents(*world.CAPTIONS, resolutions=(48,))
     assert built.changed(before) == NOTHING._replace(added=added)
     assert built.run("caches_tiny").idle
@@ -99,10 +114,10 @@ def test_a_dry_run_of_another_configuration_meanwhile_changes_nothing(built: Pro
 
     resolutions(16, 32, 48)
     running = built.start("caches_tiny")
-    wait_until(lambda: encoding_process(running.pid) is not None, running)
-    resolutions(16, 32, 48, 64)
-    built.run("-n", "caches_tiny")
-    assert running.wait(timeout=300) == 0, (built / "started.txt").read_text()
+    with halted(running):
+        resolutions(16, 32, 48, 64)
+        built.run("-n", "caches_tiny")
+    assert running.wait(timeout=600) == 0, (built / "started.txt").read_text()
     assert all(row["latents"].keys() == {"16", "32", "48"} for row in built.manifest())
 
 

@@ -36,6 +36,13 @@ def make_dataset(folder: Path) -> None:
         (folder / f"{stem}.txt").write_text(f"{caption}\n", encoding="utf-8")
 
 
+def keep(folder: Path, number: int) -> None:
+    """Leave so many of a dataset's pictures, with their captions."""
+    for stem in list(CAPTIONS)[number:]:
+        (folder / f"{stem}.png").unlink()
+        (folder / f"{stem}.txt").unlink()
+
+
 def config() -> dict[str, Any]:
     return {
         "datasets": {"shapes": {"path": "data/shapes"}},
