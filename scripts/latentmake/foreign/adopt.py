@@ -85,7 +85,10 @@ def adopt(order: AdoptOrder, *, say: Callable[[str], None], threads: int = 1) ->
     torch.set_num_threads(1)  # each file is small; they are worked on side by side
     total = Counter({_FRESH: order.fresh, _WITHOUT: order.passed})
     pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
-    with ExitStack() as stack, tqdm(total=order.stale, desc="adopting", unit="target") as progress:
+    with (
+        ExitStack() as stack,
+        tqdm(total=order.stale, desc="adopting", unit="target", mininterval=0.5) as progress,
+    ):
         stack.callback(pool.shutdown, cancel_futures=True)
         records: dict[Path, Record] = {}
         for number, name in enumerate(order.orders):
@@ -265,7 +268,7 @@ class _Batch:
         tensors: dict[str, torch.Tensor] = {}
         for index, file in enumerate(files):
             stored = file.tensor.to(DTYPES[name])
-            if not stored.isfinite().all():
+            if stored is not file.tensor and not stored.isfinite().all():
                 raise CacheError(f"holds values too large for {name}", where=file.path)
             if self.work.kind == "latents":
                 tensors[plain.LATENTS] = stored

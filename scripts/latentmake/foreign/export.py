@@ -76,7 +76,10 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
     files = list(_files(order))
     total: Counter[str] = Counter()
     pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
-    with ExitStack() as stack, tqdm(total=len(files), desc="exporting", unit="file") as progress:
+    with (
+        ExitStack() as stack,
+        tqdm(total=len(files), desc="exporting", unit="file", mininterval=0.5) as progress,
+    ):
         stack.callback(pool.shutdown, cancel_futures=True)
         for start in range(0, len(files), _AT_ONCE):
             some = files[start : start + _AT_ONCE]
@@ -134,7 +137,10 @@ def _export(order: ExportOrder, file: _File) -> tuple[str, Path | None]:
         ours = None if there is None else _header(there)
         if ours is not None and ours.key == header.key:
             return _SAME, there
-        data = None if there is None else there.read_bytes()
+        data = b"" if there is None or ours is not None else there.read_bytes()
+        adopted = header.adopted.split(" ")[file.number : file.number + 1]
+        if data and [digest.of_bytes(data)] == adopted:
+            return _SAME, there
         with safe_open(file.cache, framework="pt") as cache:
             tensor = cache.get_tensor(file.tensor)
             metadata = cache.metadata() or {}
@@ -144,9 +150,8 @@ def _export(order: ExportOrder, file: _File) -> tuple[str, Path | None]:
     mine = (cachefile.KEY, cachefile.SOURCE, cachefile.RECIPE)
     stamp = {name: metadata[name] for name in mine}
     wanted = naming.write(file.kind, file.padded, tensor, stamp)
-    if data is not None and ours is None:
-        adopted = header.adopted.split(" ")[file.number : file.number + 1]
-        if [digest.of_bytes(data)] == adopted or _equal(data, wanted):
+    if there is not None and ours is None:
+        if _equal(data, wanted):
             return _SAME, there
         if not order.overwrite:
             return _LEFT, there
