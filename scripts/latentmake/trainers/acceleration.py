@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from latentmake.config import SdTrainer
 from latentmake.errors import TrainingError
 
-__all__ = ["attention", "make_accelerator", "set_up"]
+__all__ = ["attention", "make_accelerator", "reseed", "set_up"]
 
 _KINDS = ("NO", "MULTI_GPU", "MULTI_CPU")
 
@@ -75,3 +75,15 @@ def attention(settings: SdTrainer) -> AbstractContextManager[None]:
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     context: AbstractContextManager[None] = sdpa_kernel(order, set_priority=True)
     return context
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    """Set the generators of the CPU and of one device, and no others.
+
+    `torch.manual_seed` looks for every kind of device there is, which takes as long as a layer.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type != "cpu":
+        torch.manual_seed(seed)

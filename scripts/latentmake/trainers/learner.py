@@ -18,6 +18,7 @@ from latentmake.trainers.data import Caches
 from latentmake.trainers.objective import Network
 from latentmake.trainers.optimizers import effective_rate, make_optimizer, make_rates
 from latentmake.trainers.order import TrainingOrder
+from latentmake.trainers.scalars import queries_and_keys
 from latentmake.trainers.schedule import seed_of
 
 __all__ = ["Learner"]
@@ -39,6 +40,7 @@ class Learner:
         denoiser: the network itself.
         network: the same, as accelerate wraps it.
         parameters: those that are trained.
+        queries_and_keys: those of them that attention's queries and keys come from.
 
     Raises:
         ModelError: network, projection and caches do not fit.
@@ -65,6 +67,7 @@ class Learner:
         set_up(unet, settings)
         self.denoiser.train()
         self.parameters = [each for each in self.denoiser.parameters() if each.requires_grad]
+        self.queries_and_keys = queries_and_keys(self.denoiser.named_parameters())
         optimizer = make_optimizer(self.parameters, settings)
         self.rates = make_rates(optimizer, settings, steps)
         self._accelerator = accelerator
@@ -82,9 +85,12 @@ class Learner:
 
     def learn(self) -> None:
         """Make a step by the gradients that are there, and forget them."""
-        self.optimizer.step()
+        # accelerate's wrapper is there for the scaler; it looks for installed packages each time.
+        plain = self._accelerator.scaler is None
+        optimizer = self.optimizer.optimizer if plain else self.optimizer
+        optimizer.step()
         self.rates.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         if self._average is not None:
             self._average.step(self.parameters)
 

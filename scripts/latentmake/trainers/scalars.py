@@ -7,30 +7,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["Scalars", "query_key_gradients"]
+__all__ = ["Scalars", "queries_and_keys", "query_key_gradients"]
 
 _QUERIES_AND_KEYS = (".to_q.", ".to_k.")
 
 
-def query_key_gradients(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.Tensor:
+def queries_and_keys(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+) -> list[torch.nn.Parameter]:
+    """Choose the weights of queries and keys that are trained; walking a network takes time.
+
+    Args:
+        parameters: (name, parameter) of the network.
+    """
+    return [
+        each
+        for name, each in parameters
+        if each.requires_grad and any(part in f".{name}" for part in _QUERIES_AND_KEYS)
+    ]
+
+
+def query_key_gradients(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
     """Return the sum over all weights of queries and keys of their mean absolute gradient.
 
     It tells how strongly attention is still being rearranged (ai-training's `qk_grads_av`). Those
     of a LoRA count like any other; without gradients it is 0.
 
     Args:
-        parameters: (name, parameter) of the network.
+        parameters: what `queries_and_keys` chose.
 
     Returns:
         A scalar, float32, on the gradients' device.
     """
-    gradients = [
-        each.grad
-        for name, each in parameters
-        if each.grad is not None and any(part in f".{name}" for part in _QUERIES_AND_KEYS)
-    ]
+    gradients = [each.grad for each in parameters if each.grad is not None]
     if not gradients:
         return torch.zeros(())
     # One kernel for all of them, not one a layer.
@@ -56,8 +68,11 @@ class Scalars:
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values of a step."""
         if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+            # One event for all: an event each would take as long as a small network's step.
+            summary = [
+                Summary.Value(tag=name, simple_value=value) for name, value in values.items()
+            ]
+            self._writer.file_writer.add_summary(Summary(value=summary), step)
 
     def flush(self) -> None:
         """Bring to the disk what was written."""

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from latentmake import cachefile, recipe
 from latentmake.errors import TrainingError, UserError
 from latentmake.trainers import checkpoint, network, objective, sampling
-from latentmake.trainers.acceleration import attention, make_accelerator
+from latentmake.trainers.acceleration import attention, make_accelerator, reseed
 from latentmake.trainers.data import (
     Batch,
     Caches,
@@ -185,14 +185,10 @@ class Training:
         return False
 
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
-        settings, process = self.settings, self.accelerator.process_index
-        first = self.step + 1
-        batches = prefetched(
-            self.caches,
-            self.schedule.batches(process, first, self.steps),
-            workers=settings.dataloader_num_workers,
-            pin=self.accelerator.device.type == "cuda",
-        )
+        settings, first = self.settings, self.step + 1
+        order = self.schedule.batches(self.accelerator.process_index, first, self.steps)
+        pin = self.accelerator.device.type == "cuda"
+        batches = prefetched(self.caches, order, workers=settings.dataloader_num_workers, pin=pin)
         scalars = Scalars(self.layout.scalars if self.main else None, first)
         bar = tqdm(
             total=self.steps,
@@ -226,11 +222,10 @@ class Training:
                 )
                 if step in steps_with_samples:
                     self._draw_samples()
+                asked = False
                 if self.main and now - looked > _LOOK:
                     looked, asked = now, self.layout.save.exists()
                     self.layout.save.unlink(missing_ok=True)
-                else:
-                    asked = False
                 if asked or step % settings.checkpointing_steps == 0:
                     scalars.flush()
                     self._save()
@@ -254,7 +249,7 @@ class Training:
     def _one_step(self, step: int, batches: Iterator[Batch]) -> _Step:
         settings, accelerator = self.settings, self.accelerator
         process = accelerator.process_index
-        torch.manual_seed(seed_of(settings.seed, "step", step, process))
+        reseed(seed_of(settings.seed, "step", step, process), accelerator.device)
         random = generator(settings.seed, "noise", step, process)
         rate = self.learner.rate
         # Every example counts the same, in full batches and in short ones. Gradients are averaged
@@ -274,7 +269,7 @@ class Training:
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
         accelerator.unscale_gradients()
-        queries = query_key_gradients(self.learner.denoiser.named_parameters())
+        queries = query_key_gradients(self.learner.queries_and_keys)
         norm = torch.nn.utils.clip_grad_norm_(
             self.learner.parameters, settings.max_grad_norm or math.inf
         )
