@@ -8,8 +8,10 @@ as memory goes). The bare loops open each item's two files in the very order of 
 what they return: `load_file` by safetensors.torch.load_file, `get_tensor` by safe_open, of the two
 tensors that a training needs. The loader's time begins before its processes start and ends with the
 last batch. Printed: medians of rounds in which all of these take turns; the loader's rates as
-ratios to each bare loop's, per worker (one with `--workers 0`, which is a thread). `start-up` is
-what Caches takes to know all files, in seconds per 100,000 items.
+ratios to each bare loop's, per worker (one with `--workers 0`, which is a thread), and the
+processor time of it all, readers included, as a ratio to that of `load_file`, which other work on
+the machine disturbs less. `start-up` is what Caches takes to know all files, in seconds per 100,000
+items.
 
 `--text 16..256x4096` draws a length for each embedding, `--dtype mixed` has float32 and bfloat16
 items in the same batch, `--memory` lets the caches be kept in memory (the first reading counts).
@@ -43,6 +45,11 @@ from latentmake.trainers.data import HIDDEN_STATE, Caches, Item, prefetched
 from latentmake.trainers.schedule import Schedule
 
 LATENTS = {"scaling_factor": "0.18215", "shift_factor": "0.0", "pixel_width": "512"}
+
+
+def processor_time() -> float:
+    """Return the seconds of processor time that this process and its ended children have had."""
+    return sum(os.times()[:4])
 
 
 def make_items(folder: Path, count: int, dtype: str, text: str) -> list[Item]:
@@ -138,17 +145,21 @@ def main() -> None:
             for workers in options.workers:
                 loops[f"{workers} workers"] = by_loader(items, options.memory, workers)
             rates: dict[str, list[float]] = {name: [] for name in loops}
+            costs: dict[str, list[float]] = {name: [] for name in loops}
             for _ in range(options.rounds):
                 for name, loop in loops.items():
-                    began = time.perf_counter()
+                    began, used = time.perf_counter(), processor_time()
                     loop(caches, batches)
                     rates[name].append(count / (time.perf_counter() - began))
+                    costs[name].append(processor_time() - used)
             found = {name: statistics.median(values) for name, values in rates.items()}
             for workers in options.workers:
                 mine = found[f"{workers} workers"] / max(1, workers)
                 ratios = [mine / found["load_file"], mine / found["get_tensor"]]
+                cost = statistics.median(costs[f"{workers} workers"])
+                ratios.append(cost / statistics.median(costs["load_file"]))
                 rows.append([batch_size, workers, *ratios])
-        head = ["batch", "workers", "per worker / load_file", "per worker / get_tensor"]
+        head = ["batch", "workers", "rate / load_file", "rate / get_tensor", "processor time"]
         print(f"{options.items} items, {options.dtype}, text {options.text}, {size / 1e9:.1f} GB")
         print(tabulate(rows, headers=head, floatfmt=".2f"))
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

@@ -304,6 +304,19 @@ def test_a_file_that_was_written_anew_is_read_as_it_is_now(manifest: Path, worke
         assert torch.equal(batch.latents[0], (changed["latents"] - SHIFT) * SCALING)
 
 
+def test_a_cache_of_values_that_are_no_numbers_reaches_the_network_as_such(tmp_path: Path) -> None:
+    """So the loss tells of it: nothing is put in their place on the way."""
+    manifest = make_manifest(tmp_path, tokens=(7,))
+    path = tmp_path / "cache/16/0.safetensors"
+    values = torch.zeros(4, 8, 8)
+    values[1, 2, 3], values[3, 2, 1] = float("nan"), float("inf")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        save_file({"latents": values.to(dtype)}, path, METADATA)
+        found = Caches(read_items(manifest), memory=0).batch([0]).latents[0]
+        assert found[1, 2, 3].isnan()
+        assert found[3, 2, 1].isinf()
+
+
 def test_files_of_values_that_are_no_numbers_are_found(manifest: Path) -> None:
     bad = manifest.parent / "cache/16/0.safetensors"
     save_file({"latents": torch.full((4, 8, 8), float("nan"))}, bad, {"scaling_factor": "1"})

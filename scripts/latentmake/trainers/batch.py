@@ -163,9 +163,10 @@ def _latents(memory: torch.Tensor, made: Plan) -> torch.Tensor:
         result = torch.from_numpy(values).view(count, *shape)
     values = result.numpy()  # the same memory
     shift = _factor([each.shift for each in stored])
-    if not isinstance(shift, float) or shift:
-        np.subtract(values, shift, out=values)
-    np.multiply(values, _factor([each.scaling for each in stored]), out=values)
+    with np.errstate(over="ignore", invalid="ignore"):  # the loss will tell
+        if not isinstance(shift, float) or shift:
+            np.subtract(values, shift, out=values)
+        np.multiply(values, _factor([each.scaling for each in stored]), out=values)
     return result
 
 
