@@ -6,12 +6,14 @@
 Generated items of 4 x 64 x 64 latents and one embedding, two files each, in the page cache (as far
 as memory goes). The bare loops open each item's two files in the very order of the batches and drop
 what they return: `load_file` by safetensors.torch.load_file, `get_tensor` by safe_open, of the two
-tensors that a training needs. The loader's time begins before its processes start and ends with the
-last batch. Printed: medians of rounds in which all of these take turns; the loader's rates as
-ratios to each bare loop's, per worker (one with `--workers 0`, which is a thread), and the
-processor time of it all, readers included, as a ratio to that of `load_file`, which other work on
-the machine disturbs less. `start-up` is what Caches takes to know all files, in seconds per 100,000
-items.
+tensors that a training needs; both only map the files and need not look at all of their bytes, as
+`clone` does, which copies what get_tensor returns. The loader's time begins before its processes
+start and ends with the last batch. Printed: medians of rounds in which all of these take turns; the
+loader's rates as ratios to each bare loop's, per worker (one with `--workers 0`, which is a
+thread), and the processor time of it all, readers included, as a ratio to that of `load_file`,
+which other work on the machine disturbs less. `start-up` is what Caches takes to know all files, in
+seconds per 100,000 items. Memory that is touched for the first time costs several times the reading
+itself, so that few items with large batches (a hundred batches or less) tell little of a training.
 
 `--text 16..256x4096` draws a length for each embedding, `--dtype mixed` has float32 and bfloat16
 items in the same batch, `--memory` lets the caches be kept in memory (the first reading counts).
@@ -90,14 +92,21 @@ def by_load_file(caches: Caches, batches: list[list[int]]) -> None:
             load_file(caches.examples[index].text)
 
 
-def by_get_tensor(caches: Caches, batches: list[list[int]]) -> None:
+def by_get_tensor(caches: Caches, batches: list[list[int]], *, copy: bool = False) -> None:
     """Read the tensors that a training needs."""
     for batch in batches:
         for index in batch:
-            with safe_open(caches.examples[index].latents, framework="pt") as file:
-                file.get_tensor("latents")
-            with safe_open(caches.examples[index].text, framework="pt") as file:
-                file.get_tensor(HIDDEN_STATE)
+            example = caches.examples[index]
+            for path, name in ((example.latents, "latents"), (example.text, HIDDEN_STATE)):
+                with safe_open(path, framework="pt") as file:
+                    tensor = file.get_tensor(name)
+                    if copy:
+                        tensor.clone()
+
+
+def by_clone(caches: Caches, batches: list[list[int]]) -> None:
+    """Read them and copy them out of the file's mapping."""
+    by_get_tensor(caches, batches, copy=True)
 
 
 def by_loader(items: list[Item], memory: int, workers: int) -> Callable[[Caches, list], None]:
@@ -141,6 +150,7 @@ def main() -> None:
             loops: dict[str, Callable[[Caches, list[list[int]]], None]] = {
                 "load_file": by_load_file,
                 "get_tensor": by_get_tensor,
+                "clone": by_clone,
             }
             for workers in options.workers:
                 loops[f"{workers} workers"] = by_loader(items, options.memory, workers)
@@ -155,11 +165,11 @@ def main() -> None:
             found = {name: statistics.median(values) for name, values in rates.items()}
             for workers in options.workers:
                 mine = found[f"{workers} workers"] / max(1, workers)
-                ratios = [mine / found["load_file"], mine / found["get_tensor"]]
+                ratios = [mine / found[name] for name in ("load_file", "get_tensor", "clone")]
                 cost = statistics.median(costs[f"{workers} workers"])
                 ratios.append(cost / statistics.median(costs["load_file"]))
                 rows.append([batch_size, workers, *ratios])
-        head = ["batch", "workers", "rate / load_file", "rate / get_tensor", "processor time"]
+        head = ["batch", "workers", "rate / load_file", "/ get_tensor", "/ clone", "processor time"]
         print(f"{options.items} items, {options.dtype}, text {options.text}, {size / 1e9:.1f} GB")
         print(tabulate(rows, headers=head, floatfmt=".2f"))
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

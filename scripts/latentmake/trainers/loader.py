@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["prefetched"]
 
-_AHEAD_BYTES = 128 << 20  # what is read before it is needed, besides one batch for each process
+_AHEAD_BYTES = 64 << 20  # what is read before it is needed, besides one batch for each process
 _AHEAD = 32  # most batches a process is ahead
 _SEGMENT = 16 << 20  # bytes of shared memory asked for at first; each time twice as many
 _LARGEST = 1 << 30  # except that this is enough
@@ -91,10 +91,12 @@ class _Memory:
         if self._segment is None or self._used + size > len(self._segment.memory):
             length = max(size, min(_LARGEST, max(_SEGMENT, self._total)))
             if self._file is None:
-                memory = mmap.mmap(-1, length)
+                memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             else:
                 self._file.truncate(self._total + length)
                 memory = mmap.mmap(self.descriptor, length, offset=self._total)
+            with suppress(OSError, AttributeError):  # where the system has large pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
             self._segment, self._used = _Segment(self._total, memory), 0
             self._total += length
         start = self._used
