@@ -308,7 +308,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
     """Wait for a condition, as long as a process lives."""
     while not condition():
         assert process.poll() is None, "the process ended before"
-        time.sleep(0.002)
+        time.sleep(0.02)  # looking at all processes takes time of its own
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

@@ -3,30 +3,61 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 import world
-from project import NOTHING, Counts, Project, encoding_process, kill_group, wait_until
+from project import NOTHING, ROOT, Counts, Project, encoding_process, kill_group, wait_until
 
 STEMS = [f"item{number}" for number in range(8)]
+SPOOLED = 3
+
+# Stops an encoding job just before it gives the next item its name in the spool, so that a test
+# need not be quick enough to meet it there.
+STOP = f"""
+import os, signal, sys
+NAMED = []
+def stop(event, arguments):
+    if event == "os.rename" and os.path.dirname(arguments[1]).endswith(".latentmake/spool"):
+        NAMED.append(arguments[1])
+        if len(NAMED) == {SPOOLED + 1}:
+            os.kill(os.getpid(), signal.SIGSTOP)
+sys.addaudithook(stop)
+"""
 
 
 @pytest.fixture
-def slow(fresh: Callable[[], Project]) -> Project:
-    """A project whose latents take a while each."""
+def stopping(fresh: Callable[[], Project]) -> Project:
+    """A project whose encoding job stops where some items are in the spool."""
     project = fresh()
     folder = project / "data/shapes"
     for path in folder.iterdir():
         path.unlink()
     for number, stem in enumerate(STEMS):
-        world.draw(folder / f"{stem}.png", number, (640, 640))
+        world.draw(folder / f"{stem}.png", number)
         (folder / f"{stem}.txt").write_text(stem)
-    project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[640]))
+    project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16]))
+    entry = project / "scripts/encode.py"
+    entry.write_text(STOP + entry.read_text(encoding="utf-8"), encoding="utf-8")
     return project
+
+
+def _stopped(running: subprocess.Popen[str]) -> int:
+    """Return the id of the encoding job as soon as it has stopped."""
+
+    def found() -> bool:
+        process = encoding_process(running.pid)
+        return process is not None and psutil.Process(process).status() == psutil.STATUS_STOPPED
+
+    wait_until(found, running)
+    process = encoding_process(running.pid)
+    assert process is not None
+    return process
 
 
 @contextmanager
@@ -42,55 +73,51 @@ def halted(running: subprocess.Popen[str]) -> Iterator[None]:
         os.kill(process, signal.SIGCONT)
 
 
-def _finishes(project: Project, spooled: int) -> None:
+def _finishes(project: Project) -> None:
     """The same command encodes what is not in the spool, and leaves everything in order."""
+    shutil.copy2(ROOT / "scripts/encode.py", project / "scripts/encode.py")
     result = project.run("latents_tiny")
-    assert result.encoded() == Counts(encoded=len(STEMS) - spooled, spooled=spooled)
+    assert result.encoded() == Counts(encoded=len(STEMS) - SPOOLED, spooled=SPOOLED)
     assert len(project.cache_files()) == len(STEMS)
     project.assert_all_whole()
 
 
-def test_a_killed_job_loses_at_most_the_item_in_hand(slow: Project) -> None:
-    running = slow.start("latents_tiny")
-    wait_until(lambda: len(slow.spool()) >= 3, running)
-    process = encoding_process(running.pid)
-    assert process is not None
-    os.kill(process, signal.SIGKILL)
+def test_a_killed_job_loses_at_most_the_item_in_hand(stopping: Project) -> None:
+    running = stopping.start("latents_tiny")
+    os.kill(_stopped(running), signal.SIGKILL)
     assert running.wait(timeout=600) != 0
-    spooled = len(slow.spool())
-    assert 3 <= spooled < len(STEMS)
-    assert slow.cache_files() == []
-    slow.assert_all_whole()
-    _finishes(slow, spooled)
+    assert len(stopping.spool()) == SPOOLED
+    assert stopping.cache_files() == []
+    stopping.assert_all_whole()
+    _finishes(stopping)
 
 
-def test_an_interrupted_build_goes_on_where_it_was(slow: Project) -> None:
-    running = slow.start("latents_tiny")
-    wait_until(lambda: len(slow.spool()) >= 3, running)
+def test_an_interrupted_build_goes_on_where_it_was(stopping: Project) -> None:
+    running = stopping.start("latents_tiny")
+    process = _stopped(running)
     os.killpg(running.pid, signal.SIGINT)  # as Ctrl-C does
+    os.kill(process, signal.SIGCONT)
     assert running.wait(timeout=600) != 0
-    said = (slow / "started.txt").read_text()
+    said = (stopping / "started.txt").read_text()
     assert "Traceback" not in said, said
-    spooled = len(slow.spool())
-    assert 3 <= spooled < len(STEMS)
-    assert slow.temporaries() == []
-    _finishes(slow, spooled)
+    assert len(stopping.spool()) == SPOOLED
+    assert stopping.temporaries() == []
+    _finishes(stopping)
 
 
-def test_killing_everything_at_once_costs_no_finished_item(slow: Project) -> None:
-    running = slow.start("latents_tiny")
-    wait_until(lambda: len(slow.spool()) >= 3, running)
+def test_killing_everything_at_once_costs_no_finished_item(stopping: Project) -> None:
+    running = stopping.start("latents_tiny")
+    _stopped(running)
     kill_group(running)
-    spooled = len(slow.spool())
-    assert 3 <= spooled < len(STEMS)
-    slow.assert_all_whole()
+    assert len(stopping.spool()) == SPOOLED
+    stopping.assert_all_whole()
     # Snakemake itself cannot know that nobody holds its lock any more, and says what to do.
-    locked = slow.run("latents_tiny", check=False)
+    locked = stopping.run("latents_tiny", check=False)
     assert locked.returncode != 0
     locked.one_line("--unlock")
-    slow.run("--unlock")
-    assert len(slow.spool()) == spooled
-    _finishes(slow, spooled)
+    stopping.run("--unlock")
+    assert len(stopping.spool()) == SPOOLED
+    _finishes(stopping)
 
 
 def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(built: Project) -> None:
