@@ -124,6 +124,9 @@ def write(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):  # on a read-only disk even that is refused
             temporary.unlink(missing_ok=True)
         raise storage_error(error, path) or error from None
+    except BaseException:  # Ctrl-C
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def link(existing: Path, path: Path) -> None:
