@@ -15,6 +15,7 @@ from latentmake.trainers import network
 from latentmake.trainers.acceleration import set_up
 from latentmake.trainers.checkpoint import State
 from latentmake.trainers.data import Caches
+from latentmake.trainers.engine import make_engine
 from latentmake.trainers.objective import Network
 from latentmake.trainers.optimizers import effective_rate, make_optimizer, make_rates
 from latentmake.trainers.order import TrainingOrder
@@ -40,7 +41,7 @@ class Learner:
         denoiser: the network itself.
         network: the same, as accelerate wraps it.
         parameters: those that are trained.
-        queries_and_keys: those of them that attention's queries and keys come from.
+        engine: makes steps of gradients.
 
     Raises:
         ModelError: network, projection and caches do not fit.
@@ -67,13 +68,20 @@ class Learner:
         set_up(unet, settings)
         self.denoiser.train()
         self.parameters = [each for each in self.denoiser.parameters() if each.requires_grad]
-        self.queries_and_keys = queries_and_keys(self.denoiser.named_parameters())
         optimizer = make_optimizer(self.parameters, settings)
         self.rates = make_rates(optimizer, settings, steps)
         self._accelerator = accelerator
         self._optimizer_name = settings.optimizer
         self._lora = settings.adapter == "lora"
-        self.network, self.optimizer = accelerator.prepare(self.denoiser, optimizer)
+        self.engine = make_engine(
+            accelerator,
+            self.denoiser,
+            optimizer,
+            parameters=self.parameters,
+            queries_and_keys=queries_and_keys(self.denoiser.named_parameters()),
+            settings=settings,
+        )
+        self.network, self.optimizer = self.engine.network, self.engine.optimizer
         self._average: Any = None  # diffusers has no types
         if settings.ema_decay is not None:
             self._average = EMAModel(self.parameters, decay=settings.ema_decay, foreach=True)
@@ -85,12 +93,8 @@ class Learner:
 
     def learn(self) -> None:
         """Make a step by the gradients that are there, and forget them."""
-        # accelerate's wrapper is there for the scaler; it looks for installed packages each time.
-        plain = self._accelerator.scaler is None
-        optimizer = self.optimizer.optimizer if plain else self.optimizer
-        optimizer.step()
+        self.engine.step()
         self.rates.step()
-        optimizer.zero_grad(set_to_none=True)
         if self._average is not None:
             self._average.step(self.parameters)
 
@@ -111,17 +115,17 @@ class Learner:
         """Do something with the network outside of the training, in the main process alone."""
         self.denoiser.eval()
         try:
-            with torch.no_grad(), self.averaged(), self._accelerator.autocast():
+            with torch.no_grad(), self.averaged(), self.engine.autocast():
                 return work(self.denoiser)
         finally:
             self.denoiser.train()
 
     def state(self) -> State:
-        """Return what a checkpoint holds."""
+        """Return what a checkpoint holds; where the engine is `collective`, all processes call."""
         scaler = self._accelerator.scaler
         return network.trained_state(self.denoiser), {
             "optimizer_name": self._optimizer_name,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.engine.optimizer_state(),
             "learning_rate": self.rates.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
@@ -143,7 +147,7 @@ class Learner:
             network.load_trained(self.denoiser, weights)
             if (name := rest["optimizer_name"]) != self._optimizer_name:
                 raise ValueError(f"{name} in place of {self._optimizer_name}")
-            self.optimizer.load_state_dict(rest["optimizer"])
+            self.engine.restore(rest["optimizer"])
             self.rates.load_state_dict(rest["learning_rate"])
             if (self._average is None) != (rest["average"] is None):
                 raise ValueError("only one of the two has an `ema_decay`")

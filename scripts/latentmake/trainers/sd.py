@@ -12,7 +12,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ from latentmake.trainers.record import (
     sample_steps,
     wanted,
 )
-from latentmake.trainers.scalars import Scalars, query_key_gradients
+from latentmake.trainers.scalars import Scalars
 from latentmake.trainers.schedule import Schedule, generator, seed_of
 
 __all__ = ["Training", "main"]
@@ -88,7 +87,7 @@ class Training:
             snr_gamma=self.settings.snr_gamma,
             noise_offset=self.settings.noise_offset,
         )
-        self.accelerator = make_accelerator(self.settings.mixed_precision)
+        self.accelerator = make_accelerator(self.settings)
         self.dtype = _FORMATS[self.settings.mixed_precision]
         self.main = self.accelerator.is_main_process
         self.schedule = Schedule(
@@ -226,7 +225,9 @@ class Training:
                 if self.main and now - looked > _LOOK:
                     looked, asked = now, self.layout.save.exists()
                     self.layout.save.unlink(missing_ok=True)
-                if asked or step % settings.checkpointing_steps == 0:
+                # Of a request the main process alone knows: one that needs all makes but the copy.
+                alone = asked and not self.learner.engine.collective
+                if alone or step % settings.checkpointing_steps == 0:
                     scalars.flush()
                     self._save()
                 if asked or self._is_copied(step):
@@ -247,7 +248,7 @@ class Training:
         return math.floor(after / epochs) > math.floor(before / epochs)
 
     def _one_step(self, step: int, batches: Iterator[Batch]) -> _Step:
-        settings, accelerator = self.settings, self.accelerator
+        settings, accelerator, engine = self.settings, self.accelerator, self.learner.engine
         process = accelerator.process_index
         reseed(seed_of(settings.seed, "step", step, process), accelerator.device)
         random = generator(settings.seed, "noise", step, process)
@@ -261,21 +262,17 @@ class Training:
             batch = next(batches)
             noise, timesteps = self.objective.draw(batch.latents.shape, random)
             last = number == settings.gradient_accumulation_steps - 1
-            with nullcontext() if last else accelerator.no_sync(self.learner.network):
+            with engine.micro_batch(last=last):
                 losses = self._losses(self.learner.network, batch, noise, timesteps)
                 loss = losses.weighted.sum() / items
-                accelerator.backward(loss * accelerator.num_processes)
+                engine.backward(loss * accelerator.num_processes)
             total += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
-        accelerator.unscale_gradients()
-        queries = query_key_gradients(self.learner.queries_and_keys)
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.learner.parameters, settings.max_grad_norm or math.inf
-        )
+        norm, queries = engine.gradients()
         # One transfer from the device for all that is said of the step.
         loss_value, raw, norm_value, queries_value = torch.stack(
-            [*total, norm.float(), queries.to(norm.device)]
+            [*total, norm, queries.to(norm.device)]
         ).tolist()
         # With fp16, the scaler skips steps whose gradients overflow, and lowers its scale.
         finite = accelerator.scaler is not None or math.isfinite(norm_value)
@@ -312,7 +309,7 @@ class Training:
         noise: torch.Tensor,
         timesteps: torch.Tensor,
     ) -> objective.Losses:
-        with self.accelerator.autocast(), attention(self.settings):
+        with self.learner.engine.autocast(), attention(self.settings):
             return self.objective.losses(
                 model,
                 batch,
@@ -349,6 +346,8 @@ class Training:
 
     def _save(self) -> None:
         if not self.main:
+            if self.learner.engine.collective:
+                self.learner.engine.optimizer_state()
             return
         progress = checkpoint.Progress(
             wanted=self.wanted,
