@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -133,17 +134,20 @@ def test_a_whole_unet_in_bfloat16_is_the_same_with_and_without_zero(root: Path) 
 def _by_two(order: TrainingOrder, path: Path, config: str | None) -> None:
     """Train by two processes on the CPU, under DeepSpeed where there is a configuration."""
     write_order(order, path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     if config is None:
-        launcher = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+        launcher = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
         launched = ["-m", "latentmake.trainers.sd"]
     else:
         launcher = ["accelerate.commands.launch", "--config_file", config]
-        launcher += ["--main_process_port", "0"]
+        launcher += ["--main_process_port", port]
         launched = [str(Path(__file__).with_name("deepspeed_cpu.py"))]
     subprocess.run(
         [sys.executable, "-m", *launcher, *launched, str(path)],
         env={**_environment(), **({} if config else {"ACCELERATE_USE_CPU": "true"})},
         check=True,
+        timeout=600,
     )
 
 
