@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -418,7 +419,7 @@ def test_no_reader_outlives_a_training_that_was_killed(
         assert not alive
     finally:
         for child in children:
-            if child.is_running():
+            with suppress(psutil.NoSuchProcess):
                 child.kill()
     said = parent.stderr.read().decode()
     # What Python itself says of a Ctrl-C, and nothing from any reader.
@@ -439,3 +440,23 @@ def test_readers_import_no_torch(lengths: Caches) -> None:
     assert "torch" not in loaded
     assert "numpy" not in loaded
     batches.close()
+
+
+def start_reader(parent: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", str(Path(reader.__file__)), "0", str(parent)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_a_reader_whose_parent_ended_before_it_began_ends_too() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    with start_reader(gone.pid) as process:
+        assert process.wait(60) == 0  # though its input is still open
+
+
+def test_a_task_cut_off_by_a_kill_ends_a_reader_without_a_word() -> None:
+    with start_reader(os.getpid()) as process:
+        said = process.communicate(b"[0,65536,0,10,[[", timeout=60)
+    assert (process.returncode, *said) == (0, b"", b"")

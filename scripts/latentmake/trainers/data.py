@@ -260,7 +260,7 @@ class Caches:
 def find_not_finite(caches: Caches, indices: Sequence[int]) -> list[Path]:
     """Name the files of examples that hold values that are no numbers, each once.
 
-    No encoder of the build writes such values, and looking for them costs as much as reading. So a
+    No encoder of the build writes such values, and looking for them takes time at every batch. So a
     training does that only when its loss is no number any more.
 
     Raises:

@@ -124,8 +124,9 @@ class _Reader:
     def __init__(self, memory: _Memory) -> None:
         self._replies: deque[bytes] = deque()
         self._begun = b""
+        arguments = [str(memory.descriptor), str(os.getpid())]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(reader.__file__)), str(memory.descriptor)],
+            [sys.executable, "-I", "-S", str(Path(reader.__file__)), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[memory.descriptor],

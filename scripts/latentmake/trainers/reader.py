@@ -1,9 +1,9 @@
 """Reads tensors out of cache files into memory that is there already, in a process of its own.
 
-`python -I -S reader.py MEMORY` imports nothing but the standard library: it is there after some
-hundredths of a second, takes a few megabytes, and has nothing to do with the threads and devices of
-the process that started it. That one sends a line for each batch and gets a line back; the bytes
-themselves go from the file straight into memory that both share.
+`python -I -S reader.py MEMORY PARENT` imports nothing but the standard library: it is there after
+some hundredths of a second, takes a few megabytes, and has nothing to do with the threads and
+devices of the process that started it. That one sends a line for each batch and gets a line back;
+the bytes themselves go from the file straight into memory that both share.
 """
 
 # No package modules here: this file is also run by its path, without any of them in reach.
@@ -99,7 +99,7 @@ def _end_with(parent: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, _PATIENCE, _PATIENCE)
 
 
-def main(memory: int) -> None:
+def main(memory: int, parent: int) -> None:
     """Carry out the lines of the standard input until it ends, which it does with the parent.
 
     A line is a JSON list: where a segment of the memory begins, its length, where the batch begins
@@ -107,12 +107,15 @@ def main(memory: int) -> None:
 
     Args:
         memory: descriptor of the file that is the shared memory.
+        parent: number of the process that started this one; it may have ended already.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    _end_with(os.getppid())
+    _end_with(parent)
     segments: dict[int, memoryview] = {}
     try:
         for line in sys.stdin.buffer:
+            if not line.endswith(b"\n"):
+                break  # the parent was killed while it wrote
             begin, length, start, size, parts = json.loads(line)
             if begin not in segments:
                 segments[begin] = memoryview(mmap.mmap(memory, length, offset=begin))
@@ -123,4 +126,4 @@ def main(memory: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))
