@@ -37,6 +37,17 @@ ORDER = [[0, 2], [1, 3], [4, 0], [5], [2, 2]]
 METADATA = {"scaling_factor": str(SCALING), "shift_factor": str(SHIFT)}
 
 
+def readers(parent: int | None = None) -> list[psutil.Process]:
+    """Return the readers among a process's children, by default this one's."""
+    name = Path(reader.__file__).name
+    found = []
+    for child in psutil.Process(parent).children():
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE and name in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
     return make_manifest(tmp_path)
@@ -291,7 +302,7 @@ def test_a_file_that_is_damaged_later_is_named_wherever_it_is_read(
         next(batches)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
-    assert not psutil.Process().children()
+    assert not readers()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -360,18 +371,18 @@ def test_a_batch_of_two_shapes_names_both_files(manifest: Path, workers: int) ->
 
 def test_readers_end_with_the_batches_and_when_these_are_closed_early(lengths: Caches) -> None:
     list(prefetched(lengths, [[0], [2]], workers=2))
-    assert not psutil.Process().children()
+    assert not readers()
     batches = prefetched(lengths, [[0]] * 1000, workers=2)
     next(batches)
-    assert len(psutil.Process().children()) == 2
+    assert len(readers()) == 2
     batches.close()
-    assert not psutil.Process().children()
+    assert not readers()
 
 
 def test_a_reader_that_was_killed_is_an_error_of_one_line(lengths: Caches) -> None:
     batches = prefetched(lengths, [[0]] * 1000, workers=1)
     next(batches)
-    (child,) = psutil.Process().children()
+    (child,) = readers()
     child.kill()
     with pytest.raises(TrainingError, match="killed by SIGKILL") as caught:
         list(batches)
@@ -410,12 +421,12 @@ def test_no_reader_outlives_a_training_that_was_killed(
     assert parent.stderr is not None
     assert parent.stdout.readline() == b"ready\n"
     children = psutil.Process(parent.pid).children()
-    readers = [child for child in children if Path(reader.__file__).name in str(child.cmdline())]
-    assert len(readers) == 2
+    reading = readers(parent.pid)
+    assert len(reading) == 2
     os.killpg(parent.pid, number) if how == "alone" else parent.send_signal(number)
     parent.wait(60)
     try:
-        _, alive = psutil.wait_procs(readers, timeout=60)
+        _, alive = psutil.wait_procs(reading, timeout=60)
         assert not alive
     finally:
         for child in children:
@@ -434,7 +445,7 @@ def test_readers_import_no_torch(lengths: Caches) -> None:
     """So they start at once, and hold little memory."""
     batches = prefetched(lengths, [[0]] * 1000, workers=1)
     next(batches)
-    (child,) = psutil.Process().children()
+    (child,) = readers()
     loaded = Path(f"/proc/{child.pid}/maps").read_text()
     assert "memfd:latentmake" in loaded
     assert "torch" not in loaded
