@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
@@ -17,6 +18,9 @@ class Samples(Closed):
     prompts: list[str] = Field(
         [], description="What to draw; by default the captions of the run's first four items."
     )
+    prompt_file: str | None = Field(
+        None, min_length=1, description="A text file with a prompt a line, in place of `prompts`."
+    )
     negative_prompt: str = Field("", description="What guidance leads away from.")
     every: Number | None = Field(
         None, gt=0, description="Steps between two rows; by default a quarter of the run."
@@ -27,6 +31,24 @@ class Samples(Closed):
         None, description="Size of the pictures; by default the run's first resolution."
     )
     seed: Number = Field(0, ge=0, description="Seed of their noise, the same in every row.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_prompts(cls, values: Any) -> Any:
+        """Put a file's lines in the place of its name, so that its content decides."""
+        if not isinstance(values, dict) or not isinstance(values.get("prompt_file"), str):
+            return values
+        if values.get("prompts"):
+            raise ValueError("has both `prompts` and `prompt_file`: leave one out")
+        name = values["prompt_file"]
+        try:
+            lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"`prompt_file` {name} cannot be read ({error})") from None
+        prompts = [line.strip() for line in lines if line.strip()]
+        if not prompts:
+            raise ValueError(f"`prompt_file` {name} holds no prompt: write one a line")
+        return {**values, "prompts": prompts, "prompt_file": None}
 
 
 _NAMED_PART = (
