@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 WIDE = 24
+STEMS = ("ant", "cat", "eel")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,9 @@ def trained(fresh: Callable[[], Project], models: Path, example: str) -> tuple[P
     project = fresh()
     config: dict[str, Any] = yaml.safe_load((ROOT / f"config/examples/{example}.yaml").read_text())
     project.config = config
-    world.make_dataset(project / "data/photos")
+    for number, stem in enumerate(STEMS):
+        world.draw(project / f"data/photos/{stem}.png", number)
+        (project / f"data/photos/{stem}.txt").write_text(world.CAPTIONS[stem])
     (project / "models").mkdir(exist_ok=True)
     for each in models.iterdir():
         (project / "models" / each.name).symlink_to(each.resolve())
@@ -122,7 +125,7 @@ def test_the_example_of_parts_trains_with_a_projection(
     projection = load_file(folder / "text_projection/model.safetensors")
     assert projection["weight"].shape == (16, WIDE)
     lengths = set()
-    for stem in world.CAPTIONS:
+    for stem in STEMS:
         cache = project / f"cache/photos/sd15-sdxlvae-t5/text/{stem}.text.safetensors"
         state = load_file(cache)["text_encoder.hidden_state"]
         assert state.shape[1] == WIDE
