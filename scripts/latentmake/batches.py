@@ -47,15 +47,15 @@ def batches(
     groups: dict[tuple[str, frozenset[str]], dict[Source, list[Target]]] = {}
     kin: dict[Source, tuple[str, ...]] = {}
     contents: dict[Source, str] = {}
-    folders = {
-        kind: _sisters(planner, dataset, model, kind, states) for kind in ("latents", "text")
-    }
+    folders: dict[str, list[str]] = {}
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
     for part, wanting in asked.items():
         # A text that lies beside each resolution is encoded once for all of them.
         together = everyone if "@" in part else frozenset(wanting)
         group = groups.setdefault((kind_of(part), together), {})
         for stale in states[dataset, model].parts[part].stale:
+            if kind_of(part) not in folders:  # not before there is work: weights may be read for it
+                folders[kind_of(part)] = _sisters(planner, dataset, model, kind_of(part), states)
             target = Target(part, stale.path, stale.found, size_of(part), stale.variant, stale.clip)
             group.setdefault(stale.source, []).append(target)
             sisters = tuple(

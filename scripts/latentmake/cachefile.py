@@ -32,6 +32,7 @@ __all__ = [
     "TEMPORARY_SUFFIX",
     "Header",
     "link",
+    "read_head",
     "read_header",
     "serialize",
     "stamp",
@@ -153,6 +154,31 @@ def link(existing: Path, path: Path) -> None:
         raise storage_error(error, path) or error from None
 
 
+def read_head(path: str | os.PathLike[str]) -> tuple[bytes, int]:
+    """Read what stands before the first tensor of a safetensors file, by one read as a rule.
+
+    Returns:
+        8 bytes with the length of the JSON that follows, and that JSON; and the size of the file
+        (format: https://github.com/huggingface/safetensors#format).
+
+    Raises:
+        ValueError: it is cut short or no safetensors file.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- a hot path: no Path is made
+        head = file.read(4096)
+        size = os.fstat(file.fileno()).st_size
+        length = struct.unpack_from("<Q", head)[0] if len(head) >= 8 else _MAX_HEADER
+        if length >= _MAX_HEADER or 8 + length > size:
+            raise ValueError("is cut short or no safetensors file")
+        while len(head) < 8 + length:
+            more = file.read(8 + length - len(head))
+            if not more:
+                raise ValueError("is cut short")
+            head += more
+    return head[: 8 + length], size
+
+
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read what a cache file says of itself, and check that it is whole; tensors are not read.
 
@@ -160,19 +186,12 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         CacheError: it is cut short, is no safetensors file, or not one of ours.
         OSError: it cannot be read.
     """
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- a hot path: no Path is made
-        start = file.read(4096)
-        size = os.fstat(file.fileno()).st_size
-        length = struct.unpack_from("<Q", start)[0] if len(start) >= 8 else _MAX_HEADER
-        if length >= _MAX_HEADER or 8 + length > size:
-            raise CacheError("is cut short or no safetensors file", where=path)
-        while len(start) < 8 + length:
-            more = file.read(8 + length - len(start))
-            if not more:
-                raise CacheError("is cut short", where=path)
-            start += more
     try:
-        text = start[8 : 8 + length]
+        head, size = read_head(path)
+    except ValueError as error:
+        raise CacheError(str(error), where=path) from None
+    try:
+        text = head[8:]
         header = json.loads(text)
         metadata = header.pop("__metadata__", {})
         end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
@@ -180,7 +199,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         content = digest.of_bytes(recipe.encode()) if isinstance(recipe, str) else None
     except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError):
         raise CacheError("has a damaged header", where=path) from None
-    if 8 + length + end != size:
+    if len(head) + end != size:
         raise CacheError("is cut short or has grown", where=path)
     if not (content is not None and isinstance(key, str) and isinstance(source, str)):
         raise CacheError("was not made by latentmake", where=path)

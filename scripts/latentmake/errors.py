@@ -106,3 +106,9 @@ def storage_error(error: OSError, where: str | os.PathLike[str]) -> StorageError
     return StorageError(
         what, where=where, mend=f"{mend} and give the same command again: finished work is kept"
     )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, 200 characters at most, or its kind."""
+    said = str(error).strip()
+    return said.splitlines()[0][:200] if said else type(error).__name__

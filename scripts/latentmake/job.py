@@ -22,7 +22,7 @@ from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Target, WorkItem, WorkOrder, spooled
 from latentmake.samples import Sample, samples_of
 
-__all__ = ["Encoder", "Job", "Load", "Loaded", "Reading", "Sample", "Say"]
+__all__ = ["Encoder", "Job", "Load", "Loaded", "Reading", "Sample", "Say", "read_source"]
 
 Say = Callable[[str], None]
 
@@ -72,6 +72,28 @@ class Reading(NamedTuple):
     sources: dict[str, list[Any]]
 
 
+def read_source(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:
+    """Return the bytes of a source and their digest.
+
+    Args:
+        path: on a disk or on S3.
+        sources: gets its stat and digest, for the receipt.
+
+    Raises:
+        OSError: it cannot be read.
+        SourceError: it cannot be fetched.
+    """
+    if remote.is_remote(path):
+        data, stat = remote.read(path)
+    else:
+        with Path(path).open("rb") as file:
+            stat = source_stat(os.fstat(file.fileno()))
+            data = file.read()
+    content = digest.of_bytes(data)
+    sources[path] = [*stat, content]
+    return data, content
+
+
 @dataclass
 class Job:
     """The state of a work order that is being carried out."""
@@ -102,10 +124,10 @@ class Job:
                 data = (item.text or "").encode()
                 content = digest.of_bytes(data)
             else:
-                data, content = self._read_file(item.source, sources)
+                data, content = read_source(item.source, sources)
             control = b""
             if item.control is not None:
-                control, other = self._read_file(item.control, sources)
+                control, other = read_source(item.control, sources)
                 content = digest.of_lines([content, other])
         except SourceError as error:
             return Reading(item, "", {}, [], {}, 0, str(error), sources)
@@ -132,18 +154,6 @@ class Job:
         except SourceError as error:
             return Reading(item, content, {}, [], {}, kept, str(error), sources)
         return Reading(item, content, keys, samples, missing, kept, None, sources)
-
-    @staticmethod
-    def _read_file(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:
-        if remote.is_remote(path):
-            data, stat = remote.read(path)
-        else:
-            with Path(path).open("rb") as file:
-                stat = source_stat(os.fstat(file.fileno()))
-                data = file.read()
-        content = digest.of_bytes(data)
-        sources[path] = [*stat, content]
-        return data, content
 
     def _stands(self, target: Target, key: str) -> bool:
         if target.found is None:

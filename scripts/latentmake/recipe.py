@@ -446,21 +446,15 @@ def text_weights_digests(
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    return [
-        (
-            weights_digest(place, file_digest, files),
-            digest.of_value(["hub", place.tokenizer])
-            if place.hub is not None
-            else _files_digest(tokenizer_files(place), file_digest),
-            *(
-                ()
-                if place.projection is None
-                else (
-                    projection_digest(
-                        place.projection, file_digest, with_code=place.trust_remote_code
-                    ),
-                )
-            ),
-        )
-        for place in model.text
-    ]
+    found: list[tuple[str, ...]] = []
+    for place in model.text:
+        if place.hub is not None:
+            tokenizer = digest.of_value(["hub", place.tokenizer])
+        else:
+            tokenizer = _files_digest(tokenizer_files(place), file_digest)
+        digests = [weights_digest(place, file_digest, files), tokenizer]
+        if place.projection is not None:
+            code = place.trust_remote_code
+            digests.append(projection_digest(place.projection, file_digest, with_code=code))
+        found.append(tuple(digests))
+    return found

@@ -13,9 +13,18 @@ from latentmake.errors import ModelError
 from latentmake.musubi.weights import read_tensors
 from latentmake.recipe import config_file, projection_file, vae_factor
 
-__all__ = ["Latents", "Tokens", "attended_width", "latents_shape", "text_tokens", "text_width"]
+__all__ = [
+    "T5_LENGTH",
+    "Latents",
+    "Tokens",
+    "attended_width",
+    "latents_shape",
+    "text_tokens",
+    "text_width",
+]
 
-_T5_LENGTH = 512  # tokens kept of a caption, as in encoders/text.py
+T5_LENGTH = 512
+"""Tokens kept of a caption for T5, as SD3, Flux and Wan do."""
 
 
 class Latents(NamedTuple):
@@ -114,7 +123,7 @@ def text_tokens(weights: TextWeights) -> Tokens | None:
     if config is None:
         return None
     if not str(config.get("model_type", "")).startswith("clip"):
-        return Tokens(weights.max_length or _T5_LENGTH, padded=False)
+        return Tokens(weights.max_length or T5_LENGTH, padded=False)
     limit = int(config.get("max_position_embeddings", 77))
     return Tokens(min(weights.max_length or limit, limit), padded=True)
 

@@ -25,10 +25,9 @@ from latentmake.encoders.projection import load_text_projection
 from latentmake.encoders.tokenizer import load_tokenizer
 from latentmake.errors import ModelError
 from latentmake.recipe import config_file, weights_files
+from latentmake.shapes import T5_LENGTH
 
 __all__ = ["TextEncoder", "load_text_encoder"]
-
-_T5_LENGTH = 512  # tokens, as SD3, Flux and Wan use
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def load_text_encoder(
         ) from None
     padded = model.config.model_type.startswith("clip")
     text_config = getattr(model.config, "text_config", model.config)
-    limit = text_config.max_position_embeddings if padded else _T5_LENGTH
+    limit = text_config.max_position_embeddings if padded else T5_LENGTH
     return TextEncoder(
         model=model.to(device=device, dtype=dtype).eval().requires_grad_(False),
         tokenizer=tokenizer,

@@ -7,7 +7,6 @@ killed adoption goes on where it was.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +22,9 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.foreign import of
 from latentmake.foreign.orders import AdoptOrder
 from latentmake.foreign.record import Record
+from latentmake.job import read_source
 from latentmake.layouts import plain
-from latentmake.memo import source_stat, target_stat
+from latentmake.memo import target_stat
 from latentmake.orders import FOLDER, Receipt, Target, WorkItem, WorkOrder, forget_spooled
 from latentmake.samples import caption_of
 
@@ -273,7 +273,7 @@ class _Batch:
             if self.work.kind == "latents":
                 tensors[plain.LATENTS] = stored
             else:
-                tensors[f"{plain.encoder_name(index)}.hidden_state"] = stored
+                tensors[plain.hidden_state(index)] = stored
         return tensors
 
 
@@ -282,12 +282,7 @@ def _read(item: WorkItem, outcome: _Outcome) -> tuple[bytes, str]:
     if item.source is None:
         data = (item.text or "").encode()
         return data, digest.of_bytes(data)
-    with Path(item.source).open("rb") as file:
-        stat = source_stat(os.fstat(file.fileno()))
-        data = file.read()
-    content = digest.of_bytes(data)
-    outcome.sources[item.source] = [*stat, content]
-    return data, content
+    return read_source(item.source, outcome.sources)
 
 
 def _header(path: str | Path) -> cachefile.Header | None:

@@ -113,7 +113,7 @@ def _files(order: ExportOrder) -> Iterator[_File]:
                 cache = row["latents"][order.part]
                 yield _File(cache, plain.LATENTS, 0, "latents", False, base, order.ending)
             for index, (ending, padded) in enumerate(order.texts):
-                tensor = f"{plain.encoder_name(index)}.hidden_state"
+                tensor = plain.hidden_state(index)
                 yield _File(row["text"], tensor, index, "text", padded, base, ending)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,8 +15,18 @@ __all__ = ["AdoptOrder", "ExportOrder", "Text"]
 class _Order(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read an order.
 
-class Text(_Order):
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is not one.
+        """
+        return cls.model_validate_json(path.read_bytes())
+
+
+class Text(BaseModel):
     """The embeddings of one text encoder.
 
     Attributes:
@@ -24,6 +35,7 @@ class Text(_Order):
         width: of each.
     """
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
     ending: str
     tokens: Tokens
     width: int
@@ -60,16 +72,6 @@ class AdoptOrder(_Order):
     passed: int
     planned: int
 
-    @classmethod
-    def read(cls, path: Path) -> AdoptOrder:
-        """Read an order.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is not one.
-        """
-        return cls.model_validate_json(path.read_bytes())
-
 
 class ExportOrder(_Order):
     """What an export is asked to do.
@@ -97,13 +99,3 @@ class ExportOrder(_Order):
     texts: list[tuple[str, bool]]
     text_dtype: str
     overwrite: bool
-
-    @classmethod
-    def read(cls, path: Path) -> ExportOrder:
-        """Read an order.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is not one.
-        """
-        return cls.model_validate_json(path.read_bytes())

@@ -22,6 +22,7 @@ __all__ = [
     "encoder_name",
     "ending",
     "folder",
+    "hidden_state",
     "identity",
     "latents_metadata",
     "named",
@@ -110,6 +111,11 @@ def latents_metadata(
         "pixel_width": str(pixels[0]),
         "pixel_height": str(pixels[1]),
     }
+
+
+def hidden_state(index: int) -> str:
+    """Return the name of the tensor of a text encoder's last hidden state."""
+    return f"{encoder_name(index)}.hidden_state"
 
 
 def encoder_name(index: int) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
+from latentmake.cachefile import read_head
+
 __all__ = ["Content", "Kind", "Tensor", "content_of", "not_finite", "read_tensors", "weight_file"]
 
 Kind = Literal[
@@ -28,7 +30,6 @@ Kind = Literal[
     "UNet",
 ]
 _EXPONENTS = {"BF16": (16, 0x7F80), "F16": (16, 0x7C00), "F32": (32, 0x7F800000)}
-_MAX_HEADER = 100_000_000  # safetensors' own limit, in bytes
 _SAFETENSORS = ".safetensors"
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
 
@@ -62,15 +63,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         ValueError: it is cut short or no safetensors file.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
-        start = file.read(8)
-        size = path.stat().st_size
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else _MAX_HEADER
-        if length >= _MAX_HEADER or 8 + length > size:
-            raise ValueError("is cut short or no safetensors file")
-        text = file.read(length)
+    head, size = read_head(path)
     try:
-        header = json.loads(text)
+        header = json.loads(head[8:])
         metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
         tensors = {
             name: Tensor(str(entry["dtype"]), tuple(int(side) for side in entry["shape"]))
@@ -79,7 +74,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         raise ValueError("has a damaged header") from None
-    if 8 + length + end != size:
+    if len(head) + end != size:
         raise ValueError("is cut short or has grown")
     return tensors, metadata
 

@@ -11,7 +11,7 @@ from accelerate.accelerator import Accelerator
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latentmake.config import SdTrainer
-from latentmake.errors import TrainingError
+from latentmake.errors import TrainingError, first_line
 
 __all__ = ["attention", "make_accelerator", "reseed", "set_up", "uses_deepspeed"]
 
@@ -35,7 +35,7 @@ def make_accelerator(settings: SdTrainer) -> Any:
         if not deepspeed:
             raise
         raise TrainingError(
-            f"DeepSpeed cannot be used ({str(error).strip().splitlines()[0]})",
+            f"DeepSpeed cannot be used ({first_line(error)})",
             where=_WHERE,
             mend="pip install deepspeed, or choose no DeepSpeed in `accelerate config`",
         ) from None
@@ -135,9 +135,9 @@ def set_up(unet: Any, settings: SdTrainer) -> None:
     if settings.attention == "xformers":
         try:
             unet.enable_xformers_memory_efficient_attention()
-        except (ImportError, ModuleNotFoundError, ValueError, NotImplementedError) as error:
+        except (ImportError, ValueError, NotImplementedError) as error:
             raise TrainingError(
-                f"xformers cannot be used here ({str(error).strip().splitlines()[0]})",
+                f"xformers cannot be used here ({first_line(error)})",
                 where="trainer.attention",
                 mend="pip install xformers on a machine with a GPU, or set it to `sdpa`",
             ) from None

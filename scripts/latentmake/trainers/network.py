@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from latentmake import cachefile
 from latentmake.config import SdTrainer, Weights
-from latentmake.errors import ModelError, TrainingError
+from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.projection import load_projection, write_projection
 from latentmake.recipe import NEW, config_file, weights_files
 from latentmake.trainers import parts
@@ -54,10 +54,6 @@ _FAULTS = (
 )
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-
-
 def load_unet(weights: Weights) -> UNet:
     """Load a UNet in float32 on the CPU: a diffusers folder, a single file, or from the hub.
 
@@ -90,7 +86,7 @@ def load_unet(weights: Weights) -> UNet:
             missing = list(info["missing_keys"])
     except _FAULTS as error:
         raise ModelError(
-            f"the UNet cannot be loaded ({_first_line(error)})",
+            f"the UNet cannot be loaded ({first_line(error)})",
             where=where,
             mend="name the folder of a diffusers UNet, or copy it again",
         ) from None
@@ -276,7 +272,7 @@ def _add_lora(unet: UNet, trainer: SdTrainer) -> None:
         )
     except ValueError as error:
         raise TrainingError(
-            f"a LoRA cannot be put there ({_first_line(error)})",
+            f"a LoRA cannot be put there ({first_line(error)})",
             where="trainer.target_modules",
             mend="name linear or convolution layers",
         ) from None

@@ -29,7 +29,6 @@ from latentmake.trainers.data import (
     find_not_finite,
     prefetched,
     read_items,
-    read_scale,
     read_text,
 )
 from latentmake.trainers.learner import Learner
@@ -116,7 +115,7 @@ class Training:
 
     def _make_sampler(self) -> None:
         order, samples = self.order, self.settings.samples
-        self.scale = read_scale(self.caches.examples[0].latents)
+        self.scale = self.caches.examples[0].latents_at.scale
         pixels = self.scale.pixels or recipe.vae_factor(order.vae) or _PIXELS
         width, height = (max(1, round(side / pixels)) for side in order.sample_size)
         self.sampler = sampling.Sampler(
@@ -211,14 +210,11 @@ class Training:
                     f"loss {said.loss:.4f}, {seen / (now - began):.1f} items/s", refresh=False
                 )
                 bar.update()
-                scalars.add(step, said._asdict())
-                scalars.add(
-                    step,
-                    {
-                        "epoch": self.schedule.epoch(step),
-                        "images_per_second": items / (now - clock),
-                    },
-                )
+                pace = {
+                    "epoch": self.schedule.epoch(step),
+                    "images_per_second": items / (now - clock),
+                }
+                scalars.add(step, said._asdict() | pace)
                 if step in steps_with_samples:
                     self._draw_samples()
                 asked = False

@@ -1,15 +1,13 @@
 """Where a tensor lies in its cache file: what is known of it before its bytes are read.
 
 A training looks at the headers of all its caches once, before the first step. The header is read by
-hand (8 bytes with its length, then JSON: https://github.com/huggingface/safetensors#format), which
-costs about half of what opening the file with safetensors does.
+hand, which costs about half of what opening the file with safetensors does.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
 import sys
 import zlib
 from collections.abc import Iterable
@@ -20,7 +18,9 @@ from typing import NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
+from latentmake.cachefile import read_head
 from latentmake.errors import CacheError
+from latentmake.layouts import plain
 
 __all__ = [
     "DTYPES",
@@ -36,8 +36,8 @@ __all__ = [
     "read_text",
 ]
 
-HIDDEN_STATE = "text_encoder.hidden_state"
-LATENTS = "latents"
+HIDDEN_STATE = plain.hidden_state(0)
+LATENTS = plain.LATENTS
 MEND = "delete it and give the build's command again, which encodes it anew"
 DTYPES = {
     "F64": torch.float64,
@@ -47,7 +47,6 @@ DTYPES = {
 }
 
 _DIMENSIONS = {LATENTS: 3, HIDDEN_STATE: 2}
-_MAX_HEADER = 100_000_000  # the format's own limit, in bytes
 _THREADS = 8  # that read headers: a disk or a network answers several at once
 _CHUNK = 256  # files a thread takes at a time
 
@@ -78,6 +77,12 @@ class Stored(NamedTuple):
     scaling: float
     shift: float
     pixels: float | None
+
+    @property
+    def scale(self) -> Scale:
+        """How its values relate to the network's and to pixels."""
+        pixels = self.pixels / self.shape[-1] if self.pixels else None
+        return Scale(self.scaling, self.shift, pixels)
 
     def is_like(self, other: Stored) -> bool:
         """Whether another state of the file takes the same place in a batch."""
@@ -118,22 +123,6 @@ def _number(metadata: dict[str, str], key: str, path: str, default: str | None =
         raise CacheError(f"has no number `{key}` in its header", where=path, mend=MEND) from None
 
 
-def _header(path: str) -> tuple[bytes, int]:
-    """Return what stands before the first tensor, and the size of the file."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        head = os.read(file, 4096)
-        size = os.fstat(file).st_size
-        length = 8 + struct.unpack_from("<Q", head)[0] if len(head) >= 8 else _MAX_HEADER
-        if length > min(size, _MAX_HEADER):
-            raise ValueError("it is cut short or no safetensors file")
-        while len(head) < length and (more := os.read(file, length - len(head))):
-            head += more
-    finally:
-        os.close(file)
-    return head[:length], size
-
-
 def inspect(path: str | os.PathLike[str], name: str) -> Stored:
     """Read the header of a cache file and find a tensor in it.
 
@@ -146,7 +135,7 @@ def inspect(path: str | os.PathLike[str], name: str) -> Stored:
     """
     path = os.fspath(path)
     try:
-        head, size = _header(path)
+        head, size = read_head(path)
         content = json.loads(head[8:])
         metadata = content.pop("__metadata__", {})
         end = max((int(tensor["data_offsets"][1]) for tensor in content.values()), default=0)
@@ -235,6 +224,4 @@ def read_scale(path: Path) -> Scale:
     Raises:
         CacheError: it is missing or damaged.
     """
-    found = inspect(path, LATENTS)
-    pixels = found.pixels / found.shape[-1] if found.pixels else None
-    return Scale(found.scaling, found.shift, pixels)
+    return inspect(path, LATENTS).scale
