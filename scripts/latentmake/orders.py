@@ -48,7 +48,7 @@ FOLDER = Path(".latentmake/orders")
 RUNS = Path(".latentmake/runs")
 SPOOL = Path(".latentmake/spool")
 _ITEMS = ".items.json"
-_VERSION = 2  # of a work order's form
+_VERSION = 3  # of a work order's form
 _RECEIPT = ".receipt.json"
 _KEPT_SECONDS = 7 * 24 * 3600
 
@@ -128,7 +128,7 @@ class WorkOrder:
     @property
     def layout(self) -> str:
         """Which names and tensors its targets have."""
-        return "plain" if self.model_settings.get("task") is None else "musubi"
+        return str(self.model_settings.get("layout", "plain"))
 
     @property
     def work(self) -> str:

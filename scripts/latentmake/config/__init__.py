@@ -7,6 +7,7 @@ touches a file: whether a path exists is for the planner to find out.
 
 from __future__ import annotations
 
+from latentmake.config.captions import Captions
 from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution, resolution_name
@@ -19,6 +20,7 @@ from latentmake.config.whole import Config, Run, json_schema, nearest, parse
 __all__ = [
     "Adopt",
     "Batch",
+    "Captions",
     "Cluster",
     "ClusterJob",
     "Config",

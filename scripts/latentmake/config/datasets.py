@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from latentmake.config.captions import Captions
 from latentmake.config.fields import Closed, Ending, Number, Place, listed
 
 __all__ = ["Dataset"]
@@ -21,6 +22,23 @@ class Dataset(Closed):
     )
     caption_extension: Ending = Field(
         ".txt", description="Ending of the caption file that lies beside an image."
+    )
+    tags_extension: Ending | None = Field(
+        None, description="Ending of a file of tags that lies beside an image, such as .tags."
+    )
+    metadata_file: str | None = Field(
+        None,
+        min_length=1,
+        description="File with the captions of many images: sd-scripts' .json or .jsonl, or the "
+        "metadata.csv or metadata.jsonl of an image folder.",
+    )
+    metadata_captions: Literal["override", "join"] | None = Field(
+        None,
+        description="Where an image has a caption file and an entry in metadata_file: the entry "
+        "counts, or stands behind the file's text; by default two that differ are an error.",
+    )
+    captions: Captions | None = Field(
+        None, description="What is done to captions before they are encoded."
     )
     fit: Literal["crop", "bucket"] = Field(
         "crop",
@@ -97,6 +115,16 @@ class Dataset(Closed):
         return any((each or "").startswith("s3://") for each in (self.path, self.control_directory))
 
     @property
+    def composed(self) -> bool:
+        """Whether the texts that are encoded are not just what its caption files hold."""
+        return bool(self.captions or self.tags_extension or self.metadata_file)
+
+    @property
+    def text_variants(self) -> int:
+        """How many texts each item has."""
+        return self.captions.variants if self.captions else 1
+
+    @property
     def video(self) -> bool:
         """Whether its items are videos."""
         return self.target_frames is not None
@@ -108,6 +136,16 @@ class Dataset(Closed):
         if isinstance(values, dict) and values.get("target_frames") is not None:
             return {"fit": "bucket", **values}
         return values
+
+    @model_validator(mode="after")
+    def _texts(self) -> Self:
+        if self.tags_extension == self.caption_extension:
+            raise ValueError("`tags_extension` is that of the captions")
+        if self.metadata_captions is not None and self.metadata_file is None:
+            raise ValueError("`metadata_captions` needs a `metadata_file`")
+        if self.composed and self.path.startswith("s3://"):
+            raise ValueError("captions of a dataset on S3 are taken as they are")
+        return self
 
     @model_validator(mode="after")
     def _clips(self) -> Self:

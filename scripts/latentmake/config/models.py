@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from latentmake.config.fields import Closed, Dtype, Ending, Number, listed, place
 
-__all__ = ["Adopt", "Model", "TextWeights", "WanTask", "Weights"]
+__all__ = ["Adopt", "Architecture", "Model", "TextWeights", "WanTask", "Weights"]
 
 
 WanTask = Literal[
@@ -23,6 +23,15 @@ WanTask = Literal[
     "i2v-A14B",
     "t2v-A14B",
 ]
+Architecture = Literal["sd1", "sd2", "sdxl", "sd3", "flux"]
+_TEXT_ENCODERS: dict[Architecture, tuple[str, ...]] = {
+    "sd1": ("CLIP-L",),
+    "sd2": ("OpenCLIP-H",),
+    "sdxl": ("CLIP-L", "CLIP-G"),
+    "sd3": ("CLIP-L", "CLIP-G", "T5"),
+    "flux": ("CLIP-L", "T5"),
+}
+_CHUNKED = frozenset({"sd1", "sd2", "sdxl"})
 _NEEDS_CLIP = frozenset({"i2v-14B", "flf2v-14B", "i2v-14B-FC"})
 _TWO_NETWORKS = frozenset({"i2v-A14B", "t2v-A14B"})
 
@@ -139,6 +148,33 @@ class Model(Closed):
     scheduler: str | None = Field(
         None, description="Folder of the noise schedule; by default `scheduler` beside the UNet."
     )
+    architecture: Architecture | None = Field(
+        None,
+        description="Which model this is; decides which of the text encoders' layers and vectors "
+        "are kept. By default the last layer of each.",
+    )
+    layout: Literal["plain", "sdscripts", "musubi"] = Field(
+        "plain",
+        description="Names and tensors of the caches: our own, those of sd-scripts, or (by "
+        "default with a `task`) those of musubi-tuner.",
+    )
+    clip_skip: Number | None = Field(
+        None,
+        ge=1,
+        description="Which of CLIP's layers is kept, counted from the last (1), as in "
+        "sd-scripts; for sd1 and sd2.",
+    )
+    max_token_length: Literal[75, 150, 225, "auto"] = Field(
+        75,
+        description="Tokens kept of a caption by CLIP, 75 at a time; auto: as many as the caption "
+        "has. For sd1, sd2 and sdxl.",
+    )
+    apply_lg_attn_mask: bool = Field(
+        False, description="Hide the padding from SD3's two CLIPs, as sd-scripts calls it."
+    )
+    apply_t5_attn_mask: bool = Field(
+        False, description="Hide the padding from T5, for sd3 and flux in the layout sdscripts."
+    )
     task: WanTask | None = Field(
         None,
         description="Makes this a Wan model: its caches are those of musubi-tuner, whose --task "
@@ -175,11 +211,6 @@ class Model(Closed):
     )
 
     @property
-    def layout(self) -> Literal["plain", "musubi"]:
-        """Which names and tensors its caches have."""
-        return "plain" if self.task is None else "musubi"
-
-    @property
     def image_to_video(self) -> bool:
         """Whether its caches hold the first frame's latents too."""
         return self.task is not None and self.task.startswith(("i2v", "flf2v"))
@@ -193,8 +224,39 @@ class Model(Closed):
     @classmethod
     def _wan_is_half(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("task") is not None:
-            return {"dtype": "bfloat16", **values}
+            return {"dtype": "bfloat16", "layout": "musubi", **values}
         return values
+
+    @model_validator(mode="after")
+    def _layout_fits(self) -> Self:
+        if (self.task is None) == (self.layout == "musubi"):
+            raise ValueError("`layout: musubi` and a Wan model's `task` belong together")
+        if self.layout == "sdscripts" and self.architecture is None:
+            raise ValueError("`layout: sdscripts` needs the model's `architecture`")
+        if self.architecture is None:
+            about = ("clip_skip", "max_token_length", "apply_lg_attn_mask", "apply_t5_attn_mask")
+            if key := self.first_set(*about):
+                raise ValueError(f"`{key}` needs the model's `architecture`")
+            return self
+        if self.task is not None:
+            raise ValueError("a Wan model has a `task`, and no `architecture`")
+        encoders = _TEXT_ENCODERS[self.architecture]
+        if len(self.text) != len(encoders):
+            raise ValueError(
+                f"{self.architecture} has {len(encoders)} text encoders ({', '.join(encoders)}), "
+                f"and {len(self.text)} are named"
+            )
+        if self.clip_skip is not None and self.architecture not in ("sd1", "sd2"):
+            raise ValueError(f"{self.architecture} has fixed layers: leave out `clip_skip`")
+        if self.max_token_length != 75 and self.architecture not in _CHUNKED:
+            raise ValueError(
+                f"{self.architecture} takes 77 tokens of CLIP: leave out `max_token_length`"
+            )
+        if self.apply_lg_attn_mask and self.architecture != "sd3":
+            raise ValueError("`apply_lg_attn_mask` is about sd3")
+        if self.apply_t5_attn_mask and self.architecture not in ("sd3", "flux"):
+            raise ValueError("`apply_t5_attn_mask` is about sd3 and flux")
+        return self
 
     @model_validator(mode="after")
     def _adopted(self) -> Self:

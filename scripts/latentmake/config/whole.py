@@ -10,6 +10,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from latentmake.config.captions import Captions
 from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Name, ResolutionField, listed
@@ -206,6 +207,7 @@ def _no_doubles(where: str, words: list[str]) -> None:
 _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     (): Config,
     ("datasets", "*"): Dataset,
+    ("datasets", "*", "captions"): Captions,
     ("models", "*"): Model,
     ("models", "*", "vae"): Weights,
     ("models", "*", "unet"): Weights,
