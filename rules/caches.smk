@@ -2,7 +2,7 @@
 # Makes: cache files; for bulk, one job a work order, with a receipt of what it did.
 
 LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}.latents.safetensors"
-TEXT = "cache/{dataset}/{model}/text/{stem}.text.safetensors"
+TEXT = "cache/{dataset}/{model}/{variant}/{stem}.text.safetensors"
 WAN_LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}_wan.safetensors"
 WAN_TEXT = "cache/{dataset}/{model}/{resolution}/{stem}_wan_te.safetensors"
 
@@ -53,7 +53,7 @@ rule text:
     output:
         TEXT,
     log:
-        "logs/text/{dataset}/{model}/{stem}.log",
+        "logs/text/{dataset}/{model}/{variant}/{stem}.log",
     conda:
         "../envs/encode.yaml"
     threads: threads_of("encode")

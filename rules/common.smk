@@ -100,5 +100,6 @@ wildcard_constraints:
     dataset=r"[^/]+",
     model=r"[^/]+",
     resolution=r"\d+(x\d+)?",
+    variant=r"text(\.(\d+|dropped))?",
     stem=r".+",
     run=r"[^/]+",

@@ -49,6 +49,8 @@ class Item(NamedTuple):
         image_stat: its stat.
         caption: path of its caption file; None stands for the empty caption.
         caption_stat: its stat, if it has one.
+        tags: path of its file of tags, if the dataset has such files.
+        tags_stat: its stat, if it has one.
         control: path of its control image or video, if any.
         control_stat: its stat, if it has one.
         media: size and length, where the layout's names need them.
@@ -59,9 +61,14 @@ class Item(NamedTuple):
     image_stat: SourceStat
     caption: str | None
     caption_stat: SourceStat | None
+    tags: str | None = None
+    tags_stat: SourceStat | None = None
     control: str | None = None
     control_stat: SourceStat | None = None
     media: Media | None = None
+
+
+_File = tuple[str | None, SourceStat | None]
 
 
 class Fault(NamedTuple):
@@ -202,25 +209,28 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         DatasetError: there is no image at all.
     """
     root = scanned.root
-    ending = dataset.caption_extension
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
     kind = "video" if dataset.video else "image"
     images: dict[str, list[tuple[str, SourceStat | None]]] = {}
-    captions: dict[str, tuple[str, SourceStat | None]] = {}
+    texts: dict[str, dict[str, _File]] = {
+        ending: {} for ending in (dataset.caption_extension, dataset.tags_extension) if ending
+    }
+    # One ending may end in another: `.tags.txt` in `.txt`.
+    endings = sorted(texts, key=len, reverse=True)
     faults: list[Fault] = []
     for path, *values in sorted(scanned.entries):
         stat = SourceStat(*values) if values[0] >= 0 else None
         stem, dot, extension = path.rpartition(".")
         is_image = f".{extension.lower()}" in extensions and not path.endswith(_PREVIEWS)
-        is_caption = path.endswith(ending)
-        if not dot or not (is_image or is_caption):
+        ending = next(filter(path.endswith, endings), None)
+        if not dot or not (is_image or ending):
             continue
         if fault := _unusable_name(path):
             shown = path.encode("utf-8", "backslashreplace").decode()
             shown = shown.replace("\n", "\\n").replace("\r", "\\r")
             faults.append(Fault(f"{root}/{shown}", shown, fault, "rename it"))
-        elif is_caption:
-            captions[path[: -len(ending)]] = (path, stat)
+        elif ending:
+            texts[ending][path[: -len(ending)]] = (f"{root}/{path}", stat)
         else:
             images.setdefault(stem, []).append((path, stat))
     if not images and not faults:
@@ -231,32 +241,30 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         )
     found: list[Item] = []
     for stem, candidates in images.items():
-        caption, caption_stat = captions.pop(stem, (None, None))
+        caption, *tags = (of.pop(stem, (None, None)) for of in texts.values())
         image, image_stat = candidates[0]
         where = f"{root}/{image}"
+        links = [path for path, stat in (caption, *tags) if path is not None and stat is None]
         if len(candidates) > 1:
             others = ", ".join(other for other, _ in candidates[1:])
             what = f"shares its stem with {others}, so their caches would overwrite each other"
             faults.append(Fault(where, stem, what, "rename or remove one of them"))
-        elif image_stat is None:
+        elif image_stat is None or links:
+            where = where if image_stat is None else links[0]
             faults.append(
                 Fault(where, stem, "is a link that leads nowhere", "mend or remove the link")
             )
-        elif caption is None and dataset.missing_caption == "error":
-            mend = f"write {root}/{stem}{ending}, or set missing_caption: empty"
+        elif caption[0] is None and dataset.missing_caption == "error" and not dataset.composed:
+            mend = f"write {root}/{stem}{dataset.caption_extension}, or set missing_caption: empty"
             faults.append(Fault(where, stem, "has no caption file", mend))
-        elif caption is not None and caption_stat is None:
-            where = f"{root}/{caption}"
-            faults.append(
-                Fault(where, stem, "is a link that leads nowhere", "mend or remove the link")
-            )
         else:
-            beside = None if caption is None else f"{root}/{caption}"
-            found.append(Item(stem, f"{root}/{image}", image_stat, beside, caption_stat))
-    for stem, (path, _) in captions.items():
-        article = "an" if kind == "image" else "a"
+            found.append(Item(stem, where, image_stat, *caption, *(tags[0] if tags else ())))
+    article = "an" if kind == "image" else "a"
+    for ending, left in texts.items():
+        one = "a caption" if ending == dataset.caption_extension else "a file of tags"
         mend = f"add the {kind} it describes, or remove it"
-        faults.append(Fault(f"{root}/{path}", stem, f"is a caption without {article} {kind}", mend))
+        for stem, (file, _) in left.items():
+            faults.append(Fault(str(file), stem, f"is {one} without {article} {kind}", mend))
     found.sort()
     faults.sort()
     return found, faults

@@ -16,13 +16,13 @@ from latentmake.parts import (
     PROMPTS,
     Part,
     RunPlan,
+    part_names,
     parts_of,
     prompt_path,
     read_lock,
-    resolutions_of,
     run_folder,
 )
-from latentmake.trainers.order import Prompt, TrainingOrder, Wanted
+from latentmake.trainers.order import Prompt, TextSchedule, TrainingOrder, Wanted
 from latentmake.trainers.record import Layout, read_record
 
 if TYPE_CHECKING:
@@ -102,7 +102,6 @@ def _manifest_order(
 ) -> Path:
     model = planner.config.models[run.model]
     layout = layouts.of(model.layout)
-    names = layout.parts(resolutions_of(run))
     rows: list[manifest.ManifestItem] = []
     for name in run.datasets:
         settings = planner.config.datasets[name]
@@ -112,7 +111,7 @@ def _manifest_order(
                 layout.folder(name, run.model, part),
                 plan.parts[Part(name, run.model, part)].known,
             )
-            for part in names
+            for part in part_names(planner.config, run, name)
         ]
         for item in planner.items(name, run.model)[0]:
             targets = {
@@ -123,7 +122,13 @@ def _manifest_order(
                 for part, folder, known in parts
             }
             row = manifest.ManifestItem(
-                name, item.stem, item.image, targets, item.caption, item.control
+                name,
+                item.stem,
+                item.image,
+                targets,
+                item.caption,
+                item.control,
+                planner.texts(name, item.stem),
             )
             rows.append(row)
     return manifest.ManifestOrder(
@@ -188,6 +193,7 @@ def _finish_training(
         negative=prompt_path(run.model, samples.negative_prompt) if guided else None,
         sample_size=(size.width, size.height),
         trainer=trainer,
+        texts=_text_schedules(planner, run),
         planned=time.time_ns(),
     )
     wanted = Wanted(data=lock or "", settings=order.settings_digest(), weights=weights)
@@ -207,6 +213,19 @@ def _finish_training(
     path = run_order(plan.name, "train", order.planned)
     cachefile.write(path, order.model_dump_json().encode())
     plan.training_order = path
+
+
+def _text_schedules(planner: Planner, run: Run) -> dict[str, TextSchedule]:
+    """Return how the variants of each dataset's texts depend on the step, where they do."""
+    found = {}
+    for name in run.datasets:
+        making = planner.config.datasets[name].captions
+        if making and (making.token_warmup_step or making.caption_dropout_every_n_epochs):
+            found[name] = TextSchedule(
+                token_warmup_step=making.token_warmup_step,
+                caption_dropout_every_n_epochs=making.caption_dropout_every_n_epochs,
+            )
+    return found
 
 
 def _digest_of(planner: Planner, path: Path) -> str:

@@ -349,7 +349,7 @@ class Job:
         """Return the items whose spooled files another build took away since they were counted."""
         return list(
             {
-                item.stem: item
+                (item.stem, item.text): item
                 for item, key in self.wanted.values()
                 if item.stem not in self.failed and not spooled(key).is_file()
             }.values()

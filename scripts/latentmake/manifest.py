@@ -61,6 +61,7 @@ class ManifestItem:
         targets: part -> path and key of each target; the key is None where it is not known yet.
         caption: path of its caption file, if any.
         control: path of its control image or video, if any.
+        texts: the variants of its text, where they are not what the caption file holds.
     """
 
     dataset: str
@@ -69,6 +70,7 @@ class ManifestItem:
     targets: dict[str, list[tuple[str, str | None]]]
     caption: str | None = None
     control: str | None = None
+    texts: list[str] | None = None
 
 
 def _item(
@@ -76,7 +78,7 @@ def _item(
     stem: str,
     source: str,
     targets: dict[str, list[tuple[str, str | None]]],
-    *others: str | None,
+    *others: Any,
 ) -> ManifestItem:
     pairs = {part: [(path, key) for path, key in found] for part, found in targets.items()}
     return ManifestItem(dataset, stem, source, pairs, *others)
@@ -226,6 +228,7 @@ def write_manifest(
                 "source": item.source,
                 "repeats": order.repeats[item.dataset],
                 **layout.row(paths),
+                **({} if item.texts is None else {"texts": item.texts}),
                 **({} if plainly else {"caption": item.caption, "control": item.control}),
             }
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -17,9 +18,20 @@ from typing import NamedTuple, Self
 from latentmake import digest
 from latentmake.media import Media
 
-__all__ = ["Memo", "Rate", "SourceStat", "TargetStat", "source_stat", "target_stat"]
+__all__ = [
+    "Entry",
+    "Listed",
+    "Memo",
+    "Rate",
+    "SourceStat",
+    "TargetStat",
+    "source_stat",
+    "target_stat",
+]
 
-_VERSION = 3
+_VERSION = 4
+_OLDER = (0, 3)  # what they lack is added
+_AT_ONCE = 500  # names looked for by one query
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
     path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT, digest TEXT
@@ -36,6 +48,15 @@ CREATE TABLE IF NOT EXISTS verdicts (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rates (
     name TEXT PRIMARY KEY, targets REAL, seconds REAL, starting REAL, jobs REAL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS texts (
+    path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT, text TEXT
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS lists (
+    path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT, entries INT
+);
+CREATE TABLE IF NOT EXISTS entries (
+    list INT, name TEXT, caption TEXT, tags TEXT, PRIMARY KEY (list, name)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS receipts (name TEXT PRIMARY KEY) WITHOUT ROWID;
 """
@@ -80,13 +101,63 @@ def target_stat(stat: os.stat_result) -> TargetStat:
     return TargetStat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
+class Entry(NamedTuple):
+    """What a list of captions says of one image.
+
+    Attributes:
+        name: the image's, as the list has it.
+        caption: None where there is none.
+        tags: None where there are none.
+    """
+
+    name: str
+    caption: str | None
+    tags: str | None
+
+
+class Listed:
+    """The entries of one list of captions, on disk: a list may be larger than memory.
+
+    Args:
+        database: that holds them.
+        number: of the list there.
+        count: how many entries it has.
+    """
+
+    def __init__(self, database: sqlite3.Connection, number: int, count: int) -> None:
+        self._database = database
+        self._number = number
+        self.count = count
+
+    def find(self, names: Iterable[str]) -> dict[str, Entry]:
+        """Return the entries of some names."""
+        wanted = list(names)
+        found: dict[str, Entry] = {}
+        for start in range(0, len(wanted), _AT_ONCE):
+            some = wanted[start : start + _AT_ONCE]
+            marks = ",".join("?" * len(some))
+            rows = self._database.execute(
+                f"SELECT name, caption, tags FROM entries WHERE list = ? AND name IN ({marks})",  # noqa: S608
+                (self._number, *some),
+            )
+            found.update((row[0], Entry(*row)) for row in rows)
+        return found
+
+    def names(self) -> Iterator[str]:
+        """Yield all names, in order."""
+        rows = self._database.execute(
+            "SELECT name FROM entries WHERE list = ? ORDER BY name", (self._number,)
+        )
+        return (str(row[0]) for row in rows)
+
+
 def _connect(place: str) -> sqlite3.Connection:
     database = sqlite3.connect(place, timeout=1, isolation_level=None)
     try:
         (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
+        if version not in (*_OLDER, _VERSION):
             raise sqlite3.DatabaseError("written by another version")
-        if version == 0:
+        if version != _VERSION:
             database.executescript(_SCHEMA)
             database.execute(f"PRAGMA user_version = {_VERSION}")
     except sqlite3.Error:
@@ -107,6 +178,7 @@ class Memo:
         self._sources: list[tuple[object, ...]] = []
         self._targets: list[tuple[object, ...]] = []
         self._media: list[tuple[object, ...]] = []
+        self._texts: list[tuple[object, ...]] = []
         self._verdicts: list[tuple[object, ...]] = []
         self._receipts: list[tuple[object, ...]] = []
         self._rates: list[tuple[object, ...]] = []
@@ -143,6 +215,7 @@ class Memo:
             ("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?, ?)", self._sources),
             ("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?, ?)", self._targets),
             ("INSERT OR REPLACE INTO media VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._media),
+            ("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", self._texts),
             ("INSERT OR REPLACE INTO verdicts VALUES (?, ?, unixepoch())", self._verdicts),
             ("INSERT OR REPLACE INTO receipts VALUES (?)", self._receipts),
             (
@@ -195,6 +268,64 @@ class Memo:
         columns = "size, mtime_ns, ctime_ns, inode, width, height, frames"
         rows = self._below("media", columns, folder)
         return {row[0]: (row[1:5], Media(*row[5:])) for row in rows}  # type: ignore[misc, arg-type]
+
+    def texts_below(self, folder: str) -> dict[str, tuple[SourceStat, str]]:
+        """Return stat and content of every known file of text below a folder."""
+        rows = self._below("texts", "size, mtime_ns, ctime_ns, inode, text", folder)
+        return {row[0]: (row[1:5], row[5]) for row in rows}  # type: ignore[misc]
+
+    def learn_text(self, path: str, stat: SourceStat, text: str) -> None:
+        """Remember what a file of text holds."""
+        self._texts.append((path, *stat, text))
+
+    def listed(self, path: str, stat: SourceStat) -> Listed | None:
+        """Return the entries of a list of captions of this stat, where it was read before."""
+        try:
+            row = self._database.execute(
+                "SELECT size, mtime_ns, ctime_ns, inode, rowid, entries FROM lists WHERE path = ?",
+                (path,),
+            ).fetchone()
+        except sqlite3.Error:
+            return None
+        if row is None or row[:4] != stat:
+            return None
+        return Listed(self._database, row[4], row[5])
+
+    def learn_list(self, path: str, stat: SourceStat, entries: Iterable[Entry]) -> Listed:
+        """Keep the entries of a list of captions, each as soon as it comes; all of them or none.
+
+        Where the memo cannot be written, a temporary file of the system holds them.
+
+        Raises:
+            whatever `entries` raises.
+        """
+        database = self._database
+        try:
+            database.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            database = _connect("")
+            database.execute("BEGIN")
+        try:
+            old = database.execute("SELECT rowid FROM lists WHERE path = ?", (path,)).fetchone()
+            if old is not None:
+                database.execute("DELETE FROM entries WHERE list = ?", old)
+            row = (path, *stat, 0)
+            done = database.execute("INSERT OR REPLACE INTO lists VALUES (?, ?, ?, ?, ?, ?)", row)
+            number = int(done.lastrowid or 0)
+            database.executemany(
+                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)",
+                ((number, *entry) for entry in entries),
+            )
+            (count,) = database.execute(
+                "SELECT count(*) FROM entries WHERE list = ?", (number,)
+            ).fetchone()
+            database.execute("UPDATE lists SET entries = ? WHERE rowid = ?", (count, number))
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+        return Listed(database, number, count)
 
     def learn_media(self, path: str, stat: SourceStat, media: Media) -> None:
         """Remember an image's or a video's size and length."""

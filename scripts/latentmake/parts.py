@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from latentmake import digest, layouts, manifest
-from latentmake.config import Config, Run, SdTrainer
+from latentmake.config import Config, Dataset, Run, SdTrainer
 from latentmake.dataset import Fault, Item
 from latentmake.evaluate import PartState, Source
 from latentmake.layouts import plain
@@ -20,6 +20,7 @@ __all__ = [
     "Plan",
     "RunPlan",
     "kind_of",
+    "part_names",
     "parts_of",
     "prompt_path",
     "prompt_sources",
@@ -29,6 +30,7 @@ __all__ = [
     "run_folder",
     "size_of",
     "source_of",
+    "text_parts",
 ]
 
 PROMPTS = "_prompts"
@@ -38,8 +40,8 @@ PROMPTS = "_prompts"
 class Part(NamedTuple):
     """The targets of one dataset, model and part.
 
-    A part is a resolution's name (`64`, `480x832`), `text`, or, where a layout keeps the text with
-    each resolution, `text@480x832`.
+    A part is a resolution's name (`64`, `480x832`), `text`, further variants of the items' texts
+    (`text.1`), or, where a layout keeps the text with each resolution, `text@480x832`.
     """
 
     dataset: str
@@ -108,13 +110,25 @@ def resolutions_of(run: Run) -> list[str]:
 
 def parts_of(config: Config, run: Run) -> list[Part]:
     """Return the parts that a run needs."""
-    layout = layouts.of(config.models[run.model].layout)
     parts = [
         Part(dataset, run.model, name)
         for dataset in run.datasets
-        for name in layout.parts(resolutions_of(run))
+        for name in part_names(config, run, dataset)
     ]
     return [*parts, Part(PROMPTS, run.model, "text")] if prompts_of(run) else parts
+
+
+def part_names(config: Config, run: Run, dataset: str) -> list[str]:
+    """Return the names of the parts that a run needs of one of its datasets."""
+    layout = layouts.of(config.models[run.model].layout)
+    return layout.parts(resolutions_of(run), text_parts(config.datasets[dataset]))
+
+
+def text_parts(settings: Dataset) -> list[str]:
+    """Return a part for each variant of the items' texts: `text`, `text.1`, ..., `text.dropped`."""
+    names = ["text", *(f"text.{number}" for number in range(1, settings.text_variants))]
+    making = settings.captions
+    return [*names, plain.DROPPED] if making and making.caption_dropout_every_n_epochs else names
 
 
 def prompts_of(run: Run) -> list[str]:
@@ -142,9 +156,15 @@ def prompt_sources(runs: Iterable[Run]) -> list[Source]:
     return sorted(Source(prompt_stem(text), None, None, text) for text in texts)
 
 
-def source_of(kind: str, item: Item) -> Source:
-    """Return what an item's `latents` or `text` are made from."""
-    if kind == "latents":
+def source_of(part: str, item: Item, texts: Sequence[str] | None = None) -> Source:
+    """Return what an item's target of a part is made from.
+
+    Args:
+        part: its name.
+        item: of which.
+        texts: the variants of its text; None where it is what the caption file holds.
+    """
+    if kind_of(part) == "latents":
         return Source(
             item.stem,
             item.image,
@@ -153,6 +173,10 @@ def source_of(kind: str, item: Item) -> Source:
             control_stat=item.control_stat,
             media=item.media,
         )
+    if texts is not None:
+        variant = part.partition(".")[2]
+        text = "" if part == plain.DROPPED else texts[int(variant or 0)]
+        return Source(item.stem, None, None, text)
     if item.caption is None:
         return Source(item.stem, None, None, "")
     return Source(item.stem, item.caption, item.caption_stat)

@@ -7,11 +7,12 @@ no file whose stat it knows.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from latentmake import dataset as datasets
-from latentmake import digest, evaluate, layouts, manifest, orders, recipe, remote
+from latentmake import digest, evaluate, layouts, manifest, metadata, orders, recipe, remote
 from latentmake.batches import batches, minutes_of
 from latentmake.config import Config, Run, SdTrainer, Weights
 from latentmake.dataset import Fault, Item, Scan
@@ -32,6 +33,7 @@ from latentmake.parts import (
     read_lock,
     source_of,
 )
+from latentmake.texts import Texts, note_of, texts_of
 from latentmake.wan_dataset import measured
 
 __all__ = ["Planner"]
@@ -52,6 +54,7 @@ class Planner:
         self._buildable = [Path(folder) for folder in buildable]
         self._scans: dict[str, Scan] = {}
         self._controls: dict[str, Scan | None] = {}
+        self._texts: dict[str, Texts] = {}
         self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._asides: dict[str, list[dict[str, str]]] = {}
@@ -92,12 +95,37 @@ class Planner:
         if asked not in self._items:
             settings = self.config.datasets[name]
             found, faults = datasets.items(name, settings, self.scan(name))
+            if settings.composed:
+                made = self._compose(name, found)
+                found = [item for item in found if item.stem in made.found]
+                faults = sorted([*faults, *made.faults])
             if self.layout(model) == "musubi":
                 root, control = self.scan(name).root, self.control(name)
                 found, further = measured(settings, root, found, control, self.memo)
                 faults = sorted([*faults, *further])
             self._items[asked] = found, faults
         return self._items[asked]
+
+    def _compose(self, name: str, items: list[Item]) -> Texts:
+        """Make the texts of a dataset's items, once."""
+        if name not in self._texts:
+            settings, root = self.config.datasets[name], self.scan(name).root
+            listed = None
+            if settings.metadata_file is not None:
+                listed = metadata.entries_of(name, settings.metadata_file, root, self.memo)
+            made = texts_of(settings, root, items, listed, self.memo)
+            if note := note_of(name, made, settings.text_variants):
+                sys.stderr.write(f"note: {note}\n")
+            self._texts[name] = made
+        return self._texts[name]
+
+    def texts(self, name: str, stem: str) -> list[str] | None:
+        """Return the variants of an item's text; None where it is what its caption file holds.
+
+        To be asked for items that `items` returned.
+        """
+        made = self._texts.get(name)
+        return None if made is None else made.found[stem]
 
     def faults(self, name: str, model: str) -> list[Fault]:
         """Return what is wrong with files of a dataset, as far as its items had to be made.
@@ -198,6 +226,8 @@ class Planner:
         settings = self.config.datasets[dataset].model_dump()
         layout, control = self.layout(model), self.control(dataset)
         listings = [scanned.fingerprint, folder.fingerprint, control and control.fingerprint]
+        if (listed := self.config.datasets[dataset].metadata_file) is not None:
+            listings.append(str(metadata.metadata_stat(dataset, listed)))
         question = digest.of_value([dataset, model, layout, recipes, listings, settings])
         if not aside and (answer := self.memo.verdict(question)):
             return evaluate.recall(answer)
@@ -212,7 +242,8 @@ class Planner:
             model=model,
             root=scanned.root,
             sources={
-                part: [source_of(kind, item) for item in wanted] for part, kind in kinds.items()
+                part: [source_of(part, item, self.texts(dataset, item.stem)) for item in wanted]
+                for part in kinds
             },
             owned=owned,
             recipes=recipes,

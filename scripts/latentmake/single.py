@@ -11,7 +11,7 @@ from latentmake.evaluate import Source
 from latentmake.layouts import Named
 from latentmake.memo import target_stat
 from latentmake.orders import Target, WorkItem, WorkOrder
-from latentmake.parts import PROMPTS, kind_of, prompt_sources, size_of, source_of
+from latentmake.parts import PROMPTS, kind_of, prompt_sources, size_of, source_of, text_parts
 
 if TYPE_CHECKING:
     from latentmake.plan import Planner
@@ -42,7 +42,7 @@ def single(planner: Planner, path: str) -> tuple[WorkOrder, bool] | None:
         if folder != f"cache/{dataset}/{model}/{place}":
             continue
         settings = planner.config.datasets.get(dataset)
-        for source in _sources(planner, dataset, model, kind_of(part)):
+        for source in _sources(planner, dataset, model, part):
             if layout.base(source.stem) in bases:
                 for named in layout.named(folder, part, source.stem, source.media, settings):
                     if named.path == path:
@@ -50,13 +50,17 @@ def single(planner: Planner, path: str) -> tuple[WorkOrder, bool] | None:
     return None
 
 
-def _sources(planner: Planner, dataset: str, model: str, kind: str) -> list[Source]:
+def _sources(planner: Planner, dataset: str, model: str, part: str) -> list[Source]:
     if dataset == PROMPTS:
         runs = [run for run in planner.config.runs.values() if run.model == model]
-        return prompt_sources(runs) if kind == "text" else []
+        return prompt_sources(runs) if part == "text" else []
     if dataset not in planner.config.datasets:
         return []
-    return [source_of(kind, item) for item in planner.items(dataset, model)[0]]
+    known = text_parts(planner.config.datasets[dataset])
+    if part.startswith("text.") and part not in known:
+        return []
+    items = planner.items(dataset, model)[0]
+    return [source_of(part, item, planner.texts(dataset, item.stem)) for item in items]
 
 
 def _single(

@@ -20,6 +20,7 @@ from typing import Any
 from latentmake import cachefile, remote
 from latentmake.config import Config, Run
 from latentmake.errors import CacheError, ConfigError, StorageError
+from latentmake.layouts.plain import DROPPED
 from latentmake.orders import run_order
 from latentmake.parts import PROMPTS, Part, RunPlan, prompt_path, prompts_of, read_lock, run_folder
 
@@ -244,6 +245,13 @@ def _paths(plan: RunPlan, run: Run) -> Mapping[Part, list[str]]:
             named = (
                 {"text": text} if isinstance(text, str) else {f"text@{k}": text[k] for k in text}
             )
+            named |= {
+                f"text.{number}": path
+                for number, path in enumerate(row.get("variants", ()))
+                if number
+            }
+            if "dropped" in row:
+                named[DROPPED] = row["dropped"]
             for name, paths in {**row["latents"], **named}.items():
                 part = Part(row["dataset"], run.model, name)
                 found.setdefault(part, []).extend([paths] if isinstance(paths, str) else paths)

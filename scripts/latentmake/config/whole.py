@@ -130,6 +130,14 @@ class Config(Closed):
                     where=f"runs.{name}.datasets",
                     mend="copy it to a folder, or mount the bucket",
                 )
+            if settings.text_variants > 1 or (
+                settings.captions and settings.captions.caption_dropout_every_n_epochs
+            ):
+                raise ConfigError(
+                    "musubi-tuner reads one text of an item",
+                    where=f"datasets.{dataset}.captions",
+                    mend="leave out `variants` and `caption_dropout_every_n_epochs`",
+                )
             small = [size for size in run.resolutions if size.width * size.height < _WAN_LEAST]
             if settings.fit == "bucket" and small:
                 raise ConfigError(

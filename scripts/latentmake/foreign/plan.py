@@ -63,6 +63,13 @@ def plan_adopt(planner: Planner, plan: RunPlan, run: Run) -> Path:
     name, model = run.model, planner.config.models[run.model]
     adopt = _adopt(planner, run)
     for dataset in run.datasets:
+        if adopt.text is not None and planner.config.datasets[dataset].composed:
+            raise ConfigError(
+                f"the texts of {dataset} are not just what its caption files hold, as adopted "
+                "embeddings are",
+                where=f"adopt_{plan.name}",
+                mend=f"leave out models.{name}.adopt.text, so that they are encoded",
+            )
         if planner.config.datasets[dataset].remote:
             raise ConfigError(
                 f"the dataset {dataset} lies on S3, and caches are adopted from folders on disk",

@@ -32,8 +32,13 @@ class Named(NamedTuple):
 class Layout(Protocol):
     """What a layout's module offers."""
 
-    def parts(self, resolutions: Iterable[str]) -> list[str]:
-        """Return the parts of one dataset and model, for some resolutions' names."""
+    def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
+        """Return the parts of one dataset and model, for some resolutions' names.
+
+        Args:
+            resolutions: their names.
+            texts: `text`, and a name for each further variant of an item's text.
+        """
 
     def folder(self, dataset: str, model: str, part: str) -> str:
         """Return the folder of a part's cache files."""

@@ -47,8 +47,8 @@ _CLIP = re.compile(r"(.+)_\d{5,}-\d{3,}")
 _VERSION = "1.0.1"
 
 
-def parts(resolutions: Iterable[str]) -> list[str]:
-    """Return the parts of one dataset and model: each resolution, and the text beside each."""
+def parts(resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
+    """Return the parts of one dataset and model: each resolution, and the one text beside each."""
     names = list(resolutions)
     return [*names, *(f"text@{name}" for name in names)]
 

@@ -2,6 +2,7 @@
 
     cache/{dataset}/{model}/{resolution}/{stem}.latents.safetensors    latents [C, h, w], unscaled
     cache/{dataset}/{model}/text/{stem}.text.safetensors               {encoder}.hidden_state [T, D]
+    cache/{dataset}/{model}/text.1/{stem}.text.safetensors             the same of another variant
 
 Images in sub-folders keep their relative path.
 """
@@ -15,6 +16,7 @@ from latentmake.layouts import Named
 from latentmake.media import Media
 
 __all__ = [
+    "DROPPED",
     "LATENTS",
     "LATENTS_ENDING",
     "TEXT_ENDING",
@@ -32,19 +34,22 @@ __all__ = [
     "row",
 ]
 
+DROPPED = "text.dropped"
+"""The part of the empty captions that stand in for others in some epochs."""
+
 LATENTS = "latents"
 LATENTS_ENDING = ".latents.safetensors"
 TEXT_ENDING = ".text.safetensors"
 
 
-def parts(resolutions: Iterable[str]) -> list[str]:
-    """Return the parts of one dataset and model: each resolution, and `text`."""
-    return [*resolutions, "text"]
+def parts(resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
+    """Return the parts of one dataset and model: each resolution, and each variant of the text."""
+    return [*resolutions, *texts]
 
 
 def ending(part: str) -> str:
-    """Return what a target's name ends in; `part` is `text` or a resolution's name."""
-    return TEXT_ENDING if part == "text" else LATENTS_ENDING
+    """Return what a target's name ends in; `part` is one of text or a resolution's name."""
+    return TEXT_ENDING if part.startswith("text") else LATENTS_ENDING
 
 
 def folder(dataset: str, model: str, part: str) -> str:
@@ -61,7 +66,7 @@ def named(
     folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
 ) -> Sequence[Named]:
     """Return an item's one target of a part."""
-    if part == "text":
+    if part.startswith("text"):
         return (Named(f"{folder}/{stem}{TEXT_ENDING}", ""),)
     return (Named(f"{folder}/{stem}{LATENTS_ENDING}", part),)
 
@@ -85,11 +90,20 @@ def identity(stem: str, path: str) -> str:
 
 
 def row(targets: Mapping[str, Sequence[str]]) -> dict[str, object]:
-    """Return `latents` (resolution -> path) and `text` (path)."""
-    return {
-        "latents": {part: paths[0] for part, paths in targets.items() if part != "text"},
-        "text": targets["text"][0],
+    """Return `latents` (resolution -> path), `text` (path), and paths of further variants of it.
+
+    These are `variants`, with the first, where there are several, and `dropped`, the empty caption.
+    """
+    texts = {part: paths[0] for part, paths in targets.items() if part.startswith("text")}
+    row: dict[str, object] = {
+        "latents": {part: paths[0] for part, paths in targets.items() if part not in texts},
+        "text": texts["text"],
     }
+    if DROPPED in texts:
+        row["dropped"] = texts.pop(DROPPED)
+    if len(texts) > 1:
+        row["variants"] = list(texts.values())
+    return row
 
 
 def latents_metadata(

@@ -71,6 +71,8 @@ def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[st
 
 def _caption(row: ManifestRow) -> str | None:
     """Return the caption as it stands in its file now; None where that cannot be told."""
+    if row.written is not None:
+        return row.written
     if row.caption is None:
         return ""
     try:

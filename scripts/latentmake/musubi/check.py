@@ -151,7 +151,7 @@ def _of(what: str, faults: Iterable[str], sound: str) -> Finding:
 
 
 def _items(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[Finding]:
-    without = sum(row.caption is None for row in rows)
+    without = sum(row.caption is None and row.written is None for row in rows)
     sound = f"{len(rows)} items, each with its caption"
     if without:
         sound = f"{len(rows)} items, {without} of them without a caption file"

@@ -83,6 +83,7 @@ class ManifestRow(NamedTuple):
         repeats: how often an epoch shows it.
         latents: resolution's name (`256` or `480x832`) -> paths of cache files, one a clip.
         text: resolution's name -> path of the embedding's cache file.
+        texts: the text itself, where it is not what the caption file holds.
     """
 
     dataset: str
@@ -93,6 +94,12 @@ class ManifestRow(NamedTuple):
     repeats: int
     latents: dict[str, list[str]]
     text: dict[str, str]
+    texts: list[str] | None = None
+
+    @property
+    def written(self) -> str | None:
+        """The text, where it is not what the caption file holds."""
+        return None if self.texts is None else self.texts[0]
 
 
 def manifest_rows(path: Path) -> Iterator[ManifestRow]:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from latentmake.errors import CacheError, ConfigError, SourceError, StorageError
 from latentmake.musubi.mirror import mirror
-from latentmake.musubi.order import MusubiOrder, manifest_rows
+from latentmake.musubi.order import ManifestRow, MusubiOrder, manifest_rows
 from latentmake.musubi.paths import System, absolute, is_windows, translate
 from latentmake.musubi.scripts import batch_script, shell_script
 from latentmake.musubi.texts import Texts, block_name
@@ -130,8 +130,7 @@ def _members(order: MusubiOrder) -> dict[str, Path | bytes]:
         for resolution in order.resolutions:
             name = block_name(row.dataset, resolution)
             files[f"{name}/{Path(row.source).name}"] = Path(row.source)
-            caption = b"" if row.caption is None else Path(row.caption)
-            files[f"{name}/{Path(row.stem).name}{ending}"] = caption
+            files[f"{name}/{Path(row.stem).name}{ending}"] = _caption(row)
             if row.control is not None:
                 files[f"{name}_control/{Path(row.control).name}"] = Path(row.control)
             size = name.removeprefix(f"{row.dataset}_")
@@ -142,6 +141,13 @@ def _members(order: MusubiOrder) -> dict[str, Path | bytes]:
             kind = CacheError if path.suffix == ".safetensors" else SourceError
             raise kind("is not there", where=path, mend="give the same command again")
     return files
+
+
+def _caption(row: ManifestRow) -> Path | bytes:
+    """Return the file of an item's caption, or the text itself where that is another."""
+    if row.written is not None:
+        return f"{row.written}\n".encode()
+    return b"" if row.caption is None else Path(row.caption)
 
 
 def _tell_about_names(order: MusubiOrder, files: Iterable[str], published: str, say: Say) -> None:

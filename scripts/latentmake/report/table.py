@@ -15,15 +15,23 @@ __all__ = ["plan_table", "status_lines"]
 
 def plan_table(plan: Plan) -> str:
     """Return a table: for each dataset, model and part, how many targets are in which state."""
-    rows: dict[tuple[str, str, str], list[int]] = {}
+    # A part may be needed by several runs, and counts once.
+    parts: dict[tuple[str, str, str], dict[str, list[int]]] = {}
     faults: dict[str, list[str]] = {}
     for run in plan.runs.values():
         for part, state in run.parts.items():
             reasons = Counter(stale.reason for stale in state.stale)
             counts = [state.fresh, *(reasons[reason] for reason in REASONS), len(state.orphans)]
             kind = part.name.replace("@", " ")
-            kind = kind if kind_of(part.name) == "text" else f"latents {kind}"
-            rows[part.dataset, part.model, kind] = counts
+            # All variants of the texts count together.
+            is_text = kind_of(part.name) == "text"
+            kind = kind.partition(".")[0] if is_text else f"latents {kind}"
+            parts.setdefault((part.dataset, part.model, kind), {})[part.name] = counts
+    rows = {
+        name: [sum(column) for column in zip(*of.values(), strict=True)]
+        for name, of in parts.items()
+    }
+    for run in plan.runs.values():
         for dataset, found in run.faults.items():
             faults[dataset] = [fault.line for fault in found]
     lines = [

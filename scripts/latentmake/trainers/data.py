@@ -63,7 +63,16 @@ class Item(BaseModel):
     repeats: int = Field(1, ge=1)
     latents: dict[str, str] = {}
     text: str = ""
+    variants: list[str] = []
+    dropped: str | None = None
+    texts: list[str] | None = None
     aside: str | None = None
+
+    @property
+    def all_texts(self) -> list[str]:
+        """The cache files of all variants of its text."""
+        dropped = [] if self.dropped is None else [self.dropped]
+        return [self.text, *self.variants[1:], *dropped]
 
 
 class Example(NamedTuple):
@@ -138,7 +147,12 @@ class Caches:
         memory: caches that have no more bytes than this are kept in memory once they were read.
 
     Attributes:
-        examples: an entry for each item at each resolution.
+        examples: an entry for each item at each resolution; behind them, the same with further
+            variants of their texts.
+        count: how many of them are no such variants.
+        datasets: of each of those.
+        variants: example -> itself and those with other variants, where there are several.
+        dropped: example -> the one with the empty caption, where there is one.
         text_width: width of all embeddings.
         channels: channels of all latents.
         in_memory: whether the caches are kept in memory.
@@ -148,21 +162,32 @@ class Caches:
     """
 
     def __init__(self, items: Sequence[Item], memory: int = _MEMORY) -> None:
-        named = [
-            (path, item.text, item.repeats)
-            for item in items
-            for _, path in sorted(item.latents.items())
-        ]
-        texts = inspect_all((text for _, text, _ in named), HIDDEN_STATE)
-        latents = inspect_all((path for path, _, _ in named), LATENTS)
+        named = [(path, item) for item in items for _, path in sorted(item.latents.items())]
+        texts = inspect_all((text for item in items for text in item.all_texts), HIDDEN_STATE)
+        latents = inspect_all((path for path, _ in named), LATENTS)
         self.channels = self._same(latents, 0, "channels")
         self.text_width = self._same(texts, 1, "values a token")
         self.examples = [
-            Example(latents[path], texts[text], repeats) for path, text, repeats in named
+            Example(latents[path], texts[item.text], item.repeats) for path, item in named
         ]
+        self.count = len(self.examples)
+        self.datasets = [item.dataset for _, item in named]
+        self.variants: dict[int, list[int]] = {}
+        self.dropped: dict[int, int] = {}
+        for index, (_, item) in enumerate(named):
+            if len(item.variants) > 1:
+                others = [self._add(index, texts[path]) for path in item.variants[1:]]
+                self.variants[index] = [index, *others]
+            if item.dropped is not None:
+                self.dropped[index] = self._add(index, texts[item.dropped])
         stored = (each for group in (texts, latents) for each in group.values())
         self.in_memory = sum(each.size for each in stored) <= memory
         self._kept: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def _add(self, index: int, text: Stored) -> int:
+        """Add an example with another text; return its index."""
+        self.examples.append(self.examples[index]._replace(text_at=text))
+        return len(self.examples) - 1
 
     @staticmethod
     def _same(found: dict[str, Stored], side: int, what: str) -> int:

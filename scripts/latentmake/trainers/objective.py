@@ -241,7 +241,7 @@ def probe_loss(
         seed: fixes the set.
     """
     random = generator(seed, "probe")
-    order = torch.randperm(len(caches.examples), generator=random).tolist()
+    order = torch.randperm(caches.count, generator=random).tolist()
     spread = objective.at((torch.arange(_PROBES) + 0.5) / _PROBES)
     spread = spread[torch.randperm(_PROBES, generator=random)]
     groups: dict[tuple[int, ...], list[int]] = {}

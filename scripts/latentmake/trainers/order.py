@@ -17,7 +17,7 @@ from latentmake import digest
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import TrainingError
 
-__all__ = ["Prompt", "TrainingOrder", "Wanted", "lock_digest", "read_order"]
+__all__ = ["Prompt", "TextSchedule", "TrainingOrder", "Wanted", "lock_digest", "read_order"]
 
 _Order = TypeVar("_Order", bound=BaseModel)
 
@@ -37,6 +37,21 @@ class Prompt(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     prompt: str
     text: str
+
+
+class TextSchedule(BaseModel):
+    """How a dataset's variants depend on how far the training is.
+
+    Attributes:
+        token_warmup_step: until this step (below 1: this share of all) the first half of the
+            variants are used, one after the other; afterwards the others.
+        caption_dropout_every_n_epochs: in each epoch whose number (from 1) is a multiple of it, the
+            empty caption stands in for all; 0 for none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    token_warmup_step: float = 0.0
+    caption_dropout_every_n_epochs: int = 0
 
 
 class Wanted(BaseModel):
@@ -67,6 +82,7 @@ class TrainingOrder(BaseModel):
             planner cannot know: an item may be set aside before.
         negative: embedding that guidance leads away from; None without guidance.
         sample_size: width and height of the sample pictures, in pixels.
+        texts: dataset -> how its variants of texts depend on the step; without those that do not.
         planned: when, in nanoseconds: no two orders are the same file to Snakemake.
     """
 
@@ -85,12 +101,14 @@ class TrainingOrder(BaseModel):
     negative: str | None
     sample_size: tuple[int, int]
     trainer: SdTrainer
+    texts: dict[str, TextSchedule] = {}
     planned: int = 0
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the weights or the pictures."""
         settings = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING)
-        return digest.of_value([settings, self.sample_size])
+        texts = {name: each.model_dump() for name, each in self.texts.items()}
+        return digest.of_value([settings, self.sample_size, *([texts] if texts else [])])
 
 
 def read_order(path: Path, kind: type[_Order]) -> _Order:

@@ -42,6 +42,7 @@ from latentmake.trainers.record import (
 )
 from latentmake.trainers.scalars import Scalars
 from latentmake.trainers.schedule import Schedule, generator, seed_of
+from latentmake.trainers.variants import Variants
 
 __all__ = ["Training", "main"]
 
@@ -90,14 +91,17 @@ class Training:
         self.dtype = _FORMATS[self.settings.mixed_precision]
         self.main = self.accelerator.is_main_process
         self.schedule = Schedule(
-            [each.shape for each in self.caches.examples],
-            [each.repeats for each in self.caches.examples],
+            [each.shape for each in self.caches.examples[: self.caches.count]],
+            [each.repeats for each in self.caches.examples[: self.caches.count]],
             batch_size=self.settings.train_batch_size,
             seed=self.settings.seed,
             accumulation=self.settings.gradient_accumulation_steps,
             processes=self.accelerator.num_processes,
         )
         self.steps = self._count_steps()
+        self.variants = Variants(
+            self.caches, order.texts, self.schedule, steps=self.steps, seed=self.settings.seed
+        )
         self.learner = Learner(
             order, self.caches, self.accelerator, steps=self.steps, dtype=self.dtype
         )
@@ -184,7 +188,7 @@ class Training:
 
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
         settings, first = self.settings, self.step + 1
-        order = self.schedule.batches(self.accelerator.process_index, first, self.steps)
+        order = self.variants.batches(self.accelerator.process_index, first, self.steps)
         pin = self.accelerator.device.type == "cuda"
         batches = prefetched(self.caches, order, workers=settings.dataloader_num_workers, pin=pin)
         scalars = Scalars(self.layout.scalars if self.main else None, first)

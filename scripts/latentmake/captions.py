@@ -1,0 +1,197 @@
+"""From an item's caption and tags to the texts that are encoded.
+
+The steps and their order are those of sd-scripts (`process_caption` in its library/train_util.py),
+which goes through them anew in every step of a training. Here each item gets some variants once.
+What is random is drawn from a seed, the item's name and the variant's number alone: the same on any
+machine, whatever other items there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+from math import ceil, floor
+
+from latentmake.config import Captions
+
+__all__ = ["CaptionError", "clean", "texts", "warming"]
+
+_WILDCARD = re.compile(r"\{([^{}]+)\}")
+_ATTEMPTS = 16  # draws of a variant that shall differ from those before it
+_PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area, where the stand-ins of braces lie
+
+
+class CaptionError(ValueError):
+    """A caption that its dataset's settings make no text of; says what is wrong with it."""
+
+
+class _Random:
+    """Random choices of one draw of a variant.
+
+    Python promises that `random()` gives the same numbers in every version, of other methods not.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        named = "\n".join(map(str, parts)).encode("utf-8", "surrogatepass")
+        self._source = random.Random(hashlib.sha256(named).digest())  # noqa: S311 -- no secret
+
+    def happens(self, rate: float) -> bool:
+        return self._source.random() < rate
+
+    def choice(self, several: Sequence[str]) -> str:
+        return several[int(self._source.random() * len(several))]
+
+    def shuffled(self, several: Sequence[str]) -> list[str]:
+        """Return them in any order (Fisher and Yates)."""
+        result = list(several)
+        for last in range(len(result) - 1, 0, -1):
+            other = int(self._source.random() * (last + 1))
+            result[last], result[other] = result[other], result[last]
+        return result
+
+
+def clean(text: str) -> str:
+    """Return a text as files have it without what surrounds and divides its lines."""
+    lines = (line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+def warming(variants: int) -> int:
+    """Return how many of an item's variants are for the warm-up of tokens: the first half."""
+    return ceil(variants / 2)
+
+
+def texts(stem: str, caption: str, tags: str, settings: Captions) -> list[str]:
+    """Return the variants of an item's text.
+
+    Variants that differ are drawn as long as there are any; the empty caption of a dropout may come
+    as often as its rate says.
+
+    Args:
+        stem: names the item.
+        caption: as `clean` gives it; may be empty.
+        tags: likewise.
+        settings: what to do.
+
+    Raises:
+        CaptionError: braces do not fit, or a wildcard holds nothing.
+    """
+    if settings.enable_wildcard:
+        _check_braces(caption)
+        _check_braces(tags)
+    found: list[str] = []
+    for number in range(settings.variants):
+        rate = settings.caption_dropout_rate
+        text, dropped = "", rate > 0 and _Random(settings.seed, stem, number).happens(rate)
+        for attempt in range(0 if dropped else _ATTEMPTS):
+            draw = _Random(settings.seed, stem, number, attempt)
+            text = _variant(caption, tags, settings, number, draw)
+            if text not in found or not settings.random:
+                break
+        found.append(text)
+    return found
+
+
+def _stand_ins(text: str) -> tuple[str, str]:
+    """Return two characters that a text does not hold, to stand for braces that are meant."""
+    free = (chr(code) for code in _PRIVATE if chr(code) not in text)
+    return next(free), next(free)
+
+
+def _check_braces(text: str) -> None:
+    """Refuse a text whose braces are no wildcards.
+
+    Raises:
+        CaptionError: one is not closed or not opened, or there is nothing between them.
+    """
+    opening, closing = _stand_ins(text)
+    for line in text.split("\n"):
+        rest = line.replace("{{", opening).replace("}}", closing)
+        depth = 0
+        for character in rest:
+            depth += {"{": 1, "}": -1}.get(character, 0)
+            if depth not in (0, 1):
+                raise CaptionError(
+                    "has a } without a {" if depth < 0 else "has a wildcard within a wildcard"
+                )
+        if depth:
+            raise CaptionError("has a { without a }")
+        for inside in re.findall(r"\{([^{}]*)\}", rest):
+            if not any(each.strip() for each in inside.split("|")):
+                raise CaptionError("has a wildcard that holds nothing")
+
+
+def _variant(caption: str, tags: str, settings: Captions, number: int, draw: _Random) -> str:
+    text = _combined(caption, tags, settings, draw)
+    if settings.caption_prefix:
+        text = f"{settings.caption_prefix} {text}"
+    if settings.caption_suffix:
+        text = f"{text} {settings.caption_suffix}"
+    text = _without_wildcards(text, draw) if settings.enable_wildcard else text.split("\n")[0]
+    if (
+        settings.shuffle_caption
+        or settings.token_warmup_step > 0
+        or settings.caption_tag_dropout_rate > 0
+    ):
+        text = _with_tags_drawn(text, settings, number, draw)
+    if settings.secondary_separator:
+        text = text.replace(settings.secondary_separator, settings.caption_separator)
+    for word, other in settings.replacements.items():
+        if word == "":
+            text = other if isinstance(other, str) else draw.choice(other)
+        elif isinstance(other, str):
+            text = text.replace(word, other)
+    return text.strip()
+
+
+def _combined(caption: str, tags: str, settings: Captions, draw: _Random) -> str:
+    """Return caption and tags as one text, which may have several lines."""
+    if not settings.enable_wildcard:
+        caption = caption.partition("\n")[0]
+    if not caption or not tags:
+        return caption or tags
+    separator, how = settings.caption_separator, settings.caption_and_tags
+    tags, lines = tags.replace("\n", separator), caption.split("\n")
+    if how == "pick":
+        return draw.choice([caption, tags])
+    if how == "lines":
+        return f"{caption}\n{tags}"
+    if how == "wildcard":  # settled at once: a wildcard of theirs would be one within another
+        return draw.choice([draw.choice(lines), tags])
+    pairs = ((tags, line) if how == "tags_first" else (line, tags) for line in lines)
+    return "\n".join(separator.join(pair) for pair in pairs)
+
+
+def _without_wildcards(text: str, draw: _Random) -> str:
+    text = draw.choice(text.split("\n"))
+    opening, closing = _stand_ins(text)
+    text = text.replace("{{", opening).replace("}}", closing)
+    text = _WILDCARD.sub(lambda match: draw.choice(match[1].split("|")), text)
+    return text.replace(opening, "{").replace(closing, "}")
+
+
+def _split(text: str, separator: str) -> list[str]:
+    return [part for each in text.split(separator) if (part := each.strip())]
+
+
+def _with_tags_drawn(text: str, settings: Captions, number: int, draw: _Random) -> str:
+    separator, divider = settings.caption_separator, settings.keep_tokens_separator
+    tail: list[str] = []
+    if divider and divider in text:
+        first, _, rest = text.partition(divider)
+        middle, _, last = rest.partition(divider)
+        head, tags, tail = (_split(part, separator) for part in (first, middle, last))
+    else:
+        tags = [each.strip() for each in text.strip().split(separator)]
+        head, tags = tags[: settings.keep_tokens], tags[settings.keep_tokens :]
+    warm = warming(settings.variants)
+    if settings.token_warmup_step > 0 and number < warm:
+        least = settings.token_warmup_min
+        tags = tags[: floor(number * ((len(tags) - least) / warm)) + least]
+    if settings.shuffle_caption:
+        tags = draw.shuffled(tags)
+    if settings.caption_tag_dropout_rate > 0:
+        tags = [each for each in tags if not draw.happens(settings.caption_tag_dropout_rate)]
+    return ", ".join([*head, *tags, *tail])
