@@ -35,6 +35,7 @@ include: "rules/train.smk"
 include: "rules/publish.smk"
 include: "rules/foreign.smk"
 include: "rules/inspect.smk"
+include: "rules/captions.smk"
 include: "rules/compare.smk"
 
 

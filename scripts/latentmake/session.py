@@ -24,6 +24,7 @@ from latentmake.memo import Memo
 from latentmake.orders import WorkOrder, newest_run_order
 from latentmake.parts import Plan, RunPlan
 from latentmake.plan import Planner
+from latentmake.report.captioned import plan_captions
 from latentmake.report.compared import Page, is_page, plan_page
 from latentmake.report.table import plan_table, status_lines
 from latentmake.single import single
@@ -34,7 +35,7 @@ MEMO = Path(".latentmake/memo.sqlite")
 Result = TypeVar("Result")
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _UNKNOWN_SECONDS = 2.0  # an item of a model that nobody has encoded with yet
-_ON_REQUEST = ("store", "fetch", "adopt", "export")
+_ON_REQUEST = ("store", "fetch", "adopt", "export", "captions")
 _PER_RUN = ("train", "caches", "latents", "text", "status", "check", "publish", *_ON_REQUEST)
 
 
@@ -135,6 +136,7 @@ class Session:
             "fetch": lambda plan, run: storage.plan_fetch(config, plan, time.time_ns()),
             "adopt": lambda plan, run: plan_adopt(planner, plan, run),
             "export": lambda plan, run: plan_export(planner, plan, run),
+            "captions": lambda plan, run: plan_captions(planner, plan, run),
         }
         return {
             name: {
@@ -256,6 +258,10 @@ class Session:
         places = [model.vae.path, *([model.unet.path] if model.unet else [])]
         return order, self.marker(*places)
 
+    def text_models(self, run: str) -> list[str]:
+        """Return the models yet to be made whose tokenizers a run needs."""
+        return self.marker(*(text.path for text in self.config.models[self.runs[run].model].text))
+
     def is_wan(self, run: str) -> bool:
         """Whether a run's model is a Wan model, which musubi-tuner trains."""
         return self.config.models[self.config.runs[run].model].layout == "musubi"
@@ -268,7 +274,7 @@ class Session:
         return order
 
     def asked_order(self, run: str, kind: str) -> str | None:
-        """Return the order to store, fetch, adopt or export a run's caches, if it was asked for."""
+        """Return the order of what is done with a run on request alone, if it was asked for."""
         return self._handover.runs.get(run, {}).get(kind)
 
     def _run(self, run: str) -> RunPlan:

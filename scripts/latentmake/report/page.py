@@ -1,4 +1,4 @@
-"""Writes a comparison as one HTML page that needs nothing else: no network, no other file.
+"""Writes a report as one HTML page that needs nothing else: no network, no other file.
 
 What the page shows is data (JSON), put there by a script as texts and never as markup. A policy
 within the page allows that one script, that one style sheet and embedded pictures, nothing more.
@@ -13,11 +13,11 @@ import html
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from latentmake import digest
 
-__all__ = ["Side", "View", "render", "state_in", "template_digest"]
+__all__ = ["Side", "View", "page", "render", "state_in", "template_digest"]
 
 _FOLDER = Path(__file__).parent
 _HEAD = 4096  # bytes of a page within which its state stands
@@ -64,16 +64,18 @@ class View(NamedTuple):
 
 
 @functools.cache
-def _parts() -> dict[str, str]:
-    names = {"page": "compare.html", "style": "compare.css", "script": "compare.js"}
-    return {
-        part: (_FOLDER / name).read_text(encoding="utf-8").strip() for part, name in names.items()
-    }
+def _parts(kind: str) -> dict[str, str]:
+    """Return markup, style and script of a kind of page: `compare` or `captions`."""
+    html_, script, *styles = (
+        (_FOLDER / name).read_text(encoding="utf-8").strip()
+        for name in (f"{kind}.html", f"{kind}.js", "page.css", f"{kind}.css")
+    )
+    return {"page": html_, "style": "\n".join(styles), "script": script}
 
 
 def template_digest() -> str:
-    """Return the digest of all that pages have in common."""
-    return digest.of_value(_parts())
+    """Return the digest of all that comparisons have in common."""
+    return digest.of_value(_parts("compare"))
 
 
 def _fingerprint(text: str) -> str:
@@ -81,32 +83,44 @@ def _fingerprint(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
-def _data(view: View) -> str:
-    """Return a view as JSON that cannot end the element it stands in."""
-    values = {**view._asdict(), "sides": [side._asdict() for side in view.sides]}
+def _data(values: Any) -> str:
+    """Return values as JSON that cannot end the element it stands in."""
     text = json.dumps(values, separators=(",", ":"))  # everything beyond ASCII is escaped
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def render(view: View, state: str) -> str:
-    """Return a page.
+    """Return the page of a comparison.
 
     Args:
         view: what it shows.
         state: digest of all that it was made of.
     """
-    parts = _parts()
+    values = {**view._asdict(), "sides": [side._asdict() for side in view.sides]}
+    return page("compare", view.title, values, state)
+
+
+def page(kind: str, title: str, data: Any, state: str = "") -> str:
+    """Return a page.
+
+    Args:
+        kind: `compare` or `captions`.
+        title: of the page.
+        data: what its script shows, of what JSON knows.
+        state: digest of all that it was made of, if anybody asks for it.
+    """
+    parts = _parts(kind)
     policy = (
         f"default-src 'none'; img-src data:; style-src {_fingerprint(parts['style'])}; "
         f"script-src {_fingerprint(parts['script'])}; base-uri 'none'; form-action 'none'"
     )
     values = {
-        "title": html.escape(view.title),
+        "title": html.escape(title),
         "state": html.escape(state),
         "policy": html.escape(policy, quote=False).replace('"', "&quot;"),
         "style": parts["style"],
         "script": parts["script"],
-        "data": _data(view),
+        "data": _data(data),
     }
     # In one pass: what is put in is not looked through for places to put something.
     return re.sub(r"@@(\w+)@@", lambda match: values[match[1]], parts["page"]) + "\n"

@@ -1,0 +1,171 @@
+"use strict";
+// All texts of the page are put there by textContent, never as markup.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const PAGE = 50;
+  const SVG = "http://www.w3.org/2000/svg";
+  const state = { page: 0, dataset: -1, words: "", cut: false };
+  const at = (id) => document.getElementById(id);
+
+  function make(tag, name, text) {
+    const element = document.createElement(tag);
+    if (name) element.className = name;
+    if (text !== undefined) element.textContent = text;
+    return element;
+  }
+
+  // -- what encoders see ------------------------------------------------------------------------
+
+  function histogram(encoder) {
+    const svg = document.createElementNS(SVG, "svg");
+    const most = Math.max(1, ...encoder.bars);
+    svg.setAttribute("viewBox", `0 0 ${encoder.bars.length} 100`);
+    svg.setAttribute("preserveAspectRatio", "none");
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", `How many texts have how many tokens for ${encoder.name}`);
+    encoder.bars.forEach((count, index) => {
+      const bar = document.createElementNS(SVG, "rect");
+      const height = count ? Math.max(2, (count / most) * 100) : 0;
+      const first = index * encoder.width;
+      const over = encoder.limit !== null && first > encoder.limit;
+      bar.setAttribute("x", index + 0.08);
+      bar.setAttribute("y", 100 - height);
+      bar.setAttribute("width", 0.84);
+      bar.setAttribute("height", height);
+      if (over) bar.setAttribute("class", "over");
+      const title = document.createElementNS(SVG, "title");
+      title.textContent = `${first} to ${first + encoder.width - 1} tokens: ${count}`;
+      bar.append(title);
+      svg.append(bar);
+    });
+    if (encoder.limit !== null && encoder.limit < encoder.bars.length * encoder.width) {
+      const line = document.createElementNS(SVG, "line");
+      const place = (encoder.limit + 1) / encoder.width;
+      line.setAttribute("x1", place);
+      line.setAttribute("x2", place);
+      line.setAttribute("y1", 0);
+      line.setAttribute("y2", 100);
+      svg.append(line);
+    }
+    return svg;
+  }
+
+  for (const encoder of data.encoders) {
+    const card = make("div", "encoder");
+    const limit = encoder.limit === null ? "sees every token" : `sees ${encoder.limit} tokens`;
+    card.append(make("h2", "", encoder.name));
+    card.append(make("p", "", `${limit}; half of the texts have ${encoder.median} or fewer, the longest ${encoder.longest}`));
+    const cut = encoder.cut === 0 ? "No text is cut." : `${encoder.cut} of ${encoder.texts} texts are cut.`;
+    card.append(make("p", encoder.cut ? "warn" : "", cut), histogram(encoder));
+    const axis = make("div", "axis");
+    axis.append(make("span", "", "0"), make("span", "", `${encoder.bars.length * encoder.width - 1} tokens`));
+    card.append(axis);
+    at("encoders").append(card);
+  }
+
+  if (data.faults.length) {
+    at("faults").hidden = false;
+    for (const fault of data.faults) at("faults").querySelector("ul").append(make("li", "", fault));
+  }
+
+  // -- items ------------------------------------------------------------------------------------
+
+  const isCut = (text) => text[1].some(([tokens, kept]) => kept < tokens);
+  const whole = (text) => text[0].join("");
+
+  function row(item) {
+    const element = make("article", item.picture ? "item" : "item plain");
+    if (item.picture) {
+      const image = make("img");
+      image.src = item.picture;
+      image.alt = "";
+      element.append(image);
+    }
+    const side = make("div");
+    const name = make("h3", "", item.stem);
+    if (data.datasets.length > 1) name.append(make("span", "", `  ${data.datasets[item.dataset]}`));
+    const list = make("ol", item.texts.length > 1 ? "" : "single");
+    if (item.texts.length > 1) list.start = 0;
+    for (const text of item.texts) {
+      const line = make("li");
+      const [seen, some, none] = text[0];
+      const span = make("span", "text");
+      if (whole(text) === "") {
+        span.className = "text empty";
+        span.textContent = "(the empty caption)";
+      } else {
+        span.append(seen);
+        if (some) span.append(make("span", "some", some));
+        if (none) span.append(make("del", "", none));
+      }
+      line.append(span);
+      text[1].forEach(([tokens, kept], index) => {
+        const over = kept < tokens;
+        const encoder = data.encoders[index];
+        const label = over ? `${tokens} tokens, ${tokens - kept} cut` : `${tokens} tokens`;
+        const badge = make("span", over ? "badge over" : "badge", label);
+        badge.title = encoder.name;
+        if (data.encoders.length > 1) badge.textContent = `${encoder.name}: ${label}`;
+        line.append(badge);
+      });
+      list.append(line);
+    }
+    side.append(name, list);
+    element.append(side);
+    return element;
+  }
+
+  function wanted() {
+    const words = state.words.toLowerCase();
+    return data.items.filter((item) =>
+      (state.dataset < 0 || item.dataset === state.dataset)
+      && (!state.cut || item.texts.some(isCut))
+      && (!words || item.stem.toLowerCase().includes(words)
+        || item.texts.some((text) => whole(text).toLowerCase().includes(words))));
+  }
+
+  function show() {
+    const found = wanted();
+    const pages = Math.max(1, Math.ceil(found.length / PAGE));
+    state.page = Math.min(Math.max(0, state.page), pages - 1);
+    const first = state.page * PAGE;
+    at("items").replaceChildren(...found.slice(first, first + PAGE).map(row));
+    at("place").textContent = `${state.page + 1} of ${pages}`;
+    at("back").disabled = state.page === 0;
+    at("on").disabled = state.page === pages - 1;
+    const left = data.total - data.items.length;
+    const more = left ? ` ${left} more are in the JSONL file beside this page.` : "";
+    at("status").textContent = `${found.length} of ${data.items.length} items.${more}`;
+    at("cut").setAttribute("aria-pressed", String(state.cut));
+  }
+
+  for (const [index, name] of [[-1, "All datasets"], ...data.datasets.entries()]) {
+    const option = make("option", "", name);
+    option.value = index;
+    at("dataset").append(option);
+  }
+  at("dataset").parentElement.hidden = data.datasets.length < 2;
+  at("dataset").addEventListener("change", (event) => {
+    state.dataset = Number(event.target.value);
+    state.page = 0;
+    show();
+  });
+  at("words").addEventListener("input", (event) => {
+    state.words = event.target.value;
+    state.page = 0;
+    show();
+  });
+  at("cut").addEventListener("click", () => {
+    state.cut = !state.cut;
+    state.page = 0;
+    show();
+  });
+  at("back").addEventListener("click", () => { state.page -= 1; show(); });
+  at("on").addEventListener("click", () => { state.page += 1; show(); });
+  document.addEventListener("keydown", (event) => {
+    if (event.target.tagName === "INPUT" || event.target.tagName === "SELECT") return;
+    if (event.key === "ArrowLeft") { state.page -= 1; show(); }
+    if (event.key === "ArrowRight") { state.page += 1; show(); }
+  });
+  show();
+})();

@@ -1,0 +1,245 @@
+"""Every text of a run as it will be encoded: its tokens for each encoder, and what is cut off.
+
+    reports/captions_{run}.jsonl    a line a text
+    reports/captions_{run}.html     the same to look at, with small pictures
+
+Tokenizers are loaded, networks are not.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from latentmake import cachefile, remote, tokens
+from latentmake.config import Model
+from latentmake.errors import SourceError
+from latentmake.media import VIDEO_EXTENSIONS
+from latentmake.pixels import decode
+from latentmake.report.captioned import Captioned, CaptionsOrder
+from latentmake.report.page import page
+
+__all__ = ["write_captions"]
+
+_ON_PAGE = 20_000  # texts: a browser takes a second for so many
+_PICTURES = 200  # items with a picture on the page
+_SIDE = 96  # pixels of such a picture
+_BARS = 40  # of a histogram
+_READING = {"exif_rotation": True, "background": "white", "max_image_pixels": 178_956_970}
+
+
+class _Text(NamedTuple):
+    """One text of an item.
+
+    Attributes:
+        text: itself.
+        seen: what each encoder sees of it.
+    """
+
+    text: str
+    seen: list[tokens.Cut]
+
+    @property
+    def is_cut(self) -> bool:
+        return any(each.kept < each.tokens for each in self.seen)
+
+
+def write_captions(
+    order: CaptionsOrder, lines: Path, html: Path, say: Callable[[str], object]
+) -> None:
+    """Write the texts of a run as JSONL and as a page.
+
+    Args:
+        order: what to show.
+        lines: the JSONL file.
+        html: the page.
+        say: is told how many texts are cut, and what could not be read.
+
+    Raises:
+        ModelError: a tokenizer is missing.
+        StorageError: the disk is full or cannot be written.
+    """
+    model = Model.model_validate(order.model)
+    limits = tokens.limits(model)
+    see = _counting(model, limits)
+    faults = list(order.faults)
+    rows: list[tuple[Captioned, list[_Text]]] = []
+    listed: list[str] = []
+    for item in tqdm(order.items, desc=f"captions of {order.run}", unit="item", mininterval=0.5):
+        try:
+            texts = [_Text(text, see(text)) for text in _texts(item)]
+        except SourceError as error:
+            faults.append(str(error))
+            continue
+        rows.append((item, texts))
+        listed += [f"{json.dumps(row)}\n" for row in _lines(item, texts, limits)]
+    cachefile.write(lines, "".join(listed).encode())
+    values = _view(order.run, rows, limits, faults)
+    cachefile.write(html, page("captions", f"Captions of {order.run}", values).encode())
+    for limit, found in zip(limits, values["encoders"], strict=True):
+        say(
+            f"{limit.encoder}: {found['cut']} of {found['texts']} texts are cut, the longest has "
+            f"{found['longest']} tokens"
+        )
+    for fault in faults:
+        say(f"faulty: {fault}")
+    say(f"{html}")
+
+
+def _counting(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[tokens.Cut]]:
+    """Return what tells what each encoder sees of a text; equal texts are cut once."""
+    tokenizers = [tokens.load(place) for place in model.text]
+    cleaned: Callable[[str], str] = str
+    if model.layout == "musubi":
+        from latentmake.encoders.umt5 import clean_caption
+
+        cleaned = clean_caption
+
+    @cache
+    def see(text: str) -> list[tokens.Cut]:
+        text = cleaned(text)
+        return [
+            tokens.cut(text, tokenizer, limit.tokens)
+            for tokenizer, limit in zip(tokenizers, limits, strict=True)
+        ]
+
+    return see
+
+
+def _texts(item: Captioned) -> list[str]:
+    if item.texts is not None:
+        return item.texts
+    if item.caption is None:
+        return [""]
+    try:
+        if remote.is_remote(item.caption):
+            data = remote.read(item.caption)[0]
+        else:
+            data = Path(item.caption).read_bytes()
+        return [data.decode("utf-8-sig").strip()]
+    except UnicodeDecodeError as error:
+        what = f"is not UTF-8 (byte {error.start + 1})"
+        raise SourceError(what, where=item.caption, mend="save it as UTF-8") from None
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+        raise SourceError(what, where=item.caption, mend="see its rights") from None
+
+
+def _lines(
+    item: Captioned, texts: list[_Text], limits: list[tokens.Limit]
+) -> Iterator[dict[str, object]]:
+    for number, each in enumerate(texts):
+        yield {
+            "dataset": item.dataset,
+            "stem": item.stem,
+            "variant": number,
+            "text": each.text,
+            "encoders": {
+                limit.encoder: {
+                    "tokens": seen.tokens,
+                    "kept": seen.kept,
+                    "cut": seen.rest,
+                    "words": list(seen.words),
+                }
+                for limit, seen in zip(limits, each.seen, strict=True)
+            },
+        }
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def _view(
+    run: str,
+    rows: list[tuple[Captioned, list[_Text]]],
+    limits: list[tokens.Limit],
+    faults: list[str],
+) -> dict[str, Any]:
+    shown = _shown(rows)
+    datasets = sorted({item.dataset for item, _ in rows})
+    return {
+        "run": run,
+        "encoders": [
+            _counts(limit, [text.seen[index] for _, texts in rows for text in texts])
+            for index, limit in enumerate(limits)
+        ],
+        "datasets": datasets,
+        "items": [
+            {
+                "dataset": datasets.index(item.dataset),
+                "stem": item.stem,
+                "picture": _picture(item) if number < _PICTURES else None,
+                "texts": [[_parts(text), [list(seen[:2]) for seen in text.seen]] for text in texts],
+            }
+            for number, (item, texts) in enumerate(shown)
+        ],
+        "total": len(rows),
+        "faults": faults,
+    }
+
+
+def _shown(
+    rows: list[tuple[Captioned, list[_Text]]],
+) -> list[tuple[Captioned, list[_Text]]]:
+    """Return the items that a page has room for: first of all those with a text that is cut."""
+    if sum(len(texts) for _, texts in rows) <= _ON_PAGE:
+        return rows
+    ordered = sorted(rows, key=lambda row: not any(text.is_cut for text in row[1]))
+    found, texts = [], 0
+    for row in ordered:
+        texts += len(row[1])
+        if texts > _ON_PAGE and found:
+            break
+        found.append(row)
+    return found
+
+
+def _counts(limit: tokens.Limit, seen: list[tokens.Cut]) -> dict[str, Any]:
+    lengths = [each.tokens for each in seen] or [0]
+    width = max(1, -(-(max(lengths) + 1) // _BARS))  # tokens of a bar
+    bars = [0] * (max(lengths) // width + 1)
+    for length in lengths:
+        bars[length // width] += 1
+    return {
+        "name": limit.encoder,
+        "limit": limit.tokens,
+        "texts": len(seen),
+        "cut": sum(each.kept < each.tokens for each in seen),
+        "median": median(lengths),
+        "longest": max(lengths),
+        "width": width,
+        "bars": bars if seen else [],
+    }
+
+
+def _parts(text: _Text) -> list[str]:
+    """Return a text in three parts: seen by all encoders, by some of them, and by none."""
+    ends = [
+        len(text.text) - len(seen.rest) if text.text.endswith(seen.rest) else len(text.text)
+        for seen in text.seen
+    ]
+    first, last = min(ends), max(ends)
+    return [text.text[:first], text.text[first:last], text.text[last:]]
+
+
+def _picture(item: Captioned) -> str | None:
+    """Return a small picture of an item; None where it cannot be shown."""
+    path = Path(item.image)
+    if path.suffix.lower() in VIDEO_EXTENSIONS or remote.is_remote(item.image):
+        return None
+    try:
+        image = decode(path.read_bytes(), str(path), _READING)
+    except (SourceError, OSError):
+        return None  # a build names what is wrong with it
+    image.thumbnail((_SIDE, _SIDE))
+    data = io.BytesIO()
+    image.save(data, "WEBP", quality=75)
+    return f"data:image/webp;base64,{base64.b64encode(data.getvalue()).decode()}"
