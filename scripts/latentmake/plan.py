@@ -12,7 +12,17 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from latentmake import dataset as datasets
-from latentmake import digest, evaluate, layouts, manifest, metadata, orders, recipe, remote
+from latentmake import (
+    digest,
+    evaluate,
+    layouts,
+    manifest,
+    metadata,
+    orders,
+    recipe,
+    remote,
+    weights,
+)
 from latentmake.batches import batches, minutes_of
 from latentmake.config import Config, Run, SdTrainer, Weights
 from latentmake.dataset import Fault, Item, Scan
@@ -178,7 +188,7 @@ class Planner:
         model = self.config.models[run.model]
         if model.layout == "musubi":
             return  # whose steps the configuration has been checked for
-        known = None if self.is_pending(model.vae.path) else recipe.vae_factor(model.vae)
+        known = None if self.is_pending(model.vae.path) else weights.vae_factor(model.vae)
         factor = known or 8  # that of every Stable Diffusion VAE
         asked = [("resolutions", size) for size in run.resolutions]
         if isinstance(run.trainer, SdTrainer) and run.trainer.samples.resolution is not None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from latentmake import cachefile
 from latentmake.errors import ModelError
-from latentmake.recipe import projection_file
+from latentmake.weights import projection_file
 
 __all__ = ["load_projection", "write_projection"]
 

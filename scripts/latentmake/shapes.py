@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from latentmake.config import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.musubi.weights import read_tensors
-from latentmake.recipe import config_file, projection_file, vae_factor
+from latentmake.weights import config_file, projection_file, vae_factor
 
 __all__ = [
     "T5_LENGTH",

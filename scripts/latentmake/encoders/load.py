@@ -12,7 +12,7 @@ from latentmake.encoders.device import DTYPES, compute_dtype, pick_device
 from latentmake.job import Encoder, Loaded, Sample
 from latentmake.layouts import plain
 from latentmake.orders import WorkOrder
-from latentmake.recipe import original_files, weights_files
+from latentmake.weights import original_files, weights_files
 
 __all__ = ["encoder"]
 

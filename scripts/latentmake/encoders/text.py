@@ -24,8 +24,8 @@ from latentmake.config import TextWeights
 from latentmake.encoders.projection import load_text_projection
 from latentmake.encoders.tokenizer import load_tokenizer
 from latentmake.errors import ModelError
-from latentmake.recipe import config_file, weights_files
 from latentmake.shapes import T5_LENGTH
+from latentmake.weights import config_file, weights_files
 
 __all__ = ["TextEncoder", "load_text_encoder"]
 

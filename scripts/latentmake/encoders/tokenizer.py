@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from latentmake.config import TextWeights
-from latentmake.recipe import tokenizer_files, tokenizer_folder
+from latentmake.weights import tokenizer_files, tokenizer_folder
 
 __all__ = ["load_tokenizer"]
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from latentmake.config import Weights
 from latentmake.errors import ModelError
-from latentmake.recipe import config_file, weights_files
+from latentmake.weights import config_file, weights_files
 
 __all__ = ["encode_images", "load_vae"]
 

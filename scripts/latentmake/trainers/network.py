@@ -20,10 +20,11 @@ from latentmake import cachefile
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.projection import load_projection, write_projection
-from latentmake.recipe import NEW, config_file, weights_files
+from latentmake.recipe import NEW
 from latentmake.trainers import parts
 from latentmake.trainers.record import LORA_WEIGHTS, PROJECTION_FOLDER, UNET_FOLDER, Layout
 from latentmake.trainers.storage import WRITE_FAULTS, open_to_group, write_fault
+from latentmake.weights import config_file, weights_files
 
 __all__ = [
     "Denoiser",

@@ -19,7 +19,7 @@ import diffusers
 import torch
 from tqdm import tqdm
 
-from latentmake import cachefile, recipe
+from latentmake import cachefile, weights
 from latentmake.errors import TrainingError, UserError
 from latentmake.trainers import checkpoint, network, objective, sampling
 from latentmake.trainers.acceleration import attention, make_accelerator, reseed
@@ -120,7 +120,7 @@ class Training:
     def _make_sampler(self) -> None:
         order, samples = self.order, self.settings.samples
         self.scale = self.caches.examples[0].latents_at.scale
-        pixels = self.scale.pixels or recipe.vae_factor(order.vae) or _PIXELS
+        pixels = self.scale.pixels or weights.vae_factor(order.vae) or _PIXELS
         width, height = (max(1, round(side / pixels)) for side in order.sample_size)
         self.sampler = sampling.Sampler(
             self.objective.schedule,

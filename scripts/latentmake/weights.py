@@ -1,0 +1,224 @@
+"""Where the files of a model lie: its weights, its configuration and its tokenizer.
+
+Folders are read as diffusers and transformers read them. Nothing here loads a network.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from latentmake.config import TextWeights, Weights
+from latentmake.errors import ModelError
+
+__all__ = [
+    "ORIGINAL_SUFFIXES",
+    "config_file",
+    "original_files",
+    "projection_file",
+    "tokenizer_files",
+    "tokenizer_folder",
+    "vae_factor",
+    "weights_files",
+]
+
+ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
+
+_STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+)
+
+
+def weights_files(weights: Weights) -> list[Path]:
+    """Return the files that hold a local network: its configuration, then its weights.
+
+    A folder is read as diffusers and transformers read it: safetensors before .bin, an index file
+    before its shards. A single file has its configuration beside it or where `config` says.
+
+    Raises:
+        ModelError: something is missing.
+    """
+    path = Path(weights.path or "")
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise ModelError(
+                "is not a .safetensors file",
+                where=path,
+                mend="name a diffusers folder or convert it to safetensors",
+            )
+        config = config_file(weights)
+        return [path] if config is None else [config, path]
+    if not path.is_dir():
+        raise ModelError("this model does not exist", where=path, mend="correct its path")
+    config = path / "config.json"
+    if not config.is_file():
+        raise ModelError(
+            "this model folder has no config.json",
+            where=path,
+            mend="name the folder of one network, such as .../vae, and see that it is complete",
+        )
+    for stem in _STEMS:
+        if (single := path / f"{stem}.safetensors").is_file():
+            return [config, single]
+        if (index := path / f"{stem}.safetensors.index.json").is_file():
+            return [config, index, *_shards(index)]
+    for stem in _STEMS:
+        if (single := path / f"{stem}.bin").is_file():
+            return [config, single]
+        if (index := path / f"{stem}.bin.index.json").is_file():
+            return [config, index, *_shards(index)]
+    raise ModelError(
+        "this model folder holds no weights",
+        where=path,
+        mend=f"it should hold {_STEMS[0]}.safetensors or {_STEMS[1]}.safetensors; copy it again",
+    )
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ModelError("is not an index of weights", where=index, mend="copy it again") from None
+    shards = [index.parent / Path(str(name)).name for name in names]
+    for shard in shards:
+        if not shard.is_file():
+            raise ModelError("these weights are missing", where=shard, mend="copy the model again")
+    return shards
+
+
+def config_file(weights: Weights) -> Path | None:
+    """Return the config.json of a local network, or None for a single file that has none.
+
+    Raises:
+        ModelError: `config` names something that is not there.
+    """
+    path = Path(weights.path or "")
+    if path.is_dir():
+        return path / "config.json"
+    if weights.config is None:
+        beside = path.parent / "config.json"
+        return beside if beside.is_file() else None
+    named = Path(weights.config)
+    named = named / "config.json" if named.is_dir() else named
+    if not named.is_file():
+        raise ModelError("this configuration does not exist", where=named, mend="correct `config`")
+    return named
+
+
+def original_files(weights: Weights) -> list[Path]:
+    """Return the files of a local Wan network: a folder's as above, or the one original file.
+
+    Such a file (.pth, .pt, .safetensors) needs no configuration, for its shapes say all: none is
+    looked for beside it, but one that `config` names counts.
+
+    Raises:
+        ModelError: something is missing.
+    """
+    path = Path(weights.path or "")
+    if not path.is_file():
+        return weights_files(weights)
+    if path.suffix not in ORIGINAL_SUFFIXES:
+        raise ModelError(
+            f"is none of {', '.join(ORIGINAL_SUFFIXES)}",
+            where=path,
+            mend="name the file of weights",
+        )
+    config = None if weights.config is None else config_file(weights)
+    return [path] if config is None else [config, path]
+
+
+def projection_file(path: str) -> Path:
+    """Return the file of weights of a text projection.
+
+    Args:
+        path: that file, its folder, or a pipeline's folder with one sub-folder `..._projection`.
+
+    Raises:
+        ModelError: there is none.
+    """
+    mend = "name the folder or .safetensors file of a linear projection"
+    place = Path(path)
+    if place.is_file():
+        if place.suffix != ".safetensors":
+            raise ModelError("is not a .safetensors file", where=place, mend=mend)
+        return place
+    if not place.is_dir():
+        raise ModelError("this projection does not exist", where=place, mend="correct its path")
+    folders = [place]
+    if (place / "model_index.json").is_file():
+        folders = sorted(each for each in place.glob("*projection*") if each.is_dir())
+    found = [
+        file
+        for folder in folders
+        for stem in _STEMS
+        if (file := folder / f"{stem}.safetensors").is_file()
+    ]
+    if len(found) != 1:
+        raise ModelError(
+            f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}",
+            where=place,
+            mend=mend,
+        )
+    return found[0]
+
+
+def tokenizer_folder(weights: TextWeights) -> Path:
+    """Return the folder of a local text encoder's tokenizer.
+
+    Where the configuration names none: `tokenizer_2` for `text_encoder_2` and so on, as diffusers
+    pipelines have it, else the folder of the weights.
+    """
+    if weights.tokenizer is not None:
+        return Path(weights.tokenizer)
+    path = Path(weights.path or "")
+    folder = path.parent if path.suffix in ORIGINAL_SUFFIXES else path
+    if folder.name.startswith("text_encoder"):
+        sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
+        if sibling.is_dir() or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            return sibling
+    return folder
+
+
+def tokenizer_files(weights: TextWeights) -> list[Path]:
+    """Return the files that shape what a local tokenizer does.
+
+    Raises:
+        ModelError: there are none.
+    """
+    folder = tokenizer_folder(weights)
+    files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    if not files:
+        raise ModelError(
+            "there is no tokenizer here",
+            where=folder,
+            mend="name its folder as `tokenizer` beside the text encoder's `path`",
+        )
+    return files
+
+
+def vae_factor(weights: Weights) -> int | None:
+    """Return how many pixels a side of one latent stands for; None where no configuration says.
+
+    Source: diffusers' AutoencoderKL halves the size after each block but the last.
+
+    Raises:
+        ModelError: the configuration cannot be read.
+    """
+    config = None if weights.hub is not None else config_file(weights)
+    if config is None:
+        return None
+    try:
+        return int(2 ** (len(json.loads(config.read_bytes())["block_out_channels"]) - 1))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ModelError(
+            "this is not the configuration of an AutoencoderKL",
+            where=config,
+            mend="name the folder of a VAE",
+        ) from None
