@@ -129,13 +129,14 @@ def make(
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    files = weights_files if model.layout == "plain" else original_files
+    wan = model.layout == "musubi"
+    files = original_files if wan else weights_files
     if kind == "text":
         recipe = text_recipe(model, text_weights_digests(model, file_digest, files))
-        return recipe if model.layout == "plain" else {**recipe, **_wan_text(model)}
+        return {**recipe, **_wan_text(model)} if wan else recipe
     assert dataset is not None
     weights = weights_digest(model.vae, file_digest, files)
-    if model.layout == "plain":
+    if not wan:
         return latents_recipe(dataset, model, weights)
     clip = None if model.clip is None else weights_digest(model.clip, file_digest, files)
     return _wan_latents(dataset, model, weights, clip)
@@ -212,7 +213,7 @@ def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, objec
         model: its text encoders and number format.
         weights: digests of each encoder, of its tokenizer, and of its projection if it has one.
     """
-    return {
+    recipe: dict[str, object] = {
         "format": FORMAT_VERSION,
         "kind": "text",
         "layout": "plain",
@@ -225,6 +226,21 @@ def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, objec
             for place, digests in zip(model.text, weights, strict=True)
         ],
     }
+    return recipe if model.architecture is None else {**recipe, **_architecture(model)}
+
+
+def _architecture(model: Model) -> dict[str, object]:
+    """Return what an architecture's embeddings depend on, each key where it has a say."""
+    recipe: dict[str, object] = {"architecture": model.architecture, "layout": model.layout}
+    if model.architecture in ("sd1", "sd2"):
+        recipe["clip_skip"] = model.clip_skip
+    if model.architecture in ("sd1", "sd2", "sdxl"):
+        recipe["max_token_length"] = model.max_token_length
+    if model.architecture == "sd3":
+        recipe["apply_lg_attn_mask"] = model.apply_lg_attn_mask
+    if "T5" in model.text_kinds and model.layout == "sdscripts":
+        recipe["apply_t5_attn_mask"] = model.apply_t5_attn_mask
+    return recipe
 
 
 def text_weights_digests(

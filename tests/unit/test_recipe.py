@@ -194,3 +194,63 @@ def test_what_does_not_shape_embeddings_is_not_in_their_recipe(change: dict[str,
 
 def test_both_recipes_name_the_format() -> None:
     assert latents()["format"] == text()["format"] == recipe.FORMAT_VERSION
+
+
+def test_without_an_architecture_the_recipe_of_text_is_what_it_has_always_been() -> None:
+    assert text(text=[{"path": "one", "max_length": 20}], dtype="float16") == {
+        "format": 1,
+        "kind": "text",
+        "layout": "plain",
+        "dtype": "float16",
+        "encoders": [{"weights": "w", "tokenizer": "t", "max_length": 20}],
+    }
+
+
+TEXTS = {"sd1": ["one"], "sd2": ["one"], "sdxl": ["one"] * 2, "sd3": ["one"] * 3}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change"),
+    [
+        ("sd1", {"clip_skip": 1}),
+        ("sd2", {"clip_skip": 2}),
+        ("sd1", {"max_token_length": 150}),
+        ("sdxl", {"max_token_length": "auto"}),
+        ("sdxl", {"layout": "sdscripts"}),
+        ("sd3", {"apply_lg_attn_mask": True}),
+        ("sd3", {"layout": "sdscripts"}),
+        ("sd3", {"layout": "sdscripts", "apply_t5_attn_mask": True}),
+    ],
+    ids=str,
+)
+def test_what_an_architecture_makes_of_text_is_in_its_recipe(
+    architecture: str, change: dict[str, Any]
+) -> None:
+    values = {"text": TEXTS[architecture], "architecture": architecture}
+    found = [text(text=values["text"]), text(**values), text(**values, **change)]
+    if len(change) > 1:
+        found.append(text(**values, layout="sdscripts"))
+    assert all(one != other for n, one in enumerate(found) for other in found[:n])
+
+
+def test_a_mask_of_padding_that_there_is_not_changes_no_recipe() -> None:
+    values = {"text": TEXTS["sd3"], "architecture": "sd3"}
+    assert text(**values, apply_t5_attn_mask=True) == text(**values)
+
+
+@pytest.mark.parametrize("layout", ["plain", "sdscripts"])
+def test_a_recipe_is_made_for_each_layout_of_images(tmp_path: Path, layout: str) -> None:
+    network(tmp_path / "vae")
+    for name in ("text_encoder", "text_encoder_2"):
+        network(tmp_path / name)
+        put(tmp_path / name, tokenizer__json="{}")
+    model = Model.model_validate(
+        {
+            "vae": f"{tmp_path}/vae",
+            "text": [f"{tmp_path}/text_encoder", f"{tmp_path}/text_encoder_2"],
+            "architecture": "sdxl",
+            "layout": layout,
+        }
+    )
+    assert recipe.make("text", None, model)["layout"] == layout
+    assert recipe.make("latents", Dataset(path="x"), model)["kind"] == "latents"

@@ -211,6 +211,11 @@ class Model(Closed):
     )
 
     @property
+    def text_kinds(self) -> tuple[str, ...]:
+        """What each of its text encoders is, such as CLIP-L or T5; none without architecture."""
+        return () if self.architecture is None else _TEXT_ENCODERS[self.architecture]
+
+    @property
     def image_to_video(self) -> bool:
         """Whether its caches hold the first frame's latents too."""
         return self.task is not None and self.task.startswith(("i2v", "flf2v"))
@@ -246,6 +251,12 @@ class Model(Closed):
                 f"{self.architecture} has {len(encoders)} text encoders ({', '.join(encoders)}), "
                 f"and {len(self.text)} are named"
             )
+        for each, name in zip(self.text, encoders, strict=True):
+            if name != "T5" and each.max_length not in (None, 77):
+                raise ValueError(
+                    f"how many tokens {name} keeps is said by `max_token_length`: leave out its "
+                    "`max_length`"
+                )
         if self.clip_skip is not None and self.architecture not in ("sd1", "sd2"):
             raise ValueError(f"{self.architecture} has fixed layers: leave out `clip_skip`")
         if self.max_token_length != 75 and self.architecture not in _CHUNKED:
@@ -268,6 +279,10 @@ class Model(Closed):
             raise ValueError(
                 f"`adopt.text` names {len(self.adopt.text)} endings for {len(self.text)} text "
                 "encoders; name one for each, in their order"
+            )
+        if self.adopt.text is not None and self.architecture is not None:
+            raise ValueError(
+                "ai-training keeps the last layer alone: leave out `architecture` or `adopt.text`"
             )
         if self.adopt.latents is not None and self.posterior != "mean":
             raise ValueError(
