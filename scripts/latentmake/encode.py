@@ -78,6 +78,8 @@ def carry_out(
 
                 make_by_scripts(job, todo, threads=threads, progress=progress)
             todo = job.lost()
+    for line in ready[0].remarks() if ready else []:
+        say(line)
     counts = job.counts
     say(
         f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "

@@ -38,11 +38,13 @@ class Loaded(NamedTuple):
         encode: encodes samples of one shape.
         size: how many it shall get at once.
         economise: makes it need less memory for one sample; False where it cannot.
+        remarks: what there is to say, a line each, when all is encoded.
     """
 
     encode: Encoder
     size: int
     economise: Callable[[], bool] = lambda: False
+    remarks: Callable[[], list[str]] = list
 
 
 Load = Callable[[], Loaded]

@@ -9,19 +9,20 @@ import torch
 
 from latentmake.config import Model
 from latentmake.encoders.device import DTYPES, compute_dtype, pick_device
-from latentmake.job import Encoder, Loaded, Sample
+from latentmake.job import Loaded, Sample
 from latentmake.layouts import plain
 from latentmake.orders import WorkOrder
+from latentmake.tokens import CutCaptions
 from latentmake.weights import original_files, weights_files
 
 __all__ = ["encoder"]
 
 _REST = 1_000_000_000  # bytes that encoding takes besides the weights, at the least
-_ON_A_GPU = {
-    ("plain", "latents"): 8,
-    ("plain", "text"): 32,
-    ("musubi", "latents"): 4,
-    ("musubi", "text"): 16,
+_ON_A_GPU = {  # samples at once; whether it is Wan, and the kind
+    (False, "latents"): 8,
+    (False, "text"): 32,
+    (True, "latents"): 4,
+    (True, "text"): 16,
 }
 
 
@@ -42,17 +43,18 @@ def encoder(
     torch.set_num_threads(threads)
     device = pick_device()
     model = Model.model_validate(order.model_settings)
-    size = batch_size or (1 if device.type == "cpu" else _ON_A_GPU[order.layout, order.kind])
+    is_wan = order.layout == "musubi"
+    size = batch_size or (1 if device.type == "cpu" else _ON_A_GPU[is_wan, order.kind])
     say(f"encoding on {device.type}, {size} at once")
     if line := _too_little_memory(model, order.kind, device):
         say(line)
-    if order.layout == "musubi":
+    if is_wan:
         from latentmake.encoders import wan
 
         load_wan = wan.latents if order.kind == "latents" else wan.text
         return load_wan(model, device, size, say)
     load = _latents if order.kind == "latents" else _text
-    return Loaded(load(model, device, say), size)
+    return load(model, device, size, say)
 
 
 def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | None:
@@ -74,7 +76,7 @@ def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | N
     )
 
 
-def _latents(model: Model, device: torch.device, say: Callable[[str], None]) -> Encoder:
+def _latents(model: Model, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
     from diffusers.utils import logging  # seconds of import that a text job can do without
 
     from latentmake.encoders.vae import encode_images, load_vae
@@ -101,39 +103,36 @@ def _latents(model: Model, device: torch.device, say: Callable[[str], None]) -> 
             for sample, row in zip(samples, latents, strict=True)
         ]
 
-    return encode
+    return Loaded(encode, size)
 
 
-def _text(model: Model, device: torch.device, say: Callable[[str], None]) -> Encoder:
+def _text(model: Model, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
     from transformers.utils import logging
 
-    from latentmake.encoders.text import load_text_encoder
+    from latentmake.encoders.texts import TextEncoders
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    stored = model.text_dtype or model.dtype
-    dtype = compute_dtype(device, stored, say)
-    encoders = [load_text_encoder(place, device, dtype) for place in model.text]
+    stored = DTYPES[model.text_dtype or model.dtype]
+    computed = compute_dtype(device, model.text_dtype or model.dtype, say)
+    encoders = TextEncoders(model, device, computed)
+    cut = CutCaptions()
 
     def encode(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[str, str]]]:
         captions = [str(sample.content) for sample in samples]
-        results: list[tuple[dict[str, torch.Tensor], dict[str, str]]] = [
-            ({}, {"caption": caption}) for caption in captions
+        found = encoders.encode(captions)
+        for sample, caption in zip(samples, captions, strict=True):
+            for name, limit in encoders.cutting(caption):
+                cut.note(name, limit, sample.key, sample.item.source or "a prompt")
+        return [
+            (
+                {
+                    name: value.to(stored) if value.is_floating_point() else value
+                    for name, value in tensors.items()
+                },
+                {"caption": caption},
+            )
+            for tensors, caption in zip(found, captions, strict=True)
         ]
-        for index, each in enumerate(encoders):
-            name = plain.encoder_name(index)
-            for sample, (tensors, _), found in zip(
-                samples, results, each.encode(captions), strict=True
-            ):
-                tensors |= {
-                    f"{name}.{key}": value.to(DTYPES[stored]) for key, value in found.items()
-                }
-                count = each.count_tokens(str(sample.content))
-                if count > each.max_length:
-                    say(
-                        f"{sample.item.source or 'a prompt'}: {count} tokens, "
-                        f"of which {name} sees the first {each.max_length}"
-                    )
-        return results
 
-    return encode
+    return Loaded(encode, size, remarks=cut.lines)

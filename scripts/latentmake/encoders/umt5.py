@@ -26,8 +26,8 @@ from latentmake.encoders.state import (
     local_state,
     one_line,
 )
-from latentmake.encoders.tokenizer import load_tokenizer
 from latentmake.errors import ModelError
+from latentmake.tokens import load as load_tokenizer
 
 __all__ = ["Umt5Encoder", "clean_caption", "load_umt5"]
 

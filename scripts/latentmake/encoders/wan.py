@@ -14,6 +14,7 @@ from latentmake.encoders.umt5 import load_umt5
 from latentmake.encoders.wan_vae import load_wan_vae, vae_dtype
 from latentmake.job import Loaded, Sample
 from latentmake.layouts import musubi
+from latentmake.tokens import CutCaptions
 
 __all__ = ["latents", "text"]
 
@@ -83,7 +84,7 @@ def text(model: Model, device: torch.device, size: int, say: Callable[[str], Non
         model: names it.
         device: where it shall run.
         size: how many captions it shall get at once.
-        say: told of captions that are too long.
+        say: told of number formats.
 
     Raises:
         ModelError: it is missing or of another kind.
@@ -94,19 +95,17 @@ def text(model: Model, device: torch.device, size: int, say: Callable[[str], Non
     logging.disable_progress_bar()
     computed = compute_dtype(device, "bfloat16", say)
     encoder = load_umt5(model.text[0], device, computed, fp8=model.fp8_t5)
+    cut = CutCaptions()
 
     def encode(samples: list[Sample]) -> Result:
         captions = [str(sample.content) for sample in samples]
         for sample, caption in zip(samples, captions, strict=True):
-            count = encoder.count_tokens(caption)
-            if count > encoder.max_length:
-                say(
-                    f"{sample.item.source or 'a prompt'}: {count} tokens, "
-                    f"of which umT5 sees the first {encoder.max_length}"
-                )
+            if encoder.count_tokens(caption) > encoder.max_length:
+                name = sample.item.source or "a prompt"
+                cut.note("umT5", encoder.max_length - 1, sample.key, name)  # EOS is one of them
         return [
             ({"varlen_t5_bfloat16": embedding}, musubi.text_metadata(caption))
             for embedding, caption in zip(encoder.encode(captions), captions, strict=True)
         ]
 
-    return Loaded(encode, size)
+    return Loaded(encode, size, remarks=cut.lines)
