@@ -193,7 +193,8 @@ def _shown(
     if sum(len(texts) for _, texts in rows) <= _ON_PAGE:
         return rows
     ordered = sorted(rows, key=lambda row: not any(text.is_cut for text in row[1]))
-    found, texts = [], 0
+    found: list[tuple[Captioned, list[_Text]]] = []
+    texts = 0
     for row in ordered:
         texts += len(row[1])
         if texts > _ON_PAGE and found:
