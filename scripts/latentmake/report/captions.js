@@ -63,6 +63,7 @@
     at("encoders").append(card);
   }
 
+  document.querySelector(".key .some").hidden = data.encoders.length < 2;
   if (data.faults.length) {
     at("faults").hidden = false;
     for (const fault of data.faults) at("faults").querySelector("ul").append(make("li", "", fault));

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -214,7 +214,7 @@ def _counts(limit: tokens.Limit, seen: list[tokens.Cut]) -> dict[str, Any]:
         "limit": limit.tokens,
         "texts": len(seen),
         "cut": sum(each.kept < each.tokens for each in seen),
-        "median": median(lengths),
+        "median": median_low(lengths),
         "longest": max(lengths),
         "width": width,
         "bars": bars if seen else [],

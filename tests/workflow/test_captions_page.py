@@ -1,0 +1,98 @@
+"""captions_{run}: every text that will be encoded, its tokens and what is cut, in a browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import world
+from browser import Browser, started
+from project import Project
+
+LONG = "x" * 80  # 80 tokens: the micro model's tokenizer knows letters alone
+NASTY = "</script><img src=x onerror='window.hurt=1'>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with started() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Project:
+    """A project with a caption that is too long, a faulty one, and three variants of each."""
+
+    values = world.config()
+    values["datasets"]["shapes"]["captions"] = {"variants": 3, "shuffle_caption": True}
+    project = Project.make(tmp_path_factory.mktemp("captions") / "project", values, micro)
+    world.make_dataset(project / "data/shapes")
+    (project / "data/shapes/ant.txt").write_text(f"kept, {LONG}")
+    (project / "data/shapes/bee.txt").write_text(f"a, {NASTY}, b")
+    (project / "data/shapes/cat.txt").write_bytes(b"caf\xe9")
+    done = project.run("captions_tiny")
+    assert not (project / "cache").exists()
+    assert "3 of 15 texts are cut, the longest has 85 tokens" in done.output
+    assert "faulty: data/shapes/cat.txt: is not UTF-8" in done.output
+    return project
+
+
+def rows(project: Project) -> list[dict[str, Any]]:
+    text = (project / "reports/captions_tiny.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_line_says_of_each_text_what_every_encoder_sees(shown: Project) -> None:
+    found = rows(shown)
+    assert [(row["stem"], row["variant"]) for row in found] == [
+        (stem, variant) for stem in ("ant", "bee", "dog", "eel", "fox") for variant in range(3)
+    ]
+    for row in found[:3]:
+        seen = row["encoders"]["text_encoder"]
+        assert (seen["tokens"], seen["kept"]) == (85, 75)
+        assert row["text"].endswith(seen["cut"])
+        assert len(seen["cut"].replace(" ", "")) == 10
+        assert seen["words"] in ([LONG], [LONG, "kept"])
+    assert found[-1]["encoders"]["text_encoder"] == {
+        "tokens": len("abluesquare"), "kept": len("abluesquare"), "cut": "", "words": []
+    }  # fmt: skip
+
+
+def test_the_page_shows_every_text_and_strikes_out_what_is_cut(
+    shown: Project, browser: Browser
+) -> None:
+    browser.open(shown / "reports/captions_tiny.html")
+    assert browser.text("h1") == "Captions of tiny"
+    assert browser.text(".encoder p.warn") == "3 of 15 texts are cut."
+    assert browser.text("#faults li").startswith("data/shapes/cat.txt: is not UTF-8")
+    wanted = rows(shown)
+    assert [element.text for element in browser.all(".text")] == [row["text"] for row in wanted]
+    struck = [element.text for element in browser.all("li del")]
+    assert struck == [row["encoders"]["text_encoder"]["cut"] for row in wanted[:3]]
+    assert len(browser.all(".item img")) == 5
+    assert browser.run("return window.hurt") is None
+    assert browser.complaints() == []
+
+
+def test_words_and_cut_texts_can_be_looked_for(shown: Project, browser: Browser) -> None:
+    browser.open(shown / "reports/captions_tiny.html")
+    browser.click("cut")
+    assert [element.text for element in browser.all("h3")] == ["ant"]
+    browser.click("cut")
+    browser.driver.find_element("id", "words").send_keys("SQUARE")
+    assert [element.text for element in browser.all("h3")] == ["dog", "fox"]
+
+
+def test_a_page_is_made_anew_of_what_captions_say_now(
+    shown: Project, tmp_path: Path, browser: Browser
+) -> None:
+    project = shown.copy(tmp_path / "project")
+    (project / "data/shapes/cat.txt").write_text("mended")
+    (project / "data/shapes/ant.txt").write_text("short")
+    project.run("captions_tiny")
+    browser.open(project / "reports/captions_tiny.html")
+    assert browser.text(".encoder").count("No text is cut.") == 1
+    assert len(browser.all("h3")) == 6
