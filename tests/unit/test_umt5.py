@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from latentmake.config import TextWeights
+from latentmake.config import Model, TextWeights
+from latentmake.encode import Sample
 from latentmake.encoders.umt5 import (
     Umt5Encoder,
     _converted,
@@ -18,7 +19,10 @@ from latentmake.encoders.umt5 import (
     clean_caption,
     load_umt5,
 )
+from latentmake.encoders.wan import text
+from latentmake.orders import WorkItem
 from latentmake.sample.text import t5_tokenizer
+from latentmake.tokens import limits
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import (
@@ -263,6 +267,21 @@ def test_tokens_are_counted_whole_and_kept_up_to_the_limit(places: dict[str, Pat
     short = loaded(places, max_length=5)
     assert short.max_length == 5
     assert [len(each) for each in short.encode(CAPTIONS)] == [4, 5, 1, 5]
+
+
+def test_captions_that_are_cut_are_named_at_the_end_by_the_limit_that_is_told(
+    places: dict[str, Path],
+) -> None:
+    settings = {"path": str(places["folder"]), "max_length": 5}
+    model = Model.model_validate({"task": "t2v-1.3B", "vae": "nowhere", "text": settings})
+    ready = text(model, CPU, 1, lambda line: None)
+    for number, caption in enumerate(["a", "a &amp; b c d e f g", "a b c d e f g"]):
+        item = WorkItem(f"{number}", f"{number}.txt", None, ())
+        ready.encode([Sample(str(number) * 64, "s", item, caption, (0, 0))])
+    assert limits(model) == [("umT5", 4)]
+    assert ready.remarks() == [
+        "2 captions are cut to the first 4 tokens by umT5: 1.txt, 2.txt",
+    ]
 
 
 # -- forms of weights -----------------------------------------------------------------------------
