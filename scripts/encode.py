@@ -13,4 +13,5 @@ with logged(snakemake.log[0]) as say:
     batch = str(order.receipt) in snakemake.output
     with lease() as device:
         say(f"GPU: {device}" if device else "no GPU")
-        carry_out(order, order.receipt, say=say, threads=snakemake.threads, may_skip=batch)
+        threads = snakemake.threads
+        carry_out(order, order.receipt, say=say, threads=threads, may_skip=batch, alone=True)

@@ -29,6 +29,7 @@ def carry_out(
     threads: int = 1,
     batch_size: int = 0,
     may_skip: bool = True,
+    alone: bool = False,
     encoder: Encoder | None = None,
 ) -> Receipt:
     """Carry out a work order and leave its receipt.
@@ -41,6 +42,7 @@ def carry_out(
         batch_size: samples of one shape encoded at once; 0: one on a CPU, where the same source
             then gives the same bytes whatever lies beside it, more on a GPU.
         may_skip: whether the dataset's `on_error: skip` counts; not for a file asked for by name.
+        alone: whether this process does nothing else.
         encoder: stands in for the model's own.
 
     Raises:
@@ -59,7 +61,7 @@ def carry_out(
             # Imports make a great many objects that stay: looking through them takes a tenth of it.
             gc.disable()
             try:
-                ready.append(_load(order, threads, batch_size, say))
+                ready.append(_load(order, threads, batch_size, say, alone))
             finally:
                 gc.enable()
         if not started:
@@ -115,8 +117,8 @@ def _recipe(order: WorkOrder) -> dict[str, object]:
     )
 
 
-def _load(order: WorkOrder, threads: int, batch_size: int, say: Say) -> Loaded:
+def _load(order: WorkOrder, threads: int, batch_size: int, say: Say, alone: bool) -> Loaded:
     """Load the order's model; torch is imported here and not before there is work for it."""
     from latentmake.encoders import load
 
-    return load.encoder(order, threads=threads, batch_size=batch_size, say=say)
+    return load.encoder(order, threads=threads, batch_size=batch_size, say=say, alone=alone)

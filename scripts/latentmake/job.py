@@ -134,7 +134,7 @@ class Job:
         except SourceError as error:
             return Reading(item, "", {}, [], {}, 0, str(error), sources)
         except OSError as error:
-            path = error.filename or item.source or "the empty caption"
+            path = error.filename or item.place
             line = SourceError(f"cannot be read ({error.strerror})", where=path, mend="see to it")
             return Reading(item, "", {}, [], {}, 0, str(line), sources)
         keys: dict[Target, str] = {}
@@ -271,7 +271,7 @@ class Job:
         source, fault = self.unsound[key]
         error = SourceError(
             f"the encoder returned {fault}",
-            where=item.source or "a prompt",
+            where=item.place,
             mend="use dtype: float32, or look at the picture and at the model",
         )
         self.fail(item, source, str(error))

@@ -100,6 +100,14 @@ class WorkItem(NamedTuple):
     media: Media | None = None
     content: str | None = None
 
+    @property
+    def place(self) -> str:
+        """What to call its source in a message: the file, or the text itself."""
+        if self.source is not None:
+            return self.source
+        text = self.text or ""
+        return f"the text {text[:60]!r}{'...' * (len(text) > 60)}" if text else "the empty caption"
+
 
 @dataclass(frozen=True)
 class WorkOrder:

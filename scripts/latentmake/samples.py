@@ -168,7 +168,7 @@ def caption_of(data: bytes, item: WorkItem, settings: Mapping[str, Any]) -> str:
     Raises:
         SourceError: it is not UTF-8, or empty where that is not allowed.
     """
-    where = item.source or "the empty caption"
+    where = item.place
     try:
         caption = data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
+import world
 from project import Project
 from safetensors import safe_open
 
@@ -49,3 +51,49 @@ def test_an_edit_of_one_caption_encodes_its_variants_alone(built: Project) -> No
     assert {name.rpartition("/")[2] for name in changes.content} == {"ant.text.safetensors"}
     assert not (changes.added or changes.removed or changes.rewritten)
     assert built.run("caches_tiny").idle
+    single = "cache/shapes/micro/text.2/ant.text.safetensors"
+    (built / single).unlink()
+    assert built.run(single).encoded("text").encoded == 1
+    assert built.changed(before).content == changes.content
+
+
+def test_a_training_reads_variants_and_empty_captions(built: Project) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["datasets"]["shapes"] |= {
+            "metadata_file": "data/captions.jsonl",
+            "metadata_captions": "join",
+            "captions": {
+                "variants": 2,
+                "enable_wildcard": True,
+                "caption_dropout_every_n_epochs": 2,
+                "token_warmup_step": 0.5,
+            },
+        }
+        values["runs"]["tiny"] |= {"trainer": world.training(), "resolutions": [16]}
+
+    (built / "data/captions.jsonl").write_text(
+        json.dumps({"file_name": "ant.png", "caption": "{up|down}, left", "tags": "x, y"}) + "\n"
+    )
+    built.configure(change)
+    built.run("train_tiny")
+    row = built.manifest()[0]
+    assert row["texts"] == captions_of(built, "ant", 2)
+    assert row["texts"][0] == "a red circle"  # the first variant begins the warm-up, with one tag
+    assert row["texts"][1].split(", ")[2:] == ["left", "x", "y"]
+    assert row["variants"] == [f"{TEXT}/{part}/ant.text.safetensors" for part in ("text", "text.1")]
+    with safe_open(built / row["dropped"], framework="np") as file:
+        assert file.metadata()["caption"] == ""
+    lock = built.lock()
+    assert lock["counts"] == {
+        f"shapes/{part}": 6 for part in ("16", "text", "text.1", "text.dropped")
+    }
+    assert built.run("train_tiny").idle
+    # A list that ends in the middle: one line, and nothing is lost.
+    before = built.snapshot()
+    with (built / "data/captions.jsonl").open("a") as file:
+        file.write('{"file_name": "bee')
+    done = built.run("train_tiny", check=False)
+    assert done.returncode != 0
+    line = done.one_line("data/captions.jsonl", "ends in the middle of line 2", "mend the file")
+    assert line.startswith("error: datasets.shapes.metadata_file")
+    assert not any(built.changed(before))

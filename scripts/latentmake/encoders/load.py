@@ -9,6 +9,7 @@ import torch
 
 from latentmake.config import Model
 from latentmake.encoders.device import DTYPES, compute_dtype, pick_device
+from latentmake.encoders.lean import without
 from latentmake.job import Loaded, Sample
 from latentmake.layouts import plain
 from latentmake.orders import WorkOrder
@@ -27,7 +28,12 @@ _ON_A_GPU = {  # samples at once; whether it is Wan, and the kind
 
 
 def encoder(
-    order: WorkOrder, *, threads: int, batch_size: int, say: Callable[[str], None]
+    order: WorkOrder,
+    *,
+    threads: int,
+    batch_size: int,
+    say: Callable[[str], None],
+    alone: bool = False,
 ) -> Loaded:
     """Load what an order needs.
 
@@ -36,6 +42,7 @@ def encoder(
         threads: for computing on a CPU.
         batch_size: samples at once; 0: one on a CPU, more elsewhere.
         say: told of the device.
+        alone: whether this process does nothing else, so that it can do without what others need.
 
     Raises:
         ModelError: the model is missing or incomplete.
@@ -48,13 +55,18 @@ def encoder(
     say(f"encoding on {device.type}, {size} at once")
     if line := _too_little_memory(model, order.kind, device):
         say(line)
-    if is_wan:
-        from latentmake.encoders import wan
+    unneeded: tuple[str, ...] = ()
+    if alone and order.kind == "latents" and model.clip is None:
+        # Single files of Wan's VAE are loaded with accelerate's help.
+        unneeded = ("transformers", "peft") if is_wan else ("transformers", "peft", "accelerate")
+    with without(*unneeded):
+        if is_wan:
+            from latentmake.encoders import wan
 
-        load_wan = wan.latents if order.kind == "latents" else wan.text
-        return load_wan(model, device, size, say)
-    load = _latents if order.kind == "latents" else _text
-    return load(model, device, size, say)
+            load_wan = wan.latents if order.kind == "latents" else wan.text
+            return load_wan(model, device, size, say)
+        load = _latents if order.kind == "latents" else _text
+        return load(model, device, size, say)
 
 
 def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | None:
@@ -123,7 +135,7 @@ def _text(model: Model, device: torch.device, size: int, say: Callable[[str], No
         found = encoders.encode(captions)
         for sample, caption in zip(samples, captions, strict=True):
             for name, limit in encoders.cutting(caption):
-                cut.note(name, limit, sample.key, sample.item.source or "a prompt")
+                cut.note(name, limit, sample.key, sample.item.place)
         return [
             (
                 {

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 
 from latentmake.config import TextWeights
 from latentmake.encoders.state import one_line
@@ -19,8 +18,6 @@ from latentmake.errors import ModelError
 from latentmake.projection import load_projection
 
 __all__ = ["load_text_projection"]
-
-_Pipeline: Any = DiffusionPipeline  # diffusers has no types
 
 
 def load_text_projection(weights: TextWeights) -> torch.nn.Module | None:
@@ -33,13 +30,16 @@ def load_text_projection(weights: TextWeights) -> torch.nn.Module | None:
         return None
     if not weights.trust_remote_code:
         return load_projection(weights.projection).eval().requires_grad_(False)
+    import diffusers  # seconds of import, for this alone
+
+    loader: Any = diffusers.DiffusionPipeline  # which has no types
     folder = Path(weights.projection)
     mend = "name the folder of a diffusers pipeline with pipeline.py and its projection"
     try:
         index = json.loads((folder / "model_index.json").read_bytes())
         names = [name for name, each in index.items() if isinstance(each, list)]
         (name,) = (each for each in names if "projection" in each)
-        pipeline = _Pipeline.from_pretrained(
+        pipeline = loader.from_pretrained(
             str(folder),
             custom_pipeline=str(folder),
             trust_remote_code=True,

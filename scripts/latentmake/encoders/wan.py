@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 from latentmake.config import Model
-from latentmake.encoders.clip_vision import load_clip_vision
 from latentmake.encoders.device import DTYPES, compute_dtype
-from latentmake.encoders.umt5 import load_umt5
 from latentmake.encoders.wan_vae import load_wan_vae, vae_dtype
 from latentmake.job import Loaded, Sample
 from latentmake.layouts import musubi
@@ -41,7 +39,11 @@ def latents(model: Model, device: torch.device, size: int, say: Callable[[str], 
     computed = vae_dtype(torch.version.hip is not None, compute_dtype(device, name, say))
     vae = load_wan_vae(model.vae, device, computed, tiled=model.vae_cache_cpu)
     half = torch.float32 if device.type == "cpu" else torch.float16
-    clip = None if model.clip is None else load_clip_vision(model.clip, device, half)
+    clip = None
+    if model.clip is not None:
+        from latentmake.encoders.clip_vision import load_clip_vision
+
+        clip = load_clip_vision(model.clip, device, half)
 
     def encode(samples: list[Sample]) -> Result:
         pixels = torch.from_numpy(np.stack([np.asarray(sample.content) for sample in samples]))
@@ -91,6 +93,8 @@ def text(model: Model, device: torch.device, size: int, say: Callable[[str], Non
     """
     from transformers.utils import logging
 
+    from latentmake.encoders.umt5 import load_umt5
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     computed = compute_dtype(device, "bfloat16", say)
@@ -101,7 +105,7 @@ def text(model: Model, device: torch.device, size: int, say: Callable[[str], Non
         captions = [str(sample.content) for sample in samples]
         for sample, caption in zip(samples, captions, strict=True):
             if encoder.count_tokens(caption) > encoder.max_length:
-                name = sample.item.source or "a prompt"
+                name = sample.item.place
                 cut.note("umT5", encoder.max_length - 1, sample.key, name)  # EOS is one of them
         return [
             ({"varlen_t5_bfloat16": embedding}, musubi.text_metadata(caption))
