@@ -3,7 +3,7 @@
 A cache file is a safetensors file whose header says what it was made from. safetensors itself
 writes metadata in no fixed order and files that only their owner may read; both are put right here.
 The format: 8 bytes with the header's length (little endian), a JSON header, the tensors' bytes
-(https://github.com/huggingface/safetensors#format).
+(https://github.com/huggingface/safetensors#format). sd-scripts reads npz instead: see npzfile.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from latentmake import digest
+from latentmake import digest, npzfile
 from latentmake.errors import CacheError, storage_error
 
 if TYPE_CHECKING:
@@ -182,13 +182,19 @@ def read_head(path: str | os.PathLike[str]) -> tuple[bytes, int]:
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read what a cache file says of itself, and check that it is whole; tensors are not read.
 
+    Its name tells an npz file; so do its first bytes, for the spool names files by key alone.
+
     Raises:
-        CacheError: it is cut short, is no safetensors file, or not one of ours.
+        CacheError: it is cut short, is no such file, or not one of ours.
         OSError: it cannot be read.
     """
+    if os.fspath(path).endswith(".npz"):
+        return _read_npz(path)
     try:
         head, size = read_head(path)
     except ValueError as error:
+        if _begins_an_npz(path):
+            return _read_npz(path)
         raise CacheError(str(error), where=path) from None
     try:
         text = head[8:]
@@ -205,6 +211,28 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise CacheError("was not made by latentmake", where=path)
     if not _is_as_written(text, metadata):
         raise CacheError("was rewritten by another program", where=path)
+    return Header(key, source, content, str(metadata.get(ADOPTED, "")))
+
+
+def _begins_an_npz(path: str | os.PathLike[str]) -> bool:
+    # As the length of a safetensors header these bytes would be beyond all measure.
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read(len(npzfile.MAGIC)) == npzfile.MAGIC
+
+
+def _read_npz(path: str | os.PathLike[str]) -> Header:
+    try:
+        comment = npzfile.read_comment(path)
+    except ValueError as error:
+        raise CacheError(str(error), where=path) from None
+    try:
+        metadata = json.loads(comment)
+        key, source, recipe = (metadata[name] for name in (KEY, SOURCE, RECIPE))
+        content = digest.of_bytes(recipe.encode())
+        if not (isinstance(key, str) and isinstance(source, str)):
+            raise TypeError("a key is text")
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        raise CacheError("was not made by latentmake", where=path) from None
     return Header(key, source, content, str(metadata.get(ADOPTED, "")))
 
 
