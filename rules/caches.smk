@@ -5,6 +5,8 @@ LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}.latents.safetensors"
 TEXT = "cache/{dataset}/{model}/{variant}/{stem}.text.safetensors"
 WAN_LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}_wan.safetensors"
 WAN_TEXT = "cache/{dataset}/{model}/{resolution}/{stem}_wan_te.safetensors"
+NPZ_LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}_{network}.npz"
+NPZ_TEXT = "cache/{dataset}/{model}/{variant}/{stem}_{encoders}.npz"
 
 for order in SESSION.orders:
 
@@ -86,6 +88,42 @@ rule wan_text:
         WAN_TEXT,
     log:
         "logs/text/{dataset}/{model}/{resolution}/{stem}.log",
+    conda:
+        "../envs/encode.yaml"
+    threads: threads_of("encode")
+    resources:
+        **resources_of("encode"),
+    script:
+        "../scripts/encode.py"
+
+
+rule npz_latents:
+    input:
+        unpack(partial(single_inputs, NPZ_LATENTS)),
+    output:
+        NPZ_LATENTS,
+    log:
+        "logs/latents/{dataset}/{model}/{resolution}/{stem}_{network}.log",
+    wildcard_constraints:
+        network="sd|sdxl|sd3|flux",
+    conda:
+        "../envs/encode.yaml"
+    threads: threads_of("encode")
+    resources:
+        **resources_of("encode"),
+    script:
+        "../scripts/encode.py"
+
+
+rule npz_text:
+    input:
+        unpack(partial(single_inputs, NPZ_TEXT)),
+    output:
+        NPZ_TEXT,
+    log:
+        "logs/text/{dataset}/{model}/{variant}/{stem}_{encoders}.log",
+    wildcard_constraints:
+        encoders="te_outputs|sd3_te|flux_te",
     conda:
         "../envs/encode.yaml"
     threads: threads_of("encode")

@@ -101,7 +101,7 @@ def _manifest_order(
     aside: dict[str, list[dict[str, str]]],
 ) -> Path:
     model = planner.config.models[run.model]
-    layout = layouts.of(model.layout)
+    layout = layouts.of(model.layout_name)
     rows: list[manifest.ManifestItem] = []
     for name in run.datasets:
         settings = planner.config.datasets[name]
@@ -142,7 +142,7 @@ def _manifest_order(
             [path for state in plan.parts.values() for path in state.orphans] + unfinished()
         ),
         planned=time.time_ns(),
-        layout=model.layout,
+        layout=model.layout_name,
         replaced=[
             stale.found.partition("@")[0]
             for state in plan.parts.values()

@@ -246,8 +246,19 @@ class Job:
             self.fail_unsound(item, key)
             return
         stamp = cachefile.stamp(key=key, source=source, recipe=self.recipe)
-        cachefile.write(spooled(key), cachefile.serialize(tensors, metadata | stamp))
+        cachefile.write(spooled(key), self._file(tensors, metadata, stamp))
         self.counts["encoded"] += 1
+
+    def _file(
+        self, tensors: dict[str, Any], metadata: dict[str, str], stamp: dict[str, str]
+    ) -> bytes:
+        if self.order.layout != "sdscripts":
+            return cachefile.serialize(tensors, metadata | stamp)
+        from latentmake.config import Model
+        from latentmake.sdscripts.arrays import file_bytes
+
+        model = Model.model_validate(self.order.model_settings)
+        return file_bytes(self.order.kind, model, tensors, stamp)
 
     def fail(self, item: WorkItem, content: str, line: str) -> None:
         """Note a faulty item; the others go on."""

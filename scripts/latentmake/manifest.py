@@ -208,10 +208,8 @@ def write_manifest(
     unread: list[str] = []
     for item in order.items:
         if (item.dataset, item.stem) in without:
-            # musubi-tuner trains on whatever lies in its folder.
-            unread += (
-                [] if plainly else [target for each in item.targets.values() for target, _ in each]
-            )
+            if order.layout == "musubi":  # which trains on whatever lies in its folder
+                unread += [target for each in item.targets.values() for target, _ in each]
             continue
         paths: dict[str, list[str]] = {}
         for part, targets in item.targets.items():

@@ -120,7 +120,7 @@ def parts_of(config: Config, run: Run) -> list[Part]:
 
 def part_names(config: Config, run: Run, dataset: str) -> list[str]:
     """Return the names of the parts that a run needs of one of its datasets."""
-    layout = layouts.of(config.models[run.model].layout)
+    layout = layouts.of(config.models[run.model].layout_name)
     return layout.parts(resolutions_of(run), text_parts(config.datasets[dataset]))
 
 

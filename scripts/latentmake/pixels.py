@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageColor
 
 from latentmake.buckets import Placement, Size, place, target_size
+from latentmake.config.datasets import BUCKET_STEPS
 from latentmake.errors import SourceError
 from latentmake.media import opened_image
 
@@ -128,7 +129,7 @@ def placement(
         image,
         Size(*resolution),
         fit=settings["fit"],
-        step=settings["bucket_reso_steps"],
+        step=settings["bucket_reso_steps"] or BUCKET_STEPS,
         no_upscale=settings["bucket_no_upscale"],
     )
     found = place(image, target)

@@ -29,6 +29,7 @@ from latentmake.dataset import Fault, Item, Scan
 from latentmake.errors import ConfigError, ModelError, SourceError
 from latentmake.evaluate import Evaluation, Folder
 from latentmake.finish import finish
+from latentmake.measuring import measured
 from latentmake.memo import Memo, SourceStat, TargetStat
 from latentmake.musubi.model_files import encoder_fault
 from latentmake.orders import WorkOrder
@@ -44,7 +45,6 @@ from latentmake.parts import (
     source_of,
 )
 from latentmake.texts import Texts, note_of, texts_of
-from latentmake.wan_dataset import measured
 
 __all__ = ["Planner"]
 
@@ -93,7 +93,7 @@ class Planner:
 
     def layout(self, model: str) -> str:
         """Return the name of a model's layout."""
-        return self.config.models[model].layout
+        return self.config.models[model].layout_name
 
     def items(self, name: str, model: str) -> tuple[list[Item], list[Fault]]:
         """Return the items of a dataset as a model needs them, and what is wrong with the others.
@@ -109,9 +109,10 @@ class Planner:
                 made = self._compose(name, found)
                 found = [item for item in found if item.stem in made.found]
                 faults = sorted([*faults, *made.faults])
-            if self.layout(model) == "musubi":
-                root, control = self.scan(name).root, self.control(name)
-                found, further = measured(settings, root, found, control, self.memo)
+            if self.layout(model) != "plain":
+                layout, root = layouts.of(self.layout(model)), self.scan(name).root
+                control = self.control(name)
+                found, further = measured(layout, settings, root, found, control, self.memo)
                 faults = sorted([*faults, *further])
             self._items[asked] = found, faults
         return self._items[asked]
@@ -186,7 +187,7 @@ class Planner:
     def _check_resolutions(self, name: str, run: Run) -> None:
         """Refuse a resolution that the VAE cannot encode without cutting more off."""
         model = self.config.models[run.model]
-        if model.layout == "musubi":
+        if model.layout != "plain":
             return  # whose steps the configuration has been checked for
         known = None if self.is_pending(model.vae.path) else weights.vae_factor(model.vae)
         factor = known or 8  # that of every Stable Diffusion VAE
@@ -205,19 +206,16 @@ class Planner:
                 )
         for dataset in run.datasets:
             settings = self.config.datasets[dataset]
-            if settings.fit == "bucket" and settings.bucket_reso_steps % factor:
+            if settings.fit == "bucket" and settings.bucket_steps % factor:
                 raise ConfigError(
-                    f"{settings.bucket_reso_steps} is not a multiple of the VAE's factor {factor}",
+                    f"{settings.bucket_steps} is not a multiple of the VAE's factor {factor}",
                     where=f"datasets.{dataset}.bucket_reso_steps",
                     mend=f"use a multiple of {factor}",
                 )
             for size in run.resolutions:
-                if (
-                    settings.fit == "bucket"
-                    and size.width * size.height < settings.bucket_reso_steps**2
-                ):
+                if settings.fit == "bucket" and size.width * size.height < settings.bucket_steps**2:
                     raise ConfigError(
-                        f"{settings.bucket_reso_steps} is more than the resolution {size.name} has",
+                        f"{settings.bucket_steps} is more than the resolution {size.name} has",
                         where=f"datasets.{dataset}.bucket_reso_steps",
                         mend="use smaller steps or a larger resolution",
                     )

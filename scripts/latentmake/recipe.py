@@ -11,6 +11,7 @@ from pathlib import Path
 
 from latentmake import digest
 from latentmake.config import Dataset, Model, Weights
+from latentmake.config.sdscripts import bucketing
 from latentmake.errors import ModelError
 from latentmake.weights import original_files, projection_file, tokenizer_files, weights_files
 
@@ -129,15 +130,17 @@ def make(
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    wan = model.layout == "musubi"
-    files = original_files if wan else weights_files
+    files = original_files if model.layout == "musubi" else weights_files
     if kind == "text":
         recipe = text_recipe(model, text_weights_digests(model, file_digest, files))
-        return {**recipe, **_wan_text(model)} if wan else recipe
+        further = {"musubi": _wan_text, "sdscripts": _sdscripts_text}.get(model.layout)
+        return recipe if further is None else {**recipe, **further(model)}
     assert dataset is not None
     weights = weights_digest(model.vae, file_digest, files)
-    if not wan:
+    if model.layout == "plain":
         return latents_recipe(dataset, model, weights)
+    if model.layout == "sdscripts":
+        return _sdscripts_latents(dataset, model, weights)
     clip = None if model.clip is None else weights_digest(model.clip, file_digest, files)
     return _wan_latents(dataset, model, weights, clip)
 
@@ -179,6 +182,40 @@ def _wan_text(model: Model) -> dict[str, object]:
     }
 
 
+def _sdscripts_latents(dataset: Dataset, model: Model, weights: str) -> dict[str, object]:
+    """Return what shapes sd-scripts' latents besides the image and the resolution.
+
+    It neither turns an image nor looks at what lies behind a transparent one.
+    """
+    assert model.architecture is not None
+    recipe: dict[str, object] = {
+        "format": FORMAT_VERSION,
+        "kind": "latents",
+        "layout": model.layout,
+        "architecture": model.architecture,
+        "weights": weights,
+        "dtype": model.vae_dtype or model.dtype,
+        "posterior": model.posterior,
+        "fit": dataset.fit,
+        "flip_aug": dataset.flip_aug,
+        "alpha_mask": dataset.alpha_mask,
+    }
+    if model.posterior == "sample":
+        recipe["posterior_seed"] = model.posterior_seed
+    if dataset.fit == "bucket":
+        recipe["bucket"] = list(bucketing(dataset, model.architecture))
+    return recipe
+
+
+def _sdscripts_text(model: Model) -> dict[str, object]:
+    return {
+        "layout": model.layout,
+        "architecture": model.architecture,
+        "apply_lg_attn_mask": model.apply_lg_attn_mask,
+        "apply_t5_attn_mask": model.apply_t5_attn_mask,
+    }
+
+
 def latents_recipe(dataset: Dataset, model: Model, weights: str) -> dict[str, object]:
     """Return what shapes latents besides the image and the resolution.
 
@@ -201,7 +238,7 @@ def latents_recipe(dataset: Dataset, model: Model, weights: str) -> dict[str, ob
     if model.posterior == "sample":
         recipe["posterior_seed"] = model.posterior_seed
     if dataset.fit == "bucket":
-        recipe["bucket_reso_steps"] = dataset.bucket_reso_steps
+        recipe["bucket_reso_steps"] = dataset.bucket_steps
         recipe["bucket_no_upscale"] = dataset.bucket_no_upscale
     return recipe
 

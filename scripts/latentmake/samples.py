@@ -28,6 +28,7 @@ class Sample(NamedTuple):
             caption.
         control: pixels of the control, of the same shape.
         clip: whether it is a clip of a video.
+        alpha: transparency of the pixels, [H, W], 0 to 255; None where it does not count.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Sample(NamedTuple):
     original: tuple[int, int]
     control: NDArray[np.uint8] | None = None
     clip: bool = False
+    alpha: NDArray[np.uint8] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,6 +76,8 @@ def samples_of(
     if order.layout == "musubi":
         make = _clips if settings.get("target_frames") else _wan_images
         return make(item, data, control, content, missing, settings)
+    if order.layout == "sdscripts":
+        return _sdscripts_images(order, item, data, content, missing)
     image = pixels.decode(data, item.source or "", settings)
     return [
         Sample(
@@ -85,6 +89,28 @@ def samples_of(
         )
         for target, key in missing.items()
     ]
+
+
+def _sdscripts_images(
+    order: WorkOrder, item: WorkItem, data: bytes, content: str, missing: Mapping[Target, str]
+) -> list[Sample]:
+    from latentmake.sdscripts import pixels as sdscripts  # OpenCV is not needed by others
+
+    settings, path = order.dataset_settings, item.source or ""
+    alpha = bool(settings.get("alpha_mask"))
+    image = sdscripts.open_image(data, path, int(settings["max_image_pixels"]), alpha=alpha)
+    size = Size(image.shape[1], image.shape[0])
+    if item.media is None or size != (item.media.width, item.media.height):
+        raise _changed(item)  # its targets are named by its size
+    found: list[Sample] = []
+    for target, key in missing.items():
+        placement = sdscripts.placement(
+            size, target.size or (0, 0), settings, order.model_settings["architecture"], path
+        )
+        fitted = sdscripts.fit(image, placement)
+        mask = fitted[:, :, 3] if alpha else None
+        found.append(Sample(key, content, item, fitted[:, :, :3], size, alpha=mask))
+    return found
 
 
 def _size(image: tuple[int, int], target: Target, settings: Mapping[str, Any]) -> Size:

@@ -243,7 +243,9 @@ def _paths(plan: RunPlan, run: Run) -> Mapping[Part, list[str]]:
                 continue
             text = row["text"]
             named = (
-                {"text": text} if isinstance(text, str) else {f"text@{k}": text[k] for k in text}
+                {"text": text}
+                if isinstance(text, str)
+                else {f"text@{name}": path for name, path in (text or {}).items()}
             )
             named |= {
                 f"text.{number}": path

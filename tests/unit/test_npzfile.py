@@ -1,4 +1,4 @@
-"""An npz file of ours is the same for the same content, whole or known to be damaged, and numpy's."""
+"""An npz file of ours is the same for the same content, known to be whole, and one of numpy's."""
 
 from __future__ import annotations
 

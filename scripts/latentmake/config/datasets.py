@@ -9,7 +9,10 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from latentmake.config.captions import Captions
 from latentmake.config.fields import Closed, Ending, Number, Place, listed
 
-__all__ = ["Dataset"]
+__all__ = ["BUCKET_STEPS", "Dataset"]
+
+BUCKET_STEPS = 16
+"""Sides of buckets are multiples of this where a dataset says nothing, in pixels."""
 
 
 class Dataset(Closed):
@@ -45,11 +48,26 @@ class Dataset(Closed):
         description="crop: cover the resolution and cut its centre. bucket: keep the aspect ratio "
         "as nearly as a list of sizes of the same area allows.",
     )
-    bucket_reso_steps: Number = Field(
-        16, ge=8, description="Sides of buckets are multiples of this, in pixels."
+    bucket_reso_steps: Number | None = Field(
+        None,
+        ge=8,
+        description="Sides of buckets are multiples of this, in pixels; by default 16, and for "
+        "sd-scripts 64 (SDXL: 32).",
+    )
+    min_bucket_reso: Number | None = Field(
+        None, ge=8, description="No side of a bucket is smaller, in pixels (sd-scripts)."
+    )
+    max_bucket_reso: Number | None = Field(
+        None, ge=8, description="No side of a bucket is larger, in pixels (sd-scripts)."
     )
     bucket_no_upscale: bool = Field(
         False, description="Images smaller than the resolution keep their own size, rounded down."
+    )
+    flip_aug: bool = Field(
+        False, description="Encode each image mirrored too; its training picks one (sd-scripts)."
+    )
+    alpha_mask: bool = Field(
+        False, description="Cache transparency as a mask of the loss (sd-scripts)."
     )
     exif_rotation: bool = Field(
         True, description="Turn an image as its EXIF orientation says before anything else."
@@ -113,6 +131,11 @@ class Dataset(Closed):
     def remote(self) -> bool:
         """Whether any of it lies on an S3 server."""
         return any((each or "").startswith("s3://") for each in (self.path, self.control_directory))
+
+    @property
+    def bucket_steps(self) -> int:
+        """Of what sides of buckets are multiples, but for sd-scripts; in pixels."""
+        return self.bucket_reso_steps or BUCKET_STEPS
 
     @property
     def composed(self) -> bool:

@@ -216,6 +216,11 @@ class Model(Closed):
         return () if self.architecture is None else _TEXT_ENCODERS[self.architecture]
 
     @property
+    def layout_name(self) -> str:
+        """Name of its layout, of which sd-scripts has one for each architecture."""
+        return f"{self.layout}-{self.architecture}" if self.layout == "sdscripts" else self.layout
+
+    @property
     def image_to_video(self) -> bool:
         """Whether its caches hold the first frame's latents too."""
         return self.task is not None and self.task.startswith(("i2v", "flf2v"))
@@ -265,6 +270,8 @@ class Model(Closed):
             )
         if self.apply_lg_attn_mask and self.architecture != "sd3":
             raise ValueError("`apply_lg_attn_mask` is about sd3")
+        if self.layout == "sdscripts" and self.max_token_length not in (75, 150, 225):
+            raise ValueError("sd-scripts wants captions of one length: set `max_token_length`")
         if self.apply_t5_attn_mask and self.architecture not in ("sd3", "flux"):
             raise ValueError("`apply_t5_attn_mask` is about sd3 and flux")
         return self
@@ -275,6 +282,8 @@ class Model(Closed):
             return self
         if self.task is not None:
             raise ValueError("`adopt` is about Stable Diffusion's caches: leave out `task` or it")
+        if self.layout == "sdscripts":
+            raise ValueError("`adopt` is about our own caches: leave out `layout: sdscripts` or it")
         if self.adopt.text is not None and len(self.adopt.text) != len(self.text):
             raise ValueError(
                 f"`adopt.text` names {len(self.adopt.text)} endings for {len(self.text)} text "

@@ -17,6 +17,7 @@ from latentmake.config.fields import Closed, Name, ResolutionField, listed
 from latentmake.config.folders import Folder, FolderField
 from latentmake.config.machines import Export, MusubiTuner, PathMap, Publish, Storage
 from latentmake.config.models import Adopt, Model, TextWeights, Weights
+from latentmake.config.sdscripts import check_datasets, refuse_keys
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
 from latentmake.errors import ConfigError
 
@@ -88,6 +89,10 @@ class Config(Closed):
             _no_doubles(f"runs.{name}.resolutions", [each.name for each in run.resolutions])
             model = self.models[run.model]
             _trainer_fits(name, run, model)
+            if model.layout == "sdscripts":
+                check_datasets(name, run, model, self.datasets)
+            else:
+                refuse_keys(run, self.datasets)
             if model.layout == "musubi":
                 self._check_wan(name, run, model)
             elif video := [each for each in run.datasets if self.datasets[each].video]:
@@ -145,7 +150,7 @@ class Config(Closed):
                     where=f"runs.{name}.resolutions",
                     mend="use 32 or more",
                 )
-            if settings.bucket_reso_steps != WAN_STEP:
+            if settings.bucket_steps != WAN_STEP:
                 raise ConfigError(
                     f"musubi-tuner's buckets go in steps of {WAN_STEP}",
                     where=f"datasets.{dataset}.bucket_reso_steps",
@@ -180,6 +185,12 @@ def _trainer_fits(name: str, run: Run, model: Model) -> None:
             f"the trainer sd cannot train {run.model}, a Wan model",
             where=f"runs.{name}.trainer.kind",
             mend="use kind: musubi",
+        )
+    elif model.layout == "sdscripts":
+        raise ConfigError(
+            f"the trainer sd reads our own caches, and those of {run.model} are sd-scripts'",
+            where=f"runs.{name}.trainer.kind",
+            mend=f"use kind: sdscripts, or leave out layout of models.{run.model}",
         )
     elif model.unet is None:
         raise ConfigError(

@@ -65,6 +65,10 @@ def encoder(
 
             load_wan = wan.latents if order.kind == "latents" else wan.text
             return load_wan(model, device, size, say)
+        if order.layout == "sdscripts" and order.kind == "latents":
+            from latentmake.encoders import sdscripts
+
+            return Loaded(sdscripts.latents(model, order.dataset_settings, device, say), size)
         load = _latents if order.kind == "latents" else _text
         return load(model, device, size, say)
 

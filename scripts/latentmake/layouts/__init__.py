@@ -30,7 +30,11 @@ class Named(NamedTuple):
 
 
 class Layout(Protocol):
-    """What a layout's module offers."""
+    """What a layout's module, or an object of it, offers."""
+
+    @property
+    def longest_ending(self) -> str:
+        """The longest that the name of a cache file may have after the item's own name."""
 
     def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
         """Return the parts of one dataset and model, for some resolutions' names.
@@ -62,7 +66,9 @@ class Layout(Protocol):
 
 
 def of(name: str) -> Layout:
-    """Return the layout of a name: `plain` or `musubi`."""
-    from latentmake.layouts import musubi, plain
+    """Return the layout of a name: `plain`, `musubi`, `sdscripts-sdxl` and so on."""
+    from latentmake.layouts import musubi, plain, sdscripts
 
+    if name.startswith(sdscripts.PREFIX):
+        return sdscripts.of(name.removeprefix(sdscripts.PREFIX))
     return {"plain": plain, "musubi": musubi}[name]

@@ -24,7 +24,6 @@ from latentmake.media import Media
 
 __all__ = [
     "LATENTS_ENDING",
-    "LONGEST_ENDING",
     "TEXT_ENDING",
     "base",
     "clips_of",
@@ -32,6 +31,7 @@ __all__ = [
     "identity",
     "latents_key",
     "latents_metadata",
+    "longest_ending",
     "named",
     "owners",
     "parts",
@@ -41,7 +41,7 @@ __all__ = [
 
 LATENTS_ENDING = "_wan.safetensors"
 TEXT_ENDING = "_wan_te.safetensors"
-LONGEST_ENDING = "_00000-000_00000x00000_wan.safetensors"
+longest_ending = "_00000-000_00000x00000_wan.safetensors"
 _SIZE = re.compile(r"(.+)_\d{4,}x\d{4,}")
 _CLIP = re.compile(r"(.+)_\d{5,}-\d{3,}")
 _VERSION = "1.0.1"

@@ -27,6 +27,7 @@ __all__ = [
     "hidden_state",
     "identity",
     "latents_metadata",
+    "longest_ending",
     "named",
     "owners",
     "parts",
@@ -40,6 +41,7 @@ DROPPED = "text.dropped"
 LATENTS = "latents"
 LATENTS_ENDING = ".latents.safetensors"
 TEXT_ENDING = ".text.safetensors"
+longest_ending = LATENTS_ENDING
 
 
 def parts(resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:

@@ -1,7 +1,8 @@
-"""What a Wan model needs to know of items besides image and caption: size, length, control.
+"""What names of caches need to know of items besides image and caption: size, length, control.
 
-musubi-tuner's cache names hold the size of an image and the clips of a video, so that planning must
-know them. The memo does; a file is opened where its stat is new, and its header alone is read.
+The cache names of sd-scripts hold the size of an image, those of musubi-tuner the clips of a video
+too, so that planning must know them. The memo does; a file is opened where its stat is new, and its
+header alone is read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from latentmake.config import Dataset
 from latentmake.dataset import IMAGE_EXTENSIONS, Fault, Item, Scan
 from latentmake.errors import SourceError
-from latentmake.layouts import musubi
+from latentmake.layouts import Layout, musubi
 from latentmake.media import VIDEO_EXTENSIONS, probe_image, probe_video
 from latentmake.memo import Memo, SourceStat
 
@@ -24,11 +25,17 @@ _LOOKS_LONG = 1000  # items whose measuring is worth a progress bar
 
 
 def measured(
-    settings: Dataset, root: str, items: Sequence[Item], control: Scan | None, memo: Memo
+    layout: Layout,
+    settings: Dataset,
+    root: str,
+    items: Sequence[Item],
+    control: Scan | None,
+    memo: Memo,
 ) -> tuple[list[Item], list[Fault]]:
-    """Complete items by size, length and control, and find those that a Wan model cannot have.
+    """Complete items by size, length and control, and find those that a layout cannot have.
 
     Args:
+        layout: names their caches.
         settings: the dataset's section of the configuration.
         root: its folder.
         items: as found there.
@@ -48,7 +55,7 @@ def measured(
     quiet = new < _LOOKS_LONG
     with tqdm(total=new, desc="sizes of images", unit="image", disable=quiet) as progress:
         for item in items:
-            base = musubi.base(item.stem)
+            base = layout.base(item.stem)
             before = known.get(item.image)
             if before is not None and before[0] == item.image_stat:
                 media = before[1]
@@ -65,7 +72,8 @@ def measured(
                 faults.append(Fault(item.image, item.stem, what, "rename one of them"))
                 continue
             bases[base] = item.image
-            if len(f"{base}{musubi.LONGEST_ENDING}".encode()) > 255:
+            name = f"{item.stem.rpartition('/')[2]}{layout.longest_ending}"
+            if len(name.encode()) > 255:
                 what = "has a name too long for its cache file"
                 faults.append(Fault(item.image, item.stem, what, "rename it"))
                 continue

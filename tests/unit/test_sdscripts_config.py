@@ -1,0 +1,111 @@
+"""What sd-scripts would refuse or round in silence, the configuration refuses in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from latentmake.config import Config, parse
+from latentmake.errors import ConfigError
+
+BUCKETS = {"fit": "bucket", "min_bucket_reso": 64}
+
+
+def values(architecture: str = "sdxl", resolutions: Any = 512, **dataset: Any) -> dict[str, Any]:
+    texts = {"sdxl": 2, "sd3": 3, "flux": 2}.get(architecture, 1)
+    return {
+        "datasets": {"cats": {"path": "data", **dataset}},
+        "models": {
+            "big": {
+                "vae": "vae",
+                "text": [f"text_{number}" for number in range(texts)],
+                "architecture": architecture,
+                "layout": "sdscripts",
+            }
+        },
+        "runs": {"first": {"datasets": "cats", "model": "big", "resolutions": resolutions}},
+    }
+
+
+def line(asked: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(asked)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["sd1", "sd2", "sdxl", "sd3", "flux"])
+def test_every_architecture_is_accepted_with_and_without_buckets(architecture: str) -> None:
+    assert isinstance(parse(values(architecture, [512, [768, 1024]])), Config)
+    assert isinstance(parse(values(architecture, [64, 512], **BUCKETS)), Config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "resolutions", "dataset", "begins", "mend"),
+    [
+        ("sdxl", 500, {}, "runs.first.resolutions: 500 pixels", "use 496 or 504"),
+        ("flux", 520, {}, "runs.first.resolutions: 520 pixels", "use 512 or 528"),
+        ("sdxl", 128, {"fit": "bucket"}, "datasets.cats.min_bucket_reso: 256", "128 or less"),
+        (
+            "sdxl",
+            [[512, 1536]],
+            {"fit": "bucket"},
+            "datasets.cats.max_bucket_reso: 1024",
+            "1536 or more",
+        ),
+        (
+            "sd1",
+            512,
+            {"fit": "bucket", "bucket_reso_steps": 32},
+            "datasets.cats.bucket_reso_steps: 32 is not a multiple of 64",
+            "use a multiple of 64",
+        ),
+        (
+            "sdxl",
+            512,
+            {"fit": "bucket", "min_bucket_reso": 24},
+            "datasets.cats.min_bucket_reso: 24 is smaller than a step",
+            "use 32 or more",
+        ),
+        ("sdxl", 512, {"path": "s3://bucket/cats"}, "runs.first.datasets: ", "copy it"),
+        ("sdxl", 512, {"target_frames": 5}, "runs.first.datasets: ", "task"),
+        ("sdxl", 512, {"control_directory": "x"}, "runs.first.datasets: ", "leave out"),
+    ],
+)
+def test_what_sd_scripts_refuses_is_refused_with_a_mend(
+    architecture: str, resolutions: Any, dataset: dict[str, Any], begins: str, mend: str
+) -> None:
+    said = line(values(architecture, resolutions, **dataset))
+    assert said.startswith(begins) and mend in said.partition("; ")[2]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("flip_aug", True),
+        ("alpha_mask", True),
+        ("min_bucket_reso", 256),
+        ("max_bucket_reso", 1024),
+    ],
+)
+def test_what_no_other_layout_heeds_is_refused_there(key: str, value: Any) -> None:
+    asked = values(**{key: value})
+    parse(asked)
+    del asked["models"]["big"]["layout"]
+    assert line(asked).startswith(f"datasets.cats.{key}: ")
+
+
+def test_captions_of_many_lengths_and_caches_of_others_are_refused() -> None:
+    asked = values()
+    asked["models"]["big"]["max_token_length"] = "auto"
+    assert "one length" in line(asked)
+    asked = values()
+    asked["models"]["big"]["adopt"] = {"latents": ".img_sdxl"}
+    assert "adopt" in line(asked)
+
+
+def test_our_own_trainer_cannot_read_its_caches() -> None:
+    asked = values("sd1")
+    asked["models"]["big"]["unet"] = "unet"
+    asked["runs"]["first"]["trainer"] = {"kind": "sd"}
+    assert line(asked).startswith("runs.first.trainer.kind: ")
