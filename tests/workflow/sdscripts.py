@@ -1,0 +1,49 @@
+"""A tiny model of sd-scripts' kind, and pictures of several sizes to encode with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import world
+from project import Project
+
+SIZES = {
+    "ant": (200, 120),
+    "bee": (64, 64),
+    "sub/cat": (40, 90),
+    "dog": (130, 70),
+    "eel": (300, 300),
+    "sub/fox": (64, 64),
+}
+CAPTIONS = dict(zip(SIZES, world.CAPTIONS.values(), strict=True))
+
+
+def make_dataset(folder: Path) -> None:
+    for number, (stem, caption) in enumerate(CAPTIONS.items()):
+        world.draw(folder / f"{stem}.png", number, SIZES[stem])
+        (folder / f"{stem}.txt").write_text(f"{caption}\n", encoding="utf-8")
+
+
+def config(architecture: str = "sd1", **model: Any) -> dict[str, Any]:
+    """A run of two resolutions; `model` changes its model's section."""
+    values = {
+        "architecture": architecture,
+        "layout": "sdscripts",
+        "vae": "models/micro/vae",
+        "text": ["models/micro/text_encoder"],
+        **model,
+    }
+    dataset = {"path": "data/shapes", "fit": "bucket", "min_bucket_reso": 64}
+    return {
+        "datasets": {"shapes": dataset},
+        "models": {"tiny": values},
+        "runs": {"tiny": {"datasets": ["shapes"], "model": "tiny", "resolutions": [64, 128]}},
+    }
+
+
+def make(folder: Path, model: Path, values: dict[str, Any] | None = None) -> Project:
+    """Make a project with a micro model and six pictures, two of them in a sub-folder."""
+    project = Project.make(folder, config() if values is None else values, model)
+    make_dataset(project / "data/shapes")
+    return project

@@ -1,0 +1,124 @@
+"""Caches for sd-scripts, built incrementally: names, orphans, and what it wrote itself."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sdscripts
+import world
+from project import NOTHING, Project
+from sdscripts_world import latents_fault
+
+FOLDERS = ("64", "128")
+
+
+@pytest.fixture(scope="session")
+def npz_template(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Project:
+    """A project whose caches are all built. Not to be changed: copy it."""
+    project = sdscripts.make(tmp_path_factory.mktemp("npz") / "project", micro)
+    project.run("caches_tiny")
+    return project
+
+
+@pytest.fixture
+def built(npz_template: Project, tmp_path: Path) -> Project:
+    return npz_template.copy(tmp_path / "project")
+
+
+def latents(stem: str, size: tuple[int, int] | None = None) -> set[str]:
+    width, height = size or sdscripts.SIZES[stem]
+    return {
+        f"cache/shapes/tiny/{folder}/{stem}_{width:04d}x{height:04d}_sd.npz" for folder in FOLDERS
+    }
+
+
+def test_every_image_has_latents_that_sd_scripts_takes_and_sd1_has_no_text(
+    npz_template: Project,
+) -> None:
+    wanted = {path for stem in sdscripts.SIZES for path in latents(stem)}
+    assert set(npz_template.cache_files()) == wanted
+    for stem, size in sdscripts.SIZES.items():
+        # All are 64 x 64 at 64; at 128 only the narrow ones go beside the square.
+        narrow = {"sub/cat": (64, 192)}.get(stem, (128, 128))
+        for path, place in zip(sorted(latents(stem)), (narrow, (64, 64)), strict=True):
+            assert latents_fault(npz_template / path, "sd1", place, size) is None
+    rows = npz_template.manifest()
+    assert [row["text"] for row in rows] == [None] * 6
+    assert rows[0]["latents"] == {path.split("/")[3]: path for path in latents("ant")}
+    assert rows[0]["caption"] == "data/shapes/ant.txt"
+
+
+def test_the_same_command_does_nothing_and_no_memory_is_needed_for_that(built: Project) -> None:
+    built.scramble_mtimes()
+    before = built.snapshot()
+    assert built.run("caches_tiny").idle
+    (built / ".latentmake/memo.sqlite").unlink()
+    assert built.run("caches_tiny").idle
+    assert built.changed(before) == NOTHING
+
+
+def test_an_edited_image_of_another_size_leaves_no_old_name(built: Project) -> None:
+    before = built.snapshot()
+    world.draw(built / "data/shapes/sub/cat.png", 77, (100, 160))
+    assert built.run("caches_tiny").encoded().encoded == 2
+    changed = built.changed(before)
+    assert changed.removed == latents("sub/cat")
+    assert changed.added == latents("sub/cat", (100, 160))
+    assert not (changed.content or changed.rewritten)
+
+
+def test_a_file_that_sd_scripts_wrote_again_is_stale(built: Project) -> None:
+    path = built / min(latents("bee"))
+    with np.load(path) as found:
+        arrays = {name: found[name] for name in found.files}
+    path.unlink()
+    np.savez(path, **arrays)
+    result = built.run("caches_tiny")
+    counts = result.encoded()
+    assert counts.encoded + counts.spooled == 1
+    with zipfile.ZipFile(path) as archive:
+        assert b"latentmake.key" in archive.comment
+
+
+def test_another_resolution_or_augmentation_encodes_what_it_shapes(built: Project) -> None:
+    before = built.snapshot()
+    built.configure(lambda values: values["runs"]["tiny"].update(resolutions=[64]))
+    built.run("caches_tiny")
+    assert built.changed(before) == NOTHING  # another run may want the other resolution
+    built.configure(lambda values: values["datasets"]["shapes"].update(flip_aug=True))
+    assert built.run("caches_tiny").encoded().encoded == 6
+    path = built / "cache/shapes/tiny/64/bee_0064x0064_sd.npz"
+    with np.load(path) as found:
+        assert set(found.files) == {"latents", "latents_flipped", "original_size", "crop_ltrb"}
+
+
+def test_any_cache_file_can_be_asked_for_by_name(micro: Path, tmp_path: Path) -> None:
+    project = sdscripts.make(tmp_path / "project", micro)
+    asked = sorted(latents("sub/cat"))[:1]
+    project.run(*asked)
+    assert project.cache_files() == asked
+    assert project.run(*asked).idle
+
+
+def test_a_removed_image_leaves_nothing_behind(built: Project) -> None:
+    for ending in ("png", "txt"):
+        (built / f"data/shapes/sub/fox.{ending}").unlink()
+    before = built.snapshot()
+    built.run("caches_tiny")
+    assert built.changed(before).removed == latents("sub/fox")
+
+
+def test_a_damaged_file_is_made_anew_and_a_damaged_image_named(built: Project) -> None:
+    path = built / min(latents("dog"))
+    data = path.read_bytes()
+    path.write_bytes(data[:-40])
+    built.run("caches_tiny")
+    assert path.read_bytes() == data
+    image = built / "data/shapes/dog.png"
+    image.write_bytes(image.read_bytes()[:200])
+    result = built.run("caches_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line("data/shapes/dog.png", "damaged or cut short")
