@@ -12,8 +12,8 @@ import pytest
 from latentmake.errors import TrainingError
 from latentmake.musubi.launch import train
 from latentmake.musubi.order import MusubiOrder
-from latentmake.musubi.record import Layout, read_record, wanted
 from latentmake.musubi.weights import read_tensors
+from latentmake.trainers.launched import Layout, read_record, wanted
 from musubi_world import RUN, called, install, make_run, stand_in, write_order
 
 LORA = Path(f"runs/{RUN}/{RUN}.safetensors")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from latentmake.config import Dataset, MusubiTuner, Publish
 from latentmake.errors import CacheError, ConfigError, SourceError, StorageError
-from latentmake.musubi.mirror import RECORD
+from latentmake.mirror import RECORD
 from latentmake.musubi.order import MusubiOrder
 from latentmake.musubi.publish import publish
 from latentmake.musubi.scripts import Commands, batch_script, shell_script

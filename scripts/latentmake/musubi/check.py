@@ -23,8 +23,8 @@ from latentmake.musubi.dataset_toml import dataset_toml
 from latentmake.musubi.installation import Installation, pick_attention
 from latentmake.musubi.model_files import ModelFile, lora_bytes, model_files, number_format
 from latentmake.musubi.order import ManifestRow, MusubiOrder, manifest_rows
-from latentmake.musubi.record import Layout
 from latentmake.musubi.weights import weight_file
+from latentmake.trainers.launched import Layout
 
 __all__ = [
     "Finding",

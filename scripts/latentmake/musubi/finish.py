@@ -12,9 +12,9 @@ from latentmake.musubi.installation import Installation
 from latentmake.musubi.model_files import model_files
 from latentmake.musubi.networks import networks_digest
 from latentmake.musubi.order import MusubiOrder
-from latentmake.musubi.record import Layout, read_record
 from latentmake.orders import run_order
 from latentmake.parts import RunPlan, run_folder
+from latentmake.trainers.launched import Layout, read_record
 from latentmake.trainers.order import Wanted
 
 if TYPE_CHECKING:

@@ -1,29 +1,23 @@
-"""What is known of a musubi-tuner folder, without importing anything of it.
-
-Its scripts lie in the folder itself or, in later versions, in `src/musubi_tuner`; its packages in
-an environment of its own. Both are asked as they would be asked for a training: the same Python,
-the same folder, the same variables.
-"""
+"""musubi-tuner where it is installed: where its scripts lie, and which attention it trains with."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
-import latentmake
 from latentmake.config import MusubiTuner
 from latentmake.errors import TrainingError
 from latentmake.musubi.command import TRAINING_SCRIPT
-from latentmake.musubi.sources import Sources
+from latentmake.trainers import installation as installed
 
 __all__ = ["Installation", "pick_attention"]
 
-_PACKAGE = "src/musubi_tuner"
-_SECONDS = 120.0  # a first look into a large environment on a network drive takes its time
+_PROGRAM = installed.Program(
+    name="musubi-tuner",
+    section="musubi_tuner",
+    package="src/musubi_tuner",
+    script=TRAINING_SCRIPT,
+    knows="a musubi-tuner that knows Wan",
+)
 _MODULES = {
     "sage_attn": ("sageattention",),
     "flash_attn": ("flash_attn",),
@@ -32,43 +26,9 @@ _MODULES = {
 }
 _PREFERRED = ("sage_attn", "flash_attn", "xformers")
 
-# Says of each name whether it is installed. A package is found without running it; of what lies
-# inside of it only the file is looked for, since finding that the usual way would run the package.
-_FIND = """
-import importlib.util, json, os, sys
-found = {}
-for name in json.loads(sys.argv[1]):
-    first, *rest = name.split(".")
-    try:
-        spec = importlib.util.find_spec(first)
-    except Exception:
-        spec = None
-    there = spec is not None
-    if there and rest:
-        places = [os.path.join(place, *rest) for place in spec.submodule_search_locations or ()]
-        there = any(os.path.isfile(place + ".py") or os.path.isdir(place) for place in places)
-    found[name] = there
-print(json.dumps(found))
-"""
 
-
-class Installation:
-    """A musubi-tuner folder and the Python that runs it.
-
-    Attributes:
-        folder: the folder, absolute.
-        python: the Python of its environment, absolute; links are kept, for a virtual environment
-            is found by the name it is called by.
-        note: what is to be said of that choice, "" where it is as usual.
-    """
-
-    def __init__(self, folder: Path, scripts: Path, python: Path, note: str = "") -> None:
-        self.folder = folder
-        self.python = python
-        self.note = note
-        self._scripts = scripts
-        roots = [scripts, folder / "src", folder]
-        self.sources = Sources(scripts / TRAINING_SCRIPT, roots)
+class Installation(installed.Installation):
+    """A musubi-tuner folder and the Python that runs it."""
 
     @classmethod
     def find(cls, settings: MusubiTuner) -> Installation:
@@ -77,184 +37,11 @@ class Installation:
         Raises:
             TrainingError: the folder, its scripts, or the Python of its environment are missing.
         """
-        folder = Path(os.path.abspath(Path(settings.path).expanduser()))  # noqa: PTH100
-        if not folder.is_dir():
-            raise TrainingError(
-                "this folder of musubi-tuner does not exist",
-                where=settings.path,
-                mend="correct `musubi_tuner.path`",
-            )
-        for scripts in (folder / _PACKAGE, folder):
-            if (scripts / TRAINING_SCRIPT).is_file():
-                python, note = _find_python(folder, settings.venv)
-                return cls(folder, scripts, python, note)
-        raise TrainingError(
-            f"no {TRAINING_SCRIPT} lies in this folder or in its {_PACKAGE}",
-            where=settings.path,
-            mend="set `musubi_tuner.path` to the folder of a musubi-tuner that knows Wan",
-        )
-
-    def script(self, name: str) -> Path:
-        """Return the path of one of its scripts.
-
-        Raises:
-            TrainingError: there is no such script.
-        """
-        for scripts in (self._scripts, self.folder):
-            if (scripts / name).is_file():
-                return scripts / name
-        raise TrainingError(
-            f"musubi-tuner has no {name}",
-            where=self.folder,
-            mend="update it, or correct `musubi_tuner.path`",
-        )
-
-    def flags(self) -> frozenset[str] | None:
-        """Return the flags that its training script declares; None where that cannot be told."""
-        return self.sources.flags
-
-    def missing_flags(self, arguments: Sequence[str]) -> list[str]:
-        """Return the flags of a command line that this version does not know."""
-        known = self.flags()
-        if known is None:
-            return []
-        given = [each.partition("=")[0] for each in arguments if each.startswith("--")]
-        return [flag for flag in dict.fromkeys(given) if flag not in known]
+        return cls.locate(_PROGRAM, settings.path, settings.venv)
 
     def refuses_sage(self) -> bool:
         """Tell whether this version parses `--sage_attn` and then refuses to train with it."""
         return self.sources.refuses_sage
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables its scripts run with: none of ours, nor of Snakemake.
-
-        Its output is unbuffered and UTF-8 (its messages are half Japanese) wherever it runs.
-        """
-        ours = Path(latentmake.__file__).resolve().parent.parent
-        paths = [
-            path
-            for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-            if path and Path(path).resolve() != ours
-        ]
-        if (self.folder / _PACKAGE).is_dir():
-            paths.insert(0, str(self.folder / "src"))
-        variables = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.upper().startswith("SNAKEMAKE")
-            and name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-        }
-        variables |= {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
-        if paths:
-            variables["PYTHONPATH"] = os.pathsep.join(paths)
-        home = self.python.parent.parent
-        if (home / "pyvenv.cfg").is_file():
-            variables["VIRTUAL_ENV"] = str(home)
-            # What torch compiles kernels with is called by its bare name.
-            programs = [str(self.python.parent), variables.get("PATH", "")]
-            variables["PATH"] = os.pathsep.join(filter(None, programs))
-        return variables
-
-    def can_import(self, modules: Iterable[str]) -> dict[str, bool]:
-        """Tell which modules its environment has; none of them is imported.
-
-        Args:
-            modules: names; dotted ones are looked for as files of their package.
-
-        Raises:
-            TrainingError: its Python cannot be run.
-        """
-        done = self._ask(_FIND, json.dumps(list(modules)))
-        try:
-            found = json.loads(done.splitlines()[-1])
-            return {name: bool(found[name]) for name in modules}
-        except (ValueError, LookupError, TypeError):
-            raise self._mute("it gives no answer") from None
-
-    def does_import(self, module: str) -> bool:
-        """Tell whether importing a module succeeds there: an installed one may be a broken one.
-
-        Raises:
-            TrainingError: its Python cannot be run.
-        """
-        code = (
-            "import importlib, sys\n"
-            "try: importlib.import_module(sys.argv[1])\n"
-            "except BaseException: print('broken')\n"
-            "else: print('sound')"
-        )
-        return self._ask(code, module).split()[-1:] == ["sound"]
-
-    def _ask(self, code: str, argument: str) -> str:
-        try:
-            done = subprocess.run(
-                [str(self.python), "-c", code, argument],
-                env=self.environment(),
-                cwd=self._scripts,  # where its scripts look for modules first
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return ""
-        except OSError as error:
-            raise self._mute(error.strerror or str(error)) from None
-        return done.stdout.decode("utf-8", "replace")
-
-    def _mute(self, reason: str) -> TrainingError:
-        return TrainingError(
-            f"the Python of musubi-tuner's environment cannot be used ({reason})",
-            where=self.python,
-            mend="set `musubi_tuner.venv` to its virtual environment",
-        )
-
-    def launcher(self, options: Sequence[str]) -> list[str] | None:
-        """Return the beginning of a command that launches a script; None without accelerate.
-
-        Args:
-            options: for `accelerate launch`.
-
-        Raises:
-            TrainingError: its Python cannot be run.
-        """
-        module = "accelerate.commands.launch"
-        if self.can_import([module])[module]:
-            return [str(self.python), "-m", module, *options]
-        for name in ("accelerate", "accelerate.exe"):
-            program = self.python.with_name(name)
-            if program.is_file() and os.access(program, os.X_OK):
-                return [str(program), "launch", *options]
-        return None
-
-
-def _find_python(folder: Path, venv: str | None) -> tuple[Path, str]:
-    if venv is not None:
-        given = Path(venv).expanduser()
-        for place in (Path.cwd() / given, folder / given):
-            if python := _python_of(place):
-                return python, ""
-        raise TrainingError(
-            "this virtual environment has no Python",
-            where=venv,
-            mend="correct `musubi_tuner.venv`",
-        )
-    for name in ("venv", ".venv"):
-        if python := _python_of(folder / name):
-            return python, ""
-    return Path(sys.executable), (
-        f"{folder} has no `venv` or `.venv`: it is run by {sys.executable}; "
-        "set `musubi_tuner.venv` where that is not meant"
-    )
-
-
-def _python_of(place: Path) -> Path | None:
-    """Return the Python of an environment's folder; `place` may be that Python itself."""
-    names = ("bin/python", "bin/python3", "Scripts/python.exe", "python.exe")
-    for path in [*(place / name for name in names), place]:
-        if path.is_file() and os.access(path, os.X_OK):
-            return Path(os.path.abspath(path))  # noqa: PTH100 -- resolve() would leave the venv
-    return None
 
 
 def pick_attention(attention: str, installation: Installation) -> str:

@@ -24,10 +24,10 @@ from latentmake.musubi.command import TRAINING_SCRIPT, accelerate_arguments
 from latentmake.musubi.installation import Installation, pick_attention
 from latentmake.musubi.networks import networks_digest_with_receipt
 from latentmake.musubi.order import MusubiOrder
-from latentmake.musubi.record import Layout, Receipt, Record, read_record, wanted
 from latentmake.musubi.states import Resume, prepare, tidy
 from latentmake.musubi.weights import not_finite, read_tensors
 from latentmake.trainers import child
+from latentmake.trainers.launched import Layout, Receipt, Record, read_record, wanted
 from latentmake.trainers.order import Wanted, read_order
 
 __all__ = ["train"]

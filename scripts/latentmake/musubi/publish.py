@@ -16,11 +16,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from latentmake.errors import CacheError, ConfigError, SourceError, StorageError
-from latentmake.musubi.mirror import mirror
+from latentmake.mirror import mirror
 from latentmake.musubi.order import ManifestRow, MusubiOrder, manifest_rows
-from latentmake.musubi.paths import System, absolute, is_windows, translate
 from latentmake.musubi.scripts import batch_script, shell_script
 from latentmake.musubi.texts import Texts, block_name
+from latentmake.paths import System, absolute, is_windows, translate
 
 __all__ = ["publish"]
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake import cachefile
-from latentmake.musubi.record import Layout
+from latentmake.trainers.launched import Layout
 from latentmake.trainers.order import Wanted
 
 __all__ = ["Resume", "prepare", "tidy"]

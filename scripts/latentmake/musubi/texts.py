@@ -13,9 +13,9 @@ from latentmake.errors import ConfigError
 from latentmake.musubi import command
 from latentmake.musubi.dataset_toml import dataset_toml
 from latentmake.musubi.order import MusubiOrder
-from latentmake.musubi.paths import System, absolute, backslashed, is_windows, translate
 from latentmake.musubi.scripts import Commands
 from latentmake.musubi.weights import weight_file
+from latentmake.paths import System, absolute, backslashed, is_windows, translate
 
 __all__ = ["Texts", "block_name"]
 

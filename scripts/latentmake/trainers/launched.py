@@ -1,4 +1,4 @@
-"""What a Wan training leaves behind: where its LoRA lies, and the record of what it came from.
+"""What a training by another trainer leaves behind: its result, and what that came from.
 
 Small and quick to import, since the planner looks at the record too.
 """
@@ -6,18 +6,33 @@ Small and quick to import, since the planner looks at the record too.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake import cachefile
-from latentmake.musubi.order import MusubiOrder
 from latentmake.trainers.order import Wanted, lock_digest
 
-__all__ = ["Layout", "Receipt", "Record", "read_record", "wanted"]
+__all__ = ["Layout", "Order", "Receipt", "Record", "read_record", "wanted"]
+
+
+class Order(Protocol):
+    """What every order of such a training says."""
+
+    @property
+    def lock(self) -> str:
+        """Path of the digest of what it trains on."""
+
+    @property
+    def weights(self) -> str:
+        """Digest of the networks that are trained."""
+
+    def settings_digest(self) -> str:
+        """Return the digest of all settings that shape the result."""
 
 
 class Layout:
-    """The files below a run's output folder.
+    """The files below a run's output folder; the result is a LoRA, or the whole network.
 
     Attributes:
         output: the run's folder.
@@ -74,7 +89,7 @@ class Receipt(Record):
         cachefile.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
-def wanted(order: MusubiOrder) -> Wanted:
+def wanted(order: Order) -> Wanted:
     """Return what the LoRA must have come from, for this order.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A folder that is kept like a list of files: what changed is copied, what is gone is removed.
+"""A folder that is kept like a list of files: what changed is brought, what is gone is removed.
 
 A record in the folder remembers what was put there from what, so that a second time neither side
 is read again, and nothing is removed that somebody else put there.
@@ -56,6 +56,7 @@ def mirror(
     files: Mapping[str, Path | bytes],
     *,
     progress: Iterable[str] | None = None,
+    link: bool = False,
 ) -> Changes:
     """Make a folder hold these files, besides those of others.
 
@@ -67,13 +68,14 @@ def mirror(
         folder: made where it is missing.
         files: path below the folder, with forward slashes -> a file to copy, or the content itself.
         progress: the keys of `files`, as something that shows how far it has been read.
+        link: give files a second name there rather than copy them, where the file system can.
 
     Raises:
         StorageError: the folder cannot be written; finished work is kept.
         SourceError: a file to copy cannot be read.
     """
     old = _read(folder / RECORD)
-    work = _Mirror(folder, old)
+    work = _Mirror(folder, old, link)
     try:
         gone = sorted(old.keys() - files.keys())
         # Before anything is copied: a name that changed in upper and lower case alone is the same
@@ -96,9 +98,10 @@ def mirror(
 class _Mirror:
     """The state of one call of `mirror`."""
 
-    def __init__(self, folder: Path, old: Mapping[str, _Entry]) -> None:
+    def __init__(self, folder: Path, old: Mapping[str, _Entry], link: bool) -> None:
         self.folder = folder
         self.old = old
+        self.link = link
         self.record: dict[str, _Entry] = {}
         self.copied = self.linked = self.unchanged = 0
         # (device, inode, base name) of a source -> its copy, and the digest of both.
@@ -107,9 +110,9 @@ class _Mirror:
     def remove(self, name: str) -> None:
         path = self.folder / name
         path.unlink(missing_ok=True)
-        if path.parent != self.folder:
-            with contextlib.suppress(OSError):  # it is not empty
-                path.parent.rmdir()
+        with contextlib.suppress(OSError):  # it is not empty
+            for parent in path.relative_to(self.folder).parents[:-1]:
+                (self.folder / parent).rmdir()
 
     def bring(self, name: str, source: Path | bytes) -> None:
         if isinstance(source, bytes):
@@ -124,6 +127,8 @@ class _Mirror:
             os.fspath(source),
             *(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino),
         ]
+        if self.link and self._linked(name, source, path, found, stamp):
+            return
         key = (found.st_dev, found.st_ino, path.name)
         twin = self._twins.get(key)
         content = self._present(path, self.old.get(name), source, stamp, twin)
@@ -137,6 +142,19 @@ class _Mirror:
             self.copied += 1
         self._twins.setdefault(key, (path, content))
         self.record[name] = _Entry(stamp, _stamp(path), content)
+
+    def _linked(
+        self, name: str, source: Path, path: Path, found: os.stat_result, stamp: list[Any]
+    ) -> bool:
+        """Whether a name is one of the source's own now."""
+        if _same_file(path, found):
+            self.unchanged += 1
+        elif _link(source, path):
+            self.linked += 1
+        else:
+            return False
+        self.record[name] = _Entry(stamp, _stamp(path), "")
+        return True
 
     def _present(
         self,
@@ -167,6 +185,13 @@ class _Mirror:
             cachefile.write(path, data)
             self.copied += 1
         self.record[name] = _Entry(None, _stamp(path), digest.of_bytes(data))
+
+
+def _same_file(path: Path, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), found)
+    except FileNotFoundError:
+        return False
 
 
 def _stamp(path: Path) -> list[int] | None:

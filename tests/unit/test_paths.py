@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.config import PathMap
-from latentmake.musubi.paths import absolute, backslashed, is_windows, translate
+from latentmake.paths import absolute, backslashed, is_windows, translate
 
 MAPS = [
     PathMap(linux="/data", windows="E:\\Daten", wsl="/mnt/e/Daten"),
