@@ -38,9 +38,9 @@ class _Entry(NamedTuple):
 
     Attributes:
         source: path, size, mtime_ns, ctime_ns and inode of what it was copied from; None of a file
-            that was written.
+            that was written or linked.
         copy: its own size and mtime_ns; None while it is not known to be finished.
-        digest: SHA-256 of its content.
+        digest: SHA-256 of its content; "" of a file that was linked.
     """
 
     source: list[Any] | None
@@ -127,7 +127,7 @@ class _Mirror:
             os.fspath(source),
             *(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino),
         ]
-        if self.link and self._linked(name, source, path, found, stamp):
+        if self.link and self._linked(name, source, path, found):
             return
         key = (found.st_dev, found.st_ino, path.name)
         twin = self._twins.get(key)
@@ -143,9 +143,7 @@ class _Mirror:
         self._twins.setdefault(key, (path, content))
         self.record[name] = _Entry(stamp, _stamp(path), content)
 
-    def _linked(
-        self, name: str, source: Path, path: Path, found: os.stat_result, stamp: list[Any]
-    ) -> bool:
+    def _linked(self, name: str, source: Path, path: Path, found: os.stat_result) -> bool:
         """Whether a name is one of the source's own now."""
         if _same_file(path, found):
             self.unchanged += 1
@@ -153,7 +151,7 @@ class _Mirror:
             self.linked += 1
         else:
             return False
-        self.record[name] = _Entry(stamp, _stamp(path), "")
+        self.record[name] = _Entry(None, _stamp(path), "")
         return True
 
     def _present(
