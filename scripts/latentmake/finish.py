@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake import cachefile, layouts, manifest, recipe
+from latentmake import cachefile, digest, layouts, manifest, recipe
 from latentmake.config import Run, SdTrainer
 from latentmake.errors import ModelError
 from latentmake.musubi.finish import finish_wan
@@ -16,6 +16,7 @@ from latentmake.parts import (
     PROMPTS,
     Part,
     RunPlan,
+    kind_of,
     part_names,
     parts_of,
     prompt_path,
@@ -57,6 +58,12 @@ def finish(
     parts = {part: state for part, state in plan.parts.items() if part.dataset != PROMPTS}
     wanted = {part for part in parts_of(planner.config, run) if part.dataset != PROMPTS}
     digests = {f"{part.dataset}/{part.name}": parts[part].keys for part in wanted}
+    said = {name: _captions(planner, run, name) for name in run.datasets}
+    digests |= {
+        f"{name}/{manifest.CAPTIONS}": manifest.keys_digest(found.items())
+        for name, found in said.items()
+        if found
+    }
     complete = {name: keys for name, keys in digests.items() if keys is not None}
     lock = read_lock(plan.name)
     folder = run_folder(plan.name)
@@ -70,7 +77,7 @@ def finish(
         and not any(fault for name in aside for fault in aside[name] if not _skips(planner, name))
     )
     if force or not fresh:
-        plan.manifest_order = _manifest_order(planner, plan, run, repeats, aside)
+        plan.manifest_order = _manifest_order(planner, plan, run, repeats, aside, said)
     settled = lock.digest if fresh and not force else None
     if isinstance(run.trainer, SdTrainer):
         _finish_training(planner, plan, run, run.trainer, settled)
@@ -93,12 +100,33 @@ def _set_aside(planner: Planner, plan: RunPlan, run: Run) -> dict[str, list[dict
     return found
 
 
+def _captions(planner: Planner, run: Run, name: str) -> dict[str, str]:
+    """Return stem -> digest of an item's text, where its trainer encodes that itself.
+
+    sd-scripts does so with Stable Diffusion 1.x and 2.x: no cache tells that a caption changed.
+    """
+    if any(kind_of(part) == "text" for part in part_names(planner.config, run, name)):
+        return {}
+    without = {fault["stem"] for fault in planner.aside(name)}
+    found: dict[str, str] = {}
+    for item in planner.items(name, run.model)[0]:
+        if item.stem in without:
+            continue
+        texts = planner.texts(name, item.stem)
+        if texts is not None:
+            found[item.stem] = digest.of_value(texts)
+        else:
+            found[item.stem] = _digest_of(planner, Path(item.caption)) if item.caption else ""
+    return found
+
+
 def _manifest_order(
     planner: Planner,
     plan: RunPlan,
     run: Run,
     repeats: dict[str, int],
     aside: dict[str, list[dict[str, str]]],
+    said: Mapping[str, Mapping[str, str]],
 ) -> Path:
     model = planner.config.models[run.model]
     layout = layouts.of(model.layout_name)
@@ -129,6 +157,7 @@ def _manifest_order(
                 item.caption,
                 item.control,
                 planner.texts(name, item.stem),
+                said[name].get(item.stem),
             )
             rows.append(row)
     return manifest.ManifestOrder(

@@ -19,6 +19,7 @@ from latentmake.errors import CacheError, DatasetError
 from latentmake.orders import forget_spooled, read_receipt, run_order
 
 __all__ = [
+    "CAPTIONS",
     "Lock",
     "ManifestItem",
     "ManifestOrder",
@@ -28,6 +29,9 @@ __all__ = [
     "read_lock",
     "write_manifest",
 ]
+
+CAPTIONS = "captions"
+"""Stands for a part: the texts of items, where a trainer encodes them itself."""
 
 
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
@@ -62,6 +66,7 @@ class ManifestItem:
         caption: path of its caption file, if any.
         control: path of its control image or video, if any.
         texts: the variants of its text, where they are not what the caption file holds.
+        said: digest of its text, where no cache is made of that.
     """
 
     dataset: str
@@ -71,6 +76,7 @@ class ManifestItem:
     caption: str | None = None
     control: str | None = None
     texts: list[str] | None = None
+    said: str | None = None
 
 
 def _item(
@@ -218,6 +224,8 @@ def write_manifest(
             for target, known in targets:
                 key = made.get(target) or known or _key_of(target)
                 found.append((layout.identity(item.stem, target), key))
+        if item.said is not None:
+            keys.setdefault(f"{item.dataset}/{CAPTIONS}", []).append((item.stem, item.said))
         images.setdefault(item.dataset, []).append(item.source)
         rows.append(
             {

@@ -69,6 +69,13 @@ def test_every_architecture_is_accepted_with_and_without_buckets(architecture: s
         ),
         ("sdxl", 512, {"path": "s3://bucket/cats"}, "runs.first.datasets: ", "copy it"),
         ("sdxl", 512, {"target_frames": 5}, "runs.first.datasets: ", "task"),
+        (
+            "sdxl",
+            512,
+            {"captions": {"caption_dropout_every_n_epochs": 2}},
+            "datasets.cats.captions.caption_dropout_every_n_epochs: ",
+            "leave it out",
+        ),
         ("sdxl", 512, {"control_directory": "x"}, "runs.first.datasets: ", "leave out"),
     ],
 )

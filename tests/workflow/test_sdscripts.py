@@ -95,6 +95,16 @@ def test_another_resolution_or_augmentation_encodes_what_it_shapes(built: Projec
         assert set(found.files) == {"latents", "latents_flipped", "original_size", "crop_ltrb"}
 
 
+def test_a_caption_that_no_cache_holds_counts_all_the_same(built: Project) -> None:
+    before, lock = built.snapshot(), built.lock()
+    (built / "data/shapes/ant.txt").write_text("a purple circle\n")
+    assert built.run("caches_tiny").jobs == ["manifest", "caches_tiny"]
+    assert built.changed(before) == NOTHING
+    changed = {part for part, keys in built.lock()["parts"].items() if keys != lock["parts"][part]}
+    assert changed == {"shapes/captions"} and built.lock()["digest"] != lock["digest"]
+    assert built.run("caches_tiny").idle
+
+
 def test_any_cache_file_can_be_asked_for_by_name(micro: Path, tmp_path: Path) -> None:
     project = sdscripts.make(tmp_path / "project", micro)
     asked = sorted(latents("sub/cat"))[:1]

@@ -81,6 +81,14 @@ def check_datasets(name: str, run: Run, model: Model, datasets: Mapping[str, Dat
                 where=f"runs.{name}.datasets",
                 mend="copy it to a folder, or mount the bucket",
             )
+        making = datasets[dataset].captions
+        keys = ("caption_dropout_every_n_epochs", "token_warmup_step")
+        if making and (key := making.first_set(*keys)):
+            raise ConfigError(
+                "sd-scripts cannot choose among the texts of an item by step or epoch",
+                where=f"datasets.{dataset}.captions.{key}",
+                mend="leave it out",
+            )
         for error in _mistakes(dataset, datasets[dataset], run, model.architecture):
             raise error
 
