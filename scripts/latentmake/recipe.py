@@ -130,11 +130,11 @@ def make(
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    files = original_files if model.layout == "musubi" else weights_files
+    wan = model.layout == "musubi"
+    files = original_files if wan else weights_files
     if kind == "text":
         recipe = text_recipe(model, text_weights_digests(model, file_digest, files))
-        further = {"musubi": _wan_text, "sdscripts": _sdscripts_text}.get(model.layout)
-        return recipe if further is None else {**recipe, **further(model)}
+        return {**recipe, **_wan_text(model)} if wan else recipe
     assert dataset is not None
     weights = weights_digest(model.vae, file_digest, files)
     if model.layout == "plain":
@@ -205,15 +205,6 @@ def _sdscripts_latents(dataset: Dataset, model: Model, weights: str) -> dict[str
     if dataset.fit == "bucket":
         recipe["bucket"] = list(bucketing(dataset, model.architecture))
     return recipe
-
-
-def _sdscripts_text(model: Model) -> dict[str, object]:
-    return {
-        "layout": model.layout,
-        "architecture": model.architecture,
-        "apply_lg_attn_mask": model.apply_lg_attn_mask,
-        "apply_t5_attn_mask": model.apply_t5_attn_mask,
-    }
 
 
 def latents_recipe(dataset: Dataset, model: Model, weights: str) -> dict[str, object]:

@@ -42,6 +42,18 @@ def config(architecture: str = "sd1", **model: Any) -> dict[str, Any]:
     }
 
 
+def make_xl(folder: Path, model: Path, texts: Path) -> Project:
+    """Make the same of SDXL, with two text encoders and two texts of each item."""
+    places = [str(texts / kind / "text_encoder") for kind in ("clip", "big")]
+    values = config("sdxl", text=places)
+    values["datasets"]["shapes"]["captions"] = {
+        "variants": 2,
+        "caption_separator": " ",
+        "shuffle_caption": True,
+    }
+    return make(folder, model, values)
+
+
 def make(folder: Path, model: Path, values: dict[str, Any] | None = None) -> Project:
     """Make a project with a micro model and six pictures, two of them in a sub-folder."""
     project = Project.make(folder, config() if values is None else values, model)

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sdscripts
+import text_world
 import world
 from project import NOTHING, Project
-from sdscripts_world import latents_fault
+from sdscripts_world import latents_fault, text_fault
 
 FOLDERS = ("64", "128")
 
@@ -26,6 +27,14 @@ def npz_template(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Proje
 @pytest.fixture
 def built(npz_template: Project, tmp_path: Path) -> Project:
     return npz_template.copy(tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of tiny text encoders."""
+    folder = tmp_path_factory.mktemp("texts")
+    text_world.make_texts(folder)
+    return folder
 
 
 def latents(stem: str, size: tuple[int, int] | None = None) -> set[str]:
@@ -111,6 +120,32 @@ def test_any_cache_file_can_be_asked_for_by_name(micro: Path, tmp_path: Path) ->
     project.run(*asked)
     assert project.cache_files() == asked
     assert project.run(*asked).idle
+
+
+def test_sdxl_has_a_text_file_for_each_variant_of_a_caption(
+    micro: Path, tmp_path: Path, texts: Path
+) -> None:
+    project = sdscripts.make_xl(tmp_path / "project", micro, texts)
+    project.run("caches_tiny")
+    wanted = {
+        f"cache/shapes/tiny/{part}/{stem}_te_outputs.npz"
+        for part in ("text", "text.1")
+        for stem in sdscripts.SIZES
+    }
+    found = {name for name in project.cache_files() if "/text" in name}
+    assert found == wanted
+    assert {text_fault(project / name, "sdxl") for name in found} == {None}
+    rows = project.manifest()
+    assert all(row["variants"][0] == row["text"] and len(row["texts"]) == 2 for row in rows)
+    assert project.run("caches_tiny").idle
+    before = project.snapshot()
+    (project / "data/shapes/bee.txt").write_text("one, two, three")
+    project.run("caches_tiny")
+    assert project.changed(before).content == {name for name in wanted if "bee" in name}
+    asked = "cache/shapes/tiny/text.1/sub/cat_te_outputs.npz"
+    (project / asked).unlink()
+    project.run(asked)
+    assert project.changed(before).content == {name for name in wanted if "bee" in name}
 
 
 def test_a_removed_image_leaves_nothing_behind(built: Project) -> None:
