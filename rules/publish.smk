@@ -1,23 +1,20 @@
-# Needs: the lock of a Wan run, and its order.
-# Makes: check_{run} prints what stands between the run and its training; publish_{run} puts images,
+# Needs: the lock of a run that musubi-tuner or sd-scripts trains, and its order.
+# Makes: check_{run} prints what stands between a Wan run and its training; publish_{run} puts images,
 #        caches, dataset TOML and scripts where the trainer's machine will find them.
 
-WAN_RUNS = [run for run in SESSION.runs if SESSION.is_wan(run)]
+def launch_order(run):
+    """Return the order of a run of another trainer; it is written anew with each plan."""
+    return lambda wildcards: SESSION.launch_order(run)
 
 
-def wan_order(run):
-    """Return the order of a Wan run; it is written anew with each plan."""
-    return lambda wildcards: SESSION.wan_order(run)
-
-
-for run in WAN_RUNS:
+for run in filter(SESSION.is_wan, SESSION.runs):
 
     rule:
         name:
             f"check_{run}"
         input:
             lock=f"runs/{run}/dataset.lock",
-            order=wan_order(run),
+            order=launch_order(run),
         log:
             f"logs/check/{run}.log",
         localrule: True
@@ -26,12 +23,15 @@ for run in WAN_RUNS:
         script:
             "../scripts/check.py"
 
+
+for run in filter(SESSION.is_launched, SESSION.runs):
+
     rule:
         name:
             f"publish_{run}"
         input:
             lock=f"runs/{run}/dataset.lock",
-            order=wan_order(run),
+            order=launch_order(run),
         log:
             f"logs/publish/{run}.log",
         localrule: True

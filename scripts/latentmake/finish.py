@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentmake import cachefile, digest, layouts, manifest, recipe
-from latentmake.config import Run, SdTrainer
+from latentmake.config import Run, SdScriptsTrainer, SdTrainer
 from latentmake.errors import ModelError
 from latentmake.musubi.finish import finish_wan
 from latentmake.orders import run_order, unfinished
@@ -23,6 +23,7 @@ from latentmake.parts import (
     read_lock,
     run_folder,
 )
+from latentmake.sdscripts.finish import finish_sdscripts
 from latentmake.trainers.order import Prompt, TextSchedule, TrainingOrder, Wanted
 from latentmake.trainers.record import Layout, read_record
 
@@ -81,6 +82,8 @@ def finish(
     settled = lock.digest if fresh and not force else None
     if isinstance(run.trainer, SdTrainer):
         _finish_training(planner, plan, run, run.trainer, settled)
+    elif isinstance(run.trainer, SdScriptsTrainer):
+        finish_sdscripts(planner, plan, run, run.trainer, settled, train=train)
     elif planner.config.models[run.model].layout == "musubi":
         finish_wan(planner, plan, run, settled, train=train)
 

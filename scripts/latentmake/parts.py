@@ -60,7 +60,7 @@ class RunPlan:
         faults: dataset -> what is wrong with its items.
         manifest_order: for the manifest job; None where manifest and lock are fresh.
         training_order: for the trainer; None where the run is trained, or has no trainer.
-        wan_order: of a Wan run, for checklist and publication.
+        launch_order: of a run of another trainer, for checklist and publication.
         images: dataset -> digest of the paths of its images.
     """
 
@@ -70,7 +70,7 @@ class RunPlan:
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     manifest_order: Path | None = None
     training_order: Path | None = None
-    wan_order: Path | None = None
+    launch_order: Path | None = None
     images: dict[str, str] = field(default_factory=dict)
 
     def receipts(self, *kinds: str) -> list[str]:

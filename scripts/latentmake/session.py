@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from latentmake import orders, storage
-from latentmake.config import Config, Run, TrainingJob, nearest, parse
+from latentmake.config import Config, Run, SdScriptsTrainer, TrainingJob, nearest, parse
 from latentmake.errors import ConfigError, LatentmakeError, UserError, storage_error
 from latentmake.foreign.plan import plan_adopt, plan_export, refuse_company
 from latentmake.handover import Handover
@@ -113,7 +113,7 @@ class Session:
                 for kind, path in (
                     ("manifest", plan.manifest_order),
                     ("train", plan.training_order),
-                    ("wan", plan.wan_order),
+                    ("launch", plan.launch_order),
                 )
                 if path is not None
             }
@@ -170,7 +170,9 @@ class Session:
             self._run(run)
         if run in self._handover.runs:
             return self._handover.runs[run].get(kind)
-        path = newest_run_order(run, "wan" if kind == "train" and self.is_wan(run) else kind)
+        known = {"musubi": "wan", "sdscripts": "sdscripts"}
+        named = known.get(self.config.models[self.config.runs[run].model].layout, kind)
+        path = newest_run_order(run, named if kind in ("train", "launch") else kind)
         return None if path is None else str(path)
 
     def _report(self, names: Iterable[str]) -> None:
@@ -266,9 +268,13 @@ class Session:
         """Whether a run's model is a Wan model, which musubi-tuner trains."""
         return self.config.models[self.config.runs[run].model].layout == "musubi"
 
-    def wan_order(self, run: str) -> str:
-        """Return the order of a Wan run, for checklist and publication."""
-        order = self._run_order(run, "wan")
+    def is_launched(self, run: str) -> bool:
+        """Whether another trainer trains a run, so that it can be published."""
+        return self.is_wan(run) or isinstance(self.config.runs[run].trainer, SdScriptsTrainer)
+
+    def launch_order(self, run: str) -> str:
+        """Return the order of a run of another trainer, for checklist and publication."""
+        order = self._run_order(run, "launch")
         if order is None:
             raise LatentmakeError(f"the run {run} has no order")
         return order

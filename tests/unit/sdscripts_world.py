@@ -1,11 +1,13 @@
 """A second reading of what sd-scripts demands of cache files, and tiny encoders to make some.
 
 `latents_fault` and `text_fault` say what its strategies would find wrong with a file; they know
-nothing of how this project writes one.
+nothing of how this project writes one. `stand_in` writes programs that read a dataset as its
+scripts do, without any package: what they find wrong they raise.
 """
 
 from __future__ import annotations
 
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +116,121 @@ def text_fault(
     if architecture == "sdxl" and shapes["hidden_state1"][0] != shapes["hidden_state2"][0]:
         return f"the states have {shapes['hidden_state1'][0]} and {shapes['hidden_state2'][0]} rows"
     return None
+
+
+# -- a trainer ------------------------------------------------------------------------------------
+
+SWITCHES = (
+    *("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "deepspeed", "v2"),
+    *("cache_text_encoder_outputs_to_disk", "network_train_unet_only", "gradient_checkpointing"),
+    *("sdpa", "xformers", "mem_eff_attn", "torch_compile", "apply_t5_attn_mask"),
+    *("apply_lg_attn_mask", "masked_loss"),
+)
+VALUES = (
+    *("pretrained_model_name_or_path", "dataset_config", "output_dir", "output_name"),
+    *("save_model_as", "logging_dir", "network_module", "network_dim", "network_alpha"),
+    *("learning_rate", "optimizer_type", "lr_scheduler", "gradient_accumulation_steps"),
+    *("max_data_loader_n_workers", "mixed_precision", "seed", "max_train_steps"),
+    *("max_train_epochs", "dynamo_backend", "zero_stage", "save_every_n_epochs", "clip_skip"),
+    *("max_token_length", "t5xxl_max_token_length", "ae", "clip_l", "clip_g", "t5xxl"),
+)
+_PROGRAM = """
+import argparse, json, os, re, struct, sys, tomllib, zipfile
+
+DATASET = {{"resolution", "batch_size", "enable_bucket", "min_bucket_reso", "max_bucket_reso",
+           "bucket_reso_steps", "bucket_no_upscale", "subsets"}}
+SUBSET = {{"image_dir", "metadata_file", "num_repeats", "flip_aug", "alpha_mask"}}
+LATENTS, TEXT, CACHED = {latents!r}, {text!r}, {cached!r}
+
+
+def keys(path, old):
+    assert not os.path.exists(old), f"{{old}} wins"
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        return {{name.removesuffix(".npy") for name in archive.namelist()}}
+
+
+def look(config):
+    items = []
+    for block in config["datasets"]:
+        assert set(block) <= DATASET, block
+        (subset,) = block["subsets"]
+        assert set(subset) <= SUBSET, subset
+        for key, entry in json.load(open(subset["metadata_file"], encoding="utf-8")).items():
+            assert not os.path.isabs(key) and set(entry) == {{"caption", "image_size"}}
+            image = os.path.join(subset["image_dir"], key)
+            assert os.path.isfile(image), image
+            stem = os.path.splitext(image)[0]
+            width, height = entry["image_size"]
+            found = keys(f"{{stem}}_{{width:04d}}x{{height:04d}}{{LATENTS}}", f"{{stem}}.npz")
+            first = {{name.split("_")[0] for name in found}}
+            assert {{"latents", "original", "crop"}} <= first, found
+            if CACHED:
+                assert len(keys(stem + TEXT, f"{{stem}}.npz")) > 2
+            items.append([key, entry["caption"]])
+    if not items:
+        raise ValueError("No data found.")
+    return items
+
+
+def write(path, mood):
+    tensor = {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    header = {{}} if mood == "empty" else {{"lora_unet.lora_down.weight": tensor}}
+    text = json.dumps(header).encode()
+    data = struct.pack("<Q", len(text)) + text + (b"" if mood in ("empty", "short") else bytes(4))
+    open(path, "wb").write(data)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+{arguments}
+    args = parser.parse_args()
+    mood = os.environ.get("STAND_IN", "")
+    config = tomllib.load(open(args.dataset_config, "rb"))
+    assert set(config) == {{"general", "datasets"}}
+    assert args.cache_latents and args.cache_latents_to_disk
+    assert args.cache_text_encoder_outputs == args.cache_text_encoder_outputs_to_disk == CACHED
+    assert args.network_train_unet_only or not CACHED
+    assert os.path.exists(args.pretrained_model_name_or_path)
+    called = {{"argv": sys.argv[1:], "cwd": os.getcwd(), "items": look(config)}}
+    here = os.path.dirname(os.path.abspath(__file__))
+    json.dump(called, open(os.path.join(here, "called.json"), "w"))
+    if mood == "broken":
+        raise RuntimeError("the loss has gone its own way")
+    if mood == "silent":
+        print("nothing to do, leaving")
+        return
+    os.makedirs(args.output_dir, exist_ok=True)
+    write(os.path.join(args.output_dir, args.output_name + ".safetensors"), mood)
+
+
+main()
+"""
+
+
+def stand_in(folder: Path, *, own_venv: bool = True, without: tuple[str, ...] = ()) -> Path:
+    """Write the folder of an sd-scripts that trains nothing.
+
+    Args:
+        folder: gets its scripts.
+        own_venv: it has an environment of its own, without any package.
+        without: flags that it does not know.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        f'    parser.add_argument("--{name}", action="store_true")'
+        for name in SWITCHES
+        if name not in without
+    ]
+    lines += [f'    parser.add_argument("--{name}")' for name in VALUES if name not in without]
+    for script, latents, text in (
+        ("train_network", "_sd.npz", ""),
+        ("sdxl_train_network", "_sdxl.npz", "_te_outputs.npz"),
+    ):
+        program = _PROGRAM.format(
+            latents=latents, text=text, cached=bool(text), arguments="\n".join(lines)
+        )
+        (folder / f"{script}.py").write_text(program, encoding="utf-8")
+    if own_venv and not (folder / "venv").exists():
+        venv.create(folder / "venv", symlinks=True)
+    return folder

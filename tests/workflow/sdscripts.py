@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import sdscripts_world
 import world
 from project import Project
 
@@ -52,6 +53,18 @@ def make_xl(folder: Path, model: Path, texts: Path) -> Project:
         "shuffle_caption": True,
     }
     return make(folder, model, values)
+
+
+def with_trainer(project: Project, **settings: Any) -> Path:
+    """Give the run a trainer, and the project an sd-scripts that is none."""
+    trainer = {"kind": "sdscripts", "max_train_epochs": 1, **settings}
+    folder = sdscripts_world.stand_in(project.folder / "sd-scripts")
+    (project / "models/base.safetensors").write_bytes(b"the network to be trained")
+    values = project.config
+    values["runs"]["tiny"]["trainer"] = trainer
+    values["models"]["tiny"]["checkpoint"] = "models/base.safetensors"
+    project.config = {**values, "sd_scripts": {"path": "sd-scripts"}}
+    return folder
 
 
 def make(folder: Path, model: Path, values: dict[str, Any] | None = None) -> Project:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,6 +148,109 @@ def test_sdxl_has_a_text_file_for_each_variant_of_a_caption(
     (project / asked).unlink()
     project.run(asked)
     assert project.changed(before).content == {name for name in wanted if "bee" in name}
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+def called(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "called.json").read_bytes())
+
+
+def test_training_goes_on_a_folder_of_links_and_once(built: Project) -> None:
+    folder = sdscripts.with_trainer(built)
+    built.run("train_tiny")
+    said = called(folder)
+    assert said["cwd"] == str(folder)
+    captions = {f"{stem}.png": caption for stem, caption in sdscripts.CAPTIONS.items()}
+    assert sorted(map(tuple, said["items"])) == sorted([*captions.items()] * 2)
+    place = built / "runs/tiny/sdscripts/shapes_64"
+    assert (place / "sub/cat.png").samefile(built / "data/shapes/sub/cat.png")
+    cache = "sub/cat_0040x0090_sd.npz"
+    assert (place / cache).samefile(built / f"cache/shapes/tiny/64/{cache}")
+    assert (built / "runs/tiny/tiny.safetensors").is_file()
+    assert built.run("train_tiny").idle
+    built.scramble_mtimes()
+    assert built.run("train_tiny").idle
+
+
+def test_an_edited_caption_or_image_trains_again_on_what_changed_alone(built: Project) -> None:
+    folder = sdscripts.with_trainer(built)
+    built.run("train_tiny")
+    (built / "data/shapes/ant.txt").write_text("a purple\ncircle\n")
+    result = built.run("train_tiny")
+    assert ["ant.png", "a purple circle"] in called(folder)["items"]
+    result.one_line("0 files linked, 2 written", "25 unchanged, 0 removed")
+    world.draw(built / "data/shapes/sub/cat.png", 77, (100, 160))
+    result = built.run("train_tiny")
+    result.one_line("2 removed")
+    assert not list((built / "runs/tiny/sdscripts").rglob("*0040x0090*"))
+    assert list((built / "runs/tiny/sdscripts").rglob("*0100x0160*"))
+
+
+@pytest.mark.parametrize(
+    ("mood", "words"),
+    [
+        ("broken", ("run tiny: RuntimeError: the loss has gone its own way", "all output: ")),
+        ("silent", ("wrote no LoRA", "is not there", "nothing to do, leaving")),
+        ("short", ("wrote no LoRA",)),
+        ("empty", ("wrote no LoRA", "holds no tensor")),
+    ],
+)
+def test_nothing_but_a_new_and_whole_lora_is_success(
+    built: Project, mood: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdscripts.with_trainer(built)
+    monkeypatch.setenv("STAND_IN", mood)
+    result = built.run("train_tiny", check=False)
+    assert result.returncode != 0
+    result.one_line(*words)
+    assert not (built / "runs/tiny/trained.json").exists()
+    monkeypatch.delenv("STAND_IN")
+    built.run("train_tiny")
+    assert (built / "runs/tiny/trained.json").is_file()
+
+
+def test_an_old_cache_that_would_win_is_named(built: Project) -> None:
+    sdscripts.with_trainer(built)
+    old = built / "runs/tiny/sdscripts/shapes_64/ant.npz"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"old")
+    result = built.run("train_tiny", check=False)
+    result.one_line("shapes_64/ant.npz: is a cache of an old kind", "remove it")
+
+
+def test_what_a_training_lacks_is_named_before_anything_is_made(
+    micro: Path, tmp_path: Path
+) -> None:
+    project = sdscripts.make(tmp_path / "project", micro)
+    sdscripts.with_trainer(project)
+    (project / "models/base.safetensors").unlink()
+    result = project.run("train_tiny", check=False)
+    result.one_line("models.tiny.checkpoint: models/base.safetensors does not exist")
+    assert not (project / "cache").exists()
+    sdscripts.with_trainer(project)
+    (project / "sd-scripts/train_network.py").unlink()
+    result = project.run("train_tiny", check=False)
+    result.one_line("no train_network.py lies in this folder", "sd_scripts.path")
+
+
+def test_each_variant_of_a_caption_is_an_image_of_its_own(
+    micro: Path, tmp_path: Path, texts: Path
+) -> None:
+    project = sdscripts.make_xl(tmp_path / "project", micro, texts)
+    folder = sdscripts.with_trainer(project)
+    project.run("train_tiny")
+    said = called(folder)
+    assert {"--network_train_unet_only", "--cache_text_encoder_outputs"} <= set(said["argv"])
+    rows = {row["stem"]: row["texts"] for row in project.manifest()}
+    wanted = [
+        (f"{stem}{ending}.png", text)
+        for stem, both in rows.items()
+        for ending, text in zip(("", ".v1"), both, strict=True)
+    ]
+    assert sorted(map(tuple, said["items"])) == sorted(wanted * 2)
+    assert project.run("train_tiny").idle
 
 
 def test_a_removed_image_leaves_nothing_behind(built: Project) -> None:

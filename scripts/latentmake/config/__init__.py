@@ -12,8 +12,9 @@ from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution, resolution_name
 from latentmake.config.folders import Folder
-from latentmake.config.machines import Export, MusubiTuner, PathMap, Publish, Storage
+from latentmake.config.machines import Export, MusubiTuner, PathMap, Publish, SdScripts, Storage
 from latentmake.config.models import Adopt, Model, TextWeights, WanTask, Weights
+from latentmake.config.sdscripts_trainer import SdScriptsTrainer
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
 from latentmake.config.whole import Config, Run, json_schema, nearest, parse
 
@@ -36,6 +37,8 @@ __all__ = [
     "Resolution",
     "Run",
     "Samples",
+    "SdScripts",
+    "SdScriptsTrainer",
     "SdTrainer",
     "Storage",
     "TextWeights",

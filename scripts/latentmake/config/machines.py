@@ -1,4 +1,4 @@
-"""Where things lie on the machines of one user: musubi-tuner, published runs, S3, other systems."""
+"""Where things lie on the machines of one user: other trainers, what is published, S3."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from pydantic import Field, model_validator
 
 from latentmake.config.fields import Closed, Place, ResolutionField
 
-__all__ = ["Export", "MusubiTuner", "PathMap", "Publish", "Storage"]
+__all__ = ["Export", "MusubiTuner", "PathMap", "Publish", "SdScripts", "Storage"]
 
 
 class MusubiTuner(Closed):
     """Where musubi-tuner lies, and the virtual environment that it runs in."""
 
     path: str = Field(min_length=1, description="Folder of musubi-tuner.")
+    venv: str | None = Field(
+        None,
+        min_length=1,
+        description="Its virtual environment; by default `venv` or `.venv` in its folder.",
+    )
+
+
+class SdScripts(Closed):
+    """Where sd-scripts lies, and the virtual environment that it runs in."""
+
+    path: str = Field(min_length=1, description="Folder of sd-scripts.")
     venv: str | None = Field(
         None,
         min_length=1,

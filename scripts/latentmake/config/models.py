@@ -180,6 +180,12 @@ class Model(Closed):
         description="Makes this a Wan model: its caches are those of musubi-tuner, whose --task "
         "this is.",
     )
+    checkpoint: str | None = Field(
+        None,
+        min_length=1,
+        description="What sd-scripts trains: a .safetensors file, or for sd1, sd2 and sdxl a "
+        "diffusers folder.",
+    )
     dit: str | None = Field(
         None, min_length=1, description="Wan's network that is trained; of Wan 2.2 the low-noise."
     )
@@ -241,6 +247,8 @@ class Model(Closed):
     def _layout_fits(self) -> Self:
         if (self.task is None) == (self.layout == "musubi"):
             raise ValueError("`layout: musubi` and a Wan model's `task` belong together")
+        if self.checkpoint is not None and self.layout != "sdscripts":
+            raise ValueError("`checkpoint` is what sd-scripts trains: it needs `layout: sdscripts`")
         if self.layout == "sdscripts" and self.architecture is None:
             raise ValueError("`layout: sdscripts` needs the model's `architecture`")
         if self.architecture is None:

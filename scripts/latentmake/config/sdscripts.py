@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake.config.datasets import Dataset
+from latentmake.config.machines import SdScripts
 from latentmake.config.models import Architecture, Model
+from latentmake.config.sdscripts_trainer import SdScriptsTrainer, scripts_of
 from latentmake.errors import ConfigError
 
 if TYPE_CHECKING:
     from latentmake.config.whole import Run
 
-__all__ = ["Bucketing", "bucketing", "check_datasets", "refuse_keys"]
+__all__ = ["Bucketing", "bucketing", "check_datasets", "check_trainer", "refuse_keys"]
 
 _STEPS: dict[Architecture, int] = {"sd1": 64, "sd2": 64, "sdxl": 32, "sd3": 64, "flux": 64}
 _DIVISOR: dict[Architecture, int] = {"sd1": 64, "sd2": 64, "sdxl": 32, "sd3": 32, "flux": 32}
@@ -135,6 +137,49 @@ def _mistakes(
                 where=f"{where}.bucket_reso_steps",
                 mend="use smaller steps or a larger resolution",
             )
+
+
+def check_trainer(name: str, run: Run, model: Model, place: SdScripts | None) -> None:
+    """Refuse a training that sd-scripts could not begin.
+
+    Args:
+        name: of the run.
+        run: its section of the configuration.
+        model: its model, of the layout `sdscripts`.
+        place: where sd-scripts lies.
+
+    Raises:
+        ConfigError: the first mistake.
+    """
+    trainer = run.trainer
+    if not isinstance(trainer, SdScriptsTrainer):
+        return
+    assert model.architecture is not None
+    known = scripts_of(model.architecture)
+    if trainer.script not in (None, *known):
+        raise ConfigError(
+            f"{trainer.script} does not train {model.architecture}",
+            where=f"runs.{name}.trainer.script",
+            mend=f"use {' or '.join(known)}",
+        )
+    if model.architecture not in ("sd1", "sd2") and (flag := trainer.forbidden()):
+        raise ConfigError(
+            f"{flag} does not go with cached text",
+            where=f"runs.{name}.trainer.arguments",
+            mend="leave it out, and see the dataset's `captions`",
+        )
+    if model.checkpoint is None:
+        raise ConfigError(
+            f"the model {run.model} has no `checkpoint` to train",
+            where=f"runs.{name}.model",
+            mend=f"add `checkpoint` to models.{run.model}, or leave out the run's `trainer`",
+        )
+    if place is None:
+        raise ConfigError(
+            "this key is missing",
+            where="sd_scripts",
+            mend=f"the run {name} needs sd-scripts: set sd_scripts.path to its folder",
+        )
 
 
 def refuse_keys(run: Run, datasets: Mapping[str, Dataset]) -> None:

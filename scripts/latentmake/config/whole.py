@@ -15,9 +15,17 @@ from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Name, ResolutionField, listed
 from latentmake.config.folders import Folder, FolderField
-from latentmake.config.machines import Export, MusubiTuner, PathMap, Publish, Storage
+from latentmake.config.machines import (
+    Export,
+    MusubiTuner,
+    PathMap,
+    Publish,
+    SdScripts,
+    Storage,
+)
 from latentmake.config.models import Adopt, Model, TextWeights, Weights
-from latentmake.config.sdscripts import check_datasets, refuse_keys
+from latentmake.config.sdscripts import check_datasets, check_trainer, refuse_keys
+from latentmake.config.sdscripts_trainer import SdScriptsTrainer
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
 from latentmake.errors import ConfigError
 
@@ -44,9 +52,9 @@ class Run(Closed):
         BeforeValidator(listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
         Field(min_length=1, description="A side in pixels, or [width, height], each."),
     ]
-    trainer: Annotated[SdTrainer | MusubiTrainer, Field(discriminator="kind")] | None = Field(
-        None, description="Who trains, and how; without it the run is its caches alone."
-    )
+    trainer: (
+        Annotated[SdTrainer | MusubiTrainer | SdScriptsTrainer, Field(discriminator="kind")] | None
+    ) = Field(None, description="Who trains, and how; without it the run is its caches alone.")
 
 
 class Config(Closed):
@@ -59,6 +67,9 @@ class Config(Closed):
     cluster: Cluster = Field(Cluster(), description="What jobs ask of a cluster.")
     musubi_tuner: MusubiTuner | None = Field(
         None, description="Where musubi-tuner lies, which trains Wan models."
+    )
+    sd_scripts: SdScripts | None = Field(
+        None, description="Where sd-scripts lies, which trains models of `layout: sdscripts`."
     )
     publish: Publish = Field(Publish(), description="What publish_{run} puts where.")
     export: Export = Field(Export(), description="Where export_{run} writes caches.")
@@ -91,6 +102,7 @@ class Config(Closed):
             _trainer_fits(name, run, model)
             if model.layout == "sdscripts":
                 check_datasets(name, run, model, self.datasets)
+                check_trainer(name, run, model, self.sd_scripts)
             else:
                 refuse_keys(run, self.datasets)
             if model.layout == "musubi":
@@ -167,7 +179,14 @@ class Config(Closed):
 def _trainer_fits(name: str, run: Run, model: Model) -> None:
     if run.trainer is None:
         return
-    if isinstance(run.trainer, MusubiTrainer):
+    if isinstance(run.trainer, SdScriptsTrainer):
+        if model.layout != "sdscripts":
+            raise ConfigError(
+                f"sd-scripts cannot read the caches of {run.model}",
+                where=f"runs.{name}.model",
+                mend=f"set layout: sdscripts and `architecture` of models.{run.model}",
+            )
+    elif isinstance(run.trainer, MusubiTrainer):
         if model.task is None:
             raise ConfigError(
                 f"musubi-tuner trains Wan models, and {run.model} has no `task`",
@@ -236,12 +255,14 @@ _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     ("runs", "*"): Run,
     ("runs", "*", "trainer", "sd"): SdTrainer,
     ("runs", "*", "trainer", "musubi"): MusubiTrainer,
+    ("runs", "*", "trainer", "sdscripts"): SdScriptsTrainer,
     ("runs", "*", "trainer", "sd", "samples"): Samples,
     ("batch",): Batch,
     ("cluster",): Cluster,
     ("cluster", "encode"): ClusterJob,
     ("cluster", "train"): TrainingJob,
     ("musubi_tuner",): MusubiTuner,
+    ("sd_scripts",): SdScripts,
     ("publish",): Publish,
     ("export",): Export,
     ("storage",): Storage,

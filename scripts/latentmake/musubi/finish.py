@@ -60,7 +60,7 @@ def finish_wan(
     )
     path = run_order(plan.name, "wan", order.planned)
     cachefile.write(path, order.model_dump_json().encode())
-    plan.wan_order = path
+    plan.launch_order = path
     if trained and not (lock and _is_trained(planner, order, lock)):
         plan.training_order = path
         if train:

@@ -6,8 +6,6 @@ only a new and whole LoRA is.
 
 from __future__ import annotations
 
-import re
-import sys
 import time
 from pathlib import Path
 
@@ -24,16 +22,13 @@ from latentmake.musubi.command import TRAINING_SCRIPT, accelerate_arguments
 from latentmake.musubi.installation import Installation, pick_attention
 from latentmake.musubi.networks import networks_digest_with_receipt
 from latentmake.musubi.order import MusubiOrder
-from latentmake.musubi.states import Resume, prepare, tidy
-from latentmake.musubi.weights import not_finite, read_tensors
 from latentmake.trainers import child
 from latentmake.trainers.launched import Layout, Receipt, Record, read_record, wanted
+from latentmake.trainers.launching import accept, failure, say, weights_fault
 from latentmake.trainers.order import Wanted, read_order
+from latentmake.trainers.states import Resume, prepare, tidy
 
 __all__ = ["train"]
-
-_USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)
-_UNKNOWN = re.compile(r"unrecognized arguments: (.+)")
 
 
 def train(
@@ -63,8 +58,8 @@ def train(
         order = order.model_copy(update={"weights": weights})
     want = wanted(order)
     record = read_record(layout.record)
-    if record is not None and record.wanted == want and not _lora_fault(layout.lora):
-        _say(f"{order.run}: already trained on exactly this: {layout.lora}", log)
+    if record is not None and record.wanted == want and not weights_fault(layout.lora):
+        say(f"{order.run}: already trained on exactly this: {layout.lora}", log)
     else:
         if not checked:
             _check(order, log)
@@ -89,37 +84,26 @@ def _train(
     )
     seconds = time.monotonic() - started
     if not output.endswith("\n"):
-        _say("", log)  # below a progress bar
+        say("", log)  # below a progress bar
     if status != 0:
-        raise _failure(order, output, status, resume, log)
-    if fault := _lora_fault(layout.trained):
-        last = next((x for x in reversed(re.split(r"[\r\n]+", output)) if x.strip()), "nothing")
-        hint = child.last_error(output, 0)
-        hint = last.strip() if hint.startswith("it ended with status") else hint
-        raise TrainingError(
-            f"run {order.run}: the trainer ended without an error, but wrote no LoRA "
-            f"({layout.trained} {fault}); what it said last: {hint[:300]}",
-            mend=f"all output: {log}",
+        raise failure(
+            order.run,
+            "musubi-tuner",
+            output,
+            status,
+            log,
+            memory="try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`",
+            further=""
+            if resume.state is None
+            else f"where the state {resume.state} is to blame, delete it",
         )
-    cachefile.link(layout.trained, layout.lora)
-    record = Record(wanted=want, weights=str(layout.lora), seconds=round(seconds, 3))
-    cachefile.write(layout.record, (record.model_dump_json(indent=2) + "\n").encode())
-    tidy(layout)
-    _say(f"{order.run}: trained: {layout.lora}", log)
-    return record
+    return accept(order.run, "LoRA", layout, want, output, log, seconds, lambda: tidy(layout))
 
 
 def _check(order: MusubiOrder, log: Path) -> None:
     findings = check(order)
-    _say(checklist(findings), log)
+    say(checklist(findings), log)
     refuse_failed(findings)
-
-
-def _say(text: str, log: Path) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(f"{text}\n")
 
 
 def _command(
@@ -130,9 +114,9 @@ def _command(
     attention = pick_attention(trainer.attention, tuner)
     if resume.state is not None:
         left = max(1, trainer.max_train_epochs - resume.done)
-        _say(f"{order.run}: goes on from {resume.state}", log)
+        say(f"{order.run}: goes on from {resume.state}", log)
         if resume.done:
-            _say(f"{order.run}: {left} of {trainer.max_train_epochs} epochs are left", log)
+            say(f"{order.run}: {left} of {trainer.max_train_epochs} epochs are left", log)
         # Checked already: a copy only, with fewer epochs.
         shorter = trainer.model_copy(update={"max_train_epochs": left})
         order = order.model_copy(update={"trainer": shorter})
@@ -153,38 +137,5 @@ def _command(
     launcher = tuner.launcher(options)
     if launcher is None:
         launcher = [str(tuner.python)]
-        _say(f"{order.run}: warning: {tuner.python} has no accelerate: run without it", log)
+        say(f"{order.run}: warning: {tuner.python} has no accelerate: run without it", log)
     return [*launcher, *script]
-
-
-def _failure(
-    order: MusubiOrder, output: str, status: int, resume: Resume, log: Path
-) -> TrainingError:
-    usage = _USAGE.findall(output)
-    unknown = _UNKNOWN.fullmatch(usage[-1].strip()) if usage else None
-    if unknown is not None:
-        flags = " ".join(each for each in unknown[1].split() if each.startswith("--"))
-        return TrainingError(
-            f"run {order.run}: this musubi-tuner is too old for {flags or unknown[1]}",
-            mend=f"update it, or leave that out; all output: {log}",
-        )
-    reason = usage[-1].strip() if usage else child.last_error(output, status)
-    mend = f"all output: {log}"
-    if "OutOfMemory" in reason or "out of memory" in reason:
-        mend = f"try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`; {mend}"
-    if resume.state is not None:
-        mend = f"where the state {resume.state} is to blame, delete it; {mend}"
-    return TrainingError(f"run {order.run}: {reason}", mend=mend)
-
-
-def _lora_fault(path: Path) -> str | None:
-    """Return why a file is no LoRA; None where it is whole and holds a tensor."""
-    try:
-        tensors = read_tensors(path)[0]
-    except FileNotFoundError:
-        return "is not there"
-    except (OSError, ValueError) as error:
-        return str(error)
-    if not tensors:
-        return "holds no tensor"
-    return next((f"holds values that are not finite ({x})" for x in not_finite(path)), None)

@@ -23,6 +23,10 @@ def trainer_of(order: Path) -> Trainer:
         from latentmake.musubi import launch as launch_musubi
 
         return launch_musubi
+    if order.name.endswith(".sdscripts.json"):
+        from latentmake.sdscripts import launch as launch_sdscripts
+
+        return launch_sdscripts
     from latentmake.trainers import launch
 
     return launch

@@ -22,7 +22,7 @@ from latentmake import cachefile
 from latentmake.trainers.launched import Layout
 from latentmake.trainers.order import Wanted
 
-__all__ = ["Resume", "prepare", "tidy"]
+__all__ = ["Resume", "prepare", "set_aside", "tidy"]
 
 
 class Resume(NamedTuple):
@@ -75,6 +75,17 @@ def prepare(layout: Layout, run: str, want: Wanted) -> Resume:
     text = _Progress(wanted=want, done=resume.done).model_dump_json(indent=2)
     cachefile.write(layout.progress, f"{text}\n".encode())
     return resume
+
+
+def set_aside(layout: Layout, run: str) -> None:
+    """Move what an earlier training left into `layout.aside`, so that it is not taken for the new.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    layout.work.mkdir(parents=True, exist_ok=True)
+    for path in _results(layout.work, run):
+        _move(path, layout.aside / path.name)
 
 
 def tidy(layout: Layout) -> None:

@@ -1,0 +1,137 @@
+"""The trainer `sdscripts`: sd-scripts' own training scripts, in their own environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from latentmake.config.fields import Closed, Number
+from latentmake.config.models import Architecture
+
+__all__ = ["Script", "SdScriptsTrainer", "scripts_of"]
+
+Script = Literal[
+    "train_network",
+    "sdxl_train_network",
+    "sd3_train_network",
+    "flux_train_network",
+    "fine_tune",
+    "sdxl_train",
+]
+_SCRIPTS: dict[Architecture, tuple[Script, ...]] = {
+    "sd1": ("train_network", "fine_tune"),
+    "sd2": ("train_network", "fine_tune"),
+    "sdxl": ("sdxl_train_network", "sdxl_train"),
+    "sd3": ("sd3_train_network",),
+    "flux": ("flux_train_network",),
+}
+# What the command line says already, or what would be trained on otherwise than was cached.
+_OURS = frozenset(
+    {"--dataset_config", "--config_file", "--train_data_dir", "--in_json", "--output_dir"}
+    | {"--output_name", "--save_model_as", "--pretrained_model_name_or_path", "--network_module"}
+    | {"--dataset_class", "--dataset_repeats", "--reg_data_dir", "--skip_cache_check"}
+)
+_CACHED = frozenset({"--color_aug", "--random_crop", "--face_crop_aug_range"})
+_OF_DATASETS = frozenset(
+    {"--resolution", "--enable_bucket", "--min_bucket_reso", "--max_bucket_reso"}
+    | {"--bucket_reso_steps", "--bucket_no_upscale", "--flip_aug", "--alpha_mask"}
+    | {"--resize_interpolation", "--skip_image_resolution"}
+)
+_OF_CAPTIONS = frozenset(
+    {"--shuffle_caption", "--caption_dropout_rate", "--caption_dropout_every_n_epochs"}
+    | {"--caption_tag_dropout_rate", "--token_warmup_min", "--token_warmup_step"}
+    | {"--caption_prefix", "--caption_suffix", "--enable_wildcard", "--secondary_separator"}
+    | {"--keep_tokens", "--keep_tokens_separator", "--caption_separator", "--weighted_captions"}
+    | {"--train_text_encoder"}
+)
+
+
+def scripts_of(architecture: Architecture) -> tuple[Script, ...]:
+    """Return the scripts that train an architecture, the default first."""
+    return _SCRIPTS[architecture]
+
+
+class SdScriptsTrainer(Closed):
+    """The trainer `sdscripts`; keys have the names of its options."""
+
+    kind: Literal["sdscripts"] = Field(description="The trainer.")
+    script: Script | None = Field(
+        None, description="Which of its scripts; by default the one that trains a LoRA."
+    )
+    network_dim: Number = Field(16, ge=1, description="Rank of the LoRA.")
+    network_alpha: float | None = Field(
+        None, gt=0, description="Scale of the LoRA; by default its rank."
+    )
+    network_train_unet_only: bool = Field(
+        False, description="No LoRA for the text encoder of sd1 and sd2; others never have one."
+    )
+    learning_rate: float = Field(1e-4, gt=0, description="Learning rate.")
+    optimizer_type: str = Field(
+        "AdamW", min_length=1, description="Optimiser; AdamW8bit needs bitsandbytes there."
+    )
+    lr_scheduler: str = Field(
+        "constant", min_length=1, description="How the learning rate goes on."
+    )
+    max_train_epochs: Number | None = Field(
+        None, ge=1, description="Epochs; by default 10, or what `max_train_steps` says."
+    )
+    max_train_steps: Number | None = Field(None, ge=1, description="Steps, instead of epochs.")
+    train_batch_size: Number = Field(1, ge=1, description="Items of one shape a step.")
+    gradient_accumulation_steps: Number = Field(1, ge=1, description="Batches summed up in a step.")
+    max_data_loader_n_workers: Number = Field(2, ge=0, description="Processes that read caches.")
+    mixed_precision: Annotated[
+        Literal["no", "bf16", "fp16"],
+        BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
+    ] = Field("bf16", description="Number format in which it computes.")
+    gradient_checkpointing: bool = Field(False, description="Less memory for more time.")
+    attention: Literal["sdpa", "xformers", "mem_eff_attn"] = Field(
+        "sdpa", description="Attention: torch's own, xformers', or the slow one of little memory."
+    )
+    torch_compile: bool = Field(False, description="Compile the network by torch.compile.")
+    dynamo_backend: str | None = Field(
+        None, min_length=1, description="By what it is compiled; by default inductor."
+    )
+    deepspeed: bool = Field(False, description="Train by DeepSpeed's ZeRO.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(2, description="Its stage.")
+    seed: Number = Field(0, ge=0, description="Seed of order, noise and timesteps.")
+    save_every_n_epochs: Number | None = Field(
+        None, ge=1, description="Epochs between two copies of the trained weights."
+    )
+    logging: bool = Field(True, description="Write TensorBoard scalars to runs/{run}/logs.")
+    arguments: list[str] = Field(
+        [], description="Further arguments of the script, as its documentation has them."
+    )
+    accelerate_config: str | None = Field(
+        None, description="Configuration file for `accelerate launch`."
+    )
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags among its further arguments."""
+        return [each.partition("=")[0] for each in self.arguments if each.startswith("--")]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.max_train_epochs is not None and self.max_train_steps is not None:
+            raise ValueError("has both `max_train_epochs` and `max_train_steps`: leave one out")
+        if self.dynamo_backend is not None and not self.torch_compile:
+            raise ValueError("`dynamo_backend` needs `torch_compile: true`")
+        if self.zero_stage != 2 and not self.deepspeed:
+            raise ValueError("`zero_stage` needs `deepspeed: true`")
+        if flag := _first(self.flags, _OURS):
+            raise ValueError(f"`arguments`: {flag} is set already: leave it out")
+        if flag := _first(self.flags, _CACHED):
+            raise ValueError(f"`arguments`: {flag} does not go with cached latents: leave it out")
+        if flag := _first(self.flags, _OF_DATASETS):
+            raise ValueError(f"`arguments`: {flag} is a matter of the dataset: set it there")
+        return self
+
+    def forbidden(self) -> str | None:
+        """Return the first of its further arguments that cached text forbids or ignores."""
+        return _first(self.flags, _OF_CAPTIONS)
+
+
+def _first(flags: Iterable[str], refused: frozenset[str]) -> str | None:
+    return next((flag for flag in flags if flag in refused), None)

@@ -1,0 +1,25 @@
+"""sd-scripts where it is installed."""
+
+from __future__ import annotations
+
+from latentmake.sdscripts.order import SdScriptsOrder
+from latentmake.trainers.installation import Installation, Program
+
+__all__ = ["find"]
+
+
+def find(order: SdScriptsOrder) -> Installation:
+    """Find the script that trains a run, and the Python that runs it.
+
+    Raises:
+        TrainingError: the folder, its script, or the Python of its environment are missing.
+    """
+    script = f"{order.script}.py"
+    program = Program(
+        name="sd-scripts",
+        section="sd_scripts",
+        package="",
+        script=script,
+        knows=f"an sd-scripts that has {script}",
+    )
+    return Installation.locate(program, order.sd_scripts.path, order.sd_scripts.venv)

@@ -1,0 +1,96 @@
+"""What a training by sd-scripts starts from: where it lies, its digest, what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from latentmake import digest
+from latentmake.errors import ModelError
+from latentmake.memo import source_stat
+from latentmake.orders import FOLDER, Receipt
+from latentmake.sdscripts.command import encoder_places
+from latentmake.sdscripts.order import SdScriptsOrder
+
+__all__ = ["checkpoint_digest", "checkpoint_digest_with_receipt", "refuse_unreadable"]
+
+_WEIGHTS = (".safetensors", ".bin", ".ckpt")
+
+
+def checkpoint_digest(
+    order: SdScriptsOrder, file_digest: Callable[[Path], str] = digest.of_file
+) -> str:
+    """Return the digest of the network that is trained: one file, or a diffusers folder's weights.
+
+    Args:
+        order: names it.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+
+    Raises:
+        ModelError: it is missing or cannot be read.
+    """
+    path = Path(order.model.checkpoint or "")
+    files = [path]
+    if path.is_dir():
+        files = sorted(each for each in path.rglob("*") if each.suffix in _WEIGHTS)
+    try:
+        found = [file_digest(file) for file in files]
+    except FileNotFoundError:
+        found = []
+    except OSError as error:
+        raise ModelError(
+            f"cannot be read ({error.strerror})", where=path, mend="see its rights"
+        ) from None
+    if not found:
+        raise ModelError("this `checkpoint` does not exist", where=path, mend="correct its path")
+    return digest.of_value(found)
+
+
+def checkpoint_digest_with_receipt(order: SdScriptsOrder) -> str:
+    """Return the same for a job, and leave a receipt, so that the planner need not read it again.
+
+    Raises:
+        ModelError: it is missing or cannot be read.
+        StorageError: the disk is full or cannot be written.
+    """
+    read: dict[str, list[object]] = {}
+
+    def file_digest(path: Path) -> str:
+        with path.open("rb") as file:
+            stat = source_stat(os.fstat(file.fileno()))
+        content = digest.of_file(path)
+        read[str(path)] = [*stat, content]
+        return content
+
+    found = checkpoint_digest(order, file_digest)
+    receipt = Receipt(sources=read, targets={}, faults=[], counts={}, seconds=0.0)
+    receipt.write(FOLDER / f"{digest.of_value(read)[:20]}.receipt.json")
+    return found
+
+
+def refuse_unreadable(order: SdScriptsOrder) -> None:
+    """Name a network that sd-scripts could not load, before caches are made that may take days.
+
+    Raises:
+        ModelError: one is missing, or a folder where it wants a file.
+    """
+    where = f"models.{order.model_name}"
+    place = Path(order.model.checkpoint or "")
+    if not place.exists():
+        raise ModelError(
+            f"{place} does not exist", where=f"{where}.checkpoint", mend="correct its path"
+        )
+    if place.is_dir() and order.architecture in ("sd3", "flux"):
+        raise ModelError(
+            f"{place} is a folder, and sd-scripts reads {order.architecture} from one file",
+            where=f"{where}.checkpoint",
+            mend="name the .safetensors file of the original release",
+        )
+    for flag, path in encoder_places(order).items():
+        if not Path(path).is_file() and order.architecture == "flux":
+            raise ModelError(
+                f"{path} is no file, which sd-scripts' {flag} has to be",
+                where=f"{where}.{'vae' if flag == '--ae' else 'text'}",
+                mend=f"name the file there, or add [{flag}, FILE] to the trainer's `arguments`",
+            )
