@@ -92,6 +92,18 @@ def test_images_captions_and_caches_lie_flat_in_folders_of_each_resolution() -> 
     assert os.access(folder / "train_gove-1.0.sh", os.X_OK)
 
 
+def test_a_text_that_was_composed_is_published_as_it_was_encoded() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    manifest = Path(order.manifest)
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    rows[0]["texts"] = ["photo of a"]
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = files(published(order)[0])
+    assert found["gove_256/a.txt"] == found["gove_480x832/a.txt"] == "photo of a\n"
+    assert found["gove_256/b ä.txt"] == "caption of sub/b ä"
+
+
 def test_videos_with_all_their_clips_and_controls() -> None:
     dataset = Dataset(path="data/v", target_frames=[5], control_directory="controls")
     order = order_of(datasets={"v": dataset}, resolutions=[(64, 64)])
