@@ -1,22 +1,16 @@
-"""The text of `train_{run}.sh` and `train_{run}.bat`: caching what is missing, then training.
-
-A script is put together from lists of arguments, each quoted as its shell wants it; there is no
-template whose tokens could stay unfilled.
-"""
+"""The text of `train_{run}.sh` and `train_{run}.bat`: caching what is missing, then training."""
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from latentmake.errors import ConfigError
 from latentmake.musubi.command import LATENTS_SCRIPT, TEXT_SCRIPT, TRAINING_SCRIPT
+from latentmake.trainers import scripts
 
 __all__ = ["Commands", "batch_script", "shell_script"]
 
-_LATENTS, _TEXT, _TRAINING = "caching the latents", "caching the captions", "training"
+_NO_STEP = "No step for {what}: musubi-tuner's script wants one file of weights, not a folder."
 
 
 @dataclass(frozen=True)
@@ -41,177 +35,39 @@ class Commands:
     accelerate: Sequence[str]
     training: Sequence[str]
 
+    @property
+    def whole(self) -> scripts.Commands:
+        """All of it, musubi-tuner's scripts included."""
+        return scripts.Commands(
+            run=self.run,
+            does=f"Caches what is missing of run {self.run} and trains it with musubi-tuner.",
+            program="musubi-tuner",
+            folder=self.tuner,
+            package="src/musubi_tuner",
+            venvs=self.venvs,
+            steps=[
+                _step("caching the latents", LATENTS_SCRIPT, self.latents),
+                _step("caching the captions", TEXT_SCRIPT, self.text),
+            ],
+            accelerate=self.accelerate,
+            script=TRAINING_SCRIPT,
+            training=self.training,
+        )
 
-_NO_STEP = "No step for {what}: musubi-tuner's script wants one file of weights, not a folder."
-_NO_VENV = "warning: no virtual environment of musubi-tuner; going on with the python on PATH"
 
-
-def _without(what: str) -> str:
-    return _NO_STEP.format(what=what)
-
-
-def _grouped(arguments: Sequence[str], quote: Callable[[str], str]) -> list[str]:
-    """Return one line for each flag with its values."""
-    lines: list[str] = []
-    for argument in arguments:
-        if argument.startswith("--") or not lines:
-            lines.append(quote(argument))
-        else:
-            lines[-1] += f" {quote(argument)}"
-    return lines
+def _step(what: str, script: str, arguments: Sequence[str] | None) -> scripts.Step:
+    return scripts.Step(what, script, arguments, _NO_STEP.format(what=what))
 
 
 def shell_script(commands: Commands) -> str:
     """Return the script for bash."""
-    name = f"train_{commands.run}"
-
-    def step(what: str, head: str, arguments: Sequence[str]) -> list[str]:
-        continued = [head, *_grouped(arguments, shlex.quote), f"|| fail '{what} failed'"]
-        return ["", " \\\n  ".join(continued)]
-
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# Caches what is missing of run {commands.run} and trains it with musubi-tuner.",
-        "# Publishing the run again writes this file anew.",
-        "set -euo pipefail",
-        "",
-        "fail() {",
-        f"  printf '{name}: %s\\n' \"$1\" >&2",
-        "  exit 1",
-        "}",
-        "",
-        f"cd -- {shlex.quote(commands.tuner)} || fail 'the folder of musubi-tuner is not there'",
-        "",
-        "venv=",
-        f"for candidate in {shlex.join(commands.venvs)}; do",
-        "  if [[ -z $venv && -f $candidate/bin/activate ]]; then venv=$candidate; fi",
-        "done",
-        "if [[ -n $venv ]]; then",
-        "  set +u  # activate may read variables that are not set",
-        '  source "$venv/bin/activate" || fail "$venv/bin/activate failed"',
-        "  set -u",
-        "else",
-        f'  echo "{name}: {_NO_VENV}" >&2',
-        "fi",
-        "python=$(command -v python || command -v python3) || fail 'there is no python on PATH'",
-        "",
-        "scripts=.",
-        f"if [[ ! -f {TRAINING_SCRIPT} ]]; then scripts=src/musubi_tuner; fi",
-        f'[[ -f $scripts/{TRAINING_SCRIPT} ]] || fail "$PWD holds no {TRAINING_SCRIPT}"',
-    ]
-    for what, script, arguments in _caching(commands):
-        if arguments is None:
-            lines += ["", f"# {_without(what)}"]
-        else:
-            lines += step(what, f'"$python" "$scripts/{script}"', arguments)
-    launch = ["accelerate", "launch", *commands.accelerate]
-    head = f'{shlex.join(launch)} "$scripts/{TRAINING_SCRIPT}"'
-    lines += step(_TRAINING, head, commands.training)
-    return "\n".join(lines) + "\n"
-
-
-def _caching(commands: Commands) -> list[tuple[str, str, Sequence[str] | None]]:
-    return [
-        (_LATENTS, LATENTS_SCRIPT, commands.latents),
-        (_TEXT, TEXT_SCRIPT, commands.text),
-    ]
+    return scripts.shell_script(commands.whole)
 
 
 def batch_script(commands: Commands) -> str:
     """Return the script for cmd.exe, with CRLF at the end of each line.
 
-    Programs are started by `call`, for `python` may itself be a batch file (pyenv-win), which would
-    otherwise not come back. `call` reads its line twice: a percent sign takes four, and a caret,
-    which it would double, comes out of a variable.
-
     Raises:
         ConfigError: an argument has signs that no batch file can pass on.
     """
-    name = f"train_{commands.run}"
-    variables: dict[str, str] = {}
-
-    def quote(value: str) -> str:
-        if re.fullmatch(r"[A-Za-z0-9_.:/\\+-]*[A-Za-z0-9_.:/+-]", value):
-            return value
-        value = _for_program(value)
-        if "^" in value:
-            variable = variables.setdefault(value, f"VALUE_{len(variables) + 1}")
-            return f'"%%{variable}%%"'
-        return f'"{value.replace("%", "%%%%")}"'
-
-    def step(what: str, head: str, arguments: Sequence[str]) -> list[str]:
-        continued = [head, *_grouped(arguments, quote)]
-        return ["", f'set "STEP={what}"', " ^\n  ".join(continued), *check]
-
-    folder = commands.tuner.rstrip("\\") + "\\"
-    # A program that crashes gives a negative number.
-    check = ["if errorlevel 1 goto failed", "if not errorlevel 0 goto failed"]
-    lines = [
-        'set "STEP=entering the folder of musubi-tuner"',
-        f"if not exist {_for_cmd(folder)} goto failed",
-        f"pushd {_for_cmd(commands.tuner)}",
-        "",
-    ]
-    for number, venv in enumerate(commands.venvs):
-        activate = f"{venv}\\Scripts\\activate.bat"
-        opening = "if" if number == 0 else ") else if"
-        lines += [f"{opening} exist {_for_cmd(activate)} (", f"    call {quote(activate)}"]
-    lines += [
-        ") else (",
-        f"    echo {name}: {_NO_VENV} 1>&2",
-        ")",
-        "",
-        'set "SCRIPTS=."',
-        f'if not exist "{TRAINING_SCRIPT}" set "SCRIPTS=src\\musubi_tuner"',
-        f'set "STEP=finding {TRAINING_SCRIPT}"',
-        f'if not exist "%SCRIPTS%\\{TRAINING_SCRIPT}" goto failed',
-    ]
-    for what, script, arguments in _caching(commands):
-        if arguments is None:
-            lines += ["", f"rem {_without(what)}"]
-        else:
-            lines += step(what, f'call python "%SCRIPTS%\\{script}"', arguments)
-    launch = " ".join(["call accelerate launch", *map(quote, commands.accelerate)])
-    lines += step(_TRAINING, f'{launch} "%SCRIPTS%\\{TRAINING_SCRIPT}"', commands.training)
-    lines += [
-        "",
-        "popd",
-        "exit /b 0",
-        "",
-        ":failed",
-        f"echo {name}: %STEP% failed 1>&2",
-        "popd",
-        "exit /b 1",
-    ]
-    head = [
-        "@echo off",
-        f"rem Caches what is missing of run {commands.run} and trains it with musubi-tuner.",
-        "rem Publishing the run again writes this file anew.",
-        "setlocal EnableExtensions DisableDelayedExpansion",
-        "chcp 65001 >nul",
-        *(f'set "{variable}={_doubled(value)}"' for value, variable in variables.items()),
-        "",
-    ]
-    return "\n".join([*head, *lines, ""]).replace("\n", "\r\n")
-
-
-def _doubled(value: str) -> str:
-    return value.replace("%", "%%")
-
-
-def _for_cmd(path: str) -> str:
-    """Quote a path for a command of cmd.exe itself."""
-    return f'"{_doubled(path)}"'
-
-
-def _for_program(value: str) -> str:
-    """Return what stands between quotation marks, as C programs take their arguments apart."""
-    special = re.search(r"[&|<>^%\r\n]" if '"' in value else r"[\r\n]", value)
-    if special is not None:
-        raise ConfigError(
-            f"{value!r} cannot stand in a .bat",
-            where="trainer.arguments",
-            mend="leave out line breaks, and signs such as & or % beside quotation marks",
-        )
-    value = re.sub(r'(\\*)"', r'\1\1\\"', value)
-    return re.sub(r"(\\+)$", r"\1\1", value)
+    return scripts.batch_script(commands.whole)

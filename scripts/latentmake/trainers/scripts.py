@@ -1,0 +1,244 @@
+"""The text of `train_{run}.sh` and `train_{run}.bat`, which start another trainer.
+
+A script is put together from lists of arguments, each quoted as its shell wants it; there is no
+template whose tokens could stay unfilled.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from latentmake.errors import ConfigError
+
+__all__ = ["Commands", "Step", "batch_script", "shell_script"]
+
+_TRAINING = "training"
+
+
+class Step(NamedTuple):
+    """What a script does before the training.
+
+    Attributes:
+        what: in words.
+        script: the program's.
+        arguments: of that; None where there is nothing to do.
+        without: why there is nothing to do.
+    """
+
+    what: str
+    script: str
+    arguments: Sequence[str] | None
+    without: str = ""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What a script does, in the paths of the system that runs it.
+
+    Attributes:
+        run: the run's name.
+        does: what it does, as a sentence.
+        program: the trainer's name.
+        folder: its folder.
+        package: folder below that in which its scripts lie in some versions; "" for none.
+        venvs: virtual environments, the first that is there is activated; relative to `folder`.
+        steps: what is done before the training.
+        accelerate: arguments of `accelerate launch`, before the script.
+        script: the one that trains.
+        training: its arguments.
+    """
+
+    run: str
+    does: str
+    program: str
+    folder: str
+    package: str
+    venvs: Sequence[str]
+    steps: Sequence[Step]
+    accelerate: Sequence[str]
+    script: str
+    training: Sequence[str]
+
+    @property
+    def no_venv(self) -> str:
+        """What is said where no environment is found."""
+        return (
+            f"warning: no virtual environment of {self.program}; going on with the python on PATH"
+        )
+
+
+def _grouped(arguments: Sequence[str], quote: Callable[[str], str]) -> list[str]:
+    """Return one line for each flag with its values."""
+    lines: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--") or not lines:
+            lines.append(quote(argument))
+        else:
+            lines[-1] += f" {quote(argument)}"
+    return lines
+
+
+def shell_script(commands: Commands) -> str:
+    """Return the script for bash."""
+    name = f"train_{commands.run}"
+
+    def step(what: str, head: str, arguments: Sequence[str]) -> list[str]:
+        continued = [head, *_grouped(arguments, shlex.quote), f"|| fail '{what} failed'"]
+        return ["", " \\\n  ".join(continued)]
+
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {commands.does}",
+        "# Publishing the run again writes this file anew.",
+        "set -euo pipefail",
+        "",
+        "fail() {",
+        f"  printf '{name}: %s\\n' \"$1\" >&2",
+        "  exit 1",
+        "}",
+        "",
+        f"cd -- {shlex.quote(commands.folder)} || "
+        f"fail 'the folder of {commands.program} is not there'",
+        "",
+        "venv=",
+        f"for candidate in {shlex.join(commands.venvs)}; do",
+        "  if [[ -z $venv && -f $candidate/bin/activate ]]; then venv=$candidate; fi",
+        "done",
+        "if [[ -n $venv ]]; then",
+        "  set +u  # activate may read variables that are not set",
+        '  source "$venv/bin/activate" || fail "$venv/bin/activate failed"',
+        "  set -u",
+        "else",
+        f'  echo "{name}: {commands.no_venv}" >&2',
+        "fi",
+        "python=$(command -v python || command -v python3) || fail 'there is no python on PATH'",
+        "",
+        "scripts=.",
+        *(
+            [f"if [[ ! -f {commands.script} ]]; then scripts={commands.package}; fi"]
+            if commands.package
+            else []
+        ),
+        f'[[ -f $scripts/{commands.script} ]] || fail "$PWD holds no {commands.script}"',
+    ]
+    for what, script, arguments, without in commands.steps:
+        if arguments is None:
+            lines += ["", f"# {without}"]
+        else:
+            lines += step(what, f'"$python" "$scripts/{script}"', arguments)
+    launch = ["accelerate", "launch", *commands.accelerate]
+    head = f'{shlex.join(launch)} "$scripts/{commands.script}"'
+    lines += step(_TRAINING, head, commands.training)
+    return "\n".join(lines) + "\n"
+
+
+def batch_script(commands: Commands) -> str:
+    """Return the script for cmd.exe, with CRLF at the end of each line.
+
+    Programs are started by `call`, for `python` may itself be a batch file (pyenv-win), which would
+    otherwise not come back. `call` reads its line twice: a percent sign takes four, and a caret,
+    which it would double, comes out of a variable.
+
+    Raises:
+        ConfigError: an argument has signs that no batch file can pass on.
+    """
+    name = f"train_{commands.run}"
+    variables: dict[str, str] = {}
+
+    def quote(value: str) -> str:
+        if re.fullmatch(r"[A-Za-z0-9_.:/\\+-]*[A-Za-z0-9_.:/+-]", value):
+            return value
+        value = _for_program(value)
+        if "^" in value:
+            variable = variables.setdefault(value, f"VALUE_{len(variables) + 1}")
+            return f'"%%{variable}%%"'
+        return f'"{value.replace("%", "%%%%")}"'
+
+    def step(what: str, head: str, arguments: Sequence[str]) -> list[str]:
+        continued = [head, *_grouped(arguments, quote)]
+        return ["", f'set "STEP={what}"', " ^\n  ".join(continued), *check]
+
+    folder = commands.folder.rstrip("\\") + "\\"
+    # A program that crashes gives a negative number.
+    check = ["if errorlevel 1 goto failed", "if not errorlevel 0 goto failed"]
+    lines = [
+        f'set "STEP=entering the folder of {commands.program}"',
+        f"if not exist {_for_cmd(folder)} goto failed",
+        f"pushd {_for_cmd(commands.folder)}",
+        "",
+    ]
+    for number, venv in enumerate(commands.venvs):
+        activate = f"{venv}\\Scripts\\activate.bat"
+        opening = "if" if number == 0 else ") else if"
+        lines += [f"{opening} exist {_for_cmd(activate)} (", f"    call {quote(activate)}"]
+    lines += [
+        ") else (",
+        f"    echo {name}: {commands.no_venv} 1>&2",
+        ")",
+        "",
+        'set "SCRIPTS=."',
+        *(
+            [f'if not exist "{commands.script}" set "SCRIPTS={_backslashed(commands.package)}"']
+            if commands.package
+            else []
+        ),
+        f'set "STEP=finding {commands.script}"',
+        f'if not exist "%SCRIPTS%\\{commands.script}" goto failed',
+    ]
+    for what, script, arguments, without in commands.steps:
+        if arguments is None:
+            lines += ["", f"rem {without}"]
+        else:
+            lines += step(what, f'call python "%SCRIPTS%\\{script}"', arguments)
+    launch = " ".join(["call accelerate launch", *map(quote, commands.accelerate)])
+    lines += step(_TRAINING, f'{launch} "%SCRIPTS%\\{commands.script}"', commands.training)
+    lines += [
+        "",
+        "popd",
+        "exit /b 0",
+        "",
+        ":failed",
+        f"echo {name}: %STEP% failed 1>&2",
+        "popd",
+        "exit /b 1",
+    ]
+    head = [
+        "@echo off",
+        f"rem {commands.does}",
+        "rem Publishing the run again writes this file anew.",
+        "setlocal EnableExtensions DisableDelayedExpansion",
+        "chcp 65001 >nul",
+        *(f'set "{variable}={_doubled(value)}"' for value, variable in variables.items()),
+        "",
+    ]
+    return "\n".join([*head, *lines, ""]).replace("\n", "\r\n")
+
+
+def _backslashed(path: str) -> str:
+    return path.replace("/", "\\")
+
+
+def _doubled(value: str) -> str:
+    return value.replace("%", "%%")
+
+
+def _for_cmd(path: str) -> str:
+    """Quote a path for a command of cmd.exe itself."""
+    return f'"{_doubled(path)}"'
+
+
+def _for_program(value: str) -> str:
+    """Return what stands between quotation marks, as C programs take their arguments apart."""
+    special = re.search(r"[&|<>^%\r\n]" if '"' in value else r"[\r\n]", value)
+    if special is not None:
+        raise ConfigError(
+            f"{value!r} cannot stand in a .bat",
+            where="trainer.arguments",
+            mend="leave out line breaks, and signs such as & or % beside quotation marks",
+        )
+    value = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    return re.sub(r"(\\+)$", r"\1\1", value)
