@@ -6,21 +6,15 @@ and the script of each system, with the paths that this system knows.
 
 from __future__ import annotations
 
-import contextlib
-import glob
-import posixpath
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tqdm import tqdm
-
-from latentmake.errors import CacheError, ConfigError, SourceError, StorageError
-from latentmake.mirror import mirror
+from latentmake.errors import CacheError, SourceError
 from latentmake.musubi.order import ManifestRow, MusubiOrder, manifest_rows
 from latentmake.musubi.scripts import batch_script, shell_script
 from latentmake.musubi.texts import Texts, block_name
-from latentmake.paths import System, absolute, is_windows, translate
+from latentmake.trainers.publishing import bring, published_folder, writable
 
 __all__ = ["publish"]
 
@@ -46,8 +40,8 @@ def publish(order: MusubiOrder, say: Say, attention: str | None = None) -> None:
         CacheError: a cache file is not where the manifest says.
         StorageError: the folder cannot be written; finished work is kept.
     """
-    published = posixpath.join(absolute(order.publish.path), order.run)
-    folder = _writable(published, order)
+    published = published_folder(order)
+    folder = writable(published, order, "musubi-tuner")
     if attention is None:
         attention = "sdpa" if order.trainer.attention == "auto" else order.trainer.attention
     text = Texts(order, published, attention, say)
@@ -59,64 +53,8 @@ def publish(order: MusubiOrder, say: Say, attention: str | None = None) -> None:
         f"train_{order.run}.bat": batch_script(text.commands("windows")).encode(),
     }
     text.tell_what_is_missing()
-    _tell_about_names(order, files, published, say)
-    bar = tqdm(files, desc=f"publish {order.run}", unit="file", mininterval=0.5)
-    try:
-        changes = mirror(folder, files, progress=bar)
-    finally:
-        bar.close()
-    with contextlib.suppress(OSError):  # a drive of Windows knows no such right, and needs none
-        script = folder / f"train_{order.run}.sh"
-        script.chmod(script.stat().st_mode | 0o111)
+    bring(order, folder, files, published, say)
     _tell_of_strangers(folder, files, say)
-    say(
-        f"{order.run}: published to {folder}: {changes.copied + changes.linked} files written, "
-        f"{changes.unchanged} unchanged, {changes.removed} removed"
-    )
-
-
-def _writable(published: str, order: MusubiOrder) -> Path:
-    """Return the folder as this machine names it."""
-    local = [published]
-    if is_windows(published):
-        systems: tuple[System, ...] = ("wsl", "linux")
-        named = (translate(published, system, order.publish.path_maps) for system in systems)
-        local = [name for name in named if name is not None]
-        if not local:
-            raise ConfigError(
-                f"this machine has no name for {order.publish.path}",
-                where="publish.path",
-                mend="add the folder to publish.path_maps, or set a path of this machine",
-            )
-    unmounted = [_unmounted_drive(name) for name in local]
-    if None not in unmounted:
-        raise StorageError(
-            "this drive of Windows is not mounted",
-            where=str(unmounted[0]),
-            mend="mount it, or correct `publish.path`",
-        )
-    folder = Path(local[unmounted.index(None)])
-    if glob.escape(str(folder)) != str(folder):
-        raise ConfigError(
-            f"{folder} has one of [ ] * ? in it, with which musubi-tuner finds nothing",
-            where="publish.path",
-            mend="set a folder without them",
-        )
-    for name, dataset in order.datasets.items():
-        for source in (dataset.path, dataset.control_directory):
-            if source is not None and folder.resolve().is_relative_to(Path(source).resolve()):
-                raise ConfigError(
-                    f"{folder} lies in the dataset {name}, which would grow by what is published",
-                    where="publish.path",
-                    mend="set a folder outside of all datasets",
-                )
-    return folder
-
-
-def _unmounted_drive(path: str) -> Path | None:
-    """Return the mount point of a drive that is not there; None of every other path."""
-    drive = Path(*Path(path).parts[:3])
-    return None if translate(path, "windows", []) is None or drive.is_dir() else drive
 
 
 def _members(order: MusubiOrder) -> dict[str, Path | bytes]:
@@ -148,23 +86,6 @@ def _caption(row: ManifestRow) -> Path | bytes:
     if row.written is not None:
         return f"{row.written}\n".encode()
     return b"" if row.caption is None else Path(row.caption)
-
-
-def _tell_about_names(order: MusubiOrder, files: Iterable[str], published: str, say: Say) -> None:
-    """Say which names Windows would not take, where the folder is one that Windows sees."""
-    if translate(published, "windows", order.publish.path_maps) is None:
-        return
-    seen: set[str] = set()
-    for name in files:
-        base = name.rpartition("/")[2]
-        if set(base) & set('<>:"|?*\\') or base.endswith((".", " ")):
-            say(f"{order.run}: {name} is no name that Windows takes; rename its source")
-        elif name.casefold() in seen:
-            say(
-                f"{order.run}: {name} differs from another name in upper and lower case alone, "
-                "which Windows does not tell apart; rename its source"
-            )
-        seen.add(name.casefold())
 
 
 def _tell_of_strangers(folder: Path, files: Iterable[str], say: Say) -> None:

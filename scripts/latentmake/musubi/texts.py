@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import posixpath
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from latentmake.config import Weights, resolution_name
@@ -15,7 +13,8 @@ from latentmake.musubi.dataset_toml import dataset_toml
 from latentmake.musubi.order import MusubiOrder
 from latentmake.musubi.scripts import Commands
 from latentmake.musubi.weights import weight_file
-from latentmake.paths import System, absolute, backslashed, is_windows, translate
+from latentmake.paths import System
+from latentmake.trainers.publishing import Names
 
 __all__ = ["Texts", "block_name"]
 
@@ -61,7 +60,7 @@ class Texts:
             self.clip = self._weights(order.model.clip, f"{where}.clip", "the latents")
             if self.clip is None:
                 self.vae = None  # the latents' script needs both
-        self._unnamed: dict[System, set[str]] = defaultdict(set)
+        self._names = Names(order, published)
 
     def _weights(self, weights: Weights, where: str, what: str) -> str | None:
         """Return the path of one file of weights; None of a folder, which is told."""
@@ -79,38 +78,11 @@ class Texts:
             return None
         return weights.path
 
-    def _named(self, path: str, system: System, folder: str = "") -> str:
-        """Return a path as a system names it, or as it is where the system has no name for it.
-
-        Forward slashes, as TOML files have them.
-
-        Args:
-            path: absolute, or relative to the working directory.
-            system: who reads it.
-            folder: what to tell of, where it has no name; by default the path's own folder.
-        """
-        path = absolute(path)
-        if is_windows(path):
-            path = translate(path, "windows", []) or path
-        name = translate(path, system, self.order.publish.path_maps)
-        if name is None:
-            self._unnamed[system].add(absolute(folder) if folder else posixpath.dirname(path))
-            return path
-        return name
-
-    def _argument(self, path: str, system: System, folder: str = "") -> str:
-        """Return the same as an argument, with the separators of the system."""
-        name = self._named(path, system, folder)
-        return backslashed(name) if system == "windows" and is_windows(name) else name
-
-    def _below(self, name: str, system: System) -> str:
-        return self._argument(f"{self.published}/{name}", system, self.published)
-
     def dataset(self, system: System) -> str:
         """Return the dataset TOML of one system, with forward slashes."""
 
         def directory(ending: str) -> Callable[[str, tuple[int, int]], str]:
-            return lambda dataset, resolution: self._named(
+            return lambda dataset, resolution: self._names.named(
                 f"{self.published}/{block_name(dataset, resolution)}{ending}",
                 system,
                 self.published,
@@ -126,7 +98,7 @@ class Texts:
     def commands(self, system: System) -> Commands:
         """Return what the script of one system does."""
         order, trainer = self.order, self.order.trainer
-        config = self._below(
+        config = self._names.below(
             f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml", system
         )
         latents = text = high_noise = accelerate = None
@@ -134,33 +106,33 @@ class Texts:
             latents = command.latents_arguments(
                 order.model,
                 dataset_config=config,
-                vae=self._argument(self.vae, system),
-                clip=None if self.clip is None else self._argument(self.clip, system),
+                vae=self._names.argument(self.vae, system),
+                clip=None if self.clip is None else self._names.argument(self.clip, system),
             )
         if self.t5 is not None:
             text = command.text_arguments(
-                order.model, dataset_config=config, t5=self._argument(self.t5, system)
+                order.model, dataset_config=config, t5=self._names.argument(self.t5, system)
             )
         if order.model.dit_high_noise is not None:
-            high_noise = self._argument(_network(order.model.dit_high_noise), system)
+            high_noise = self._names.argument(_network(order.model.dit_high_noise), system)
         if trainer.accelerate_config is not None:
-            accelerate = self._argument(trainer.accelerate_config, system)
+            accelerate = self._names.argument(trainer.accelerate_config, system)
         venvs = ["venv", ".venv"]
         if self.tuner.venv is not None:
-            venvs = [self._argument(self.tuner.venv, system, self.tuner.venv)]
+            venvs = [self._names.argument(self.tuner.venv, system, self.tuner.venv)]
         training = command.training_arguments(
             order,
             dataset_config=config,
-            dit=self._argument(_network(self.dit), system),
+            dit=self._names.argument(_network(self.dit), system),
             dit_high_noise=high_noise,
-            output_dir=self._below("output", system),
+            output_dir=self._names.below("output", system),
             output_name=order.run,
-            logging_dir=self._below("logs", system) if trainer.logging else None,
+            logging_dir=self._names.below("logs", system) if trainer.logging else None,
             attention=self.attention,
         )
         return Commands(
             run=order.run,
-            tuner=self._argument(self.tuner.path, system, self.tuner.path),
+            tuner=self._names.argument(self.tuner.path, system, self.tuner.path),
             venvs=venvs,
             latents=latents,
             text=text,
@@ -170,21 +142,4 @@ class Texts:
 
     def tell_what_is_missing(self) -> None:
         """Say which folders a system has no name for, each in a line."""
-        run = self.order.run
-        for system, folders in self._unnamed.items():
-            mine, other = ("windows", "linux") if system == "windows" else ("linux", "windows")
-            for folder in _outermost(folders):
-                self.say(
-                    f"{run}: {folder} has no name under {mine.capitalize()}, so the files for "
-                    f"{mine.capitalize()} name it as it is; to mend it, add to "
-                    f"publish.path_maps: - {{{other}: {folder}, {mine}: ...}}"
-                )
-
-
-def _outermost(folders: Iterable[str]) -> list[str]:
-    """Return the folders that lie in no other of them."""
-    found: list[str] = []
-    for folder in sorted(folders):
-        if not any(folder == outer or folder.startswith(f"{outer}/") for outer in found):
-            found.append(folder)
-    return found
+        self._names.tell_what_is_missing(self.say)
