@@ -1,11 +1,10 @@
-"""Rules publish_*: put what a Wan training needs where the trainer's machine will find it."""
+"""Rules publish_*: put what a training needs where the trainer's machine will find it."""
 
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.musubi.order import MusubiOrder
-from latentmake.musubi.publish import publish
-from latentmake.trainers.order import read_order
+from latentmake.trainers import publisher_of
 
 with logged(snakemake.log[0]) as say:
-    publish(read_order(Path(snakemake.input.order), MusubiOrder), say)
+    order = Path(snakemake.input.order)
+    publisher_of(order)(order, say)

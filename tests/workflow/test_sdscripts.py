@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import sdscripts
 import text_world
+import wan
 import world
 from project import NOTHING, Project
 from sdscripts_world import latents_fault, text_fault
@@ -251,6 +253,22 @@ def test_each_variant_of_a_caption_is_an_image_of_its_own(
     ]
     assert sorted(map(tuple, said["items"])) == sorted(wanted * 2)
     assert project.run("train_tiny").idle
+
+
+def test_a_published_folder_is_trained_on_by_its_own_script(built: Project) -> None:
+    folder = sdscripts.with_trainer(built)
+    built.run("publish_tiny")
+    place = built / "published/tiny"
+    names = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    assert {"tiny_linux.toml", "tiny_win.toml", "train_tiny.sh", "train_tiny.bat"} <= names
+    assert "shapes_128/sub/cat_0040x0090_sd.npz" in names
+    image = "sub/cat.png"
+    assert not (place / f"shapes_64/{image}").samefile(built / f"data/shapes/{image}")
+    done = wan.bash(place / "train_tiny.sh", PATH=os.environ["PATH"])
+    assert done.returncode == 0, done.stderr
+    assert len(called(folder)["items"]) == 12
+    assert (place / "output/tiny.safetensors").is_file()
+    built.run("publish_tiny").one_line("0 files written")
 
 
 def test_a_removed_image_leaves_nothing_behind(built: Project) -> None:

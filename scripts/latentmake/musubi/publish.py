@@ -14,11 +14,17 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.musubi.order import ManifestRow, MusubiOrder, manifest_rows
 from latentmake.musubi.scripts import batch_script, shell_script
 from latentmake.musubi.texts import Texts, block_name
+from latentmake.trainers.order import read_order
 from latentmake.trainers.publishing import bring, published_folder, writable
 
-__all__ = ["publish"]
+__all__ = ["publish", "publish_order"]
 
 Say = Callable[[str], None]
+
+
+def publish_order(order: Path, say: Say) -> None:
+    """Publish what an order file says; see `publish`."""
+    publish(read_order(order, MusubiOrder), say)
 
 
 def publish(order: MusubiOrder, say: Say, attention: str | None = None) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Trainer", "trainer_of"]
+__all__ = ["Publisher", "Trainer", "publisher_of", "trainer_of"]
+
+
+Publisher = Callable[[Path, Callable[[str], None]], None]
+"""Publishes the run of an order file; is given something that says a line to the user."""
 
 
 class Trainer(Protocol):
@@ -30,3 +35,14 @@ def trainer_of(order: Path) -> Trainer:
     from latentmake.trainers import launch
 
     return launch
+
+
+def publisher_of(order: Path) -> Publisher:
+    """Return who publishes a run: its order's name ends in the order's kind."""
+    if order.name.endswith(".sdscripts.json"):
+        from latentmake.sdscripts.publish import publish_order as publish_sdscripts
+
+        return publish_sdscripts
+    from latentmake.musubi.publish import publish_order as publish_musubi
+
+    return publish_musubi
