@@ -80,7 +80,7 @@ class SdScriptsOrder(BaseModel):
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
-        trainer = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING)
+        trainer = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING | {"script"})
         model = self.model
         return digest.of_value(
             [trainer, self.script, self.architecture, model.clip_skip, model.max_token_length]
