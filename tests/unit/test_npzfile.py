@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import struct
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake import cachefile, digest, npzfile
+from latentmake import cachefile, digest, npzfile, storage
 from latentmake.cachefile import Header
 from latentmake.errors import CacheError
 
@@ -177,3 +178,25 @@ def test_the_umask_says_who_may_read(path: Path) -> None:
     before = os.umask(0)
     os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~before
+
+
+def test_an_archive_carries_it_to_another_machine_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["cache/cats/big/64/a_0040x0036_sdxl.npz", "cache/cats/big/64/b_0040x0036_sdxl.npz"]
+    for name in names:
+        cachefile.write(Path(name), WHOLE)
+    Path("store.json").write_text(json.dumps({"paths": names}))
+    storage.pack(Path("store.json"), Path("caches.tar"))
+    data = Path("caches.tar").read_bytes()
+    place = data.rfind(b"PK\x05\x06")
+    Path("caches.tar").write_bytes(data[:place] + b"XX" + data[place + 2 :])
+    for name in names:
+        Path(name).unlink()
+    Path("fetch.json").write_text(json.dumps({"archives": {"s3://x/caches.tar": names}}))
+    said: list[str] = []
+    storage.unpack(Path("fetch.json"), [Path("caches.tar")], said.append)
+    assert Path(names[0]).read_bytes() == WHOLE
+    assert not Path(names[1]).exists()
+    assert "b_0040x0036_sdxl.npz is cut short or no npz file; it will be encoded" in said[0]

@@ -81,6 +81,12 @@ def _train(
     )
     if program.note:
         say(f"{order.run}: warning: {program.note}", log)
+    if not program.sources.mentions('"image_size"'):
+        say(
+            f"{order.run}: warning: {program.folder} may be too old to read sizes from metadata, "
+            "and to find images by them",
+            log,
+        )
     command = _command(order, program, layout, processes, log)
     set_aside(layout, order.run)
     started = time.monotonic()
