@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.config import Dataset, Model, Publish, SdScripts, SdScriptsTrainer
+from latentmake.config import Dataset, Model, PathMap, Publish, SdScripts, SdScriptsTrainer
 from latentmake.config.sdscripts_trainer import scripts_of
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts as Layout
@@ -19,6 +19,7 @@ from latentmake.sdscripts.command import (
 )
 from latentmake.sdscripts.deploy import dataset_toml, deploy, deployed
 from latentmake.sdscripts.order import SdScriptsOrder
+from latentmake.sdscripts.publish import publish
 from pydantic import ValidationError
 from sdscripts_world import SWITCHES, VALUES
 
@@ -362,3 +363,43 @@ def test_deploying_twice_touches_nothing() -> None:
     write_manifest(row("x"))
     assert deploy(order(), Path("deployed")).removed == 6
     assert not Path("deployed/a_512/sub").exists()
+
+
+# -- publication ----------------------------------------------------------------------------------
+
+
+def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
+    write_manifest(row("sub/x", "flux"))
+    maps = [PathMap(linux=str(tmp_path), windows="D:/training")]
+    vae = {"vae": "models/ae.safetensors", "checkpoint": "models/flux1.safetensors"}
+    asked = order("flux", fit="bucket", model=vae).model_copy(
+        update={"publish": Publish(path="out", path_maps=maps)}
+    )
+    said: list[str] = []
+    publish(asked, said.append)
+    assert len(said) == 1 and said[0].endswith("0 unchanged, 0 removed")
+    folder = tmp_path / "out/cats"
+    windows = tomllib.loads((folder / "cats_win.toml").read_text())
+    linux = tomllib.loads((folder / "cats_linux.toml").read_text())
+    for parsed, root in ((windows, "D:/training"), (linux, str(tmp_path))):
+        (subset,) = parsed["datasets"][0]["subsets"]
+        assert subset["image_dir"] == f"{root}/out/cats/a_512"
+        assert subset["metadata_file"] == f"{root}/out/cats/a_512/metadata.json"
+    batch = (folder / "train_cats.bat").read_text()
+    shell = (folder / "train_cats.sh").read_text()
+    assert "--ae D:\\training\\models\\ae.safetensors" in batch
+    assert f"--ae {tmp_path}/models/ae.safetensors" in shell
+    assert "flux_train_network.py" in batch and "flux_train_network.py" in shell
+    assert "musubi" not in batch + shell
+    assert (folder / "train_cats.sh").stat().st_mode & 0o111
+    assert (folder / "a_512/sub/x_flux_te.npz").is_file()
+
+
+def test_a_folder_where_flux_wants_a_file_is_told() -> None:
+    Path("text_1.safetensors").mkdir()
+    write_manifest(row("x", "flux"))
+    said: list[str] = []
+    publish(order("flux"), said.append)
+    assert any("text_1.safetensors is a folder" in line and "[--t5xxl, FILE]" in line
+               for line in said)  # fmt: skip
+    assert "--t5xxl " not in Path("published/cats/train_cats.sh").read_text()

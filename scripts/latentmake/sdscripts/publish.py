@@ -63,6 +63,12 @@ def publish(order: SdScriptsOrder, say: Callable[[str], None]) -> None:
         f"train_{order.run}.bat": batch_script(_commands(order, names, "windows")).encode(),
     }
     names.tell_what_is_missing(say)
+    for flag, path in encoder_places(order).items():
+        if order.architecture == "flux" and Path(path).is_dir():
+            say(
+                f"{order.run}: {path} is a folder, and sd-scripts' {flag} wants a file: add "
+                f"[{flag}, FILE] to the trainer's `arguments`"
+            )
     bring(order, folder, files, published, say)
 
 
