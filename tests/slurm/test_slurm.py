@@ -43,6 +43,8 @@ CLUSTER = {
 
 
 class ClusterProject(Project):
+    preloads = False  # jobs run where the cluster puts them
+
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "snakemake", *PROFILE, *arguments]
 

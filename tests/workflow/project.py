@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import preloaded
 import yaml
 from latentmake.cachefile import TEMPORARY_SUFFIX, read_header
 
@@ -112,6 +113,9 @@ class Result:
 class Project:
     """A folder with Snakefile, rules, scripts and profiles, a configuration and data."""
 
+    preloads = True
+    """Whether scripts of a build that `run` starts find their libraries imported."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -173,7 +177,7 @@ class Project:
         done = subprocess.run(
             self.command(*arguments),
             cwd=cwd or self.folder,
-            env=self.environment(),
+            env={**self.environment(), **(preloaded.environment() if self.preloads else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
