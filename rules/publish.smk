@@ -2,6 +2,7 @@
 # Makes: check_{run} prints what stands between a Wan run and its training; publish_{run} puts images,
 #        caches, dataset TOML and scripts where the trainer's machine will find them.
 
+
 def launch_order(run):
     """Return the order of a run of another trainer; it is written anew with each plan."""
     return lambda wildcards: SESSION.launch_order(run)
