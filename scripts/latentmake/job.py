@@ -11,12 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from latentmake import cachefile, digest, remote
+from latentmake.config import Model
 from latentmake.errors import CacheError, SourceError
 from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Target, WorkItem, WorkOrder, spooled
@@ -115,6 +117,10 @@ class Job:
 
     def __post_init__(self) -> None:
         self.recipe_digest = digest.of_value(self.recipe)
+
+    @cached_property
+    def _model(self) -> Model:
+        return Model.model_validate(self.order.model_settings)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -254,11 +260,9 @@ class Job:
     ) -> bytes:
         if self.order.layout != "sdscripts":
             return cachefile.serialize(tensors, metadata | stamp)
-        from latentmake.config import Model
         from latentmake.sdscripts.arrays import file_bytes
 
-        model = Model.model_validate(self.order.model_settings)
-        return file_bytes(self.order.kind, model, tensors, stamp)
+        return file_bytes(self.order.kind, self._model, tensors, stamp)
 
     def fail(self, item: WorkItem, content: str, line: str) -> None:
         """Note a faulty item; the others go on."""

@@ -22,9 +22,9 @@ from latentmake.musubi.command import TRAINING_SCRIPT, training_arguments
 from latentmake.musubi.dataset_toml import dataset_toml
 from latentmake.musubi.installation import Installation, pick_attention
 from latentmake.musubi.model_files import ModelFile, lora_bytes, model_files, number_format
-from latentmake.musubi.order import ManifestRow, MusubiOrder, manifest_rows
+from latentmake.musubi.order import ManifestRow, MusubiOrder
 from latentmake.musubi.weights import weight_file
-from latentmake.trainers.launched import Layout
+from latentmake.trainers.launched import Layout, rows_of
 
 __all__ = [
     "Finding",
@@ -55,7 +55,7 @@ def check(order: MusubiOrder) -> list[Finding]:
     findings: list[Finding] = []
     rows: list[ManifestRow] = []
     try:
-        rows = list(manifest_rows(Path(order.manifest)))
+        rows = list(rows_of(Path(order.manifest), ManifestRow))
     except TrainingError as error:
         findings.append(Finding("manifest", "failed", str(error)))
     else:

@@ -14,8 +14,7 @@ from latentmake.musubi.networks import networks_digest
 from latentmake.musubi.order import MusubiOrder
 from latentmake.orders import run_order
 from latentmake.parts import RunPlan, run_folder
-from latentmake.trainers.launched import Layout, read_record
-from latentmake.trainers.order import Wanted
+from latentmake.trainers.launched import is_trained
 
 if TYPE_CHECKING:
     from latentmake.plan import Planner
@@ -61,7 +60,16 @@ def finish_wan(
     path = run_order(plan.name, "wan", order.planned)
     cachefile.write(path, order.model_dump_json().encode())
     plan.launch_order = path
-    if trained and not (lock and _is_trained(planner, order, lock)):
+
+    def weights() -> str:
+        return networks_digest(order.model, planner.memo.digest_of_file)
+
+    if trained and not (
+        lock
+        and is_trained(
+            order, lock, lambda: networks_digest(order.model, planner.memo.digest_of_file)
+        )
+    ):
         plan.training_order = path
         if train:
             _refuse_untrainable(order)
@@ -76,18 +84,3 @@ def _refuse_untrainable(order: MusubiOrder) -> None:
             raise ModelError(fault, where=where, mend="name the right file")
     assert order.musubi_tuner is not None  # the configuration has been checked for it
     Installation.find(order.musubi_tuner)
-
-
-def _is_trained(planner: Planner, order: MusubiOrder, lock: str) -> bool:
-    """Whether a run's LoRA came from just what its order says; the networks are read last."""
-    layout = Layout(order.run, order.output)
-    record = read_record(layout.record)
-    if record is None or not (layout.lora.is_file() and (layout.output / "trained.json").is_file()):
-        return False
-    wanted = Wanted(data=lock, settings=order.settings_digest(), weights=record.wanted.weights)
-    if record.wanted != wanted:
-        return False
-    try:
-        return wanted.weights == networks_digest(order.model, planner.memo.digest_of_file)
-    except ModelError:
-        return False  # the job says so

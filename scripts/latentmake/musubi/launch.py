@@ -20,11 +20,11 @@ from latentmake.musubi.check import (
 )
 from latentmake.musubi.command import TRAINING_SCRIPT, accelerate_arguments
 from latentmake.musubi.installation import Installation, pick_attention
-from latentmake.musubi.networks import networks_digest_with_receipt
+from latentmake.musubi.networks import networks_digest
 from latentmake.musubi.order import MusubiOrder
 from latentmake.trainers import child
 from latentmake.trainers.launched import Layout, Receipt, Record, read_record, wanted
-from latentmake.trainers.launching import accept, failure, say, weights_fault
+from latentmake.trainers.launching import accept, digest_with_receipt, failure, say, weights_fault
 from latentmake.trainers.order import Wanted, read_order
 from latentmake.trainers.states import Resume, prepare, tidy
 
@@ -54,7 +54,7 @@ def train(
     checked = not order.weights
     if checked:  # first, since its networks take a while to read
         _check(order, log)
-        weights = networks_digest_with_receipt(order.model)
+        weights = digest_with_receipt(lambda each: networks_digest(order.model, each))
         order = order.model_copy(update={"weights": weights})
     want = wanted(order)
     record = read_record(layout.record)

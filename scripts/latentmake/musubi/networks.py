@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from latentmake import digest
 from latentmake.config import Model
 from latentmake.errors import ModelError
-from latentmake.memo import source_stat
-from latentmake.orders import FOLDER, Receipt
 
-__all__ = ["networks_digest", "networks_digest_with_receipt"]
+__all__ = ["networks_digest"]
 
 
 def networks_digest(model: Model, file_digest: Callable[[Path], str] = digest.of_file) -> str:
@@ -42,25 +39,3 @@ def networks_digest(model: Model, file_digest: Callable[[Path], str] = digest.of
         if not files:
             raise ModelError(f"this `{key}` does not exist", where=place, mend="correct its path")
     return digest.of_value(digests)
-
-
-def networks_digest_with_receipt(model: Model) -> str:
-    """Return the same for a job, and leave a receipt, so that the planner need not read them again.
-
-    Raises:
-        ModelError: a network is missing or cannot be read.
-        StorageError: the disk is full or cannot be written.
-    """
-    read: dict[str, list[object]] = {}
-
-    def file_digest(path: Path) -> str:
-        with path.open("rb") as file:
-            stat = source_stat(os.fstat(file.fileno()))
-        content = digest.of_file(path)
-        read[str(path)] = [*stat, content]
-        return content
-
-    found = networks_digest(model, file_digest)
-    receipt = Receipt(sources=read, targets={}, faults=[], counts={}, seconds=0.0)
-    receipt.write(FOLDER / f"{digest.of_value(read)[:20]}.receipt.json")
-    return found

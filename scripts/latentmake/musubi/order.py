@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,10 +15,9 @@ from latentmake.config import (
     Publish,
     resolution_name,
 )
-from latentmake.errors import TrainingError
 from latentmake.layouts import musubi
 
-__all__ = ["ManifestRow", "MusubiOrder", "manifest_rows"]
+__all__ = ["ManifestRow", "MusubiOrder"]
 
 # Settings of the trainer that shape no weights.
 _BOOKKEEPING = {"logging", "max_data_loader_n_workers", "accelerate_config", "save_every_n_epochs"}
@@ -32,7 +28,7 @@ class MusubiOrder(BaseModel):
 
     Attributes:
         run: its name.
-        manifest: one line an item with the paths of its caches; see `manifest_rows`.
+        manifest: one line an item with the paths of its caches; a `ManifestRow` each.
         lock: one digest of what the manifest names.
         output: folder that gets what is trained.
         datasets: name -> its section of the configuration, in the run's order.
@@ -100,23 +96,3 @@ class ManifestRow(NamedTuple):
     def written(self) -> str | None:
         """The text, where it is not what the caption file holds."""
         return None if self.texts is None else self.texts[0]
-
-
-def manifest_rows(path: Path) -> Iterator[ManifestRow]:
-    """Yield the items of a Wan run's manifest, without those set aside.
-
-    Raises:
-        TrainingError: it is missing or damaged.
-    """
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                row: dict[str, Any] = json.loads(line)
-                if "aside" not in row:
-                    yield ManifestRow(**row)
-    except (OSError, ValueError, TypeError) as error:
-        raise TrainingError(
-            f"the manifest cannot be read ({error})",
-            where=path,
-            mend="give the build's command again, which writes it anew",
-        ) from None

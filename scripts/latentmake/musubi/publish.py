@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from latentmake.errors import CacheError, SourceError
-from latentmake.musubi.order import ManifestRow, MusubiOrder, manifest_rows
+from latentmake.musubi.order import ManifestRow, MusubiOrder
 from latentmake.musubi.scripts import batch_script, shell_script
 from latentmake.musubi.texts import Texts, block_name
+from latentmake.trainers.launched import rows_of
 from latentmake.trainers.order import read_order
 from latentmake.trainers.publishing import bring, published_folder, writable
 
@@ -69,7 +70,7 @@ def _members(order: MusubiOrder) -> dict[str, Path | bytes]:
     Names are flat, as musubi-tuner reads its folders.
     """
     files: dict[str, Path | bytes] = {}
-    for row in manifest_rows(Path(order.manifest)):
+    for row in rows_of(Path(order.manifest), ManifestRow):
         ending = order.datasets[row.dataset].caption_extension
         for resolution in order.resolutions:
             name = block_name(row.dataset, resolution)

@@ -21,7 +21,8 @@ from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts
 from latentmake.mirror import Changes, mirror
 from latentmake.orders import WorkItem
-from latentmake.sdscripts.order import ManifestRow, SdScriptsOrder, block_name, manifest_rows
+from latentmake.sdscripts.order import ManifestRow, SdScriptsOrder, block_name
+from latentmake.trainers.launched import rows_of
 
 __all__ = ["METADATA", "dataset_toml", "deploy", "deployed"]
 
@@ -66,7 +67,7 @@ def deployed(order: SdScriptsOrder) -> Files:
         for dataset in order.datasets
         for resolution in order.resolutions
     }
-    for row in manifest_rows(Path(order.manifest)):
+    for row in rows_of(Path(order.manifest), ManifestRow):
         texts = _texts(row, order.datasets[row.dataset])
         for resolution in order.resolutions:
             block = block_name(row.dataset, resolution)

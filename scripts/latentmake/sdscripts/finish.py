@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from latentmake import cachefile
 from latentmake.config import Run, SdScriptsTrainer
-from latentmake.errors import ModelError
 from latentmake.orders import run_order
 from latentmake.parts import RunPlan, run_folder
 from latentmake.sdscripts.installation import find
 from latentmake.sdscripts.network import checkpoint_digest, refuse_unreadable
 from latentmake.sdscripts.order import SdScriptsOrder
-from latentmake.trainers.launched import Layout, read_record
-from latentmake.trainers.order import Wanted
+from latentmake.trainers.launched import is_trained
 
 if TYPE_CHECKING:
     from latentmake.plan import Planner
@@ -65,23 +63,12 @@ def finish_sdscripts(
     path = run_order(plan.name, "sdscripts", order.planned)
     cachefile.write(path, order.model_dump_json().encode())
     plan.launch_order = path
-    if not (lock and _is_trained(planner, order, lock)):
+
+    def weights() -> str:
+        return checkpoint_digest(order, planner.memo.digest_of_file)
+
+    if not (lock and is_trained(order, lock, weights)):
         plan.training_order = path
         if train:
             refuse_unreadable(order)
             find(order)
-
-
-def _is_trained(planner: Planner, order: SdScriptsOrder, lock: str) -> bool:
-    """Whether a run's result came from just what its order says; the network is read last."""
-    layout = Layout(order.run, order.output)
-    record = read_record(layout.record)
-    if record is None or not (layout.lora.is_file() and (layout.output / "trained.json").is_file()):
-        return False
-    wanted = Wanted(data=lock, settings=order.settings_digest(), weights=record.wanted.weights)
-    if record.wanted != wanted:
-        return False
-    try:
-        return wanted.weights == checkpoint_digest(order, planner.memo.digest_of_file)
-    except ModelError:
-        return False  # the job says so

@@ -18,12 +18,12 @@ from latentmake.sdscripts.command import (
 )
 from latentmake.sdscripts.deploy import deploy
 from latentmake.sdscripts.installation import find
-from latentmake.sdscripts.network import checkpoint_digest_with_receipt, refuse_unreadable
+from latentmake.sdscripts.network import checkpoint_digest, refuse_unreadable
 from latentmake.sdscripts.order import SdScriptsOrder
 from latentmake.trainers import child
 from latentmake.trainers.installation import Installation
 from latentmake.trainers.launched import Layout, Receipt, Record, read_record, wanted
-from latentmake.trainers.launching import accept, failure, say, weights_fault
+from latentmake.trainers.launching import accept, digest_with_receipt, failure, say, weights_fault
 from latentmake.trainers.order import Wanted, read_order
 from latentmake.trainers.states import set_aside, tidy
 
@@ -53,7 +53,8 @@ def train(
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
     refuse_unreadable(order)
     program = find(order)
-    order = order.model_copy(update={"weights": checkpoint_digest_with_receipt(order)})
+    weights = digest_with_receipt(lambda each: checkpoint_digest(order, each))
+    order = order.model_copy(update={"weights": weights})
     want = wanted(order)
     record = read_record(layout.record)
     if record is not None and record.wanted == want and not weights_fault(layout.lora):

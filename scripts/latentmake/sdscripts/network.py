@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from latentmake import digest
 from latentmake.errors import ModelError
-from latentmake.memo import source_stat
-from latentmake.orders import FOLDER, Receipt
 from latentmake.sdscripts.command import encoder_places
 from latentmake.sdscripts.order import SdScriptsOrder
 
-__all__ = ["checkpoint_digest", "checkpoint_digest_with_receipt", "refuse_unreadable"]
+__all__ = ["checkpoint_digest", "refuse_unreadable"]
 
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
 
@@ -45,28 +42,6 @@ def checkpoint_digest(
     if not found:
         raise ModelError("this `checkpoint` does not exist", where=path, mend="correct its path")
     return digest.of_value(found)
-
-
-def checkpoint_digest_with_receipt(order: SdScriptsOrder) -> str:
-    """Return the same for a job, and leave a receipt, so that the planner need not read it again.
-
-    Raises:
-        ModelError: it is missing or cannot be read.
-        StorageError: the disk is full or cannot be written.
-    """
-    read: dict[str, list[object]] = {}
-
-    def file_digest(path: Path) -> str:
-        with path.open("rb") as file:
-            stat = source_stat(os.fstat(file.fileno()))
-        content = digest.of_file(path)
-        read[str(path)] = [*stat, content]
-        return content
-
-    found = checkpoint_digest(order, file_digest)
-    receipt = Receipt(sources=read, targets={}, faults=[], counts={}, seconds=0.0)
-    receipt.write(FOLDER / f"{digest.of_value(read)[:20]}.receipt.json")
-    return found
 
 
 def refuse_unreadable(order: SdScriptsOrder) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -20,9 +17,8 @@ from latentmake.config import (
 )
 from latentmake.config.models import Architecture
 from latentmake.config.sdscripts_trainer import Script, scripts_of
-from latentmake.errors import TrainingError
 
-__all__ = ["ManifestRow", "SdScriptsOrder", "block_name", "manifest_rows"]
+__all__ = ["ManifestRow", "SdScriptsOrder", "block_name"]
 
 # Settings of the trainer that shape no weights.
 _BOOKKEEPING = {"logging", "max_data_loader_n_workers", "accelerate_config", "save_every_n_epochs"}
@@ -33,7 +29,7 @@ class SdScriptsOrder(BaseModel):
 
     Attributes:
         run: its name.
-        manifest: one line an item with the paths of its caches; see `manifest_rows`.
+        manifest: one line an item with the paths of its caches; a `ManifestRow` each.
         lock: one digest of what the manifest names.
         output: folder that gets what is trained.
         datasets: name -> its section of the configuration, in the run's order.
@@ -118,23 +114,3 @@ class ManifestRow(NamedTuple):
     control: None = None
     variants: list[str] | None = None
     texts: list[str] | None = None
-
-
-def manifest_rows(path: Path) -> Iterator[ManifestRow]:
-    """Yield the items of a run's manifest, without those set aside.
-
-    Raises:
-        TrainingError: it is missing or damaged.
-    """
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                row: dict[str, Any] = json.loads(line)
-                if "aside" not in row:
-                    yield ManifestRow(**row)
-    except (OSError, ValueError, TypeError) as error:
-        raise TrainingError(
-            f"the manifest cannot be read ({error})",
-            where=path,
-            mend="give the build's command again, which writes it anew",
-        ) from None

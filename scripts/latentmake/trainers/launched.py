@@ -5,19 +5,41 @@ Small and quick to import, since the planner looks at the record too.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake import cachefile
+from latentmake.errors import ModelError, TrainingError
 from latentmake.trainers.order import Wanted, lock_digest
 
-__all__ = ["Layout", "Order", "Receipt", "Record", "read_record", "wanted"]
+__all__ = [
+    "Layout",
+    "Order",
+    "Receipt",
+    "Record",
+    "is_trained",
+    "read_record",
+    "rows_of",
+    "wanted",
+]
+
+_Row = TypeVar("_Row")
 
 
 class Order(Protocol):
     """What every order of such a training says."""
+
+    @property
+    def run(self) -> str:
+        """Its name."""
+
+    @property
+    def output(self) -> str:
+        """Folder that gets what is trained."""
 
     @property
     def lock(self) -> str:
@@ -106,3 +128,48 @@ def read_record(path: Path) -> Record | None:
         return Record.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:
+    """Yield the items of a run's manifest, without those set aside.
+
+    Args:
+        manifest: one line an item.
+        kind: makes a row of a line's values.
+
+    Raises:
+        TrainingError: it is missing or damaged.
+    """
+    try:
+        with manifest.open(encoding="utf-8") as lines:
+            for line in lines:
+                row: dict[str, Any] = json.loads(line)
+                if "aside" not in row:
+                    yield kind(**row)
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainingError(
+            f"the manifest cannot be read ({error})",
+            where=manifest,
+            mend="give the build's command again, which writes it anew",
+        ) from None
+
+
+def is_trained(order: Order, lock: str, weights: Callable[[], str]) -> bool:
+    """Whether a run's result came from just what its order says.
+
+    Args:
+        order: the run.
+        lock: digest of its caches.
+        weights: finds the digest of the networks that are trained; asked for last.
+    """
+    layout = Layout(order.run, order.output)
+    record = read_record(layout.record)
+    if record is None or not (layout.lora.is_file() and (layout.output / "trained.json").is_file()):
+        return False
+    asked = Wanted(data=lock, settings=order.settings_digest(), weights=record.wanted.weights)
+    if record.wanted != asked:
+        return False
+    try:
+        return asked.weights == weights()
+    except ModelError:
+        return False  # the job says so

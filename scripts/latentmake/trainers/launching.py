@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from latentmake import cachefile
+from latentmake import cachefile, digest
 from latentmake.errors import TrainingError
+from latentmake.memo import source_stat
 from latentmake.musubi.weights import not_finite, read_tensors
+from latentmake.orders import FOLDER, Receipt
 from latentmake.trainers import child
 from latentmake.trainers.launched import Layout, Record
 from latentmake.trainers.order import Wanted
 
-__all__ = ["accept", "failure", "say", "weights_fault"]
+__all__ = ["accept", "digest_with_receipt", "failure", "say", "weights_fault"]
 
 _USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)
 _UNKNOWN = re.compile(r"unrecognized arguments: (.+)")
@@ -39,6 +42,33 @@ def weights_fault(path: Path) -> str | None:
     if not tensors:
         return "holds no tensor"
     return next((f"holds values that are not finite ({x})" for x in not_finite(path)), None)
+
+
+def digest_with_receipt(find: Callable[[Callable[[Path], str]], str]) -> str:
+    """Return a digest of networks for a job, and leave a receipt of what was read for it.
+
+    The planner then need not read files of tens of gigabytes again.
+
+    Args:
+        find: finds it; is given what finds the digest of a file.
+
+    Raises:
+        ModelError: a network is missing or cannot be read.
+        StorageError: the disk is full or cannot be written.
+    """
+    read: dict[str, list[object]] = {}
+
+    def file_digest(path: Path) -> str:
+        with path.open("rb") as file:
+            stat = source_stat(os.fstat(file.fileno()))
+        content = digest.of_file(path)
+        read[str(path)] = [*stat, content]
+        return content
+
+    found = find(file_digest)
+    receipt = Receipt(sources=read, targets={}, faults=[], counts={}, seconds=0.0)
+    receipt.write(FOLDER / f"{digest.of_value(read)[:20]}.receipt.json")
+    return found
 
 
 def accept(
