@@ -87,13 +87,9 @@ def single_inputs(pattern, wildcards):
 
 def training_inputs(wildcards):
     """Return the inputs of a training; a lock that was copied or touched never makes it run."""
-    order, models = SESSION.training_inputs(wildcards.run)
+    inputs = SESSION.training_inputs(wildcards.run)
     lock = f"runs/{wildcards.run}/dataset.lock"
-    return (
-        {"lock": lock, "order": order, "model": models}
-        if order
-        else {"lock": ancient(lock)}
-    )
+    return {"lock": lock if inputs else ancient(lock), **inputs}
 
 
 wildcard_constraints:

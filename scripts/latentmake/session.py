@@ -251,14 +251,19 @@ class Session:
             return {}
         return {"order": order, "receipts": self.receipts(run, "latents", "text")}
 
-    def training_inputs(self, run: str) -> tuple[str | None, list[str]]:
-        """Return the training order (None where the run is trained) and models yet to be made."""
+    def training_inputs(self, run: str) -> dict[str, list[str] | str]:
+        """Return the inputs of a training besides the lock; nothing where the run is trained.
+
+        Among them are the receipts of all encoding jobs: the manifest, which has those of the
+        captions, knows no prompts of sample pictures, and has no job where it is fresh.
+        """
         order = self._run_order(run, "train")
         if order is None:
-            return None, []
+            return {}
         model = self.config.models[self.config.runs[run].model]
         places = [model.vae.path, *([model.unet.path] if model.unet else [])]
-        return order, self.marker(*places)
+        receipts = self.receipts(run, "latents", "text")
+        return {"order": order, "model": self.marker(*places), "receipts": receipts}
 
     def text_models(self, run: str) -> list[str]:
         """Return the models yet to be made whose tokenizers a run needs."""
