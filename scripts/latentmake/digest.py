@@ -46,10 +46,11 @@ def of_file(path: Path) -> str:
         size = os.fstat(file.fileno()).st_size
         if size < _LONG:
             return hashlib.file_digest(file, "sha256").hexdigest()
-        from tqdm import tqdm
+        from latentmake.progress import Progress
 
         found = hashlib.sha256()
-        with tqdm(total=size, desc=f"reading {path.name}", unit="B", unit_scale=True) as progress:
+        name = f"reading {path.name}"
+        with Progress(total=size, desc=name, unit="B", unit_scale=True) as progress:
             while data := file.read(1 << 24):
                 found.update(data)
                 progress.update(len(data))

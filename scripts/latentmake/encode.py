@@ -10,13 +10,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from latentmake import recipe
 from latentmake.config import Dataset, Model
 from latentmake.errors import SourceError
 from latentmake.job import Encoder, Job, Loaded, Sample, Say
 from latentmake.orders import Receipt, WorkItem, WorkOrder
+from latentmake.progress import Progress
 
 __all__ = ["Encoder", "Sample", "carry_out"]
 
@@ -71,7 +70,7 @@ def carry_out(
     name = f"{order.kind} of {order.dataset}"
     todo: Sequence[WorkItem] = order.items
     total = sum(len(item.targets) for item in order.items)
-    with tqdm(total=total, desc=name, unit="target", mininterval=0.5) as progress:
+    with Progress(total=total, desc=name, unit="target") as progress:
         while todo:
             if order.musubi_tuner is None or encoder is not None:
                 job.make(todo, load, threads=threads, progress=progress)

@@ -8,9 +8,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
 from latentmake.errors import UserError, storage_error
+from latentmake.progress import Progress
 
 __all__ = ["logged"]
 
@@ -33,7 +32,7 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
 
         def say(line: str) -> None:
-            tqdm.write(line, file=sys.stderr)
+            Progress.write(line, file=sys.stderr)
             # A full disk must not hide the message about it.
             with contextlib.suppress(OSError):
                 file.write(f"{line}\n")

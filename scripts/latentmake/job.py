@@ -15,13 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 from latentmake import cachefile, digest, remote
 from latentmake.config import Model
 from latentmake.errors import CacheError, SourceError
 from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Target, WorkItem, WorkOrder, spooled
+from latentmake.progress import Progress
 from latentmake.samples import Sample, samples_of
 
 __all__ = ["Encoder", "Job", "Load", "Loaded", "Reading", "Sample", "Say", "read_source"]
@@ -294,7 +293,7 @@ class Job:
     # -- all of it ----------------------------------------------------------------------------
 
     def make(
-        self, items: Sequence[WorkItem], load: Load, *, threads: int, progress: tqdm[Any]
+        self, items: Sequence[WorkItem], load: Load, *, threads: int, progress: Progress
     ) -> None:
         """Put the targets of some items into the spool, but those that stand already.
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from latentmake.config import Dataset
 from latentmake.dataset import IMAGE_EXTENSIONS, Fault, Item, Scan
 from latentmake.errors import SourceError
 from latentmake.layouts import Layout, musubi
 from latentmake.media import VIDEO_EXTENSIONS, probe_image, probe_video
 from latentmake.memo import Memo, SourceStat
+from latentmake.progress import Progress
 
 __all__ = ["measured"]
 
@@ -53,7 +52,7 @@ def measured(
     faults: list[Fault] = []
     new = sum(known.get(item.image, (None,))[0] != item.image_stat for item in items)
     quiet = new < _LOOKS_LONG
-    with tqdm(total=new, desc="sizes of images", unit="image", disable=quiet) as progress:
+    with Progress(total=new, desc="sizes of images", unit="image", disable=quiet) as progress:
         for item in items:
             base = layout.base(item.stem)
             before = known.get(item.image)

@@ -18,10 +18,9 @@ from pathlib import Path
 from posixpath import normpath
 from typing import IO, Any
 
-from tqdm import tqdm
-
 from latentmake.errors import DatasetError
 from latentmake.memo import Entry, Listed, Memo, SourceStat, source_stat
+from latentmake.progress import Progress
 
 __all__ = ["entries_of", "metadata_stat", "name_of"]
 
@@ -112,7 +111,7 @@ def _entries(file: str, root: str) -> Iterator[Entry]:
         raise ValueError(f"is none of {', '.join(readers)}")
     with (
         path.open("rb") as stream,
-        tqdm(
+        Progress(
             total=size, desc=path.name, unit="B", unit_scale=True, disable=size < _LARGE
         ) as progress,
     ):

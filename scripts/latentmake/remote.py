@@ -16,11 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from latentmake import digest
 from latentmake.errors import DatasetError, SourceError, StorageError, UserError
 from latentmake.memo import SourceStat
+from latentmake.progress import Progress
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -153,7 +152,7 @@ def digests(files: Sequence[tuple[str, SourceStat]]) -> Iterator[tuple[str, Sour
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         quiet = len(files) < _LOOKS_LONG
         fetched = pool.map(digested, files)
-        yield from tqdm(
+        yield from Progress(
             fetched, total=len(files), desc="reading objects", unit="object", disable=quiet
         )
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from tqdm import tqdm
+from typing import NamedTuple
 
 from latentmake import captions
 from latentmake.captions import CaptionError, clean
 from latentmake.config import Captions, Dataset
 from latentmake.dataset import Fault, Item
 from latentmake.memo import Entry, Listed, Memo, SourceStat
+from latentmake.progress import Progress
 
 __all__ = ["Texts", "note_of", "texts_of"]
 
@@ -62,7 +61,7 @@ def texts_of(
     making = settings.captions or Captions()
     entries = {} if listed is None else _entries(listed, items, root)
     new = sum(files.is_new(path, stat) for each in items for path, stat in _files_of(each))
-    with tqdm(total=new, desc="captions", unit="file", disable=new < _LOOKS_LONG) as progress:
+    with Progress(total=new, desc="captions", unit="file", disable=new < _LOOKS_LONG) as progress:
         files.progress = progress
         for item in items:
             try:
@@ -114,7 +113,7 @@ class _Files:
     def __init__(self, memo: Memo, root: str) -> None:
         self._memo = memo
         self._known: Mapping[str, tuple[SourceStat, str]] = memo.texts_below(root)
-        self.progress: tqdm[Any] | None = None
+        self.progress: Progress | None = None
 
     def is_new(self, path: str | None, stat: SourceStat | None) -> bool:
         return path is not None and self._known.get(path, (None,))[0] != stat

@@ -15,10 +15,10 @@ from latentmake.errors import SourceError
 from latentmake.job import Job, Loaded
 from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Receipt, WorkOrder, read_receipt, spooled
+from latentmake.progress import Progress
 from order_world import Encoder, order, put_image, silent, target, whole_numbers
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tqdm import tqdm
 
 RECEIPT = Path(".latentmake/orders/receipt.json")
 
@@ -381,7 +381,7 @@ def test_where_one_sample_is_too_much_it_goes_on_in_tiles() -> None:
     encoder, said = Large(), list[str]()
     work = order("latents", cats(5))
     job = Job(work, work.recipe, said.append)
-    with tqdm(disable=True) as progress:
+    with Progress(disable=True) as progress:
         job.make(work.items, lambda: Loaded(encoder, 4, economise), threads=1, progress=progress)
     assert job.counts["encoded"] == 5 and tiled == [1]
     assert [line for line in said if "tiles" in line]

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from latentmake import cachefile, digest, pixels
 from latentmake.errors import CacheError, SourceError
 from latentmake.foreign import of
@@ -26,6 +24,7 @@ from latentmake.job import read_source
 from latentmake.layouts import plain
 from latentmake.memo import target_stat
 from latentmake.orders import FOLDER, Receipt, Target, WorkItem, WorkOrder, forget_spooled
+from latentmake.progress import Progress
 from latentmake.samples import caption_of
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def adopt(order: AdoptOrder, *, say: Callable[[str], None], threads: int = 1) ->
     pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
     with (
         ExitStack() as stack,
-        tqdm(total=order.stale, desc="adopting", unit="target", mininterval=0.5) as progress,
+        Progress(total=order.stale, desc="adopting", unit="target") as progress,
     ):
         stack.callback(pool.shutdown, cancel_futures=True)
         records: dict[Path, Record] = {}

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
-from tqdm import tqdm
 
 from latentmake import cachefile, digest
 from latentmake.errors import CacheError, StorageError
 from latentmake.foreign import of
 from latentmake.foreign.orders import ExportOrder
 from latentmake.layouts import plain
+from latentmake.progress import Progress
 
 __all__ = ["STATES", "export"]
 
@@ -78,7 +78,7 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
     pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
     with (
         ExitStack() as stack,
-        tqdm(total=len(files), desc="exporting", unit="file", mininterval=0.5) as progress,
+        Progress(total=len(files), desc="exporting", unit="file") as progress,
     ):
         stack.callback(pool.shutdown, cancel_futures=True)
         for start in range(0, len(files), _AT_ONCE):

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import tomli_w
 from safetensors import SafetensorError, safe_open
-from tqdm import tqdm
 
 from latentmake import cachefile
 from latentmake.buckets import Size, wan_size
@@ -31,6 +30,7 @@ from latentmake.musubi.command import (
 from latentmake.musubi.dataset_toml import shapes
 from latentmake.musubi.installation import Installation
 from latentmake.orders import Target, WorkItem, WorkOrder
+from latentmake.progress import Progress
 from latentmake.trainers import child
 
 __all__ = ["make_by_scripts"]
@@ -55,7 +55,7 @@ class _Wanted(NamedTuple):
 
 
 def make_by_scripts(
-    job: Job, items: Sequence[WorkItem], *, threads: int, progress: tqdm[Any]
+    job: Job, items: Sequence[WorkItem], *, threads: int, progress: Progress
 ) -> None:
     """Put the targets of some items into the spool, encoded by musubi-tuner's own scripts.
 

@@ -17,13 +17,12 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 from latentmake import cachefile, remote, tokens
 from latentmake.config import Model
 from latentmake.errors import SourceError
 from latentmake.media import VIDEO_EXTENSIONS
 from latentmake.pixels import decode
+from latentmake.progress import Progress
 from latentmake.report.captioned import Captioned, CaptionsOrder
 from latentmake.report.page import page
 
@@ -73,7 +72,7 @@ def write_captions(
     faults = list(order.faults)
     rows: list[tuple[Captioned, list[_Text]]] = []
     listed: list[str] = []
-    for item in tqdm(order.items, desc=f"captions of {order.run}", unit="item", mininterval=0.5):
+    for item in Progress(order.items, desc=f"captions of {order.run}", unit="item"):
         try:
             texts = [_Text(text, see(text)) for text in _texts(item)]
         except SourceError as error:

@@ -17,7 +17,8 @@ from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 from torch.nn import functional
-from tqdm import tqdm
+
+from latentmake.progress import Progress
 
 __all__ = ["encode", "make_autoencoder", "train_autoencoder"]
 
@@ -139,7 +140,7 @@ def train_autoencoder(
         optimizer, lambda step: min(1.0, (step + 1) / 10) * max(0.02, 1 - step / max(1, steps))
     )
     autoencoder.train()
-    for step in tqdm(range(steps), desc="tiny VAE", unit="step"):
+    for step in Progress(range(steps), desc="tiny VAE", unit="step"):
         cropped = step < _CROP_SHARE * steps
         batch = _batch(pictures, generator, cropped=cropped)
         latents = autoencoder.encode(batch).latent_dist.mean

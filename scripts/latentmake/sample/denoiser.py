@@ -9,7 +9,8 @@ import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
 from torch import Tensor
 from torch.nn import functional
-from tqdm import tqdm
+
+from latentmake.progress import Progress
 
 __all__ = ["make_denoiser", "make_scheduler", "train_denoiser"]
 
@@ -77,7 +78,7 @@ def train_denoiser(
         optimizer, lambda step: min(1.0, (step + 1) / 10) * max(0.05, 1 - step / max(1, steps))
     )
     denoiser.train()
-    for _ in tqdm(range(steps), desc="tiny UNet", unit="step"):
+    for _ in Progress(range(steps), desc="tiny UNet", unit="step"):
         chosen = torch.randint(len(latents), (_BATCH,), generator=generator)
         timesteps = torch.randint(1000, (_BATCH,), generator=generator)
         noise = torch.randn((_BATCH, *latents.shape[1:]), generator=generator)

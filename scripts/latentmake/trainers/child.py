@@ -16,6 +16,8 @@ from typing import IO
 
 import psutil
 
+from latentmake import progress
+
 __all__ = ["Stopped", "last_error", "run"]
 
 _GRACE = 10.0  # seconds between a polite signal and SIGKILL
@@ -49,7 +51,7 @@ def run(
 
     Args:
         command: program and arguments.
-        environment: the whole environment.
+        environment: the whole environment, but for what is said of progress.
         log: gets the output, byte by byte.
         cwd: the folder it runs in; by default the one this process runs in.
 
@@ -67,7 +69,7 @@ def run(
     with log.open("ab", buffering=0) as file, _signals_raise():
         child = subprocess.Popen(
             command,
-            env=dict(environment),
+            env={**progress.environment(), **environment},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

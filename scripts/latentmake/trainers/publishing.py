@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tqdm import tqdm
-
 from latentmake.config import Dataset, Publish
 from latentmake.errors import ConfigError, StorageError
 from latentmake.mirror import mirror
 from latentmake.paths import System, absolute, backslashed, is_windows, translate
+from latentmake.progress import Progress
 
 __all__ = ["Names", "Order", "bring", "published_folder", "writable"]
 
@@ -177,7 +176,7 @@ def bring(
         StorageError: the folder cannot be written; finished work is kept.
     """
     _tell_about_names(order, files, published, say)
-    bar = tqdm(files, desc=f"publish {order.run}", unit="file", mininterval=0.5)
+    bar = Progress(files, desc=f"publish {order.run}", unit="file")
     try:
         changes = mirror(folder, files, progress=bar)
     finally:

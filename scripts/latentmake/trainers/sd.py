@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import diffusers
 import torch
-from tqdm import tqdm
 
 from latentmake import cachefile, weights
 from latentmake.errors import TrainingError, UserError
+from latentmake.progress import Progress
 from latentmake.trainers import checkpoint, network, objective, sampling
 from latentmake.trainers.acceleration import attention, make_accelerator, reseed
 from latentmake.trainers.data import (
@@ -53,7 +53,7 @@ _LOOK = 1.0  # seconds between two looks for the file that asks for a copy
 
 
 def _say(text: str) -> None:
-    tqdm.write(text, file=sys.stderr)
+    Progress.write(text, file=sys.stderr)
 
 
 class _Step(NamedTuple):
@@ -192,7 +192,7 @@ class Training:
         pin = self.accelerator.device.type == "cuda"
         batches = prefetched(self.caches, order, workers=settings.dataloader_num_workers, pin=pin)
         scalars = Scalars(self.layout.scalars if self.main else None, first)
-        bar = tqdm(
+        bar = Progress(
             total=self.steps,
             initial=self.step,
             unit="step",

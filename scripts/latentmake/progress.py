@@ -1,0 +1,92 @@
+"""Progress: a bar on a terminal, a line every 30 s elsewhere.
+
+A bar redrawn in a log file or in a scheduler's output is hundreds of lines that nobody reads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+__all__ = ["Progress", "environment"]
+
+_SECONDS = 30.0  # between two lines
+_LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {remaining} left{postfix}"
+_TERMINAL = "LATENTMAKE_TERMINAL"
+
+if TYPE_CHECKING:
+    _Bar = tqdm[Any]
+else:
+    _Bar = tqdm
+
+
+def _on_terminal() -> bool:
+    return sys.stderr.isatty() or os.environ.get(_TERMINAL) == "1"
+
+
+def environment() -> dict[str, str]:
+    """Return variables for a child process whose output goes through a pipe to this stderr.
+
+    They tell our own processes whether a terminal is at its end, and where there is none they slow
+    down the bars of any other program that uses tqdm.
+    """
+    if _on_terminal():
+        return {_TERMINAL: "1"}
+    seconds = str(_SECONDS)
+    return {"TQDM_MININTERVAL": seconds, "TQDM_MAXINTERVAL": seconds, "TQDM_MINITERS": "1"}
+
+
+class Progress(_Bar):
+    """tqdm's bar on a terminal; elsewhere a line every 30 s, none in the first 30.
+
+    Args:
+        args: as for tqdm.
+        options: as for tqdm.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._lines = not _on_terminal()
+        self._due = time.monotonic() + _SECONDS
+        if self._lines:
+            options |= {
+                "mininterval": _SECONDS,
+                "maxinterval": _SECONDS,
+                "miniters": 1,
+                "delay": _SECONDS,
+                "leave": False,
+                "bar_format": _LINE,
+                "unit": f" {options.get('unit', 'it')}",
+            }
+        super().__init__(*args, **options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> Any:
+        """Draw the bar, or write a line where one is due.
+
+        Returns:
+            True where something was drawn.
+        """
+        if not self._lines:
+            return super().display(msg, pos)
+        now = time.monotonic()
+        if now < self._due:
+            return False
+        self._due = now + _SECONDS
+        self.fp.write(f"{self}\n")
+        self.fp.flush()
+        return True
+
+    def clear(self, nolock: bool = False) -> None:
+        """Make room for another line; a line is never taken back."""
+        if not self._lines:
+            super().clear(nolock)
+
+    def close(self) -> None:
+        """End it, without a last line: the job says how it ended."""
+        if self._lines:
+            self._due = math.inf
+        super().close()
