@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake import digest, npzfile
 from latentmake.errors import CacheError, storage_error
+from latentmake.regular import open_regular
 
 if TYPE_CHECKING:
     import torch
@@ -162,12 +163,12 @@ def read_head(path: str | os.PathLike[str]) -> tuple[bytes, int]:
         (format: https://github.com/huggingface/safetensors#format).
 
     Raises:
-        ValueError: it is cut short or no safetensors file.
+        ValueError: it is cut short, no safetensors file, or no regular file at all.
         OSError: it cannot be read.
     """
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- a hot path: no Path is made
+    file, size = open_regular(path)
+    with file:
         head = file.read(4096)
-        size = os.fstat(file.fileno()).st_size
         length = struct.unpack_from("<Q", head)[0] if len(head) >= 8 else _MAX_HEADER
         if length >= _MAX_HEADER or 8 + length > size:
             raise ValueError("is cut short or no safetensors file")
@@ -216,7 +217,11 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 def _begins_an_npz(path: str | os.PathLike[str]) -> bool:
     # As the length of a safetensors header these bytes would be beyond all measure.
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+    try:
+        file, _ = open_regular(path)
+    except ValueError:
+        return False
+    with file:
         return file.read(len(npzfile.MAGIC)) == npzfile.MAGIC
 
 

@@ -116,12 +116,19 @@ Listing = dict[str, TargetStat]
 class Folder:
     """What lies in a cache folder.
 
+    Links to folders outside of it are followed, others are listed like files: they may lead in
+    circles, and what they lead to has a name of its own.
+
     Attributes:
         fingerprint: digest of all names and stats.
+
+    Raises:
+        CacheError: a folder in it cannot be read.
     """
 
     def __init__(self, path: str) -> None:
         self._folders: list[tuple[str, list[tuple[str, int, int, int]]]] = []
+        self._places = [_real(path)]
         pending = [path]
         while pending:
             folder = pending.pop()
@@ -130,16 +137,35 @@ class Folder:
                 # Plain tuples and little else: this loop is what doing nothing costs.
                 with os.scandir(folder) as found:
                     for entry in found:
-                        if entry.is_dir():
+                        if entry.is_dir(follow_symlinks=False) or (
+                            entry.is_symlink() and self._leads_out(entry.path)
+                        ):
                             pending.append(entry.path)
                             continue
-                        stat = entry.stat(follow_symlinks=False)
+                        try:
+                            stat = entry.stat(follow_symlinks=False)
+                        except FileNotFoundError:
+                            continue  # a job that runs has renamed or removed it since
                         entries.append((entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue
+            except OSError as error:
+                raise CacheError(
+                    f"cannot be read ({error.strerror})", where=folder, mend="check its permissions"
+                ) from None
             self._folders.append((folder, entries))
         digests = [(folder, fingerprint(entries)) for folder, entries in self._folders]
         self.fingerprint = fingerprint(sorted(digests))
+
+    def _leads_out(self, link: str) -> bool:
+        """Whether a link leads to a folder that no other name stands for; notes where it leads."""
+        place = _real(link)
+        if not Path(link).is_dir() or any(
+            place.startswith(known) or known.startswith(place) for known in self._places
+        ):
+            return False
+        self._places.append(place)
+        return True
 
     def listing(self) -> Listing:
         """Return path -> stat of every file."""
@@ -148,6 +174,10 @@ class Folder:
             for folder, entries in self._folders
             for name, *stat in entries
         }
+
+
+def _real(path: str) -> str:
+    return f"{os.path.realpath(path).rstrip('/')}/"
 
 
 class _Sources:
@@ -258,6 +288,7 @@ def evaluate(
 
     Raises:
         SourceError: a source whose content must be known cannot be read.
+        CacheError: something that is no cache lies in the place of one, or of a folder of them.
     """
     control = settings.control_directory if settings else None
     known_sources = _Sources(memo, root, remote.normalized(control) if control else "")
@@ -279,6 +310,10 @@ def evaluate(
         parts[part] = _part(layout, part, names, recipes[part], known_sources, targets)
     without = {layout.base(each.stem) for wanted in sources.values() for each in wanted}
     kept = {layout.base(stem) for stem in owned}
+    _refuse_obstacles(
+        (stale.path for state in parts.values() for stale in state.stale if stale.found is None),
+        found,
+    )
     _orphans(f"cache/{dataset}/{model}/", layout, expected, kept, kept - without, targets, parts)
     return Evaluation(parts)
 
@@ -324,6 +359,36 @@ def _part(
     if not state.stale:
         state.keys = manifest.keys_digest(keys)
     return state
+
+
+def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:
+    """Refuse what lies where missing cache files, or their folders, must come.
+
+    Args:
+        paths: the missing cache files.
+        found: what was listed; the folders there are not.
+
+    Raises:
+        CacheError: a folder in the place of a file, or the other way round.
+    """
+    there: dict[str, bool] = {}
+    for path in paths:
+        folder = Path(path).parent
+        if str(folder) not in there:
+            for each in (folder, *folder.parents):
+                if str(each) in found or (os.path.lexists(each) and not each.is_dir()):
+                    what = f"{_kind(each)}, where a folder of caches belongs"
+                    raise CacheError(what, where=each, mend="move it away or remove it")
+            there[str(folder)] = folder.is_dir()
+        if there[str(folder)] and Path(path).is_dir():
+            what = "is a folder, where a cache file belongs"
+            raise CacheError(what, where=path, mend="move it away or remove it")
+
+
+def _kind(path: Path) -> str:
+    if path.is_symlink():
+        return f"is a link that leads {'to other caches' if path.is_dir() else 'nowhere'}"
+    return "is a file"
 
 
 def _orphans(

@@ -276,6 +276,10 @@ def _key_of(path: str) -> str:
         return cachefile.read_header(path).key
     except FileNotFoundError:
         raise CacheError("this cache file is gone", where=path, mend="run again") from None
+    except OSError as error:
+        raise CacheError(
+            f"this cache file cannot be read ({error.strerror})", where=path, mend="remove it"
+        ) from None
 
 
 def _remove(orphans: list[str], say: Callable[[str], None]) -> None:
@@ -290,7 +294,7 @@ def _remove(orphans: list[str], say: Callable[[str], None]) -> None:
             removed += 1
         except FileNotFoundError:
             continue
-        except CacheError:
+        except (CacheError, OSError):
             say(f"{name}: left where it is, for latentmake did not make it")
             continue
         for parent in path.parents[:-4]:  # cache/{dataset}/{model} stay

@@ -18,6 +18,8 @@ import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from latentmake.regular import open_regular
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -67,11 +69,11 @@ def read_comment(path: str | os.PathLike[str]) -> bytes:
     """Return an archive's comment, after a check that the file is whole, by one read as a rule.
 
     Raises:
-        ValueError: it is cut short, has grown, or is no archive.
+        ValueError: it is cut short, has grown, is no archive, or no regular file at all.
         OSError: it cannot be read.
     """
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- a hot path: no Path is made
-        size = os.fstat(file.fileno()).st_size
+    file, size = open_regular(path)
+    with file:
         tail = b""
         for wanted in (_USUAL, _MOST):
             tail = os.pread(file.fileno(), wanted, max(0, size - wanted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,8 @@ def _single(
 ) -> tuple[WorkOrder, bool]:
     kind, path = kind_of(part), named.path
     recipe_values = planner.recipe(dataset, model, kind)
-    stat = Path(path).lstat() if Path(path).exists() else None
+    there = os.path.lexists(path) and not Path(path).is_dir()
+    stat = Path(path).lstat() if there else None
     state = evaluate.evaluate(
         dataset=dataset,
         model=model,

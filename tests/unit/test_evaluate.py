@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import cachefile, digest, evaluate, manifest
-from latentmake.errors import SourceError
+from latentmake.errors import CacheError, SourceError
 from latentmake.evaluate import Evaluation, Folder, Source, recall, remember
 from latentmake.layouts import plain
 from latentmake.memo import Memo, source_stat
@@ -342,6 +344,90 @@ def test_a_folder_of_others_whose_name_is_not_utf8_stops_nothing(world: World) -
     os.mkdir(folder)
     Path(os.fsdecode(folder), "x").touch()
     assert reasons(world.evaluate()) == {}
+
+
+# -- odd things in the cache folder ---------------------------------------------------------------
+
+
+def test_a_file_that_vanishes_while_it_is_listed_hides_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.make_all()
+    fleeting = world.target("a", "64").parent / f".x{cachefile.TEMPORARY_SUFFIX}"
+    fleeting.write_bytes(b"half")
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def listed(folder: str) -> Iterator[list[os.DirEntry[str]]]:
+        with scandir(folder) as found:
+            entries = list(found)
+        fleeting.unlink(missing_ok=True)  # as the job does that wrote it
+        yield entries
+
+    monkeypatch.setattr(os, "scandir", listed)
+    assert reasons(world.evaluate()) == {}
+    assert not fleeting.exists()
+
+
+@pytest.mark.parametrize("to", [".", "..", "../../..", "loop", "gone", "/"])
+def test_a_link_in_a_circle_or_to_nowhere_is_passed_over(world: World, to: str) -> None:
+    world.make_all()
+    before = world.evaluate()
+    (world.target("a", "64").parent / "loop").symlink_to(to)
+    assert world.evaluate() == before
+
+
+def test_a_cache_folder_behind_a_link_is_used(world: World) -> None:
+    world.make_all()
+    folder, elsewhere = world.target("a", "64").parent, world.root / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(world.root / "cache")
+    assert reasons(world.evaluate()) == {}
+    assert orphans(world.evaluate()) == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to nowhere", "link to itself", "link to a pipe"])
+def test_what_is_no_regular_file_is_damaged_and_never_waited_for(world: World, kind: str) -> None:
+    world.make_all()
+    path = world.target("a", "64")
+    path.unlink()
+    if kind == "link to a pipe":
+        os.mkfifo(world.root / "pipe")
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"nowhere": "gone", "itself": path.name}.get(kind[8:], world.root / "pipe"))
+    os.mkfifo(path.with_name("stranger.latents.safetensors"))
+    found = world.evaluate()
+    assert reasons(found) == {("a", "64"): "damaged"}
+    assert orphans(found) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "make", "what"),
+    [
+        ("cats/tiny/64", Path.touch, "is a file, where a folder of caches belongs"),
+        ("cats/tiny", Path.touch, "is a file, where a folder of caches belongs"),
+        ("cats/tiny/64/sub", Path.touch, "is a file, where a folder of caches belongs"),
+        ("cats/tiny/64/a.latents.safetensors", Path.mkdir, "is a folder, where a cache file"),
+        ("cats/tiny/64", lambda path: path.symlink_to("64"), "is a link that leads nowhere"),
+        ("cats/tiny/64", lambda path: path.symlink_to("96"), "is a link that leads to other"),
+    ],
+)
+def test_what_lies_in_the_place_of_a_cache_is_named_in_a_line(
+    world: World, place: str, make: Callable[[Path], object], what: str
+) -> None:
+    world.make_all()
+    path = world.root / "cache" / place
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    make(path)
+    if path.is_dir() and not path.is_symlink():
+        (path / "notes.txt").write_text("mine")
+    with pytest.raises(CacheError, match=rf"^cache/{place}: {what}.*; move it away or remove it$"):
+        world.evaluate()
 
 
 # -- verdicts -------------------------------------------------------------------------------------
