@@ -1,8 +1,8 @@
-"""A process that has imported torch, transformers and diffusers, and forks for a build's scripts.
+"""A process that has imported Snakemake, torch and what builds on it, and forks for a build.
 
-Importing them takes a job seven times as long as encoding a few tiny pictures. Here a job runs the
-same script in a copy of a process that has done that already; nothing else of it differs. For tests
-that are not about processes, signals or imports.
+Importing them takes a job seven times as long as encoding a few tiny pictures. Here Snakemake, the
+scripts of its jobs and trainings run in copies of a process that has done that already; nothing
+else of them differs. For tests that are not about processes, signals or imports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from pathlib import Path
 
 VARIABLE = "LATENTMAKE_PRELOADED"
@@ -49,22 +51,60 @@ def _started() -> str:
 
 
 def main(place: str) -> None:
-    """Import, wait for scripts, and run one: only a copy of this process gets beyond `_served`."""
+    """Import, wait for commands, and run one: only a copy of this process gets beyond `_served`."""
+    import accelerate
+    import accelerate.commands.launch
     import diffusers
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure
+    import peft
+    import PIL.ImageFont
+    import snakemake.cli
     import snakemake.script
+    import snakemake.workflow
+    import torch.utils.tensorboard
     import transformers
 
     for name in ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"):
         getattr(transformers, name)
-    getattr(diffusers, "AutoencoderKL")  # noqa: B009 -- imported when it is looked for
-    del snakemake
-    script = _served(place)
-    sys.argv = [script]
-    sys.path[0] = str(Path(script).parent)
-    runpy.run_path(script, run_name="__main__")
+    for name in ("AutoencoderKL", "UNet2DConditionModel", "DDPMScheduler", "DDIMScheduler"):
+        getattr(diffusers, name)  # imported when it is looked for
+    del accelerate, matplotlib, peft, PIL, torch
+    command = _served(place)
+    snakemake.workflow.Workflow._rundir = os.getcwd()  # which it notes when it is imported
+    status: object = 1
+    try:
+        _do(command)
+        status = None
+    except SystemExit as error:
+        status = error.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    # Not by the interpreter's own end, which looks through all that was imported for seconds.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
 
 
-def _served(place: str) -> str:
+def _do(command: list[str]) -> None:
+    """Do what Python does with a command line: a script, or -m and a module."""
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        sys.path[0] = os.getcwd()
+        sys.modules.pop("accelerate.commands.launch", None)  # or runpy warns of it
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        sys.path[0] = str(Path(command[0]).parent)
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def _served(place: str) -> list[str]:
     parent = os.getppid()
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(f"{place}.new")
@@ -82,14 +122,14 @@ def _served(place: str) -> str:
     os._exit(0)
 
 
-def _run(connection: socket.socket) -> str:
-    """Take a script's place in a copy; this process waits for it and tells how it ended."""
+def _run(connection: socket.socket) -> list[str]:
+    """Take a process's place in a copy; this process waits for it and tells how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     length, files, _, _ = socket.recv_fds(connection, 8, 3)
     data = b""
     while len(data) < int.from_bytes(length, "little"):
         data += connection.recv(1 << 16)
-    script, folder, variables, mask = json.loads(data.decode("utf-8", "surrogateescape"))
+    command, folder, variables, mask = json.loads(data.decode("utf-8", "surrogateescape"))
     job = os.fork()
     if job:
         waiting = os.pidfd_open(job)
@@ -108,9 +148,9 @@ def _run(connection: socket.socket) -> str:
     os.umask(mask)
     os.environ.clear()
     os.environ.update(variables)
-    for name in (VARIABLE, "PYTHONPATH"):  # which no user sets
-        os.environ.pop(name, None)
-    return str(script)
+    further = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[1:1] = [path for path in further if Path(path) != SITE]
+    return [str(part) for part in command]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,15 @@ import sys
 _SOCKET = "LATENTMAKE_PRELOADED"
 
 
-def _hand_over(place: str, script: str) -> None:
+_MODULES = (
+    "snakemake",
+    "accelerate.commands.launch",
+    "latentmake.trainers.sd",
+    "latentmake.trainers.samples",
+)
+
+
+def _hand_over(place: str, command: list[str]) -> None:
     import json
     import signal
     import socket
@@ -16,7 +24,7 @@ def _hand_over(place: str, script: str) -> None:
         connection.connect(place)
     except OSError:
         return  # nobody is there: this process does it
-    task = [script, os.getcwd(), dict(os.environ), os.umask(0)]
+    task = [command, os.getcwd(), dict(os.environ), os.umask(0)]
     os.umask(task[3])
     data = json.dumps(task).encode("utf-8", "surrogateescape")
     socket.send_fds(connection, [len(data).to_bytes(8, "little")], [0, 1, 2])
@@ -29,9 +37,15 @@ def _hand_over(place: str, script: str) -> None:
     os._exit(os.WEXITSTATUS(code))
 
 
-if (
-    os.environ.get(_SOCKET)
-    and len(sys.orig_argv) == 2
-    and "/.snakemake/scripts/" in sys.orig_argv[1]
-):
-    _hand_over(os.environ[_SOCKET], sys.orig_argv[1])
+def _command() -> list[str] | None:
+    """Return what this process was called with, where the other one can do it."""
+    match sys.orig_argv[1:]:
+        case [script] if "/.snakemake/scripts/" in script:
+            return [script]
+        case ["-m", module, *_] if module in _MODULES:
+            return sys.orig_argv[1:]
+    return None
+
+
+if os.environ.get(_SOCKET) and (command := _command()):
+    _hand_over(os.environ[_SOCKET], command)
