@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from latentmake.config.captions import Captions
-from latentmake.config.fields import Closed, Ending, Number, Place, listed
+from latentmake.config.fields import COLOUR, Closed, DiskPath, Ending, Number, Place, listed
 
 __all__ = ["BUCKET_STEPS", "Dataset"]
 
@@ -29,7 +29,7 @@ class Dataset(Closed):
     tags_extension: Ending | None = Field(
         None, description="Ending of a file of tags that lies beside an image, such as .tags."
     )
-    metadata_file: str | None = Field(
+    metadata_file: DiskPath | None = Field(
         None,
         min_length=1,
         description="File with the captions of many images: sd-scripts' .json or .jsonl, or the "
@@ -72,9 +72,7 @@ class Dataset(Closed):
     exif_rotation: bool = Field(
         True, description="Turn an image as its EXIF orientation says before anything else."
     )
-    background: Annotated[
-        str, StringConstraints(pattern=r"^(#[0-9a-fA-F]{6}|white|black|gray)$")
-    ] = Field(
+    background: Annotated[str, StringConstraints(pattern=COLOUR)] = Field(
         "white",
         description="Colour that shows through transparent pixels: white, black, gray or #rrggbb.",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Literal
 
@@ -17,7 +18,12 @@ from pydantic import (
 )
 
 __all__ = [
+    "COLOUR",
+    "MAX_SIDE",
+    "PATTERNS",
+    "UNET_PART",
     "Closed",
+    "DiskPath",
     "Dtype",
     "Ending",
     "Name",
@@ -25,14 +31,35 @@ __all__ = [
     "Place",
     "Resolution",
     "ResolutionField",
+    "expanded",
     "listed",
     "place",
     "resolution_name",
 ]
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Ending = Annotated[str, StringConstraints(pattern=r"^\.[^/\\]+$")]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+_ENDING = r"^\.[^/\\]+$"
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+COLOUR = r"^(#[0-9a-fA-F]{6}|white|black|gray)$"
+UNET_PART = (
+    r"^(unet|cross_attention|cross_attention_qk|cross_attention_out|attention|norms|conv_in"
+    r"|conv_out|time_embedding|mid_block|(down_blocks|up_blocks)(\.\d)?)$"
+)
+PATTERNS = {
+    _ENDING: "an ending that begins with a dot, such as .txt",
+    _NAME: "letters (A-Z, a-z), digits, `.`, `_` and `-`, beginning with a letter or digit",
+    COLOUR: "white, black, gray, or six digits such as '#8090ff' in quotes",
+    UNET_PART: "unet, cross_attention, cross_attention_qk, cross_attention_out, attention, norms, "
+    "conv_in, conv_out, time_embedding, mid_block, down_blocks, up_blocks, or up_blocks.1",
+    "^s3://": "an address on S3: s3://bucket/folder",
+}
+"""Regular expressions of the configuration, in words."""
+
+Ending = Annotated[str, StringConstraints(pattern=_ENDING)]
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+
+MAX_SIDE = 8192
+"""Longest side of a resolution, in pixels: a slip of the keyboard is refused, not encoded."""
 
 
 def _no_truth(value: object) -> object:
@@ -45,6 +72,30 @@ def _no_truth(value: object) -> object:
 Number = Annotated[int, BeforeValidator(_no_truth)]
 
 
+def expanded(path: str) -> str:
+    """Return a path with `~`, `$NAME` and `${NAME}` replaced; `$$` stands for a dollar sign.
+
+    Raises:
+        ValueError: such a variable is not set.
+    """
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1].strip("{}")
+        if name == "$":
+            return "$"
+        if name not in os.environ:
+            raise ValueError(
+                f"has a variable that is not set: {name}; set it, or write $$ for a dollar sign"
+            )
+        return os.environ[name]
+
+    return str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- s3:// stays
+
+
+_VARIABLE = re.compile(r"\$(\$|[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
+DiskPath = Annotated[str, AfterValidator(expanded)]
+
+
 def _whole_address(path: str) -> str:
     """Refuse what begins like an address on S3 and is none; it would be looked for on this disk."""
     if path.lower().startswith("s3:") and not re.match(r"s3://[A-Za-z0-9][^/]+(/(?!/)|$)", path):
@@ -52,7 +103,7 @@ def _whole_address(path: str) -> str:
     return path
 
 
-Place = Annotated[str, AfterValidator(_whole_address)]
+Place = Annotated[DiskPath, AfterValidator(_whole_address)]
 
 
 class Closed(BaseModel):
@@ -70,8 +121,8 @@ class Resolution(BaseModel):
     """A target size in pixels; for `fit: bucket`, its area is what the buckets keep."""
 
     model_config = ConfigDict(frozen=True)
-    width: Annotated[int, Field(gt=0)]
-    height: Annotated[int, Field(gt=0)]
+    width: Annotated[int, Field(gt=0, le=MAX_SIDE)]
+    height: Annotated[int, Field(gt=0, le=MAX_SIDE)]
 
     @property
     def name(self) -> str:
@@ -110,10 +161,10 @@ ResolutionField = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "integer", "exclusiveMinimum": 0},
+                {"type": "integer", "exclusiveMinimum": 0, "maximum": MAX_SIDE},
                 {
                     "type": "array",
-                    "items": {"type": "integer", "exclusiveMinimum": 0},
+                    "items": {"type": "integer", "exclusiveMinimum": 0, "maximum": MAX_SIDE},
                     "minItems": 2,
                     "maxItems": 2,
                 },

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from latentmake.config.fields import Closed, place
+from latentmake.config.fields import Closed, DiskPath, place
 
 __all__ = ["Folder", "FolderField"]
 
@@ -20,7 +20,7 @@ def _on_disk(path: str) -> str:
 class Folder(Closed):
     """A folder of images to look at, with those in its sub-folders."""
 
-    path: Annotated[str, AfterValidator(_on_disk)] = Field(
+    path: Annotated[DiskPath, AfterValidator(_on_disk)] = Field(
         min_length=1, description="Folder of the images."
     )
 

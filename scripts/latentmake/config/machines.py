@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from latentmake.config.fields import Closed, Place, ResolutionField
+from latentmake.config.fields import Closed, DiskPath, Place, ResolutionField
 
 __all__ = ["Export", "MusubiTuner", "PathMap", "Publish", "SdScripts", "Storage"]
 
@@ -14,8 +14,8 @@ __all__ = ["Export", "MusubiTuner", "PathMap", "Publish", "SdScripts", "Storage"
 class MusubiTuner(Closed):
     """Where musubi-tuner lies, and the virtual environment that it runs in."""
 
-    path: str = Field(min_length=1, description="Folder of musubi-tuner.")
-    venv: str | None = Field(
+    path: DiskPath = Field(min_length=1, description="Folder of musubi-tuner.")
+    venv: DiskPath | None = Field(
         None,
         min_length=1,
         description="Its virtual environment; by default `venv` or `.venv` in its folder.",
@@ -25,8 +25,8 @@ class MusubiTuner(Closed):
 class SdScripts(Closed):
     """Where sd-scripts lies, and the virtual environment that it runs in."""
 
-    path: str = Field(min_length=1, description="Folder of sd-scripts.")
-    venv: str | None = Field(
+    path: DiskPath = Field(min_length=1, description="Folder of sd-scripts.")
+    venv: DiskPath | None = Field(
         None,
         min_length=1,
         description="Its virtual environment; by default `venv` or `.venv` in its folder.",
@@ -50,7 +50,7 @@ class PathMap(Closed):
 class Publish(Closed):
     """What `publish_{run}` puts where."""
 
-    path: str = Field(
+    path: DiskPath = Field(
         "published", min_length=1, description="Folder that gets a folder for each published run."
     )
     path_maps: list[PathMap] = Field(
@@ -63,7 +63,7 @@ class Publish(Closed):
 class Export(Closed):
     """Where `export_{run}` writes caches for ai-training."""
 
-    folder: str | None = Field(
+    folder: DiskPath | None = Field(
         None,
         min_length=1,
         description="Folder that gets them, in a folder for each dataset; by default they lie "

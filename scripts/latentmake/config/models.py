@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from latentmake.config.fields import Closed, Dtype, Ending, Number, listed, place
+from latentmake.config.fields import Closed, DiskPath, Dtype, Ending, Number, listed, place
 
 __all__ = ["Adopt", "Architecture", "Model", "TextWeights", "WanTask", "Weights"]
 
@@ -39,11 +39,13 @@ _TWO_NETWORKS = frozenset({"i2v-A14B", "t2v-A14B"})
 class Weights(Closed):
     """Where the weights of one network lie: a local path, or a hub id with its revision."""
 
-    path: str | None = Field(None, min_length=1, description="Folder or single file of weights.")
+    path: DiskPath | None = Field(
+        None, min_length=1, description="Folder or single file of weights."
+    )
     hub: str | None = Field(None, min_length=1, description="Repository id on the hub.")
     revision: str | None = Field(None, description="Commit of the hub repository; required there.")
     subfolder: str | None = Field(None, description="Folder inside the hub repository.")
-    config: str | None = Field(
+    config: DiskPath | None = Field(
         None, description="Folder or config.json that describes a single .safetensors file."
     )
 
@@ -61,7 +63,7 @@ class Weights(Closed):
 class TextWeights(Weights):
     """Where a text encoder and its tokenizer lie."""
 
-    tokenizer: str | None = Field(
+    tokenizer: DiskPath | None = Field(
         None,
         description="Folder of the tokenizer (sub-folder for a hub id); by default `tokenizer` "
         "beside `text_encoder`, `tokenizer_2` beside `text_encoder_2`, else the encoder's folder.",
@@ -69,7 +71,7 @@ class TextWeights(Weights):
     max_length: Number | None = Field(
         None, gt=1, description="Tokens kept of a caption; by default 77 for CLIP, 512 for T5."
     )
-    projection: str | None = Field(
+    projection: DiskPath | None = Field(
         None,
         min_length=1,
         description="A linear layer that the embeddings go through before they are cached: its "
@@ -139,13 +141,13 @@ class Model(Closed):
     unet: (
         Annotated[Weights, BeforeValidator(place, json_schema_input_type=str | Weights)] | None
     ) = Field(None, description="The UNet that is trained.")
-    text_projection: str | None = Field(
+    text_projection: DiskPath | None = Field(
         None,
         min_length=1,
         description="A linear layer between the embeddings and the UNet that is trained with it: "
         "`new`, or the folder or file of one.",
     )
-    scheduler: str | None = Field(
+    scheduler: DiskPath | None = Field(
         None, description="Folder of the noise schedule; by default `scheduler` beside the UNet."
     )
     architecture: Architecture | None = Field(
@@ -180,16 +182,16 @@ class Model(Closed):
         description="Makes this a Wan model: its caches are those of musubi-tuner, whose --task "
         "this is.",
     )
-    checkpoint: str | None = Field(
+    checkpoint: DiskPath | None = Field(
         None,
         min_length=1,
         description="What sd-scripts trains: a .safetensors file, or for sd1, sd2 and sdxl a "
         "diffusers folder.",
     )
-    dit: str | None = Field(
+    dit: DiskPath | None = Field(
         None, min_length=1, description="Wan's network that is trained; of Wan 2.2 the low-noise."
     )
-    dit_high_noise: str | None = Field(
+    dit_high_noise: DiskPath | None = Field(
         None, min_length=1, description="Wan 2.2's network for high noise."
     )
     clip: (

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from latentmake.config.fields import Closed, Number
+from latentmake.config.fields import Closed, DiskPath, Number
 from latentmake.config.models import Architecture
 
 __all__ = ["Script", "SdScriptsTrainer", "scripts_of"]
@@ -103,7 +103,7 @@ class SdScriptsTrainer(Closed):
     arguments: list[str] = Field(
         [], description="Further arguments of the script, as its documentation has them."
     )
-    accelerate_config: str | None = Field(
+    accelerate_config: DiskPath | None = Field(
         None, description="Configuration file for `accelerate launch`."
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from latentmake.config.fields import Closed, Number, ResolutionField
+from latentmake.config.fields import UNET_PART, Closed, DiskPath, Number, ResolutionField, expanded
 
 __all__ = ["MusubiTrainer", "Samples", "SdTrainer"]
 
@@ -18,7 +18,7 @@ class Samples(Closed):
     prompts: list[str] = Field(
         [], description="What to draw; by default the captions of the run's first four items."
     )
-    prompt_file: str | None = Field(
+    prompt_file: DiskPath | None = Field(
         None, min_length=1, description="A text file with a prompt a line, in place of `prompts`."
     )
     negative_prompt: str = Field("", description="What guidance leads away from.")
@@ -40,7 +40,7 @@ class Samples(Closed):
             return values
         if values.get("prompts"):
             raise ValueError("has both `prompts` and `prompt_file`: leave one out")
-        name = values["prompt_file"]
+        name = expanded(values["prompt_file"])
         try:
             lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -51,11 +51,7 @@ class Samples(Closed):
         return {**values, "prompts": prompts, "prompt_file": None}
 
 
-_NAMED_PART = (
-    r"unet|cross_attention|cross_attention_qk|cross_attention_out|attention|norms|conv_in|conv_out"
-    r"|time_embedding|mid_block|(down_blocks|up_blocks)(\.\d)?"
-)
-UNetPart = Annotated[str, StringConstraints(pattern=rf"^({_NAMED_PART})$")]
+UNetPart = Annotated[str, StringConstraints(pattern=UNET_PART)]
 
 
 class SdTrainer(Closed):
@@ -135,7 +131,7 @@ class SdTrainer(Closed):
         500, ge=1, description="Steps between two states from which a killed run goes on."
     )
     checkpoints_total_limit: Number = Field(2, ge=1, description="How many of them are kept.")
-    resume_from_checkpoint: str | None = Field(
+    resume_from_checkpoint: DiskPath | None = Field(
         None, min_length=1, description="A checkpoint folder of another training to go on from."
     )
     save_every_n_steps: Number | None = Field(
@@ -147,7 +143,7 @@ class SdTrainer(Closed):
     dataloader_num_workers: Number = Field(
         2, ge=0, description="Processes that read caches, for each device; 0 is a thread."
     )
-    accelerate_config: str | None = Field(
+    accelerate_config: DiskPath | None = Field(
         None, description="Configuration file for `accelerate launch`."
     )
     samples: Samples = Field(Samples(), description="Sample pictures.")
@@ -216,7 +212,7 @@ class MusubiTrainer(Closed):
     arguments: list[str] = Field(
         [], description="Further arguments for wan_train_network.py, as its documentation has them."
     )
-    accelerate_config: str | None = Field(
+    accelerate_config: DiskPath | None = Field(
         None, description="Configuration file for `accelerate launch`."
     )
 

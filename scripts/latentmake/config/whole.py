@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from latentmake.config.captions import Captions
-from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
+from latentmake.config.cluster import Batch, Cluster
 from latentmake.config.datasets import Dataset
-from latentmake.config.fields import Closed, Name, ResolutionField, listed
-from latentmake.config.folders import Folder, FolderField
+from latentmake.config.fields import PATTERNS, Closed, Name, ResolutionField, listed
+from latentmake.config.folders import FolderField
 from latentmake.config.machines import (
     Export,
     MusubiTuner,
-    PathMap,
     Publish,
     SdScripts,
     Storage,
 )
-from latentmake.config.models import Adopt, Model, TextWeights, Weights
+from latentmake.config.models import Model
 from latentmake.config.sdscripts import check_datasets, check_trainer, refuse_keys
 from latentmake.config.sdscripts_trainer import SdScriptsTrainer
-from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
+from latentmake.config.trainers import MusubiTrainer, SdTrainer
+from latentmake.config.unknown_keys import hint, nearest, shown
 from latentmake.errors import ConfigError
 
 WAN_STEP = 16
@@ -219,12 +217,6 @@ def _trainer_fits(name: str, run: Run, model: Model) -> None:
         )
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is most like `word`, or None where none is."""
-    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
-    return matches[0] if matches else None
-
-
 def _known(where: str, word: str, known: Mapping[str, object], kind: str) -> None:
     if word in known:
         return
@@ -242,75 +234,14 @@ def _no_doubles(where: str, words: list[str]) -> None:
             raise ConfigError(f"`{word}` is named twice", where=where, mend="name it once")
 
 
-_SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
-    (): Config,
-    ("datasets", "*"): Dataset,
-    ("datasets", "*", "captions"): Captions,
-    ("models", "*"): Model,
-    ("models", "*", "vae"): Weights,
-    ("models", "*", "unet"): Weights,
-    ("models", "*", "clip"): Weights,
-    ("models", "*", "text", "*"): TextWeights,
-    ("models", "*", "adopt"): Adopt,
-    ("runs", "*"): Run,
-    ("runs", "*", "trainer", "sd"): SdTrainer,
-    ("runs", "*", "trainer", "musubi"): MusubiTrainer,
-    ("runs", "*", "trainer", "sdscripts"): SdScriptsTrainer,
-    ("runs", "*", "trainer", "sd", "samples"): Samples,
-    ("batch",): Batch,
-    ("cluster",): Cluster,
-    ("cluster", "encode"): ClusterJob,
-    ("cluster", "train"): TrainingJob,
-    ("musubi_tuner",): MusubiTuner,
-    ("sd_scripts",): SdScripts,
-    ("publish",): Publish,
-    ("export",): Export,
-    ("storage",): Storage,
-    ("folders", "*"): Folder,
-    ("publish", "path_maps", "*"): PathMap,
-}
-
-
-_NAMED = ("datasets", "models", "runs", "folders")
-
-
-def _shown(location: Iterable[int | str]) -> str:
-    """Return a location as the user wrote it: without the tag of a trainer's kind."""
-    parts = [str(part) for part in location]
-    if parts[0:1] == ["runs"] and parts[2:3] == ["trainer"] and len(parts) > 3:
-        del parts[3]
-    return ".".join(parts)
-
-
-def _unknown_key(location: tuple[int | str, ...]) -> str:
-    """Say which key was meant: one of the same section, or the section that has this one."""
-    key = str(location[-1])
-    # Names (the second part) and list indices stand for any.
-    pattern = tuple(
-        "*"
-        if (index == 1 and len(location) > 2 and location[0] in _NAMED) or isinstance(part, int)
-        else str(part)
-        for index, part in enumerate(location[:-1])
-    )
-    section = _SECTIONS.get(pattern)
-    known = list(section.model_fields) if section else []
-    likely = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
-    for other, fields in _SECTIONS.items():
-        if key in fields.model_fields and not likely:
-            return f"`{key}` belongs to {_shown(other).replace('*', 'NAME') or 'the top level'}"
-    if guess := nearest(key, known):
-        return f"did you mean `{guess}`?"
-    return f"known here: {', '.join(known)}" if known else "remove it"
-
-
-def _line(error: ErrorDetails) -> str:
+def _line(error: ErrorDetails, values: Mapping[str, object]) -> str:
     location = error["loc"]
-    where = _shown(location)
+    where = shown(location)
     cause = (error.get("ctx") or {}).get("error")
     if isinstance(cause, ConfigError):
         return str(cause)
     if error["type"] == "extra_forbidden":
-        return str(ConfigError("unknown key", where=where, mend=_unknown_key(location)))
+        return str(ConfigError("unknown key", where=where, mend=hint(Config, location, values)))
     if error["type"] == "union_tag_not_found":
         return str(ConfigError("this key is missing", where=f"{where}.kind", mend="add it"))
     if error["type"] == "union_tag_invalid":
@@ -320,10 +251,28 @@ def _line(error: ErrorDetails) -> str:
         return str(ConfigError(what, where=f"{where}.kind", mend=known))
     if error["type"] == "missing":
         return str(ConfigError("this key is missing", where=where, mend="add it"))
-    what = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     value = error["input"]
-    shown = "" if isinstance(value, dict | BaseModel) else f"{json.dumps(value, default=str)} "
-    return str(ConfigError(f"{shown}{what}", where=where, mend="see config/README.md"))
+    written = (
+        ""
+        if isinstance(value, dict | BaseModel)
+        else f"{json.dumps(value, default=str, ensure_ascii=False)} "
+    )
+    what, mend = _rule(error)
+    return str(ConfigError(f"{written}{what}", where=where.removesuffix(".[key]"), mend=mend))
+
+
+def _rule(error: ErrorDetails) -> tuple[str, str]:
+    """Return which rule a value breaks, and what to write."""
+    context, kind = error.get("ctx") or {}, error["type"]
+    if kind == "string_pattern_mismatch" and context["pattern"] in PATTERNS:
+        return "is not allowed here", f"use {PATTERNS[context['pattern']]}"
+    what = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    for bound, word in (("ge", "or more"), ("le", "or less")):
+        if bound in context:
+            return what, f"use {context[bound]} {word}"
+    if kind == "value_error" and ";" in what:
+        return what, ""  # it says itself what to write
+    return what, "see config/README.md"
 
 
 def parse(values: Mapping[str, object]) -> Config:
@@ -341,7 +290,7 @@ def parse(values: Mapping[str, object]) -> Config:
         raise
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
-        lines = [_line(each) for each in mistakes]
+        lines = [_line(each, values) for each in mistakes]
         if any(each["type"] == "extra_forbidden" for each in mistakes):
             # A misspelt key is missing under its right name: the first line says it all.
             lines = [

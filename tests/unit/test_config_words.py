@@ -1,0 +1,185 @@
+"""A word of another program is answered with the key to write here, true for the run's trainer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from latentmake.config import Config, parse
+from latentmake.config.fields import PATTERNS
+from latentmake.config.foreign_words import ANSWERS, Kind
+from latentmake.config.unknown_keys import sections
+from latentmake.errors import ConfigError
+
+TRAINERS: dict[str, dict[str, Any]] = {
+    "sd": {"kind": "sd"},
+    "musubi": {"kind": "musubi"},
+    "sdscripts": {"kind": "sdscripts"},
+}
+
+
+def configuration(kind: str) -> dict[str, Any]:
+    """Return the smallest configuration of a trainer."""
+    model: dict[str, Any] = {"vae": "vae", "text": "text"}
+    if kind == "sd":
+        model |= {"unet": "unet"}
+    elif kind == "musubi":
+        model |= {"task": "t2v-1.3B", "dit": "dit.safetensors"}
+    else:
+        model |= {"layout": "sdscripts", "architecture": "sd1", "checkpoint": "sd.safetensors"}
+    return {
+        "datasets": {"cats": {"path": "data/cats"}},
+        "models": {"m": model},
+        "runs": {
+            "r": {
+                "datasets": ["cats"],
+                "model": "m",
+                "resolutions": [512],
+                "trainer": dict(TRAINERS[kind]),
+            }
+        },
+        "musubi_tuner": {"path": "../musubi-tuner"},
+        "sd_scripts": {"path": "../sd-scripts"},
+    }
+
+
+def message(values: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(values)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+PLACES = {
+    "top": (),
+    "dataset": ("datasets", "cats"),
+    "model": ("models", "m"),
+    "run": ("runs", "r"),
+    "trainer": ("runs", "r", "trainer"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "word", "expected"),
+    [
+        ("musubi", "model", "t5", "did you mean `text`?"),
+        ("musubi", "trainer", "t5", "write `text` in models.NAME"),
+        ("musubi", "dataset", "image_directory", "did you mean `path`?"),
+        (
+            "musubi",
+            "dataset",
+            "cache_directory",
+            "leave it out: latents and text are always cached",
+        ),
+        ("sdscripts", "dataset", "enable_bucket", "write `fit: bucket`"),
+        ("sd", "trainer", "enable_bucket", "write `fit: bucket` in datasets.NAME"),
+        ("musubi", "dataset", "resolution", "write `resolutions` in runs.NAME"),
+        ("musubi", "dataset", "batch_size", "`batch_size` belongs to runs.NAME.trainer"),
+        ("sdscripts", "dataset", "batch_size", "write `train_batch_size` in runs.NAME.trainer"),
+        ("sd", "trainer", "batch_size", "did you mean `train_batch_size`?"),
+        ("musubi", "trainer", "max_train_steps", "write epochs: `max_train_epochs`"),
+        ("sd", "trainer", "max_train_steps", "did you mean `steps`?"),
+        ("sd", "trainer", "save_steps", "did you mean `save_every_n_steps`?"),
+        ("musubi", "trainer", "save_steps", "did you mean `save_every_n_epochs`?"),
+        ("sd", "trainer", "use_snr", "write `snr_gamma: 5`"),
+        ("musubi", "trainer", "min_snr_gamma", "leave it out: Wan is trained by flow matching"),
+        ("sdscripts", "trainer", "min_snr_gamma", 'write `arguments: [--min_snr_gamma, "5"]`'),
+        ("sd", "trainer", "network_dim", "did you mean `rank`?"),
+        ("musubi", "trainer", "rank", "did you mean `network_dim`?"),
+        ("sd", "trainer", "network_alpha", "did you mean `alpha`?"),
+        ("sdscripts", "trainer", "unet_lr", "did you mean `learning_rate`?"),
+        ("sd", "trainer", "text_encoder_lr", "leave it out: text encoders are not trained"),
+        ("musubi", "trainer", "lr_warmup_steps", 'write `arguments: [--lr_warmup_steps, "100"]`'),
+        ("sd", "run", "output_dir", "leave it out: results go to runs/NAME/"),
+        ("sd", "model", "pretrained_model_name_or_path", "name its parts in models.NAME"),
+        ("sdscripts", "top", "pretrained_model_name_or_path", "write `checkpoint` in models.NAME"),
+        ("sd", "dataset", "instance_prompt", "`captions: {caption_prefix: ...}`"),
+        ("sd", "dataset", "train_data_dir", "did you mean `path`?"),
+        ("sd", "dataset", "shuffle_caption", "`shuffle_caption` belongs to datasets.NAME.captions"),
+        # A key of another kind of trainer is no key of this one.
+        ("musubi", "trainer", "prediction_type", "belongs to a trainer of kind sd"),
+        ("musubi", "trainer", "blocks_to_swap", "go into `arguments: [--blocks_to_swap, ...]`"),
+    ],
+)
+def test_a_word_of_another_program_is_answered_with_what_to_write(
+    kind: str, place: str, word: str, expected: str
+) -> None:
+    values = configuration(kind)
+    section: Any = values
+    for key in PLACES[place]:
+        section = section[key]
+    section[word] = 1
+    assert expected in message(values)
+
+
+def test_every_answer_names_a_key_that_its_trainer_has() -> None:
+    known = sections(Config)
+    for word, answer in ANSWERS.items():
+        for kind in get_args(Kind):
+            text = answer if isinstance(answer, str) else answer[kind]
+            place = re.fullmatch(
+                r"((?:datasets|models|runs)\.NAME(?:\.[a-z]+)*)\.([a-z_]+).*", text
+            )
+            if place is None:
+                assert text.startswith(("leave it out", "write ", "name ")), (word, text)
+                continue
+            fitting = [each for each in known if each.shown == place[1]]
+            keys = {key for each in fitting if each.kind in (None, kind) for key in each.keys}
+            assert place[2] in keys, (word, kind, text)
+
+
+def test_a_flag_that_is_advised_is_one_of_the_trainer(request: pytest.FixtureRequest) -> None:
+    folder = request.config.rootpath.parent / "shared/trainers"
+    if not folder.is_dir():
+        pytest.skip("the sources of the trainers are not here")
+    for kind, name in (("musubi", "musubi-tuner"), ("sdscripts", "sd-scripts")):
+        sources = "".join(path.read_text() for path in Path(folder / name).rglob("*.py"))
+        for word, answer in ANSWERS.items():
+            text = answer if isinstance(answer, str) else answer[kind]  # type: ignore[index]
+            for flag in re.findall(r"--[a-z_0-9]+", text):
+                assert f'"{flag}"' in sources, (word, kind, flag)
+
+
+def test_neither_names_nor_values_are_answered_with_a_regular_expression() -> None:
+    values = configuration("sd")
+    values["datasets"]["schöne Katzen"] = values["datasets"].pop("cats")
+    values["runs"]["r"]["datasets"] = ["schöne Katzen"]
+    line = message(values)
+    assert line.startswith('datasets.schöne Katzen: "schöne Katzen" is not allowed here')
+    assert "use letters (A-Z, a-z), digits, `.`, `_` and `-`" in line
+    for key, value in (("caption_extension", "txt"), ("background", "whit")):
+        values = configuration("sd")
+        values["datasets"]["cats"][key] = value
+        line = message(values)
+        assert "; use " in line and not any(pattern in line for pattern in PATTERNS)
+
+
+def test_variables_and_home_in_paths_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("MODELS", "/big/models")
+    values = configuration("sd")
+    values["datasets"]["cats"]["path"] = "~/cats"
+    values["models"]["m"] |= {"vae": "$MODELS/vae", "unet": {"path": "${MODELS}/a$$b"}}
+    values["musubi_tuner"]["venv"] = "~/venv"
+    found = parse(values)
+    assert found.datasets["cats"].path == "/home/me/cats"
+    model = found.models["m"]
+    assert (model.vae.path, model.unet and model.unet.path) == (
+        "/big/models/vae",
+        "/big/models/a$b",
+    )
+    assert found.musubi_tuner and found.musubi_tuner.venv == "/home/me/venv"
+    monkeypatch.delenv("MODELS")
+    line = message(values)
+    assert line.startswith("models.m.vae.path: ") and "MODELS" in line and "not set" in line
+
+
+def test_a_resolution_without_bound_is_refused() -> None:
+    for written in (1048576, "1048576", [512, 8193]):
+        values = configuration("sd")
+        values["runs"]["r"]["resolutions"] = [written]
+        line = message(values)
+        assert line.startswith("runs.r.resolutions.0.") and line.endswith("; use 8192 or less")
+    parse(configuration("sd") | {"export": {"resolution": 8192}})
