@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.musubi.check import check, checklist, refuse_failed
+from latentmake.musubi.check import check
 from latentmake.musubi.order import MusubiOrder
+from latentmake.trainers.checks import passed
 from latentmake.trainers.order import read_order
 
 with logged(snakemake.log[0]):
-    findings = check(read_order(Path(snakemake.input.order), MusubiOrder))
-    sys.stdout.write(checklist(findings) + "\n")
-    refuse_failed(findings)
+    order = read_order(Path(snakemake.input.order), MusubiOrder)
+    passed(check(order), lambda text: sys.stdout.write(f"{text}\n"))

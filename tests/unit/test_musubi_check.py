@@ -12,16 +12,10 @@ import pytest
 import torch
 from latentmake.config import Dataset, Model
 from latentmake.errors import TrainingError
-from latentmake.musubi.check import (
-    Finding,
-    check,
-    checklist,
-    failed,
-    refuse_failed,
-    training_toml,
-)
+from latentmake.musubi.check import check, training_toml
 from latentmake.musubi.order import MusubiOrder
 from latentmake.musubi.weights import content_of, weight_file
+from latentmake.trainers.checks import Finding, checklist, failed, refuse_failed
 from musubi_world import (
     COLOURS,
     RUN,
@@ -371,17 +365,19 @@ def test_a_trainer_that_is_not_there_fails(root: Path, tmp_path: Path) -> None:
 def test_a_trainer_too_old_for_a_flag_fails(root: Path, tmp_path: Path) -> None:
     old = stand_in(tmp_path / "old", without=("resume", "timestep_sampling", "dit_high_noise"))
     note = fails(make_run(root, tuner=old, save_every_n_epochs=1), "arguments")
-    assert note.startswith("this musubi-tuner is too old for --timestep_sampling --resume")
+    assert note.startswith("this musubi-tuner does not know --timestep_sampling --resume: update")
     assert "--resume" not in fails(make_run(root, tuner=old), "arguments")
     order = make_run(root, tuner=old, timestep_sampling=None, arguments=["--unheard_of=1"])
-    assert "too old for --unheard_of:" in fails(order, "arguments")
+    assert "does not know --unheard_of: update" in fails(order, "arguments")
+    order = make_run(root, tuner=old, timestep_sampling=None, arguments=["--fp8_bas"])
+    assert fails(order, "arguments").endswith("does not know --fp8_bas: did you mean --fp8_base?")
 
 
 def test_an_environment_that_lacks_an_import_fails(root: Path, tuner: Path) -> None:
     script = tuner / "wan_train_network.py"
     script.write_text("import torch\nimport toml\n" + script.read_text())
     order = make_run(root, tuner=tuner)
-    assert "lacks toml, torch, which" in fails(order, "environment")
+    assert "lacks toml, torch: install" in fails(order, "environment")
     script.write_text(f"import sys\nsys.path.append('lib')\n{script.read_text()}")
     assert of(check(order), "environment").verdict == "warning"
 

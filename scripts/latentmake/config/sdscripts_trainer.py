@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from latentmake.config.arguments import SD_SCRIPTS, flags_of, refuse_ours
 from latentmake.config.fields import Closed, DiskPath, Number
 from latentmake.config.models import Architecture
 
@@ -27,12 +28,7 @@ _SCRIPTS: dict[Architecture, tuple[Script, ...]] = {
     "sd3": ("sd3_train_network",),
     "flux": ("flux_train_network",),
 }
-# What the command line says already, or what would be trained on otherwise than was cached.
-_OURS = frozenset(
-    {"--dataset_config", "--config_file", "--train_data_dir", "--in_json", "--output_dir"}
-    | {"--output_name", "--save_model_as", "--pretrained_model_name_or_path", "--network_module"}
-    | {"--dataset_class", "--dataset_repeats", "--reg_data_dir", "--skip_cache_check"}
-)
+# What would be trained on otherwise than was cached.
 _CACHED = frozenset({"--color_aug", "--random_crop", "--face_crop_aug_range"})
 _OF_DATASETS = frozenset(
     {"--resolution", "--enable_bucket", "--min_bucket_reso", "--max_bucket_reso"}
@@ -110,7 +106,7 @@ class SdScriptsTrainer(Closed):
     @property
     def flags(self) -> list[str]:
         """The flags among its further arguments."""
-        return [each.partition("=")[0] for each in self.arguments if each.startswith("--")]
+        return flags_of(self.arguments)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -120,8 +116,7 @@ class SdScriptsTrainer(Closed):
             raise ValueError("`dynamo_backend` needs `torch_compile: true`")
         if self.zero_stage != 2 and not self.deepspeed:
             raise ValueError("`zero_stage` needs `deepspeed: true`")
-        if flag := _first(self.flags, _OURS):
-            raise ValueError(f"`arguments`: {flag} is set already: leave it out")
+        refuse_ours(self.arguments, SD_SCRIPTS)
         if flag := _first(self.flags, _CACHED):
             raise ValueError(f"`arguments`: {flag} does not go with cached latents: leave it out")
         if flag := _first(self.flags, _OF_DATASETS):

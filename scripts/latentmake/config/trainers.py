@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from latentmake.config.arguments import MUSUBI, refuse_ours
 from latentmake.config.fields import UNET_PART, Closed, DiskPath, Number, ResolutionField, expanded
 
 __all__ = ["MusubiTrainer", "Samples", "SdTrainer"]
@@ -217,7 +218,8 @@ class MusubiTrainer(Closed):
     )
 
     @model_validator(mode="after")
-    def _scaled_needs_base(self) -> Self:
+    def _fits(self) -> Self:
+        refuse_ours(self.arguments, MUSUBI)
         if self.fp8_scaled and not self.fp8_base:
             raise ValueError("`fp8_scaled` needs `fp8_base: true`")
         return self

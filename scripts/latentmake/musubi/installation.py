@@ -8,6 +8,7 @@ from latentmake.config import MusubiTuner
 from latentmake.errors import TrainingError
 from latentmake.musubi.command import TRAINING_SCRIPT
 from latentmake.trainers import installation as installed
+from latentmake.trainers.remembered import Memory
 
 __all__ = ["Installation", "pick_attention"]
 
@@ -31,34 +32,42 @@ class Installation(installed.Installation):
     """A musubi-tuner folder and the Python that runs it."""
 
     @classmethod
-    def find(cls, settings: MusubiTuner) -> Installation:
+    def find(cls, settings: MusubiTuner, memory: Memory | None = None) -> Installation:
         """Find the scripts and the Python of a musubi-tuner folder.
+
+        Args:
+            settings: where it lies.
+            memory: keeps what is found out about it.
 
         Raises:
             TrainingError: the folder, its scripts, or the Python of its environment are missing.
         """
-        return cls.locate(_PROGRAM, settings.path, settings.venv)
+        return cls.locate(_PROGRAM, settings.path, settings.venv, memory)
 
     def refuses_sage(self) -> bool:
         """Tell whether this version parses `--sage_attn` and then refuses to train with it."""
         return self.sources.refuses_sage
 
 
-def pick_attention(attention: str, installation: Installation) -> str:
+def pick_attention(attention: str, installation: Installation, *, quick: bool = False) -> str:
     """Return the flag of the attention to train with, without its dashes.
 
     Args:
         attention: the trainer's setting. `auto` is the fastest that its environment can import and
             its version takes: sageattention, flash-attn, xformers, else torch's own (sdpa).
         installation: the trainer's.
+        quick: only look whether its package is installed, and do not choose: `auto` is sdpa. An
+            import takes seconds, and may need the GPU of another machine.
 
     Raises:
         TrainingError: the one that was asked for is refused, unknown, or not installed.
     """
     known = installation.flags()
     if attention != "auto":
-        _insist(attention, installation, known)
+        _insist(attention, installation, known, quick)
         return attention
+    if quick:
+        return "sdpa"
     wanted = [
         name
         for name in _PREFERRED
@@ -72,7 +81,9 @@ def pick_attention(attention: str, installation: Installation) -> str:
     return "sdpa"
 
 
-def _insist(attention: str, installation: Installation, known: frozenset[str] | None) -> None:
+def _insist(
+    attention: str, installation: Installation, known: frozenset[str] | None, quick: bool
+) -> None:
     mend = "set `attention: auto`"
     if known is not None and f"--{attention}" not in known:
         raise TrainingError(
@@ -88,7 +99,9 @@ def _insist(attention: str, installation: Installation, known: frozenset[str] | 
         )
     modules = _MODULES.get(attention, ())
     there: Mapping[str, bool] = installation.can_import(modules) if modules else {}
-    if modules and not any(there[each] and installation.does_import(each) for each in modules):
+    if modules and not any(
+        there[each] and (quick or installation.does_import(each)) for each in modules
+    ):
         raise TrainingError(
             f"musubi-tuner's environment cannot import {modules[0]}, which --{attention} needs",
             where=installation.python,

@@ -7,22 +7,17 @@ only a new and whole LoRA is.
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 from latentmake import cachefile
-from latentmake.errors import TrainingError
-from latentmake.musubi.check import (
-    check,
-    checklist,
-    command_arguments,
-    refuse_failed,
-    training_toml,
-)
+from latentmake.musubi.check import check, training_toml
 from latentmake.musubi.command import TRAINING_SCRIPT, accelerate_arguments
 from latentmake.musubi.installation import Installation, pick_attention
 from latentmake.musubi.networks import networks_digest
 from latentmake.musubi.order import MusubiOrder
-from latentmake.trainers import child
+from latentmake.musubi.preflight import command_arguments
+from latentmake.trainers import checks, child
 from latentmake.trainers.launched import Layout, Receipt, Record, read_record, wanted
 from latentmake.trainers.launching import accept, digest_with_receipt, failure, say, weights_fault
 from latentmake.trainers.order import Wanted, read_order
@@ -53,7 +48,7 @@ def train(
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
     checked = not order.weights
     if checked:  # first, since its networks take a while to read
-        _check(order, log)
+        checks.passed(check(order), partial(say, log=log))
         weights = digest_with_receipt(lambda each: networks_digest(order.model, each))
         order = order.model_copy(update={"weights": weights})
     want = wanted(order)
@@ -62,7 +57,7 @@ def train(
         say(f"{order.run}: already trained on exactly this: {layout.lora}", log)
     else:
         if not checked:
-            _check(order, log)
+            checks.passed(check(order), partial(say, log=log))
         record = _train(order, layout, want, log, processes, threads)
     Receipt(run=order.run, **dict(record)).write(receipt)
 
@@ -100,12 +95,6 @@ def _train(
     return accept(order.run, "LoRA", layout, want, output, log, seconds, lambda: tidy(layout))
 
 
-def _check(order: MusubiOrder, log: Path) -> None:
-    findings = check(order)
-    say(checklist(findings), log)
-    refuse_failed(findings)
-
-
 def _command(
     order: MusubiOrder, tuner: Installation, resume: Resume, processes: int, log: Path
 ) -> list[str]:
@@ -126,14 +115,8 @@ def _command(
     options += ["--multi_gpu"] if processes > 1 else []
     options += accelerate_arguments(order)
     if trainer.accelerate_config is not None:
-        config = Path(trainer.accelerate_config)
-        if not config.is_file():
-            raise TrainingError(
-                "this configuration of accelerate does not exist",
-                where=config,
-                mend="correct the trainer's `accelerate_config`",
-            )
-        options = accelerate_arguments(order, config=str(config.absolute()))
+        config = str(Path(trainer.accelerate_config).absolute())
+        options = accelerate_arguments(order, config=config)
     launcher = tuner.launcher(options)
     if launcher is None:
         launcher = [str(tuner.python)]

@@ -55,8 +55,6 @@ def training_arguments(
 ) -> list[str]:
     """Return the arguments of a training script, without the script itself.
 
-    The user's own arguments come last, so that they win where a flag is given twice.
-
     Args:
         order: the run.
         dataset_config: path of the dataset TOML.

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from latentmake.sdscripts.order import SdScriptsOrder
 from latentmake.trainers.installation import Installation, Program
+from latentmake.trainers.remembered import Memory
 
 __all__ = ["find"]
 
 
-def find(order: SdScriptsOrder) -> Installation:
+def find(order: SdScriptsOrder, memory: Memory | None = None) -> Installation:
     """Find the script that trains a run, and the Python that runs it.
+
+    Args:
+        order: the run.
+        memory: keeps what is found out about it.
 
     Raises:
         TrainingError: the folder, its script, or the Python of its environment are missing.
@@ -22,4 +27,4 @@ def find(order: SdScriptsOrder) -> Installation:
         script=script,
         knows=f"an sd-scripts that has {script}",
     )
-    return Installation.locate(program, order.sd_scripts.path, order.sd_scripts.venv)
+    return Installation.locate(program, order.sd_scripts.path, order.sd_scripts.venv, memory)

@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 
 import latentmake
 from latentmake.errors import TrainingError
+from latentmake.trainers.remembered import Memory, remembered
 from latentmake.trainers.sources import Sources
 
 __all__ = ["Installation", "Program"]
@@ -39,7 +40,7 @@ for name in json.loads(sys.argv[1]):
         places = [os.path.join(place, *rest) for place in spec.submodule_search_locations or ()]
         there = any(os.path.isfile(place + ".py") or os.path.isdir(place) for place in places)
     found[name] = there
-print(json.dumps(found))
+print(json.dumps([found, sys.path]))
 """
 
 
@@ -70,28 +71,37 @@ class Installation:
         python: the Python of its environment, absolute; links are kept, for a virtual environment
             is found by the name it is called by.
         note: what is to be said of that choice, "" where it is as usual.
-        sources: what its sources say of it.
+        sources: what the sources of its training script say of it.
     """
 
     def __init__(
-        self, program: Program, folder: Path, scripts: Path, python: Path, note: str = ""
+        self,
+        program: Program,
+        folder: Path,
+        scripts: Path,
+        python: Path,
+        note: str = "",
+        memory: Memory | None = None,
     ) -> None:
         self.program = program
         self.folder = folder
         self.python = python
         self.note = note
         self._scripts = scripts
-        roots = [scripts, folder / "src", folder]
-        self.sources = Sources(scripts / program.script, roots)
+        self._memory = memory
+        self.sources = self.sources_of(program.script)
 
     @classmethod
-    def locate(cls, program: Program, path: str, venv: str | None) -> Self:
+    def locate(
+        cls, program: Program, path: str, venv: str | None, memory: Memory | None = None
+    ) -> Self:
         """Find the scripts and the Python of a trainer's folder.
 
         Args:
             program: which trainer.
             path: its folder.
             venv: its virtual environment; None looks for one in the folder.
+            memory: keeps what is found out about it.
 
         Raises:
             TrainingError: the folder, its scripts, or the Python of its environment are missing.
@@ -107,7 +117,7 @@ class Installation:
         for scripts in (folder / package, folder):
             if (scripts / script).is_file():
                 python, note = _find_python(folder, venv, section)
-                return cls(program, folder, scripts, python, note)
+                return cls(program, folder, scripts, python, note, memory)
         within = f" or in its {package}" if package else ""
         raise TrainingError(
             f"no {script} lies in this folder{within}",
@@ -130,13 +140,23 @@ class Installation:
             mend=f"update it, or correct `{self.program.section}.path`",
         )
 
+    def sources_of(self, script: str) -> Sources:
+        """Return what the sources of one of its scripts say of it."""
+        roots = [self._scripts, self.folder / "src", self.folder]
+        return Sources(self._scripts / script, roots, self._memory)
+
     def flags(self) -> frozenset[str] | None:
         """Return the flags that its training script declares; None where that cannot be told."""
         return self.sources.flags
 
-    def missing_flags(self, arguments: Sequence[str]) -> list[str]:
-        """Return the flags of a command line that this version does not know."""
-        known = self.flags()
+    def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
+        """Return the flags of a command line that this version does not know.
+
+        Args:
+            arguments: of the command line.
+            script: which of its scripts; by default the one that trains.
+        """
+        known = (self.sources if script is None else self.sources_of(script)).flags
         if known is None:
             return []
         given = [each.partition("=")[0] for each in arguments if each.startswith("--")]
@@ -182,12 +202,22 @@ class Installation:
         Raises:
             TrainingError: its Python cannot be run.
         """
-        done = self._ask(_FIND, json.dumps(list(modules)))
-        try:
-            found = json.loads(done.splitlines()[-1])
-            return {name: bool(found[name]) for name in modules}
-        except (ValueError, LookupError, TypeError):
-            raise self._mute("it gives no answer") from None
+        names = sorted(set(modules))
+
+        def find() -> tuple[dict[str, bool], list[str]]:
+            done = self._ask(_FIND, json.dumps(names))
+            try:
+                found, places = json.loads(done.splitlines()[-1])
+                there = {name: bool(found[name]) for name in names}
+            except (ValueError, LookupError, TypeError):
+                raise self._mute("it gives no answer") from None
+            # A package that is installed or removed changes the folder that holds it.
+            return there, [self.python, self._scripts, *filter(None, places)]
+
+        question = ["modules", str(self.python), str(self._scripts), names]
+        question.append(self.environment().get("PYTHONPATH", ""))
+        found: dict[str, bool] = remembered(self._memory, question, find)
+        return found
 
     def does_import(self, module: str) -> bool:
         """Tell whether importing a module succeeds there: an installed one may be a broken one.

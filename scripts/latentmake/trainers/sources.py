@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+from latentmake.trainers.remembered import Memory, remembered
 
 __all__ = ["Sources"]
 
@@ -24,12 +27,56 @@ class Sources:
     Args:
         script: the program.
         roots: folders in which its imports are looked for, in order.
+        memory: keeps what was found, until one of the files or folders changes.
     """
 
-    def __init__(self, script: Path, roots: Sequence[Path]) -> None:
+    def __init__(self, script: Path, roots: Sequence[Path], memory: Memory | None = None) -> None:
         self._script = script
         self._roots = roots
+        self._memory = memory
         self._unreadable = False
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        def find() -> tuple[dict[str, Any], Iterable[Path]]:
+            flags = self._flags()
+            facts = {
+                "flags": None if flags is None else sorted(flags),
+                "refuses_sage": self._refuses_sage(),
+                "demands_precision": self._demands_precision(),
+                "needs": sorted(self._needs()),
+                "files": sorted(map(str, self._trees)),
+            }
+            return facts, [*self._trees, *{path.parent for path in self._trees}]
+
+        question = ["sources", str(self._script), [str(root) for root in self._roots]]
+        facts: dict[str, Any] = remembered(self._memory, question, find)
+        return facts
+
+    @property
+    def flags(self) -> frozenset[str] | None:
+        """The flags that are declared; None where that cannot be told.
+
+        It cannot where the script does not declare `--dataset_config` with argparse, takes what it
+        does not know, or computes the names of its flags.
+        """
+        flags = self._facts["flags"]
+        return None if flags is None else frozenset(flags)
+
+    @property
+    def refuses_sage(self) -> bool:
+        """Whether there is a condition on `sage_attn` alone that ends the program."""
+        return bool(self._facts["refuses_sage"])
+
+    @property
+    def demands_precision(self) -> bool:
+        """Whether it asserts something of `mixed_precision`: that it is the DiT's number format."""
+        return bool(self._facts["demands_precision"])
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Packages of others that it imports whenever it runs, by their first names."""
+        return frozenset(self._facts["needs"])
 
     @cached_property
     def _trees(self) -> dict[Path, ast.Module]:
@@ -44,10 +91,13 @@ class Sources:
             if path in found:
                 continue
             try:
-                found[path] = ast.parse(path.read_bytes())
+                tree = ast.parse(path.read_bytes())
             except (OSError, SyntaxError, ValueError, RecursionError):
                 self._unreadable = True
                 continue
+            if path != self._script:  # imported, so that what it does as a program is not done
+                tree.body = [node for node in tree.body if not _is_main(node)]
+            found[path] = tree
             for name, base in _imports(found[path], path, everywhere=everywhere):
                 waiting.extend(self._files(name, [base] if base else self._roots))
         return found
@@ -78,13 +128,7 @@ class Sources:
                     ):
                         yield where, node
 
-    @cached_property
-    def flags(self) -> frozenset[str] | None:
-        """The flags that are declared; None where that cannot be told.
-
-        It cannot where the script does not declare `--dataset_config` with argparse, takes what it
-        does not know, or computes the names of its flags.
-        """
+    def _flags(self) -> frozenset[str] | None:
         flags: set[str] = set()
         declaring: set[Path] = {self._script}
         for path, call in self._calls("add_argument"):
@@ -101,9 +145,7 @@ class Sources:
             return None
         return frozenset(flag for flag in flags if flag.startswith("-"))
 
-    @cached_property
-    def refuses_sage(self) -> bool:
-        """Whether there is a condition on `sage_attn` alone that ends the program."""
+    def _refuses_sage(self) -> bool:
         for tree in self._trees.values():
             for node in ast.walk(tree):
                 if (
@@ -121,18 +163,14 @@ class Sources:
                     return True
         return False
 
-    @cached_property
-    def demands_precision(self) -> bool:
-        """Whether it asserts something of `mixed_precision`: that it is the DiT's number format."""
+    def _demands_precision(self) -> bool:
         return any(
             isinstance(node, ast.Assert) and "'mixed_precision'" in ast.dump(node.test)
             for tree in self._trees.values()
             for node in ast.walk(tree)
         )
 
-    @cached_property
-    def needs(self) -> frozenset[str]:
-        """Packages of others that it imports whenever it runs, by their first names."""
+    def _needs(self) -> frozenset[str]:
         named = {
             name.partition(".")[0]
             for path, tree in self._reach(everywhere=False).items()
@@ -156,7 +194,8 @@ class Sources:
     def mentions(self, word: str) -> bool:
         """Tell whether a word stands anywhere in the sources."""
         return any(
-            word in path.read_text(encoding="utf-8", errors="replace") for path in self._trees
+            word in Path(path).read_text(encoding="utf-8", errors="replace")
+            for path in self._facts["files"]
         )
 
 
@@ -174,6 +213,10 @@ def _imports(
             # What is imported may be a module of that package.
             prefix = f"{node.module}." if node.module else ""
             yield from ((f"{prefix}{alias.name}", base) for alias in node.names)
+
+
+def _is_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "id='__name__'" in ast.dump(node.test)
 
 
 def _alternatives(test: ast.expr) -> list[ast.expr]:
