@@ -537,4 +537,4 @@ def test_a_trainer_too_old_for_a_flag_is_named(built: Project) -> None:
     musubi_world.stand_in(folder, without=("discrete_flow_shift",), own_venv=False)
     result = built.run("train_tiny", check=False)
     assert result.returncode != 0
-    result.one_line("too old", "--discrete_flow_shift")
+    result.one_line("does not know", "--discrete_flow_shift")
