@@ -99,3 +99,8 @@ wildcard_constraints:
     variant=r"text(\.(\d+|dropped))?",
     stem=r".+",
     run=r"[^/]+",
+
+
+# After Snakemake has its lock, and never for a dry run: another build may be at work beside it.
+onstart:
+    SESSION.begin()

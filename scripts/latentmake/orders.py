@@ -8,19 +8,20 @@ it; jobs, and the processes that a cluster starts for them, only read.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from latentmake import cachefile, digest
 from latentmake.clips import Clip
-from latentmake.errors import LatentmakeError
+from latentmake.errors import CacheError, LatentmakeError
 from latentmake.media import Media
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Target",
     "WorkItem",
     "WorkOrder",
+    "begin",
     "forget_old",
     "forget_spooled",
     "keep_replaced",
@@ -47,6 +49,7 @@ __all__ = [
 FOLDER = Path(".latentmake/orders")
 RUNS = Path(".latentmake/runs")
 SPOOL = Path(".latentmake/spool")
+_BUILDING = Path(".latentmake/building.lock")
 _ITEMS = ".items.json"
 _VERSION = 3  # of a work order's form
 _RECEIPT = ".receipt.json"
@@ -201,16 +204,37 @@ class WorkOrder:
         return [target.path for item in self.items for target in item.targets]
 
     def write(self) -> None:
-        """Write it, with an mtime later than that of anything found.
+        """Write it, with an mtime later than that of anything found and of its receipt.
+
+        Where it lies there without a receipt it is left as it is: a build may be carrying it out,
+        which Snakemake ends with an error where an input is newer than what was made of it.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
+        if self._is_waiting():
+            return
         # The items lie beside the order: Snakemake digests its input once for each of the outputs.
-        cachefile.write(self.path.with_suffix(_ITEMS), self._items.encode())
+        cachefile.write(self._items_path, self._items.encode())
         cachefile.write(self.path, self._head.encode())
         found = (target.found for item in self.items for target in item.targets)
         touch(self.path, max((int(each.split("@")[1]) for each in found if each), default=0))
+
+    @property
+    def _items_path(self) -> Path:
+        return self.path.with_suffix(_ITEMS)
+
+    def _is_waiting(self) -> bool:
+        """Whether it lies there, whole and in no danger of being tidied away, and is not done."""
+        try:
+            return (
+                self.path.stat().st_mtime > time.time() - _KEPT_SECONDS / 2
+                and self.path.read_bytes() == self._head.encode()
+                and self._items_path.read_bytes() == self._items.encode()
+                and not self.receipt.exists()
+            )
+        except OSError:
+            return False
 
     @classmethod
     def read(cls, path: Path) -> WorkOrder:
@@ -366,20 +390,43 @@ def forget_old(keep: set[str]) -> None:
                         Path(entry.path).unlink()
 
 
+def begin(orders: Sequence[WorkOrder]) -> BinaryIO | None:
+    """Tidy up where no other build runs, and keep what the jobs of some orders will replace.
+
+    To be called before any job, by a process that Snakemake lets build. Its lock is one on files:
+    builds of different files run side by side, and what one of them keeps no other may tidy away.
+
+    Returns:
+        An open file, whose lock tells others of this build until the process ends; None where the
+        file system knows no locks.
+    """
+    held: BinaryIO | None = None
+    with contextlib.suppress(OSError):  # what is left behind costs space, no more
+        _BUILDING.parent.mkdir(parents=True, exist_ok=True)
+        held = _BUILDING.open("wb")
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            forget_old({order.name for order in orders})
+        fcntl.flock(held, fcntl.LOCK_SH)
+    keep_replaced(orders)
+    return held
+
+
 def keep_replaced(orders: Iterable[WorkOrder]) -> None:
-    """Give what the targets of some orders hold now a name in the spool.
+    """Give what lies under the names of some orders' targets a name in the spool.
 
     Snakemake deletes a job's outputs before it runs. Should the job fail, or its configuration turn
-    out to be a mistake, the next one takes them from there.
+    out to be a mistake, the next one takes them from there; so does this one, where another build
+    has made its targets since they were planned.
     """
-    for order in orders:
-        for item in order.items:
-            for target in item.targets:
-                key = (target.found or "damaged").partition("@")[0]
-                if key != "damaged" and not spooled(key).exists():
-                    with contextlib.suppress(OSError):  # it spares work, no more
-                        SPOOL.mkdir(parents=True, exist_ok=True)
-                        os.link(target.path, spooled(key))
+    for target in (target for order in orders for item in order.items for target in item.targets):
+        with contextlib.suppress(OSError, CacheError):  # it spares work, no more
+            found, _, moment = (target.found or "").partition("@")
+            same = str(Path(target.path).stat().st_mtime_ns) == moment
+            key = found if same else cachefile.read_header(target.path).key
+            if key != "damaged" and not spooled(key).exists():
+                SPOOL.mkdir(parents=True, exist_ok=True)
+                os.link(target.path, spooled(key))
 
 
 def unfinished() -> list[str]:

@@ -380,13 +380,6 @@ class Planner:
         minutes = {order.name: known for order in found if (known := minutes_of(self, order))}
         return Plan(plans, found, minutes)
 
-    def clean(self, plan: Plan) -> None:
-        """Delete what earlier builds left behind: old orders, spooled files that have their names.
-
-        Not for a dry run: another build may be at work beside it.
-        """
-        orders.forget_old({order.name for order in plan.orders})
-
     def _take_in_receipts(self) -> None:
         """Learn what jobs read and wrote, so that nobody reads it again."""
         known = self.memo.known_receipts()

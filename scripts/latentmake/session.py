@@ -47,7 +47,7 @@ class Session:
         targets: what the user asked for; empty stands for everything.
         main: whether this process plans.
         force: whether the user forces jobs that have nothing to do.
-        dry: whether this is a dry run, which deletes nothing.
+        dry: whether this is a dry run, which starts no process that would need the plan.
         buildable: folders that a rule makes.
         allowed: in a process that Snakemake starts, the rules that it shall know.
     """
@@ -75,7 +75,7 @@ class Session:
         if main:
             names = _or_exit(lambda: runs_asked_for(targets, self.config.runs))
             trained = [name for name in names if _is_training_asked(name, targets)]
-            self.plan = _or_exit(lambda: self._planned(names, trained, force, dry))
+            self.plan = _or_exit(lambda: self._planned(names, trained, force))
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
             files = [target for target in targets if target.startswith("cache/")]
             self._singles = {path: self._single(path) for path in files}
@@ -88,23 +88,17 @@ class Session:
             self._handover = given or Handover()
             self.plan = Plan({}, given.orders(allowed) if given else orders.on_disk())
 
-    def _planned(
-        self, names: Iterable[str], trained: Collection[str], force: bool, dry: bool
-    ) -> Plan:
+    def _planned(self, names: Iterable[str], trained: Collection[str], force: bool) -> Plan:
         self._planner = Planner(self.config, Memo(MEMO), buildable=list(self._buildable))
         # Plan and graph are millions of small objects that live to the end: looking through them
         # for garbage again and again would cost more than making them.
         gc.disable()
         try:
-            plan = self._planner.plan(names, force=force, trained=trained)
-            if not dry:
-                self._planner.clean(plan)
-                orders.keep_replaced(plan.orders)
+            return self._planner.plan(names, force=force, trained=trained)
         finally:
             gc.freeze()
             gc.set_threshold(200_000, 20, 100)
             gc.enable()
-        return plan
 
     def _hand_over(self, dry: bool) -> Handover:
         runs = {
@@ -181,6 +175,11 @@ class Session:
         for name in names:
             text = "\n".join(status_lines(self.plan.runs[name]))
             _or_exit(partial(_write, self.status_path(name), text))
+
+    def begin(self) -> None:
+        """Tidy up and keep what jobs will replace: when Snakemake has its lock, before any job."""
+        singles = [order for order, stale in filter(None, self._singles.values()) if stale]
+        self._building = orders.begin([*self.plan.orders, *singles])
 
     # -- what rules ask -----------------------------------------------------------------------
 

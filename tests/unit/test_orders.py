@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake import orders
+from latentmake import cachefile, orders
 from latentmake.clips import Clip
 from latentmake.errors import LatentmakeError
 from latentmake.media import Media
@@ -197,12 +198,58 @@ def test_what_is_replaced_is_kept_in_the_spool_until_then() -> None:
     for each in (target, damaged):
         Path(each.path).parent.mkdir(exist_ok=True)
         Path(each.path).write_bytes(b"old")
+        os.utime(each.path, ns=(5, 5))
     order = work_order(items=(WorkItem("a", "data/a.png", None, (target, damaged)),))
     orders.keep_replaced([order])
     Path(target.path).unlink()  # as Snakemake does before a job
     orders.forget_old({order.name})
     assert spooled("key").read_bytes() == b"old"
     assert len(list(spooled("key").parent.iterdir())) == 1
+
+
+def test_what_another_build_has_made_since_is_kept_under_its_own_key() -> None:
+    recipe = {"format": 1}
+    stamp = cachefile.stamp(key="new", source="s", recipe=recipe)
+    data = cachefile.serialize({"x": torch.ones(1)}, stamp)
+    found = [None, "old@5", "damaged@5"]
+    targets = [Target("64", f"cache/{each}", each, (64, 64)) for each in found]
+    for target in targets:
+        cachefile.write(Path(target.path), data)
+    for target in targets:
+        orders.keep_replaced([work_order(items=(WorkItem("a", "a.png", None, (target,)),))])
+        assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("new").name]
+        spooled("new").unlink()
+
+
+def test_beside_another_build_nothing_is_tidied_away() -> None:
+    spooled("x").parent.mkdir(parents=True)
+    spooled("kept").write_bytes(b"x")
+    os.link(spooled("kept"), "target")  # as a build keeps what it replaces
+    builds = [orders.begin([])]
+    assert not spooled("kept").exists()
+    os.link("target", spooled("kept"))
+    builds += [orders.begin([]), orders.begin([])]
+    assert spooled("kept").exists()
+    for build in builds:
+        assert build is not None
+        build.close()
+    build = orders.begin([])
+    assert not spooled("kept").exists()
+
+
+def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
+    order = work_order()
+    order.write()
+    os.utime(order.path, ns=(before := time.time_ns() - 10**12, before))
+    order.write()
+    assert order.path.stat().st_mtime_ns == before  # a build may be carrying it out
+    Receipt({}, {}, [], {}, 0.0).write(order.receipt)
+    order.write()
+    assert order.path.stat().st_mtime_ns >= order.receipt.stat().st_mtime_ns - 10**7
+    order.receipt.unlink()
+    order.path.write_text("{")
+    order.write()
+    assert WorkOrder.read(order.path) == order
 
 
 def test_forgetting_what_is_not_there_does_nothing() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -120,9 +121,13 @@ def test_killing_everything_at_once_costs_no_finished_item(stopping: Project) ->
     _finishes(stopping)
 
 
-def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(built: Project) -> None:
+def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(
+    built: Project, tmp_path: Path
+) -> None:
     built.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32, 48]))
     before = built.snapshot()
+    alone = built.copy(tmp_path / "alone")
+    alone.run("caches_tiny")
     running = built.start("caches_tiny")
     with halted(running):
         second = built.run("caches_tiny", check=False)
@@ -132,7 +137,40 @@ def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(built: Project)
     assert running.wait(timeout=600) == 0, (built / "started.txt").read_text()
     added = built.latents(*world.CAPTIONS, resolutions=(48,))
     assert built.changed(before) == NOTHING._replace(added=added)
+    assert _bytes(built) == _bytes(alone)
     assert built.run("caches_tiny").idle
+
+
+def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path: Path) -> None:
+    before = built.copy(tmp_path / "before")
+    entry = built / "scripts/encode.py"
+    entry.write_text(STOP + entry.read_text(encoding="utf-8"), encoding="utf-8")
+    for number, stem in enumerate(world.CAPTIONS):
+        world.draw(built / f"data/shapes/{stem}.png", number + 50)
+        (built / f"data/shapes/{stem}.txt").write_text(f"{stem}, edited")
+    running = built.start("caches_tiny")
+    process = _stopped(running)
+    kept = built.spool()
+    assert len(kept) == 12 + 5 + SPOOLED  # what both jobs will replace, and what one has made
+    file = "cache/shapes/micro/16/ant.latents.safetensors"
+    built.run(file, check=False).one_line("Directory cannot be locked")
+    assert built.spool() == kept
+    built.run("status_tiny")  # which Snakemake lets run beside it
+    assert built.spool() == kept
+    os.kill(process, signal.SIGCONT)
+    wait_until(lambda: encoding_process(running.pid) not in (None, process), running)
+    _stopped(running)
+    kill_group(running)  # in the other job, which has deleted what it declares
+    for part in ("data", "scripts"):
+        shutil.copytree(before / part, built / part, dirs_exist_ok=True)
+    built.run("--unlock")
+    assert built.run("caches_tiny").encoded()[:2] == (0, 12 + 5)
+    assert _bytes(built) == _bytes(before)
+    assert built.run("caches_tiny").idle
+
+
+def _bytes(project: Project) -> dict[str, str]:
+    return {name: content for name, (content, _) in project.snapshot().items()}
 
 
 def test_a_dry_run_of_another_configuration_meanwhile_changes_nothing(built: Project) -> None:
