@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from latentmake.config.fields import Closed, Number
+from latentmake.config.shapes import TEXT, Shapes
 
 __all__ = ["Captions"]
 
 
 class Captions(Closed):
     """What is done to captions before they are encoded, under the names that sd-scripts uses."""
+
+    shapes: ClassVar[Shapes] = TEXT
 
     variants: Number = Field(
         1, ge=1, le=1000, description="Texts of each item; training picks one of them each time."
@@ -37,7 +40,10 @@ class Captions(Closed):
         0.0, ge=0, lt=1, description="Share of the variants that are the empty caption."
     )
     caption_dropout_every_n_epochs: Number = Field(
-        0, ge=0, description="Epochs between two in which all captions are empty; 0: never."
+        0,
+        ge=0,
+        json_schema_extra=Shapes("text", "weights"),
+        description="Epochs between two in which all captions are empty; 0: never.",
     )
     enable_wildcard: bool = Field(
         False,
@@ -59,6 +65,7 @@ class Captions(Closed):
     token_warmup_step: float = Field(
         0.0,
         ge=0,
+        json_schema_extra=Shapes("text", "weights"),
         description="Step from which captions have all their tags; below 1 a share of all steps.",
     )
     caption_tag_dropout_rate: float = Field(

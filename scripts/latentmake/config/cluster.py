@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from latentmake.config.fields import Closed, Number
+from latentmake.config.shapes import MACHINE, Shapes
 
 __all__ = ["Batch", "Cluster", "ClusterJob", "TrainingJob"]
 
 
 class Batch(Closed):
     """How the work is cut into jobs."""
+
+    shapes: ClassVar[Shapes] = MACHINE
 
     items: Annotated[Number, Field(ge=1)] | Literal["auto"] = Field(
         1024,
@@ -26,6 +29,8 @@ class Batch(Closed):
 
 class ClusterJob(Closed):
     """What a job of one kind asks for on a cluster."""
+
+    shapes: ClassVar[Shapes] = MACHINE
 
     partition: str | None = Field(
         None, min_length=1, description="Its partition; by default that of all jobs."
@@ -55,6 +60,8 @@ class TrainingJob(ClusterJob):
 
 class Cluster(Closed):
     """What jobs ask of a cluster; without one, nothing of it counts."""
+
+    shapes: ClassVar[Shapes] = MACHINE
 
     partition: str | None = Field(None, min_length=1, description="Partition of all jobs.")
     account: str | None = Field(None, min_length=1, description="Account that is charged.")

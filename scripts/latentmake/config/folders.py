@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from latentmake.config.fields import Closed, DiskPath, place
+from latentmake.config.shapes import MACHINE, Shapes
 
 __all__ = ["Folder", "FolderField"]
 
@@ -19,6 +20,8 @@ def _on_disk(path: str) -> str:
 
 class Folder(Closed):
     """A folder of images to look at, with those in its sub-folders."""
+
+    shapes: ClassVar[Shapes] = MACHINE
 
     path: Annotated[DiskPath, AfterValidator(_on_disk)] = Field(
         min_length=1, description="Folder of the images."

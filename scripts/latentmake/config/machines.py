@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from latentmake.config.fields import Closed, DiskPath, Place, ResolutionField
+from latentmake.config.shapes import MACHINE, PUBLICATION, Shapes
 
 __all__ = ["Export", "MusubiTuner", "PathMap", "Publish", "SdScripts", "Storage"]
 
 
 class MusubiTuner(Closed):
     """Where musubi-tuner lies, and the virtual environment that it runs in."""
+
+    shapes: ClassVar[Shapes] = MACHINE
 
     path: DiskPath = Field(min_length=1, description="Folder of musubi-tuner.")
     venv: DiskPath | None = Field(
@@ -25,6 +28,8 @@ class MusubiTuner(Closed):
 class SdScripts(Closed):
     """Where sd-scripts lies, and the virtual environment that it runs in."""
 
+    shapes: ClassVar[Shapes] = MACHINE
+
     path: DiskPath = Field(min_length=1, description="Folder of sd-scripts.")
     venv: DiskPath | None = Field(
         None,
@@ -35,6 +40,8 @@ class SdScripts(Closed):
 
 class PathMap(Closed):
     """One folder, as several systems name it."""
+
+    shapes: ClassVar[Shapes] = PUBLICATION
 
     linux: str | None = Field(None, min_length=1, description="Its name under Linux.")
     windows: str | None = Field(None, min_length=1, description="Its name under Windows.")
@@ -50,6 +57,8 @@ class PathMap(Closed):
 class Publish(Closed):
     """What `publish_{run}` puts where."""
 
+    shapes: ClassVar[Shapes] = PUBLICATION
+
     path: DiskPath = Field(
         "published", min_length=1, description="Folder that gets a folder for each published run."
     )
@@ -62,6 +71,8 @@ class Publish(Closed):
 
 class Export(Closed):
     """Where `export_{run}` writes caches for ai-training."""
+
+    shapes: ClassVar[Shapes] = PUBLICATION
 
     folder: DiskPath | None = Field(
         None,
@@ -79,6 +90,8 @@ class Export(Closed):
 
 class Storage(Closed):
     """Where `store_{run}` puts finished caches, and `fetch_{run}` finds them."""
+
+    shapes: ClassVar[Shapes] = MACHINE
 
     caches: Place = Field(
         pattern="^s3://", description="Folder of the archives: s3://bucket/folder."

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from latentmake.config.fields import Closed, DiskPath, Dtype, Ending, Number, listed, place
+from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
 
 __all__ = ["Adopt", "Architecture", "Model", "TextWeights", "WanTask", "Weights"]
 
@@ -131,91 +132,147 @@ class Model(Closed):
     vae: Annotated[
         Weights,
         BeforeValidator(place, json_schema_input_type=str | Weights),
-        Field(description="The AutoencoderKL, or Wan's VAE, that makes the latents."),
+        Field(
+            json_schema_extra=Shapes("latents", "pictures"),
+            description="The AutoencoderKL, or Wan's VAE, that makes the latents.",
+        ),
     ]
     text: Annotated[
         list[_TextPlace],
         BeforeValidator(listed, json_schema_input_type=_TextPlace | list[_TextPlace]),
-        Field(min_length=1, description="The text encoders, CLIP, T5 or UMT5, in order."),
+        Field(
+            min_length=1,
+            json_schema_extra=TEXT,
+            description="The text encoders, CLIP, T5 or UMT5, in order.",
+        ),
     ]
     unet: (
         Annotated[Weights, BeforeValidator(place, json_schema_input_type=str | Weights)] | None
-    ) = Field(None, description="The UNet that is trained.")
+    ) = Field(None, json_schema_extra=WEIGHTS, description="The UNet that is trained.")
     text_projection: DiskPath | None = Field(
         None,
         min_length=1,
+        json_schema_extra=WEIGHTS,
         description="A linear layer between the embeddings and the UNet that is trained with it: "
         "`new`, or the folder or file of one.",
     )
     scheduler: DiskPath | None = Field(
-        None, description="Folder of the noise schedule; by default `scheduler` beside the UNet."
+        None,
+        json_schema_extra=WEIGHTS,
+        description="Folder of the noise schedule; by default `scheduler` beside the UNet.",
     )
     architecture: Architecture | None = Field(
         None,
+        json_schema_extra=Shapes("latents", "text", "weights"),
         description="Which model this is; decides which of the text encoders' layers and vectors "
         "are kept. By default the last layer of each.",
     )
     layout: Literal["plain", "sdscripts", "musubi"] = Field(
         "plain",
+        json_schema_extra=Shapes("latents", "text"),
         description="Names and tensors of the caches: our own, those of sd-scripts, or (by "
         "default with a `task`) those of musubi-tuner.",
     )
     clip_skip: Number | None = Field(
         None,
         ge=1,
+        json_schema_extra=Shapes("text", "weights", when=("architecture", ("sd1", "sd2"))),
         description="Which of CLIP's layers is kept, counted from the last (1), as in "
         "sd-scripts; for sd1 and sd2.",
     )
     max_token_length: Literal[75, 150, 225, "auto"] = Field(
         75,
+        json_schema_extra=Shapes("text", "weights", when=("architecture", ("sd1", "sd2", "sdxl"))),
         description="Tokens kept of a caption by CLIP, 75 at a time; auto: as many as the caption "
         "has. For sd1, sd2 and sdxl.",
     )
     apply_lg_attn_mask: bool = Field(
-        False, description="Hide the padding from SD3's two CLIPs, as sd-scripts calls it."
+        False,
+        json_schema_extra=Shapes("text", when=("architecture", ("sd3",))),
+        description="Hide the padding from SD3's two CLIPs, as sd-scripts calls it.",
     )
     apply_t5_attn_mask: bool = Field(
-        False, description="Hide the padding from T5, for sd3 and flux in the layout sdscripts."
+        False,
+        json_schema_extra=Shapes(
+            "text", layouts=("sdscripts",), when=("architecture", ("sd3", "flux"))
+        ),
+        description="Hide the padding from T5, for sd3 and flux in the layout sdscripts.",
     )
     task: WanTask | None = Field(
         None,
+        json_schema_extra=Shapes("latents", "weights"),
         description="Makes this a Wan model: its caches are those of musubi-tuner, whose --task "
         "this is.",
     )
     checkpoint: DiskPath | None = Field(
         None,
         min_length=1,
+        json_schema_extra=WEIGHTS,
         description="What sd-scripts trains: a .safetensors file, or for sd1, sd2 and sdxl a "
         "diffusers folder.",
     )
     dit: DiskPath | None = Field(
-        None, min_length=1, description="Wan's network that is trained; of Wan 2.2 the low-noise."
+        None,
+        min_length=1,
+        json_schema_extra=WEIGHTS,
+        description="Wan's network that is trained; of Wan 2.2 the low-noise.",
     )
     dit_high_noise: DiskPath | None = Field(
-        None, min_length=1, description="Wan 2.2's network for high noise."
+        None,
+        min_length=1,
+        json_schema_extra=WEIGHTS,
+        description="Wan 2.2's network for high noise.",
     )
     clip: (
         Annotated[Weights, BeforeValidator(place, json_schema_input_type=str | Weights)] | None
-    ) = Field(None, description="The CLIP image encoder that Wan 2.1's image-to-video needs.")
-    fp8_t5: bool = Field(False, description="Keep umT5's weights in 8 bits: less memory.")
+    ) = Field(
+        None,
+        json_schema_extra=LATENTS,
+        description="The CLIP image encoder that Wan 2.1's image-to-video needs.",
+    )
+    fp8_t5: bool = Field(
+        False,
+        json_schema_extra=Shapes("text", layouts=("musubi",)),
+        description="Keep umT5's weights in 8 bits: less memory.",
+    )
     vae_cache_cpu: bool = Field(
-        False, description="Encode with Wan's VAE in tiles and slices: less memory, more time."
+        False,
+        json_schema_extra=Shapes("latents", layouts=("musubi",)),
+        description="Encode with Wan's VAE in tiles and slices: less memory, more time.",
     )
     encoder: Literal["latentmake", "musubi"] = Field(
         "latentmake",
+        json_schema_extra=Shapes("latents", "text", layouts=("musubi",)),
         description="Who encodes for a Wan model: our encoders, or musubi-tuner's own scripts.",
     )
     dtype: Dtype = Field(
-        "float32", description="Number format of the caches; by default bfloat16 for Wan."
+        "float32",
+        json_schema_extra=Shapes("latents", "text"),
+        description="Number format of the caches; by default bfloat16 for Wan.",
     )
-    vae_dtype: Dtype | None = Field(None, description="The same for the latents alone.")
-    text_dtype: Dtype | None = Field(None, description="The same for the embeddings alone.")
+    vae_dtype: Dtype | None = Field(
+        None, json_schema_extra=LATENTS, description="The same for the latents alone."
+    )
+    text_dtype: Dtype | None = Field(
+        None, json_schema_extra=TEXT, description="The same for the embeddings alone."
+    )
     posterior: Literal["mean", "sample"] = Field(
-        "mean", description="Keep the mean of the VAE's posterior, or one seeded sample of it."
+        "mean",
+        json_schema_extra=Shapes("latents", layouts=("plain", "sdscripts")),
+        description="Keep the mean of the VAE's posterior, or one seeded sample of it.",
     )
-    posterior_seed: Number = Field(0, ge=0, description="Seed of `posterior: sample`.")
+    posterior_seed: Number = Field(
+        0,
+        ge=0,
+        json_schema_extra=Shapes(
+            "latents", layouts=("plain", "sdscripts"), when=("posterior", ("sample",))
+        ),
+        description="Seed of `posterior: sample`.",
+    )
     adopt: Adopt | None = Field(
-        None, description="Caches of ai-training that adopt_{run} takes and export_{run} writes."
+        None,
+        json_schema_extra=MACHINE,
+        description="Caches of ai-training that adopt_{run} takes and export_{run} writes.",
     )
 
     @property

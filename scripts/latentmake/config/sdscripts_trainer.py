@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from latentmake.config.arguments import SD_SCRIPTS, flags_of, refuse_ours
 from latentmake.config.fields import Closed, DiskPath, Number
 from latentmake.config.models import Architecture
+from latentmake.config.shapes import MACHINE, WEIGHTS, Shapes
 
 __all__ = ["Script", "SdScriptsTrainer", "scripts_of"]
 
@@ -52,6 +53,8 @@ def scripts_of(architecture: Architecture) -> tuple[Script, ...]:
 class SdScriptsTrainer(Closed):
     """The trainer `sdscripts`; keys have the names of its options."""
 
+    shapes: ClassVar[Shapes] = WEIGHTS
+
     kind: Literal["sdscripts"] = Field(description="The trainer.")
     script: Script | None = Field(
         None, description="Which of its scripts; by default the one that trains a LoRA."
@@ -76,7 +79,9 @@ class SdScriptsTrainer(Closed):
     max_train_steps: Number | None = Field(None, ge=1, description="Steps, instead of epochs.")
     train_batch_size: Number = Field(1, ge=1, description="Items of one shape a step.")
     gradient_accumulation_steps: Number = Field(1, ge=1, description="Batches summed up in a step.")
-    max_data_loader_n_workers: Number = Field(2, ge=0, description="Processes that read caches.")
+    max_data_loader_n_workers: Number = Field(
+        2, ge=0, json_schema_extra=MACHINE, description="Processes that read caches."
+    )
     mixed_precision: Annotated[
         Literal["no", "bf16", "fp16"],
         BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
@@ -93,14 +98,19 @@ class SdScriptsTrainer(Closed):
     zero_stage: Literal[0, 1, 2, 3] = Field(2, description="Its stage.")
     seed: Number = Field(0, ge=0, description="Seed of order, noise and timesteps.")
     save_every_n_epochs: Number | None = Field(
-        None, ge=1, description="Epochs between two copies of the trained weights."
+        None,
+        ge=1,
+        json_schema_extra=MACHINE,
+        description="Epochs between two copies of the trained weights.",
     )
-    logging: bool = Field(True, description="Write TensorBoard scalars to runs/{run}/logs.")
+    logging: bool = Field(
+        True, json_schema_extra=MACHINE, description="Write TensorBoard scalars to runs/{run}/logs."
+    )
     arguments: list[str] = Field(
         [], description="Further arguments of the script, as its documentation has them."
     )
     accelerate_config: DiskPath | None = Field(
-        None, description="Configuration file for `accelerate launch`."
+        None, json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."
     )
 
     @property

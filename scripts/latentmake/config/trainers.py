@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from latentmake.config.arguments import MUSUBI, refuse_ours
 from latentmake.config.fields import UNET_PART, Closed, DiskPath, Number, ResolutionField, expanded
+from latentmake.config.shapes import MACHINE, PICTURES, WEIGHTS, Shapes
 
 __all__ = ["MusubiTrainer", "Samples", "SdTrainer"]
 
 
 class Samples(Closed):
     """Pictures drawn by the trained network at the start, at intervals and at the end."""
+
+    shapes: ClassVar[Shapes] = PICTURES
 
     prompts: list[str] = Field(
         [], description="What to draw; by default the captions of the run's first four items."
@@ -57,6 +60,8 @@ UNetPart = Annotated[str, StringConstraints(pattern=UNET_PART)]
 
 class SdTrainer(Closed):
     """The trainer `sd`: UNets of Stable Diffusion 1.x and 2.x, trained from caches alone."""
+
+    shapes: ClassVar[Shapes] = WEIGHTS
 
     kind: Literal["sd"] = Field(description="The trainer.")
     adapter: Literal["lora", "full", "parts"] = Field(
@@ -129,23 +134,37 @@ class SdTrainer(Closed):
     )
     seed: Number = Field(0, ge=0, description="Seed of order, noise, timesteps and new weights.")
     checkpointing_steps: Number = Field(
-        500, ge=1, description="Steps between two states from which a killed run goes on."
+        500,
+        ge=1,
+        json_schema_extra=MACHINE,
+        description="Steps between two states from which a killed run goes on.",
     )
-    checkpoints_total_limit: Number = Field(2, ge=1, description="How many of them are kept.")
+    checkpoints_total_limit: Number = Field(
+        2, ge=1, json_schema_extra=MACHINE, description="How many of them are kept."
+    )
     resume_from_checkpoint: DiskPath | None = Field(
         None, min_length=1, description="A checkpoint folder of another training to go on from."
     )
     save_every_n_steps: Number | None = Field(
-        None, ge=1, description="Steps between two copies of the trained weights."
+        None,
+        ge=1,
+        json_schema_extra=MACHINE,
+        description="Steps between two copies of the trained weights.",
     )
     save_every_n_epochs: Number | None = Field(
-        None, ge=1, description="Epochs between two copies of the trained weights."
+        None,
+        ge=1,
+        json_schema_extra=MACHINE,
+        description="Epochs between two copies of the trained weights.",
     )
     dataloader_num_workers: Number = Field(
-        2, ge=0, description="Processes that read caches, for each device; 0 is a thread."
+        2,
+        ge=0,
+        json_schema_extra=MACHINE,
+        description="Processes that read caches, for each device; 0 is a thread.",
     )
     accelerate_config: DiskPath | None = Field(
-        None, description="Configuration file for `accelerate launch`."
+        None, json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."
     )
     samples: Samples = Field(Samples(), description="Sample pictures.")
 
@@ -169,6 +188,8 @@ class SdTrainer(Closed):
 class MusubiTrainer(Closed):
     """The trainer `musubi`: musubi-tuner's wan_train_network.py, in its own environment."""
 
+    shapes: ClassVar[Shapes] = WEIGHTS
+
     kind: Literal["musubi"] = Field(description="The trainer.")
     network_dim: Number = Field(32, ge=1, description="Rank of the LoRA.")
     network_alpha: float | None = Field(
@@ -181,7 +202,9 @@ class MusubiTrainer(Closed):
     max_train_epochs: Number = Field(16, ge=1, description="Epochs.")
     batch_size: Number = Field(1, ge=1, description="Items of one shape a step.")
     gradient_accumulation_steps: Number = Field(1, ge=1, description="Batches summed up in a step.")
-    max_data_loader_n_workers: Number = Field(2, ge=0, description="Processes that read caches.")
+    max_data_loader_n_workers: Number = Field(
+        2, ge=0, json_schema_extra=MACHINE, description="Processes that read caches."
+    )
     mixed_precision: Annotated[
         Literal["no", "bf16", "fp16"],
         BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
@@ -204,17 +227,20 @@ class MusubiTrainer(Closed):
     )
     fp8_base: bool = Field(False, description="Keep the DiT's weights in 8 bits.")
     fp8_scaled: bool = Field(False, description="Scale them block by block; needs fp8_base.")
-    logging: bool = Field(True, description="Write TensorBoard scalars to runs/{run}/logs.")
+    logging: bool = Field(
+        True, json_schema_extra=MACHINE, description="Write TensorBoard scalars to runs/{run}/logs."
+    )
     save_every_n_epochs: Number | None = Field(
         None,
         ge=1,
+        json_schema_extra=MACHINE,
         description="Save weights, and a state from which a killed training goes on, this often.",
     )
     arguments: list[str] = Field(
         [], description="Further arguments for wan_train_network.py, as its documentation has them."
     )
     accelerate_config: DiskPath | None = Field(
-        None, description="Configuration file for `accelerate launch`."
+        None, json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."
     )
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from latentmake.config.machines import (
 from latentmake.config.models import Model
 from latentmake.config.sdscripts import check_datasets, check_trainer, refuse_keys
 from latentmake.config.sdscripts_trainer import SdScriptsTrainer
+from latentmake.config.shapes import MANIFEST, Shapes
 from latentmake.config.trainers import MusubiTrainer, SdTrainer
 from latentmake.config.unknown_keys import hint, nearest, shown
 from latentmake.errors import ConfigError
@@ -42,13 +43,20 @@ class Run(Closed):
     datasets: Annotated[
         list[str],
         BeforeValidator(listed, json_schema_input_type=str | list[str]),
-        Field(min_length=1, description="What to train on."),
+        Field(min_length=1, json_schema_extra=MANIFEST, description="What to train on."),
     ]
-    model: str = Field(description="Which encoders, and what is trained.")
+    model: str = Field(
+        json_schema_extra=Shapes("latents", "text", "weights"),
+        description="Which encoders, and what is trained.",
+    )
     resolutions: Annotated[
         list[ResolutionField],
         BeforeValidator(listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
-        Field(min_length=1, description="A side in pixels, or [width, height], each."),
+        Field(
+            min_length=1,
+            json_schema_extra=Shapes("latents", "manifest"),
+            description="A side in pixels, or [width, height], each.",
+        ),
     ]
     trainer: (
         Annotated[SdTrainer | MusubiTrainer | SdScriptsTrainer, Field(discriminator="kind")] | None

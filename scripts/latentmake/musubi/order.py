@@ -15,12 +15,10 @@ from latentmake.config import (
     Publish,
     resolution_name,
 )
+from latentmake.config.shapes import shaping
 from latentmake.layouts import musubi
 
 __all__ = ["ManifestRow", "MusubiOrder"]
-
-# Settings of the trainer that shape no weights.
-_BOOKKEEPING = {"logging", "max_data_loader_n_workers", "accelerate_config", "save_every_n_epochs"}
 
 
 class MusubiOrder(BaseModel):
@@ -59,8 +57,7 @@ class MusubiOrder(BaseModel):
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
-        trainer = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING)
-        return digest.of_value([trainer, self.model.task])
+        return digest.of_value([shaping(self.trainer, "weights"), self.model.task])
 
     def cache_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
         """Return the folder of one dataset's caches at one resolution."""

@@ -17,11 +17,9 @@ from latentmake.config import (
 )
 from latentmake.config.models import Architecture
 from latentmake.config.sdscripts_trainer import Script, scripts_of
+from latentmake.config.shapes import shaping
 
 __all__ = ["ManifestRow", "SdScriptsOrder", "block_name"]
-
-# Settings of the trainer that shape no weights.
-_BOOKKEEPING = {"logging", "max_data_loader_n_workers", "accelerate_config", "save_every_n_epochs"}
 
 
 class SdScriptsOrder(BaseModel):
@@ -76,8 +74,8 @@ class SdScriptsOrder(BaseModel):
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
-        trainer = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING | {"script"})
-        model = self.model
+        trainer, model = shaping(self.trainer, "weights"), self.model
+        del trainer["script"]  # whose default follows from the architecture
         return digest.of_value(
             [trainer, self.script, self.architecture, model.clip_skip, model.max_token_length]
         )

@@ -1,0 +1,43 @@
+"""Every key of the configuration declares what it shapes, and what follows from it agrees."""
+
+from __future__ import annotations
+
+import pytest
+from latentmake.config import Config, MusubiTrainer, SdScriptsTrainer, SdTrainer
+from latentmake.config.shapes import Kind, kinds_of, shaping
+from pydantic import BaseModel
+
+KEYS = list(kinds_of(Config))
+
+# The words of the documentation's column for each result.
+WORDS: dict[Kind, set[str]] = {
+    "latents": {"latents"},
+    "text": {"text"},
+    "manifest": {"training"},
+    "weights": {"training"},
+    "pictures": {"pictures"},
+    "publication": {"publication"},
+    "machine": {"nothing"},
+}
+
+
+def test_a_key_shapes_something_or_is_a_fact_of_the_machine_alone() -> None:
+    assert len(KEYS) > 200
+    for path, _, shapes in KEYS:
+        assert shapes.kinds, path
+        assert "machine" not in shapes.kinds or shapes.kinds == ("machine",), path
+
+
+@pytest.mark.parametrize("trainer", [SdTrainer, MusubiTrainer, SdScriptsTrainer])
+def test_a_digest_of_settings_has_every_key_that_shapes_the_weights(
+    trainer: type[BaseModel],
+) -> None:
+    kinds = {"SdTrainer": "sd", "MusubiTrainer": "musubi", "SdScriptsTrainer": "sdscripts"}
+    found = shaping(trainer(kind=kinds[trainer.__name__]), "weights")
+    declared = {
+        path[-1]
+        for path, section, shapes in KEYS
+        if section is trainer and "weights" in shapes.kinds
+    }
+    assert set(found) == declared
+    assert {"learning_rate"} <= declared
