@@ -56,7 +56,7 @@ def batches(
         for stale in states[dataset, model].parts[part].stale:
             if kind_of(part) not in folders:  # not before there is work: weights may be read for it
                 folders[kind_of(part)] = _sisters(planner, dataset, model, kind_of(part), states)
-            target = Target(part, stale.path, stale.found, size_of(part), stale.variant, stale.clip)
+            target = Target(part, stale.path, stale.found, size_of(part), stale.clip)
             group.setdefault(stale.source, []).append(target)
             sisters = tuple(
                 stale.path.replace(f"cache/{dataset}/{model}/", folder, 1)

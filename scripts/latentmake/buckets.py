@@ -7,10 +7,23 @@ datasets, so that every layout cuts an image alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Placement", "Size", "bucket_sizes", "place", "target_size", "wan_size"]
+from latentmake.config.datasets import BUCKET_STEPS
+from latentmake.errors import SourceError
+
+__all__ = [
+    "Placement",
+    "Size",
+    "bucket_sizes",
+    "place",
+    "placement",
+    "refuse_narrow",
+    "target_size",
+    "wan_size",
+]
 
 
 class Size(NamedTuple):
@@ -27,6 +40,15 @@ class Placement(NamedTuple):
     left: int
     top: int
     target: Size
+
+    @property
+    def name(self) -> str:
+        """The part of a key that says what is done to an image: `80x72+8+4:64x64`.
+
+        Two settings that lead to the same placement of an image give the same pixels.
+        """
+        (width, height), left, top, target = self
+        return f"{width}x{height}+{left}+{top}:{target.width}x{target.height}"
 
 
 @lru_cache(maxsize=256)
@@ -54,6 +76,7 @@ def bucket_sizes(resolution: Size, step: int) -> tuple[Size, ...]:
     return tuple(sorted(sizes))
 
 
+@lru_cache(maxsize=4096)
 def target_size(
     image: Size, resolution: Size, *, fit: str, step: int = 16, no_upscale: bool = False
 ) -> Size:
@@ -142,3 +165,53 @@ def place(image: Size, target: Size) -> Placement:
         (resized.height - target.height) // 2,
         target,
     )
+
+
+def placement(
+    image: Size, resolution: tuple[int, int], settings: Mapping[str, Any], path: str = ""
+) -> Placement:
+    """Return how an image is brought to its target size.
+
+    Args:
+        image: its own size, upright, in pixels.
+        resolution: width and height asked for, in pixels.
+        settings: the dataset's `fit`, `bucket_reso_steps`, `bucket_no_upscale` and
+            `max_image_pixels`.
+        path: names it in errors.
+
+    Raises:
+        SourceError: it is so narrow that it would first have to be scaled up beyond all measure.
+    """
+    target = target_size(
+        image,
+        Size(*resolution),
+        fit=settings["fit"],
+        step=settings["bucket_reso_steps"] or BUCKET_STEPS,
+        no_upscale=settings["bucket_no_upscale"],
+    )
+    found = place(image, target)
+    refuse_narrow(image, found, int(settings["max_image_pixels"]), path)
+    return found
+
+
+def refuse_narrow(image: Size, placement: Placement, limit: int, path: str) -> None:
+    """Refuse an image that would first be scaled up to more pixels than a limit and than it has.
+
+    Args:
+        image: its own size, in pixels.
+        placement: how it gets its target size.
+        limit: most pixels.
+        path: names it in errors.
+
+    Raises:
+        SourceError: it would.
+    """
+    resized = placement.resized.width * placement.resized.height
+    if resized > max(limit, image.width * image.height):
+        target = placement.target
+        raise SourceError(
+            f"is too narrow ({image.width} x {image.height}): covering {target.width} x "
+            f"{target.height} takes {resized} pixels",
+            where=path,
+            mend="cut it to a shape nearer to the resolution's, or remove it",
+        )

@@ -28,10 +28,13 @@ __all__ = [
     "ADOPTED",
     "CAPTION",
     "KEY",
+    "ORIGINAL_HEIGHT",
+    "ORIGINAL_WIDTH",
     "RECIPE",
     "SOURCE",
     "TEMPORARY_SUFFIX",
     "Header",
+    "Picture",
     "link",
     "read_head",
     "read_header",
@@ -44,10 +47,26 @@ __all__ = [
 ADOPTED = "latentmake.adopted"
 CAPTION = "latentmake.caption"
 KEY = "latentmake.key"
+ORIGINAL_HEIGHT = "original_height"
+ORIGINAL_WIDTH = "original_width"
 RECIPE = "latentmake.recipe"
 SOURCE = "latentmake.source"
 TEMPORARY_SUFFIX = ".latentmake-partial"
 _MAX_HEADER = 100_000_000  # the format's own limit, in bytes
+
+
+class Picture(NamedTuple):
+    """The size of an image, before it was scaled and cut.
+
+    Attributes:
+        width: in pixels.
+        height: likewise.
+        upright: whether it was turned as its EXIF orientation says.
+    """
+
+    width: int
+    height: int
+    upright: bool
 
 
 class Header(NamedTuple):
@@ -59,23 +78,25 @@ class Header(NamedTuple):
         recipe: digest of the recipe.
         adopted: digests of the files of another program that it was taken from, with spaces
             between; "" where it was encoded.
+        picture: of latents whose header tells it: size of the image that was encoded.
     """
 
     key: str
     source: str
     recipe: str
     adopted: str = ""
+    picture: Picture | None = None
 
 
-def target_key(source: str, recipe: str, resolution: str) -> str:
+def target_key(source: str, recipe: str, variant: str) -> str:
     """Return the key of a target: the digest of what shapes its bytes.
 
     Args:
         source: digest of the source's bytes.
         recipe: digest of the recipe.
-        resolution: name of the resolution; "" for text.
+        variant: what is done to the source, as its layout says it; "" for text.
     """
-    return digest.of_bytes(f"{source}\n{recipe}\n{resolution}".encode())
+    return digest.of_bytes(f"{source}\n{recipe}\n{variant}".encode())
 
 
 def stamp(*, key: str, source: str, recipe: Mapping[str, object]) -> dict[str, str]:
@@ -204,6 +225,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
         recipe, key, source = (metadata.get(name) for name in (RECIPE, KEY, SOURCE))
         content = digest.of_bytes(recipe.encode()) if isinstance(recipe, str) else None
+        picture = _picture(metadata, recipe) if isinstance(recipe, str) else None
     except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError):
         raise CacheError("has a damaged header", where=path) from None
     if len(head) + end != size:
@@ -212,7 +234,15 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise CacheError("was not made by latentmake", where=path)
     if not _is_as_written(text, metadata):
         raise CacheError("was rewritten by another program", where=path)
-    return Header(key, source, content, str(metadata.get(ADOPTED, "")))
+    return Header(key, source, content, str(metadata.get(ADOPTED, "")), picture)
+
+
+def _picture(metadata: Mapping[str, str], recipe: str) -> Picture | None:
+    size = [metadata.get(name) for name in (ORIGINAL_WIDTH, ORIGINAL_HEIGHT)]
+    if None in size:
+        return None
+    width, height = (int(str(side)) for side in size)
+    return Picture(width, height, bool(json.loads(recipe).get("exif_rotation")))
 
 
 def _begins_an_npz(path: str | os.PathLike[str]) -> bool:

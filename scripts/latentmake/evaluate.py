@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latentmake import digest, manifest, remote
+from latentmake.buckets import Size
 from latentmake.cachefile import TEMPORARY_SUFFIX, Header, read_header, target_key
 from latentmake.clips import Clip
 from latentmake.config import Dataset
 from latentmake.dataset import fingerprint
 from latentmake.errors import CacheError, SourceError
-from latentmake.layouts import Layout, Named, plain
+from latentmake.layouts import Layout, Named, kind_of, plain, size_of
 from latentmake.media import Media
 from latentmake.memo import Memo, SourceStat, TargetStat
 
@@ -62,7 +63,6 @@ class Stale(NamedTuple):
         path: its cache file.
         reason: one of `REASONS`.
         found: what lies there now: key and mtime.
-        variant: what tells it from other targets of the same source.
         clip: which frames it is made of.
         kin: cache files that may hold just the same.
         content: digest of the source, where it is known.
@@ -72,7 +72,6 @@ class Stale(NamedTuple):
     path: str
     reason: str
     found: str | None
-    variant: str
     clip: Clip | None = None
     kin: tuple[str, ...] = ()
     content: str | None = None
@@ -229,6 +228,54 @@ class _Sources:
             self._memo.learn_source(path, stat, content)
 
 
+class _Variants:
+    """The parts of keys that say what is done to sources.
+
+    What is done to an image follows from its size, which the memo knows by the image's digest; so
+    does the header of a target that was made of it.
+    """
+
+    def __init__(self, layout: Layout, settings: Dataset | None, memo: Memo) -> None:
+        self._layout = layout
+        self._settings = settings
+        self._memo = memo
+        self._upright = settings is not None and settings.exif_rotation
+        self._sizes: dict[str, Size] = {}
+
+    def prepare(self, contents: Iterable[str]) -> None:
+        """Look up the sizes of some images at once, by their digests."""
+        self._sizes |= self._memo.pictures(contents, upright=self._upright)
+
+    def of(
+        self, part: str, source: Source, content: str, clip: Clip | None, header: Header | None
+    ) -> str | None:
+        """Return the variant of a target; None where it cannot be told, or there can be none.
+
+        Args:
+            part: of the target.
+            source: what it is made from.
+            content: digest of that.
+            clip: which frames.
+            header: of a file made by the same recipe, if there is one.
+        """
+        size: Size | None = Size(0, 0)
+        if (resolution := size_of(part)) is not None:
+            if source.media is not None:
+                size = Size(source.media.width, source.media.height)
+            else:
+                size = self._sizes.get(content)
+            if size is None and header is not None and header.source == content:
+                picture = header.picture
+                if picture is not None and picture.upright == self._upright:
+                    size = self._sizes[content] = Size(picture.width, picture.height)
+        if size is None:
+            return None
+        try:
+            return self._layout.variant(resolution, size, self._settings, clip)
+        except SourceError:  # which the job names
+            return None
+
+
 class _Targets:
     """Keys of cache files, each header read only if its stat is new."""
 
@@ -246,9 +293,11 @@ class _Targets:
         self._memo.learn_target(path, stat, header.key)
         return header.key
 
-    @staticmethod
-    def header(path: str) -> Header:
-        return read_header(path)
+    def header(self, path: str) -> Header:
+        header = read_header(path)
+        if header.picture is not None:
+            self._memo.learn_picture(header.source, header.picture)
+        return header
 
     def kin(self, path: str) -> tuple[str, ...]:
         """Return files of the same name in the folders of other parts."""
@@ -293,6 +342,7 @@ def evaluate(
     control = settings.control_directory if settings else None
     known_sources = _Sources(memo, root, remote.normalized(control) if control else "")
     targets = _Targets(memo, f"cache/{dataset}/{model}", found)
+    variants = _Variants(layout, settings, memo)
     parts: dict[str, PartState] = {}
     expected: set[str] = set()
     for part, wanted in sources.items():
@@ -307,7 +357,9 @@ def evaluate(
                 for each, several in names
                 if each.path and each.stat and any(named.path in found for named in several)
             )
-        parts[part] = _part(layout, part, names, recipes[part], known_sources, targets)
+        if kind_of(part) == "latents" and found:
+            variants.prepare(filter(None, (known_sources.known(each) for each in wanted)))
+        parts[part] = _part(layout, part, names, recipes[part], known_sources, targets, variants)
     without = {layout.base(each.stem) for wanted in sources.values() for each in wanted}
     kept = {layout.base(stem) for stem in owned}
     _refuse_obstacles(
@@ -325,37 +377,43 @@ def _part(
     recipe: str,
     sources: _Sources,
     targets: _Targets,
+    variants: _Variants,
 ) -> PartState:
     state = PartState()
     keys: list[tuple[str, str]] = []
     spread = part.startswith("text@")  # the same text lies in the folder of each resolution
     for source, several in wanted:
-        for path, variant, clip in several:
+        for path, clip in several:
             stat = targets.found.get(path)
             if stat is None:
                 kin = targets.kin(path) if spread else ()
-                state.stale.append(
-                    Stale(source, path, "new", None, variant, clip, kin, sources.known(source))
-                )
+                content = sources.known(source)
+                state.stale.append(Stale(source, path, "new", None, clip, kin, content))
                 continue
             try:
                 key = targets.key(path, stat)
             except (CacheError, OSError):
                 found = f"damaged@{stat.mtime_ns}"
-                state.stale.append(Stale(source, path, "damaged", found, variant, clip))
+                state.stale.append(Stale(source, path, "damaged", found, clip))
                 continue
             found = f"{key}@{stat.mtime_ns}"
             if recipe == _PENDING:
-                state.stale.append(Stale(source, path, "changed recipe", found, variant, clip))
+                state.stale.append(Stale(source, path, "changed recipe", found, clip))
                 continue
-            if key == target_key(sources.digest(source), recipe, variant):
+            content = sources.digest(source)
+            variant = variants.of(part, source, content, clip, None)
+            if variant is None:
+                variant = variants.of(part, source, content, clip, targets.header(path))
+            if variant is not None and key == target_key(content, recipe, variant):
                 state.fresh += 1
                 state.known[path] = key
                 keys.append((layout.identity(source.stem, path), key))
             else:
-                reason = "edited" if targets.header(path).recipe == recipe else "changed recipe"
-                content = sources.known(source)
-                state.stale.append(Stale(source, path, reason, found, variant, clip, (), content))
+                header = targets.header(path)
+                edited = header.recipe == recipe and header.source != content
+                reason = "edited" if edited else "changed recipe"
+                known = sources.known(source)
+                state.stale.append(Stale(source, path, reason, found, clip, (), known))
     if not state.stale:
         state.keys = manifest.keys_digest(keys)
     return state

@@ -18,11 +18,10 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 from PIL import Image
 
-from latentmake.buckets import Size, place, wan_size
+from latentmake.buckets import Size, place, refuse_narrow, wan_size
 from latentmake.clips import Clip, time_indices
 from latentmake.errors import SourceError
 from latentmake.media import opened_image, opened_video
-from latentmake.pixels import refuse_narrow
 
 __all__ = ["fit", "open_image", "read_clips", "read_control"]
 

@@ -15,11 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentmake import cachefile, digest, remote
+from latentmake import cachefile, digest, layouts, remote
+from latentmake.buckets import Size
 from latentmake.config import Model
 from latentmake.errors import CacheError, SourceError
+from latentmake.layouts import Layout
 from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Target, WorkItem, WorkOrder, spooled
+from latentmake.pixels import upright_size
 from latentmake.progress import Progress
 from latentmake.samples import Sample, samples_of
 
@@ -121,6 +124,10 @@ class Job:
     def _model(self) -> Model:
         return Model.model_validate(self.order.model_settings)
 
+    @cached_property
+    def _layout(self) -> Layout:
+        return layouts.of(self._model.layout_name)
+
     # -- reading ------------------------------------------------------------------------------
 
     def read(self, item: WorkItem) -> Reading:
@@ -142,11 +149,14 @@ class Job:
             path = error.filename or item.place
             line = SourceError(f"cannot be read ({error.strerror})", where=path, mend="see to it")
             return Reading(item, "", {}, [], {}, 0, str(line), sources)
+        try:
+            wanted = self._keys(item, data, content, sources)
+        except SourceError as error:
+            return Reading(item, content, {}, [], {}, 0, str(error), sources)
         keys: dict[Target, str] = {}
         missing: dict[Target, str] = {}
         kept = 0
-        for target in item.targets:
-            key = cachefile.target_key(content, self.recipe_digest, target.variant)
+        for target, key in wanted.items():
             if self._stands(target, key):
                 kept += 1
                 self.kept[target.path] = key
@@ -161,6 +171,25 @@ class Job:
         except SourceError as error:
             return Reading(item, content, {}, [], {}, kept, str(error), sources)
         return Reading(item, content, keys, samples, missing, kept, None, sources)
+
+    def _keys(
+        self, item: WorkItem, data: bytes, content: str, sources: dict[str, list[Any]]
+    ) -> dict[Target, str]:
+        """Return the key of each target of an item; its receipt learns the size of an image."""
+        size, settings = Size(0, 0), self.order.dataset_model
+        if item.media is not None:
+            size = Size(item.media.width, item.media.height)
+        elif settings is not None and item.source is not None:
+            size = upright_size(data, item.source, vars(settings))
+            sources[item.source] += [*size, settings.exif_rotation]
+        return {
+            target: cachefile.target_key(
+                content,
+                self.recipe_digest,
+                self._layout.variant(target.size, size, settings, target.clip),
+            )
+            for target in item.targets
+        }
 
     def _stands(self, target: Target, key: str) -> bool:
         if target.found is None:

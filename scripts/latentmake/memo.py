@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from latentmake import digest
+from latentmake.buckets import Size
+from latentmake.cachefile import Picture
 from latentmake.media import Media
 
 __all__ = [
@@ -29,8 +31,8 @@ __all__ = [
     "target_stat",
 ]
 
-_VERSION = 4
-_OLDER = (0, 3)  # what they lack is added
+_VERSION = 5
+_OLDER = (0, 3, 4)  # what they lack is added
 _AT_ONCE = 500  # names looked for by one query
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
@@ -42,6 +44,9 @@ CREATE TABLE IF NOT EXISTS targets (
 CREATE TABLE IF NOT EXISTS media (
     path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT,
     width INT, height INT, frames INT
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS pictures (
+    digest TEXT, upright INT, width INT, height INT, PRIMARY KEY (digest, upright)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS verdicts (
     question TEXT PRIMARY KEY, answer TEXT, asked INT
@@ -178,6 +183,7 @@ class Memo:
         self._sources: list[tuple[object, ...]] = []
         self._targets: list[tuple[object, ...]] = []
         self._media: list[tuple[object, ...]] = []
+        self._pictures: list[tuple[object, ...]] = []
         self._texts: list[tuple[object, ...]] = []
         self._verdicts: list[tuple[object, ...]] = []
         self._receipts: list[tuple[object, ...]] = []
@@ -215,6 +221,7 @@ class Memo:
             ("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?, ?)", self._sources),
             ("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?, ?)", self._targets),
             ("INSERT OR REPLACE INTO media VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._media),
+            ("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?)", self._pictures),
             ("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", self._texts),
             ("INSERT OR REPLACE INTO verdicts VALUES (?, ?, unixepoch())", self._verdicts),
             ("INSERT OR REPLACE INTO receipts VALUES (?)", self._receipts),
@@ -330,6 +337,36 @@ class Memo:
     def learn_media(self, path: str, stat: SourceStat, media: Media) -> None:
         """Remember an image's or a video's size and length."""
         self._media.append((path, *stat, *media))
+
+    def pictures(self, contents: Iterable[str], *, upright: bool) -> dict[str, Size]:
+        """Return the sizes of images, as far as they are known.
+
+        Args:
+            contents: digests of their files.
+            upright: sizes of the images turned as their EXIF orientation says.
+        """
+        rows = self._each(
+            "SELECT digest, width, height FROM pictures WHERE upright = ? AND digest",
+            contents,
+            int(upright),
+        )
+        return {row[0]: Size(*row[1:]) for row in rows}  # type: ignore[misc, arg-type]
+
+    def learn_picture(self, content: str, picture: Picture) -> None:
+        """Remember the size of an image, by the digest of its file."""
+        width, height, upright = picture
+        self._pictures.append((content, int(upright), width, height))
+
+    def _each(
+        self, statement: str, wanted: Iterable[object], *first: object
+    ) -> Iterator[tuple[object, ...]]:
+        """Yield the rows of a query `... IN (...)` for any number of values, some at a time."""
+        values = list(wanted)
+        for start in range(0, len(values), _AT_ONCE):
+            some = values[start : start + _AT_ONCE]
+            marks = ",".join("?" * len(some))
+            with contextlib.suppress(sqlite3.Error):
+                yield from self._database.execute(f"{statement} IN ({marks})", (*first, *some))
 
     def learn_source(self, path: str, stat: SourceStat, content: str) -> None:
         """Remember a source's digest."""

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from latentmake import cachefile, digest
+from latentmake.buckets import Size
 from latentmake.clips import Clip
+from latentmake.config import Dataset
 from latentmake.errors import CacheError, LatentmakeError
 from latentmake.media import Media
 
@@ -51,7 +53,7 @@ RUNS = Path(".latentmake/runs")
 SPOOL = Path(".latentmake/spool")
 _BUILDING = Path(".latentmake/building.lock")
 _ITEMS = ".items.json"
-_VERSION = 3  # of a work order's form
+_VERSION = 4  # of a work order's form
 _RECEIPT = ".receipt.json"
 _KEPT_SECONDS = 7 * 24 * 3600
 
@@ -68,15 +70,13 @@ class Target(NamedTuple):
         path: its name.
         found: what lies there now: its key and mtime, or None.
         size: width and height asked for, in pixels; None for text.
-        variant: what tells it from other targets of the same source, for its key.
         clip: which frames of a video it is made of.
     """
 
     part: str
     path: str
     found: str | None
-    size: tuple[int, int] | None = None
-    variant: str = ""
+    size: Size | None = None
     clip: Clip | None = None
 
 
@@ -140,6 +140,11 @@ class WorkOrder:
     def layout(self) -> str:
         """Which names and tensors its targets have."""
         return str(self.model_settings.get("layout", "plain"))
+
+    @cached_property
+    def dataset_model(self) -> Dataset | None:
+        """The dataset's section of the configuration, checked; None for text, which needs none."""
+        return None if self.kind == "text" else Dataset.model_validate(self.dataset_settings)
 
     @property
     def work(self) -> str:
@@ -269,10 +274,8 @@ def _item(
 
 
 def _target(values: list[Any]) -> Target:
-    part, path, found, size, variant, clip = values
-    return Target(
-        part, path, found, tuple(size) if size else None, variant, Clip(*clip) if clip else None
-    )
+    part, path, found, size, clip = values
+    return Target(part, path, found, Size(*size) if size else None, Clip(*clip) if clip else None)
 
 
 @dataclass(frozen=True)
@@ -280,7 +283,8 @@ class Receipt:
     """What a batch job did.
 
     Attributes:
-        sources: path -> its stat (size, mtime_ns, ctime_ns, inode) and digest, as it was read.
+        sources: path -> its stat (size, mtime_ns, ctime_ns, inode) and digest, as it was read; for
+            an image whose targets are not named by its size that too (width, height, upright).
         targets: path -> its stat (size, mtime_ns, inode) and key.
         faults: items set aside: stem, path and digest of the faulty file, and the fault in a line.
         counts: how many targets were encoded, taken from the spool, linked to an equal one, kept.

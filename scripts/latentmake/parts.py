@@ -11,7 +11,7 @@ from latentmake import digest, layouts, manifest
 from latentmake.config import Config, Dataset, Run, SdTrainer
 from latentmake.dataset import Fault, Item
 from latentmake.evaluate import PartState, Source
-from latentmake.layouts import plain
+from latentmake.layouts import kind_of, plain, size_of
 from latentmake.orders import WorkOrder
 
 __all__ = [
@@ -180,16 +180,3 @@ def source_of(part: str, item: Item, texts: Sequence[str] | None = None) -> Sour
     if item.caption is None:
         return Source(item.stem, None, None, "")
     return Source(item.stem, item.caption, item.caption_stat)
-
-
-def kind_of(part: str) -> str:
-    """Return whether a part is `text` or `latents`."""
-    return "text" if part.startswith("text") else "latents"
-
-
-def size_of(part: str) -> tuple[int, int] | None:
-    """Return width and height that a resolution's name stands for; None for text."""
-    if kind_of(part) == "text":
-        return None
-    width, _, height = part.partition("x")
-    return int(width), int(height or width)

@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageColor
 
-from latentmake.buckets import Placement, Size, place, target_size
-from latentmake.config.datasets import BUCKET_STEPS
-from latentmake.errors import SourceError
+from latentmake.buckets import Size, placement
 from latentmake.media import opened_image
 
-__all__ = ["decode", "fit", "placement", "refuse_narrow", "upright_size"]
+__all__ = ["decode", "fit", "upright_size"]
 
 
 # How a picture of some EXIF orientation becomes upright. Not ImageOps.exif_transpose: it writes the
@@ -29,6 +27,9 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+_PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
 def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
@@ -64,9 +65,21 @@ def upright_size(data: bytes, path: str, settings: Mapping[str, Any]) -> Size:
     with opened_image(io.BytesIO(data), path, int(settings["max_image_pixels"])) as image:
         size = Size(*image.size)
         if settings["exif_rotation"] and image.format != "TIFF":
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+            turned = _exif(image, data).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
             return Size(size.height, size.width) if turned else size
         return size
+
+
+def _exif(image: Image.Image, data: bytes) -> Image.Exif:
+    """Return the EXIF of an image of which no pixel is decoded yet.
+
+    For that of a PNG, which may stand behind the pixels, Pillow decodes all of them; not here,
+    where no chunk that may hold EXIF stands there.
+    """
+    behind = data.find(b"IDAT")
+    if image.format == "PNG" and all(data.find(name, behind) < 0 for name in _PNG_TEXTS):
+        return Image.Image.getexif(image)
+    return image.getexif()
 
 
 def _to_rgb(image: Image.Image, background: str) -> Image.Image:
@@ -108,53 +121,3 @@ def fit(
     if image.size != target:
         image = image.crop((left, top, left + target.width, top + target.height))
     return np.asarray(image)
-
-
-def placement(
-    image: Size, resolution: tuple[int, int], settings: Mapping[str, Any], path: str = ""
-) -> Placement:
-    """Return how an image is brought to its target size.
-
-    Args:
-        image: its own size, upright, in pixels.
-        resolution: width and height asked for, in pixels.
-        settings: the dataset's `fit`, `bucket_reso_steps`, `bucket_no_upscale` and
-            `max_image_pixels`.
-        path: names it in errors.
-
-    Raises:
-        SourceError: it is so narrow that it would first have to be scaled up beyond all measure.
-    """
-    target = target_size(
-        image,
-        Size(*resolution),
-        fit=settings["fit"],
-        step=settings["bucket_reso_steps"] or BUCKET_STEPS,
-        no_upscale=settings["bucket_no_upscale"],
-    )
-    found = place(image, target)
-    refuse_narrow(image, found, int(settings["max_image_pixels"]), path)
-    return found
-
-
-def refuse_narrow(image: Size, placement: Placement, limit: int, path: str) -> None:
-    """Refuse an image that would first be scaled up to more pixels than a limit and than it has.
-
-    Args:
-        image: its own size, in pixels.
-        placement: how it gets its target size.
-        limit: most pixels.
-        path: names it in errors.
-
-    Raises:
-        SourceError: it would.
-    """
-    resized = placement.resized.width * placement.resized.height
-    if resized > max(limit, image.width * image.height):
-        target = placement.target
-        raise SourceError(
-            f"is too narrow ({image.width} x {image.height}): covering {target.width} x "
-            f"{target.height} takes {resized} pixels",
-            where=path,
-            mend="cut it to a shape nearer to the resolution's, or remove it",
-        )

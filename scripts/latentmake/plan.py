@@ -24,6 +24,7 @@ from latentmake import (
     weights,
 )
 from latentmake.batches import batches, minutes_of
+from latentmake.cachefile import Picture
 from latentmake.config import Config, Run, SdTrainer, Weights
 from latentmake.dataset import Fault, Item, Scan
 from latentmake.errors import ConfigError, ModelError, SourceError
@@ -388,8 +389,11 @@ class Planner:
                 continue
             try:
                 receipt = orders.read_receipt(path)
-                for source, (*stat, content) in receipt.sources.items():
+                for source, values in receipt.sources.items():
+                    (*stat, content), size = values[:5], values[5:]
                     self.memo.learn_source(source, SourceStat(*stat), content)
+                    if size:
+                        self.memo.learn_picture(content, Picture(*size))
                 for target, (*stat, key) in receipt.targets.items():
                     self.memo.learn_target(target, TargetStat(*stat), key)
                 encoding = receipt.seconds - receipt.starting

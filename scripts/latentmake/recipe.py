@@ -11,7 +11,6 @@ from pathlib import Path
 
 from latentmake import digest
 from latentmake.config import Dataset, Model, Weights
-from latentmake.config.sdscripts import bucketing
 from latentmake.errors import ModelError
 from latentmake.weights import original_files, projection_file, tokenizer_files, weights_files
 
@@ -148,10 +147,10 @@ def make(
 def _wan_latents(
     dataset: Dataset, model: Model, weights: str, clip: str | None
 ) -> dict[str, object]:
-    """Return what shapes Wan's latents besides source, resolution and frames of a clip.
+    """Return what shapes Wan's latents besides the source, the size and the frames of a clip.
 
-    How many frames a clip has and where it begins is in the key; musubi-tuner neither turns an
-    image nor looks at what lies behind a transparent one.
+    These are in the key (`layouts.musubi.variant`); musubi-tuner neither turns an image nor looks
+    at what lies behind a transparent one.
     """
     recipe: dict[str, object] = {
         "format": FORMAT_VERSION,
@@ -162,12 +161,9 @@ def _wan_latents(
         "dtype": model.vae_dtype or model.dtype,
         "image_to_video": model.image_to_video,
         "tiled": model.vae_cache_cpu,
-        "fit": dataset.fit,
     }
     if clip is not None:
         recipe["clip"] = clip
-    if dataset.fit == "bucket":
-        recipe["bucket_no_upscale"] = dataset.bucket_no_upscale
     if dataset.video:
         recipe["source_fps"] = dataset.source_fps
     return recipe
@@ -183,7 +179,7 @@ def _wan_text(model: Model) -> dict[str, object]:
 
 
 def _sdscripts_latents(dataset: Dataset, model: Model, weights: str) -> dict[str, object]:
-    """Return what shapes sd-scripts' latents besides the image and the resolution.
+    """Return what shapes sd-scripts' latents besides the image and how it is scaled and cut.
 
     It neither turns an image nor looks at what lies behind a transparent one.
     """
@@ -196,19 +192,16 @@ def _sdscripts_latents(dataset: Dataset, model: Model, weights: str) -> dict[str
         "weights": weights,
         "dtype": model.vae_dtype or model.dtype,
         "posterior": model.posterior,
-        "fit": dataset.fit,
         "flip_aug": dataset.flip_aug,
         "alpha_mask": dataset.alpha_mask,
     }
     if model.posterior == "sample":
         recipe["posterior_seed"] = model.posterior_seed
-    if dataset.fit == "bucket":
-        recipe["bucket"] = list(bucketing(dataset, model.architecture))
     return recipe
 
 
 def latents_recipe(dataset: Dataset, model: Model, weights: str) -> dict[str, object]:
-    """Return what shapes latents besides the image and the resolution.
+    """Return what shapes latents besides the image and how it is scaled and cut.
 
     Args:
         dataset: its preprocessing.
@@ -222,15 +215,11 @@ def latents_recipe(dataset: Dataset, model: Model, weights: str) -> dict[str, ob
         "weights": weights,
         "dtype": model.vae_dtype or model.dtype,
         "posterior": model.posterior,
-        "fit": dataset.fit,
         "exif_rotation": dataset.exif_rotation,
         "background": dataset.background,
     }
     if model.posterior == "sample":
         recipe["posterior_seed"] = model.posterior_seed
-    if dataset.fit == "bucket":
-        recipe["bucket_reso_steps"] = dataset.bucket_steps
-        recipe["bucket_no_upscale"] = dataset.bucket_no_upscale
     return recipe
 
 

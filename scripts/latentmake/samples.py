@@ -95,22 +95,24 @@ def _sdscripts_images(
     order: WorkOrder, item: WorkItem, data: bytes, content: str, missing: Mapping[Target, str]
 ) -> list[Sample]:
     from latentmake.sdscripts import pixels as sdscripts  # OpenCV is not needed by others
+    from latentmake.sdscripts.buckets import placement
 
+    architecture, dataset = order.model_settings["architecture"], order.dataset_model
+    assert dataset is not None
     settings, path = order.dataset_settings, item.source or ""
     alpha = bool(settings.get("alpha_mask"))
     image = sdscripts.open_image(data, path, int(settings["max_image_pixels"]), alpha=alpha)
     size = Size(image.shape[1], image.shape[0])
     if item.media is None or size != (item.media.width, item.media.height):
         raise _changed(item)  # its targets are named by its size
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for target, key in missing.items():
-        placement = sdscripts.placement(
-            size, target.size or (0, 0), settings, order.model_settings["architecture"], path
-        )
-        fitted = sdscripts.fit(image, placement)
+        resolution = Size(*(target.size or (0, 0)))
+        found = placement(size, resolution, dataset, architecture, path)
+        fitted = sdscripts.fit(image, found)
         mask = fitted[:, :, 3] if alpha else None
-        found.append(Sample(key, content, item, fitted[:, :, :3], size, alpha=mask))
-    return found
+        samples.append(Sample(key, content, item, fitted[:, :, :3], size, alpha=mask))
+    return samples
 
 
 def _size(image: tuple[int, int], target: Target, settings: Mapping[str, Any]) -> Size:

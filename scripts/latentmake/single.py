@@ -86,7 +86,7 @@ def _single(
     planner.memo.save()
     stale = next((each for each in state.stale if each.path == path), None)
     found = stale.found if stale else None
-    target = Target(part, path, found, size_of(part), named.variant, named.clip)
+    target = Target(part, path, found, size_of(part), named.clip)
     work = WorkItem(
         source.stem, source.path, source.text, (target,), source.control, (), source.media
     )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from latentmake import pixels, recipe
+from latentmake.buckets import Size
 from latentmake.config import Dataset, Model
 from latentmake.encode import Sample, carry_out
 from latentmake.layouts import plain
@@ -73,11 +74,10 @@ def write_caches(folder: Path) -> None:
             Path("a.bmp").write_bytes(bitmap(16, 24))
             Path("a.txt").write_text(f"{CAPTION}\n", encoding="utf-8")
             for kind, source, part, size in (
-                ("latents", "a.bmp", "16x24", (16, 24)),
+                ("latents", "a.bmp", "16x24", Size(16, 24)),
                 ("text", "a.txt", "text", None),
             ):
-                variant = "" if part == "text" else part
-                target = Target(part, f"{kind}.safetensors", None, size, variant)
+                target = Target(part, f"{kind}.safetensors", None, size)
                 order = WorkOrder(
                     kind=kind,
                     dataset="golden",

@@ -33,13 +33,13 @@ def test_the_same_source_and_recipe_give_the_bytes_of_the_golden_file(
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "resolution"),
-    [(LATENTS, bitmap(16, 24), "16x24"), (TEXT, f"{CAPTION}\n".encode(), "")],
+    ("name", "source", "variant"),
+    [(LATENTS, bitmap(16, 24), "16x24+0+0:16x24"), (TEXT, f"{CAPTION}\n".encode(), "")],
 )
-def test_a_golden_file_is_read_as_what_it_is(name: str, source: bytes, resolution: str) -> None:
+def test_a_golden_file_is_read_as_what_it_is(name: str, source: bytes, variant: str) -> None:
     header = cachefile.read_header(HERE / name)
     assert header.source == digest.of_bytes(source)
-    assert header.key == cachefile.target_key(header.source, header.recipe, resolution)
+    assert header.key == cachefile.target_key(header.source, header.recipe, variant)
     with safe_open(HERE / name, "pt") as file:
         assert all(file.get_tensor(key).any() for key in file.keys())  # noqa: SIM118
         if name == TEXT:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from latentmake import recipe
+from latentmake import cachefile, digest, recipe
+from latentmake.buckets import Size
 from latentmake.config import Dataset, Model
 from latentmake.encode import Sample
-from latentmake.layouts import plain
+from latentmake.layouts import plain, size_of
+from latentmake.media import probe_image
 from latentmake.orders import Target, WorkItem, WorkOrder
 from PIL import Image
 
@@ -27,9 +29,15 @@ def put_image(path: Path, colour: Iterable[int], size: tuple[int, int] = (16, 16
 
 
 def target(stem: str, part: str, *, dataset: str = "cats", found: str | None = None) -> Target:
-    size = None if part == "text" else (int(part), int(part))
-    variant = "" if part == "text" else part
-    return Target(part, plain.path(dataset, "tiny", part, stem), found, size, variant)
+    return Target(part, plain.path(dataset, "tiny", part, stem), found, size_of(part))
+
+
+def key_of(order: WorkOrder, source: Path, part: str) -> str:
+    """Return the key that a target of an order gets: of a text, or of an image with no EXIF."""
+    size = Size(0, 0) if part == "text" else Size(*probe_image(str(source))[:2])
+    variant = plain.variant(size_of(part), size, order.dataset_model, None)
+    recipe_digest = digest.of_value(order.recipe)
+    return cachefile.target_key(digest.of_file(source), recipe_digest, variant)
 
 
 def order(

@@ -13,10 +13,11 @@ from latentmake import cachefile, digest
 from latentmake.encode import Sample, carry_out
 from latentmake.errors import SourceError
 from latentmake.job import Job, Loaded
+from latentmake.media import probe_image
 from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Receipt, WorkOrder, read_receipt, spooled
 from latentmake.progress import Progress
-from order_world import Encoder, order, put_image, silent, target, whole_numbers
+from order_world import Encoder, key_of, order, put_image, silent, target, whole_numbers
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -62,7 +63,7 @@ def test_a_target_holds_the_tensors_and_says_what_they_were_made_from() -> None:
         header = cachefile.read_header(path)
         assert header.source == source
         assert header.recipe == digest.of_value(work.recipe)
-        assert header.key == cachefile.target_key(source, header.recipe, part)
+        assert header.key == key_of(work, Path("data/00.png"), part)
         with safe_open(path, "pt") as file:
             assert file.metadata()["made"] == "here"
 
@@ -74,7 +75,8 @@ def test_a_receipt_says_what_was_read_written_and_counted() -> None:
     assert receipt.faults == []
     for stem in ("00", "01"):
         image, cache = Path(f"data/{stem}.png"), cache_of(stem)
-        expected = [*source_stat(image.stat()), digest.of_file(image)]
+        size = probe_image(str(image))[:2]
+        expected = [*source_stat(image.stat()), digest.of_file(image), *size, True]
         assert receipt.sources[str(image)] == expected
         key = cachefile.read_header(cache).key
         assert receipt.targets[str(cache)] == [*target_stat(cache.stat()), key]
@@ -276,11 +278,7 @@ def test_values_that_no_encoder_should_give_are_refused_and_never_written(
         carry(work, Encoder(change), batch_size=2)
     assert "data/01.png: the encoder returned" in str(caught.value)
     assert fault in str(caught.value)
-    key = cachefile.target_key(
-        digest.of_file(Path("data/01.png")),
-        digest.of_value(work.recipe),
-        "16",
-    )
+    key = key_of(work, Path("data/01.png"), "16")
     assert not spooled(key).exists()
     assert len(list(spooled(key).parent.iterdir())) == 2
 

@@ -15,17 +15,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import cachefile, digest, evaluate, manifest
+from latentmake.buckets import Size
+from latentmake.config import Dataset
 from latentmake.errors import CacheError, SourceError
 from latentmake.evaluate import Evaluation, Folder, Source, recall, remember
-from latentmake.layouts import plain
+from latentmake.layouts import plain, size_of
 from latentmake.memo import Memo, source_stat
 from safetensors.torch import save_file
 
 RECIPES: dict[str, dict[str, object]] = {
-    "64": {"dtype": "a"},
-    "96": {"dtype": "a"},
+    "64": {"dtype": "a", "exif_rotation": True},
+    "96": {"dtype": "a", "exif_rotation": True},
     "text": {"t": 1},
 }
+
+
+SETTINGS = Dataset(path="data")
 
 
 @dataclass
@@ -54,11 +59,12 @@ class World:
     def make(self, stem: str, part: str) -> None:
         """Write a target as a job would."""
         source = digest.of_file(self.source(stem, part))
-        resolution = "" if part == "text" else part
+        variant = plain.variant(size_of(part), Size(80, 60), SETTINGS, None)
         recipe = self.recipes[part]
-        key = cachefile.target_key(source, digest.of_value(recipe), resolution)
+        key = cachefile.target_key(source, digest.of_value(recipe), variant)
         stamp = cachefile.stamp(key=key, source=source, recipe=recipe)
-        data = cachefile.serialize({"x": torch.ones(2)}, stamp)
+        said = {} if part == "text" else plain.latents_metadata(1.0, 0.0, (80, 60), (64, 64))
+        data = cachefile.serialize({"x": torch.ones(2)}, said | stamp)
         cachefile.write(self.target(stem, part), data)
 
     def make_all(self) -> None:
@@ -96,6 +102,7 @@ class World:
                     },
                     memo=memo,
                     found=Folder("cache/cats/tiny").listing(),
+                    settings=SETTINGS,
                 )
         finally:
             os.chdir(before)
@@ -249,7 +256,7 @@ def test_targets_that_changed_places_are_stale(world: World) -> None:
 def test_a_target_of_another_resolution_does_not_serve(world: World) -> None:
     world.make_all()
     cachefile.write(world.target("a", "64"), world.target("a", "96").read_bytes())
-    assert reasons(world.evaluate()) == {("a", "64"): "edited"}
+    assert reasons(world.evaluate()) == {("a", "64"): "changed recipe"}
 
 
 def test_a_caption_in_no_file_is_known_by_its_text(

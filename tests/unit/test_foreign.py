@@ -201,7 +201,7 @@ def test_a_cache_that_was_adopted_says_all_that_an_encoded_one_does_and_whence_i
         "scaling_factor": "0.13025",
         "shift_factor": "0.0",
         "latentmake.adopted": digest.of_file(file),
-        "latentmake.key": cachefile.target_key(source, recipe, "16"),
+        "latentmake.key": cachefile.target_key(source, recipe, "20x16+2+0:16x16"),
         "latentmake.recipe": digest.canonical(latents.recipe),
         "latentmake.source": source,
     }

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import cachefile, orders
+from latentmake.buckets import Size
 from latentmake.clips import Clip
 from latentmake.errors import LatentmakeError
 from latentmake.media import Media
@@ -25,7 +26,6 @@ targets = st.builds(
     path=texts,
     found=st.one_of(st.none(), st.integers(0, 2**62).map(lambda mtime: f"key@{mtime}")),
     size=st.one_of(st.none(), st.tuples(st.integers(1), st.integers(1))),
-    variant=st.sampled_from(["", "64", "64:0-5"]),
     clip=st.one_of(st.none(), st.builds(Clip, st.integers(0, 99), st.integers(1, 99))),
 )
 work_items = st.builds(
@@ -42,7 +42,7 @@ work_items = st.builds(
 
 
 def work_order(**changes: Any) -> WorkOrder:
-    target = Target("64", "cache/cats/tiny/64/a.latents.safetensors", None, (64, 64))
+    target = Target("64", "cache/cats/tiny/64/a.latents.safetensors", None, Size(64, 64))
     values: dict[str, Any] = {
         "kind": "latents",
         "dataset": "cats",
@@ -193,8 +193,8 @@ def test_what_nobody_fetched_from_the_spool_is_forgotten(monkeypatch: pytest.Mon
 
 
 def test_what_is_replaced_is_kept_in_the_spool_until_then() -> None:
-    target = Target("64", "cache/old", "key@5", (64, 64), "64")
-    damaged = Target("64", "cache/broken", "damaged@5", (64, 64), "64")
+    target = Target("64", "cache/old", "key@5", Size(64, 64))
+    damaged = Target("64", "cache/broken", "damaged@5", Size(64, 64))
     for each in (target, damaged):
         Path(each.path).parent.mkdir(exist_ok=True)
         Path(each.path).write_bytes(b"old")

@@ -357,7 +357,7 @@ def test_a_job_names_what_it_cut_at_its_end_and_writes_masks_as_whole_numbers(
     items = []
     for stem, caption in captions.items():
         (tmp_path / f"{stem}.txt").write_text(caption)
-        target = Target("text", f"{stem}.safetensors", None, None, "")
+        target = Target("text", f"{stem}.safetensors", None)
         items.append(WorkItem(stem, f"{stem}.txt", None, (target,)))
     model = model_of(root, "sdxl", text_dtype="bfloat16")
     order = WorkOrder(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentmake import cachefile, digest, pixels
+from latentmake.buckets import Placement, Size, placement
 from latentmake.errors import CacheError, SourceError
 from latentmake.foreign import of
 from latentmake.foreign.orders import AdoptOrder
@@ -159,8 +160,9 @@ class _Batch:
             name = error.filename or item.source
             return _UNFIT, f"not adopted: {name}: cannot be read ({error.strerror})"
         outcome.counts[_WITHOUT] += len(item.targets) - len(fitting)
-        for target in fitting:
-            self._take(item, target, source, files, metadata, outcome)
+        for target, variant in fitting.items():
+            key = cachefile.target_key(source, self.recipe_digest, variant)
+            self._take(item, target, key, source, files, metadata, outcome)
         return None, ""
 
     def _file(self, path: Path, padded: bool) -> _File:
@@ -177,8 +179,8 @@ class _Batch:
 
     def _fitting(
         self, item: WorkItem, data: bytes, files: Sequence[_File]
-    ) -> tuple[list[Target], dict[str, str]]:
-        """Return the targets that some files fit, and what their headers say.
+    ) -> tuple[dict[Target, str], dict[str, str]]:
+        """Return the targets that some files fit with their variants, and what their headers say.
 
         Raises:
             CacheError: none of them.
@@ -188,39 +190,41 @@ class _Batch:
         if self.work.kind == "text":
             for file, text in zip(files, self.order.texts, strict=True):
                 _check_text(file, text.tokens.longest, text.tokens.padded, text.width)
-            return list(item.targets), {"caption": caption_of(data, item, settings)}
+            return dict.fromkeys(item.targets, ""), {"caption": caption_of(data, item, settings)}
         latents, (file,), path = self.order.latents, files, item.source or ""
         assert latents is not None
         original = pixels.upright_size(data, path, settings)
 
-        def shape(size: tuple[int, int]) -> tuple[int, ...]:
-            target = pixels.placement(original, size, settings, path).target
+        def shape(placed: Placement) -> tuple[int, ...]:
+            target = placed.target
             return (
                 latents.channels,
                 target.height // latents.factor,
                 target.width // latents.factor,
             )
 
-        shapes = {size: shape(size) for size in self.order.sizes}
+        placed = {size: placement(original, size, settings, path) for size in self.order.sizes}
+        shapes = {size: shape(each) for size, each in placed.items()}
         found = tuple(file.tensor.shape)
         if found not in shapes.values():
             wanted = " or ".join(str(list(each)) for each in dict.fromkeys(shapes.values()))
             raise CacheError(f"is {list(found)} and not {wanted}", where=file.path)
         pixel = (found[2] * latents.factor, found[1] * latents.factor)
-        fitting = [each for each in item.targets if shapes[each.size or (0, 0)] == found]
+        sizes = {each: each.size or Size(0, 0) for each in item.targets}
+        fitting = {each: placed[size].name for each, size in sizes.items() if shapes[size] == found}
         return fitting, plain.latents_metadata(latents.scaling, latents.shift, original, pixel)
 
     def _take(
         self,
         item: WorkItem,
         target: Target,
+        key: str,
         source: str,
         files: Sequence[_File],
         metadata: Mapping[str, str],
         outcome: _Outcome,
     ) -> None:
         """Write one cache file, or say why not."""
-        key = cachefile.target_key(source, self.recipe_digest, target.variant)
         there = _header(target.path)
         digests = " ".join(file.digest for file in files)
         if there is not None and there.key == key:

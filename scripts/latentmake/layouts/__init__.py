@@ -8,11 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from latentmake.buckets import Size
 from latentmake.clips import Clip
 from latentmake.config import Dataset
 from latentmake.media import Media
 
-__all__ = ["Layout", "Named", "of"]
+__all__ = ["Layout", "Named", "kind_of", "of", "size_of"]
+
+
+def kind_of(part: str) -> str:
+    """Return whether a part is `text` or `latents`."""
+    return "text" if part.startswith("text") else "latents"
+
+
+def size_of(part: str) -> Size | None:
+    """Return width and height that a resolution's name stands for; None for text."""
+    if kind_of(part) == "text":
+        return None
+    width, _, height = part.partition("x")
+    return Size(int(width), int(height or width))
 
 
 class Named(NamedTuple):
@@ -20,12 +34,10 @@ class Named(NamedTuple):
 
     Attributes:
         path: its cache file.
-        variant: what tells it from other targets of the same source and recipe, for its key.
         clip: which frames it is made of; None for an image or a caption.
     """
 
     path: str
-    variant: str
     clip: Clip | None = None
 
 
@@ -51,6 +63,21 @@ class Layout(Protocol):
         self, folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
     ) -> Sequence[Named]:
         """Return the targets of one item in one part's folder."""
+
+    def variant(
+        self, resolution: Size | None, image: Size, settings: Dataset | None, clip: Clip | None
+    ) -> str:
+        """Return the part of a target's key that says what is done to its source.
+
+        Args:
+            resolution: the size asked for, in pixels; None for text.
+            image: size of the source, in pixels: upright for `plain`, as stored for the others.
+            settings: the dataset's section of the configuration.
+            clip: which frames of a video it is made of.
+
+        Raises:
+            SourceError: no target can be made of a source of this size.
+        """
 
     def base(self, stem: str) -> str:
         """Return what of an item's stem is in the names of its cache files."""

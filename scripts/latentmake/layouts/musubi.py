@@ -19,7 +19,7 @@ from latentmake.buckets import Size, wan_size
 from latentmake.cachefile import CAPTION
 from latentmake.clips import Clip, clips
 from latentmake.config import Dataset
-from latentmake.layouts import Named
+from latentmake.layouts import Named, size_of
 from latentmake.media import Media
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "parts",
     "row",
     "text_metadata",
+    "variant",
 ]
 
 LATENTS_ENDING = "_wan.safetensors"
@@ -82,22 +83,37 @@ def named(
     """Return the targets of one item: its text, an image's latents, or those of each clip."""
     start = f"{folder}/{base(stem)}"
     if part.startswith("text@"):
-        return (Named(f"{start}{TEXT_ENDING}", ""),)
+        return (Named(f"{start}{TEXT_ENDING}"),)
     assert media is not None
     if settings is None or not settings.video:
-        return (Named(f"{start}_{media.width:04d}x{media.height:04d}{LATENTS_ENDING}", part),)
-    width, _, height = part.partition("x")
-    resolution = Size(int(width), int(height or width))
+        return (Named(f"{start}_{media.width:04d}x{media.height:04d}{LATENTS_ENDING}"),)
+    resolution = size_of(part)
+    assert resolution is not None
     size = wan_size(Size(media.width, media.height), resolution, bucket=True, no_upscale=False)
     shape = f"{size.width:04d}x{size.height:04d}"
     return [
-        Named(
-            f"{start}_{clip.start:05d}-{clip.frames:03d}_{shape}{LATENTS_ENDING}",
-            f"{part}:{clip.start}-{clip.frames}",
-            clip,
-        )
+        Named(f"{start}_{clip.start:05d}-{clip.frames:03d}_{shape}{LATENTS_ENDING}", clip)
         for clip in clips_of(media, settings)
     ]
+
+
+def variant(
+    resolution: Size | None, image: Size, settings: Dataset | None, clip: Clip | None
+) -> str:
+    """Return the size that pictures are brought to, and a clip's frames; "" for text.
+
+    How they are brought to it follows from their own size. A control video is first brought to a
+    bucket of its own, which follows from the resolution.
+    """
+    if resolution is None or settings is None:
+        return ""
+    bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
+    size = wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale)
+    name = f"{size.width}x{size.height}"
+    if clip is None:
+        return name
+    controlled = f"@{resolution.width}x{resolution.height}" * bool(settings.control_directory)
+    return f"{name}:{clip.start}-{clip.frames}{controlled}"
 
 
 def owners(name: str) -> Sequence[str]:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from latentmake.buckets import Size, placement
+from latentmake.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
+from latentmake.clips import Clip
 from latentmake.config import Dataset
 from latentmake.layouts import Named
 from latentmake.media import Media
@@ -33,6 +36,7 @@ __all__ = [
     "parts",
     "path",
     "row",
+    "variant",
 ]
 
 DROPPED = "text.dropped"
@@ -69,8 +73,17 @@ def named(
 ) -> Sequence[Named]:
     """Return an item's one target of a part."""
     if part.startswith("text"):
-        return (Named(f"{folder}/{stem}{TEXT_ENDING}", ""),)
-    return (Named(f"{folder}/{stem}{LATENTS_ENDING}", part),)
+        return (Named(f"{folder}/{stem}{TEXT_ENDING}"),)
+    return (Named(f"{folder}/{stem}{LATENTS_ENDING}"),)
+
+
+def variant(
+    resolution: Size | None, image: Size, settings: Dataset | None, clip: Clip | None
+) -> str:
+    """Return how an image is scaled and cut; "" for text."""
+    if resolution is None or settings is None:
+        return ""
+    return placement(image, resolution, vars(settings)).name
 
 
 def base(stem: str) -> str:
@@ -122,8 +135,8 @@ def latents_metadata(
     return {
         "scaling_factor": repr(scaling),
         "shift_factor": repr(shift),
-        "original_width": str(original[0]),
-        "original_height": str(original[1]),
+        ORIGINAL_WIDTH: str(original[0]),
+        ORIGINAL_HEIGHT: str(original[1]),
         "pixel_width": str(pixels[0]),
         "pixel_height": str(pixels[1]),
     }

@@ -17,16 +17,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from latentmake.buckets import Size
+from latentmake.clips import Clip
 from latentmake.config import Dataset
 from latentmake.config.models import Architecture
 from latentmake.layouts import Named
 from latentmake.media import Media
+from latentmake.sdscripts.buckets import placement
 
 __all__ = ["PREFIX", "SdScripts", "array_name", "of"]
 
 PREFIX = "sdscripts-"
 
-_LATENTS: dict[str, str] = {
+_LATENTS: dict[Architecture, str] = {
     "sd1": "_sd.npz",
     "sd2": "_sd.npz",
     "sdxl": "_sdxl.npz",
@@ -45,7 +47,7 @@ class SdScripts:
         architecture: `sd1`, `sd2`, `sdxl`, `sd3` or `flux`.
     """
 
-    architecture: str
+    architecture: Architecture
 
     @property
     def latents_ending(self) -> str:
@@ -78,10 +80,18 @@ class SdScripts:
     ) -> Sequence[Named]:
         """Return an item's one target of a part."""
         if part.startswith("text"):
-            return (Named(f"{folder}/{stem}{self.text_ending}", ""),)
+            return (Named(f"{folder}/{stem}{self.text_ending}"),)
         assert media is not None
         size = f"{media.width:04d}x{media.height:04d}"
-        return (Named(f"{folder}/{stem}_{size}{self.latents_ending}", part),)
+        return (Named(f"{folder}/{stem}_{size}{self.latents_ending}"),)
+
+    def variant(
+        self, resolution: Size | None, image: Size, settings: Dataset | None, clip: Clip | None
+    ) -> str:
+        """Return how an image is scaled and cut; "" for text."""
+        if resolution is None or settings is None:
+            return ""
+        return placement(image, resolution, settings, self.architecture).name
 
     def base(self, stem: str) -> str:
         """Return the stem: cache files keep it whole."""
@@ -135,8 +145,7 @@ def of(architecture: str) -> SdScripts:
     Raises:
         KeyError: there is no such architecture.
     """
-    _LATENTS[architecture]
-    return SdScripts(architecture)
+    return SdScripts({str(each): each for each in _LATENTS}[architecture])
 
 
 def array_name(kind: str, architecture: Architecture, height: int, width: int) -> str:

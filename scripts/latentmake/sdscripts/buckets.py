@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from latentmake.buckets import Placement, Size
-from latentmake.config.sdscripts import Bucketing
+from latentmake.buckets import Placement, Size, refuse_narrow
+from latentmake.config import Dataset
+from latentmake.config.models import Architecture
+from latentmake.config.sdscripts import Bucketing, bucketing
+from latentmake.errors import SourceError
 
-__all__ = ["bucket_sizes", "crop_ltrb", "place"]
+__all__ = ["bucket_sizes", "crop_ltrb", "place", "placement"]
 
 
 @lru_cache(maxsize=256)
@@ -35,6 +38,36 @@ def bucket_sizes(resolution: Size, buckets: Bucketing) -> tuple[Size, ...]:
     return tuple(sorted(sizes))
 
 
+def placement(
+    image: Size, resolution: Size, dataset: Dataset, architecture: Architecture, path: str = ""
+) -> Placement:
+    """Return how an image is brought to its size.
+
+    Args:
+        image: its own size as stored, in pixels.
+        resolution: the size asked for, in pixels.
+        dataset: its `fit` and buckets.
+        architecture: of the model.
+        path: names it in errors.
+
+    Raises:
+        SourceError: it is so small or narrow that nothing would be left of it, or that it would
+            first have to be scaled up beyond all measure.
+    """
+    buckets = bucketing(dataset, architecture) if dataset.fit == "bucket" else None
+    try:
+        found = place(image, resolution, buckets)
+    except ValueError as error:
+        raise SourceError(
+            f"{error} ({image.width} x {image.height})",
+            where=path,
+            mend="remove it, or leave out the dataset's `bucket_no_upscale`",
+        ) from None
+    refuse_narrow(image, found, dataset.max_image_pixels, path)
+    return found
+
+
+@lru_cache(maxsize=4096)
 def place(image: Size, resolution: Size, buckets: Bucketing | None) -> Placement:
     """Return how sd-scripts brings an image to its size.
 
