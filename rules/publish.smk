@@ -8,6 +8,11 @@ def launch_order(run):
     return lambda wildcards: SESSION.launch_order(run)
 
 
+def publication_inputs(run):
+    """Return what a publication needs; without caches it is its order alone."""
+    return lambda wildcards: SESSION.publication_inputs(run)
+
+
 for run in filter(SESSION.is_wan, SESSION.runs):
 
     rule:
@@ -31,8 +36,7 @@ for run in filter(SESSION.is_launched, SESSION.runs):
         name:
             f"publish_{run}"
         input:
-            lock=f"runs/{run}/dataset.lock",
-            order=launch_order(run),
+            unpack(publication_inputs(run)),
         log:
             f"logs/publish/{run}.log",
         localrule: True

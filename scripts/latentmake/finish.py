@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from latentmake.trainers.record import Layout, read_record
 if TYPE_CHECKING:
     from latentmake.plan import Planner
 
-__all__ = ["finish"]
+__all__ = ["finish", "manifest_items"]
 
 _FOUR = 4  # captions drawn where a run names no prompts
 
@@ -83,7 +83,7 @@ def finish(
     if isinstance(run.trainer, SdTrainer):
         _finish_training(planner, plan, run, run.trainer, settled)
     elif isinstance(run.trainer, SdScriptsTrainer):
-        finish_sdscripts(planner, plan, run, run.trainer, settled, train=train)
+        finish_sdscripts(planner, plan, run.trainer, settled, train=train)
     elif planner.config.models[run.model].layout == "musubi":
         finish_wan(planner, plan, run, settled, train=train)
 
@@ -132,43 +132,13 @@ def _manifest_order(
     said: Mapping[str, Mapping[str, str]],
 ) -> Path:
     model = planner.config.models[run.model]
-    layout = layouts.of(model.layout_name)
-    rows: list[manifest.ManifestItem] = []
-    for name in run.datasets:
-        settings = planner.config.datasets[name]
-        parts = [
-            (
-                part,
-                layout.folder(name, run.model, part),
-                plan.parts[Part(name, run.model, part)].known,
-            )
-            for part in part_names(planner.config, run, name)
-        ]
-        for item in planner.items(name, run.model)[0]:
-            targets = {
-                part: [
-                    (named.path, known.get(named.path))
-                    for named in layout.named(folder, part, item.stem, item.media, settings)
-                ]
-                for part, folder, known in parts
-            }
-            row = manifest.ManifestItem(
-                name,
-                item.stem,
-                item.image,
-                targets,
-                item.caption,
-                item.control,
-                planner.texts(name, item.stem),
-                said[name].get(item.stem),
-            )
-            rows.append(row)
+    known = {part: state.known for part, state in plan.parts.items()}
     return manifest.ManifestOrder(
         run=plan.name,
         model=run.model,
         repeats=repeats,
         skip=[name for name in run.datasets if _skips(planner, name)],
-        items=rows,
+        items=list(manifest_items(planner, run, known, said)),
         faults=aside,
         orphans=sorted(
             [path for state in plan.parts.values() for path in state.orphans] + unfinished()
@@ -182,6 +152,51 @@ def _manifest_order(
             if stale.found is not None
         ],
     ).write()
+
+
+def manifest_items(
+    planner: Planner,
+    run: Run,
+    known: Mapping[Part, Mapping[str, str]],
+    said: Mapping[str, Mapping[str, str]],
+) -> Iterator[manifest.ManifestItem]:
+    """Yield the items of a run with the names of their caches.
+
+    Args:
+        planner: what is known of datasets and models.
+        run: its section of the configuration.
+        known: part -> path of a cache file -> its key.
+        said: dataset -> stem -> digest of its text, where no cache is made of that.
+    """
+    layout = layouts.of(planner.config.models[run.model].layout_name)
+    for name in run.datasets:
+        settings = planner.config.datasets[name]
+        parts = [
+            (
+                part,
+                layout.folder(name, run.model, part),
+                known.get(Part(name, run.model, part), {}),
+            )
+            for part in part_names(planner.config, run, name)
+        ]
+        for item in planner.items(name, run.model)[0]:
+            targets = {
+                part: [
+                    (named.path, keys.get(named.path))
+                    for named in layout.named(folder, part, item.stem, item.media, settings)
+                ]
+                for part, folder, keys in parts
+            }
+            yield manifest.ManifestItem(
+                name,
+                item.stem,
+                item.image,
+                targets,
+                item.caption,
+                item.control,
+                planner.texts(name, item.stem),
+                said.get(name, {}).get(item.stem),
+            )
 
 
 def _finish_training(

@@ -9,7 +9,7 @@ knows whether a lock still fits.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ __all__ = [
     "ManifestOrder",
     "images_digest",
     "keys_digest",
+    "lines_of",
     "lock_digest",
     "read_lock",
+    "row_of",
     "write_manifest",
 ]
 
@@ -207,7 +209,7 @@ def write_manifest(
             mend="all other items are done; set on_error: skip to train without these",
         )
     without = {(name, fault["stem"]) for name, each in aside.items() for fault in each}
-    layout, plainly = layouts.of(order.layout), order.layout == "plain"
+    layout = layouts.of(order.layout)
     keys: dict[str, list[tuple[str, str]]] = {}
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
@@ -227,17 +229,7 @@ def write_manifest(
         if item.said is not None:
             keys.setdefault(f"{item.dataset}/{CAPTIONS}", []).append((item.stem, item.said))
         images.setdefault(item.dataset, []).append(item.source)
-        rows.append(
-            {
-                "dataset": item.dataset,
-                "stem": item.stem,
-                "source": item.source,
-                "repeats": order.repeats[item.dataset],
-                **layout.row(paths),
-                **({} if item.texts is None else {"texts": item.texts}),
-                **({} if plainly else {"caption": item.caption, "control": item.control}),
-            }
-        )
+        rows.append(row_of(item, paths, order.repeats[item.dataset], order.layout))
     if not rows:
         raise DatasetError("no item is left to train on", where=f"run {order.run}")
     for name, faults in aside.items():
@@ -252,8 +244,7 @@ def write_manifest(
                 }
             )
     _remove([*order.orphans, *unread], say)
-    # In ASCII: some readers take U+2028 and its like for the end of a line.
-    listed = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+    listed = lines_of(rows)
     parts = {part: keys_digest(pairs) for part, pairs in keys.items()}
     lock = Lock(
         digest=lock_digest(parts, order.repeats),
@@ -269,6 +260,35 @@ def write_manifest(
     cachefile.write(folder / "dataset.lock", f"{text}\n".encode())
     forget_spooled([*made.values(), *order.replaced])
     return lock
+
+
+def row_of(
+    item: ManifestItem, paths: Mapping[str, Sequence[str]], repeats: int, layout: str
+) -> dict[str, Any]:
+    """Return a manifest's line of one item.
+
+    Args:
+        item: the item.
+        paths: part -> paths of its cache files.
+        repeats: how often an epoch shows it.
+        layout: name of the layout of the cache files.
+    """
+    plainly = layout == "plain"
+    return {
+        "dataset": item.dataset,
+        "stem": item.stem,
+        "source": item.source,
+        "repeats": repeats,
+        **layouts.of(layout).row(paths),
+        **({} if item.texts is None else {"texts": item.texts}),
+        **({} if plainly else {"caption": item.caption, "control": item.control}),
+    }
+
+
+def lines_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the content of a manifest."""
+    # In ASCII: some readers take U+2028 and its like for the end of a line.
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 
 def _key_of(path: str) -> str:

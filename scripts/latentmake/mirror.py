@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, NamedTuple
@@ -57,6 +57,7 @@ def mirror(
     *,
     progress: Iterable[str] | None = None,
     link: bool = False,
+    replacing: Callable[[str], None] | None = None,
 ) -> Changes:
     """Make a folder hold these files, besides those of others.
 
@@ -69,13 +70,14 @@ def mirror(
         files: path below the folder, with forward slashes -> a file to copy, or the content itself.
         progress: the keys of `files`, as something that shows how far it has been read.
         link: give files a second name there rather than copy them, where the file system can.
+        replacing: called with a name before it is removed or gets other content.
 
     Raises:
         StorageError: the folder cannot be written; finished work is kept.
         SourceError: a file to copy cannot be read.
     """
     old = _read(folder / RECORD)
-    work = _Mirror(folder, old, link)
+    work = _Mirror(folder, old, link, replacing or (lambda name: None))
     try:
         gone = sorted(old.keys() - files.keys())
         # Before anything is copied: a name that changed in upper and lower case alone is the same
@@ -98,10 +100,17 @@ def mirror(
 class _Mirror:
     """The state of one call of `mirror`."""
 
-    def __init__(self, folder: Path, old: Mapping[str, _Entry], link: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        old: Mapping[str, _Entry],
+        link: bool,
+        replacing: Callable[[str], None],
+    ) -> None:
         self.folder = folder
         self.old = old
         self.link = link
+        self.replacing = replacing
         self.record: dict[str, _Entry] = {}
         self.copied = self.linked = self.unchanged = 0
         # (device, inode, base name) of a source -> its copy, and the digest of both.
@@ -109,6 +118,7 @@ class _Mirror:
 
     def remove(self, name: str) -> None:
         path = self.folder / name
+        self.replacing(name)
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it is not empty
             for parent in path.relative_to(self.folder).parents[:-1]:
@@ -134,12 +144,14 @@ class _Mirror:
         content = self._present(path, self.old.get(name), source, stamp, twin)
         if content is not None:
             self.unchanged += 1
-        elif twin is not None and _link(twin[0], path):
-            content = twin[1]
-            self.linked += 1
         else:
-            content = _copy(source, path)
-            self.copied += 1
+            self.replacing(name)
+            if twin is not None and _link(twin[0], path):
+                content = twin[1]
+                self.linked += 1
+            else:
+                content = _copy(source, path)
+                self.copied += 1
         self._twins.setdefault(key, (path, content))
         self.record[name] = _Entry(stamp, _stamp(path), content)
 
@@ -180,6 +192,7 @@ class _Mirror:
         if there is not None and there[0] == len(data) and path.read_bytes() == data:
             self.unchanged += 1
         else:
+            self.replacing(name)
             cachefile.write(path, data)
             self.copied += 1
         self.record[name] = _Entry(None, _stamp(path), digest.of_bytes(data))

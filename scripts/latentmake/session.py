@@ -24,6 +24,7 @@ from latentmake.memo import Memo
 from latentmake.orders import WorkOrder, newest_run_order
 from latentmake.parts import Plan, RunPlan
 from latentmake.plan import Planner
+from latentmake.publication import is_uncached, plan_publication
 from latentmake.report.captioned import plan_captions
 from latentmake.report.compared import Page, is_page, plan_page
 from latentmake.report.table import plan_table, status_lines
@@ -73,7 +74,7 @@ class Session:
         self.plan = Plan({}, [])
         self.pages: list[Page] = []
         if main:
-            names = _or_exit(lambda: runs_asked_for(targets, self.config.runs))
+            names = _or_exit(lambda: self._planned_runs(targets))
             trained = [name for name in names if _is_training_asked(name, targets)]
             self.plan = _or_exit(lambda: self._planned(names, trained, force))
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
@@ -87,6 +88,12 @@ class Session:
             given = Handover.given()
             self._handover = given or Handover()
             self.plan = Plan({}, given.orders(allowed) if given else orders.on_disk())
+
+    def _planned_runs(self, targets: Sequence[str]) -> list[str]:
+        """Return the runs whose caches are asked for; a publication may do without."""
+        runs_asked_for(targets, self.config.runs)  # each of which there must be
+        cached = [target for target in targets if not is_uncached(target, self.config)]
+        return runs_asked_for(cached, self.config.runs) if cached or not targets else []
 
     def _planned(self, names: Iterable[str], trained: Collection[str], force: bool) -> Plan:
         self._planner = Planner(self.config, Memo(MEMO), buildable=list(self._buildable))
@@ -114,6 +121,7 @@ class Session:
             | self._asked.get(name, {})
             for name, plan in self.plan.runs.items()
         }
+        runs |= {name: kinds for name, kinds in self._asked.items() if name not in runs}
         singles = {path: found[0].name for path, found in self._singles.items() if found}
         handover = Handover({o.rule: o.name for o in self.plan.orders}, singles, runs)
         if not dry:
@@ -132,7 +140,7 @@ class Session:
             "export": lambda plan, run: plan_export(planner, plan, run),
             "captions": lambda plan, run: plan_captions(planner, plan, run),
         }
-        return {
+        asked = {
             name: {
                 kind: str(makers[kind](plan, self.runs[name]))
                 for kind in _ON_REQUEST
@@ -140,6 +148,11 @@ class Session:
             }
             for name, plan in self.plan.runs.items()
         }
+        for target in targets:
+            name = target.removeprefix("publish_")
+            if is_uncached(target, config) and self.is_launched(name):
+                asked.setdefault(name, {})["publish"] = str(plan_publication(planner, name))
+        return asked
 
     def _plan_pages(self, targets: Sequence[str], trained: Collection[str]) -> list[Page]:
         """Write the orders of the comparisons asked for, each once."""
@@ -282,6 +295,18 @@ class Session:
         if order is None:
             raise LatentmakeError(f"the run {run} has no order")
         return order
+
+    def publication_inputs(self, run: str) -> dict[str, str]:
+        """Return what publishing a run needs: its order, and its lock where caches are published.
+
+        Empty where it was not asked for.
+        """
+        asked = self.asked_order(run, "publish")
+        if asked is not None:
+            return {"order": asked}
+        if not self.config.publish.caches:
+            return {}
+        return {"lock": f"runs/{run}/dataset.lock", "order": self.launch_order(run)}
 
     def asked_order(self, run: str, kind: str) -> str | None:
         """Return the order of what is done with a run on request alone, if it was asked for."""

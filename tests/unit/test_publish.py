@@ -33,9 +33,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def published(order: MusubiOrder, attention: str | None = None) -> tuple[Path, list[str]]:
+def published(order: MusubiOrder) -> tuple[Path, list[str]]:
     said: list[str] = []
-    publish(order, said.append, attention)
+    publish(order, said.append)
     return Path(order.publish.path).absolute() / order.run, said
 
 
@@ -384,7 +384,7 @@ def test_under_wsl_drives_get_their_windows_names() -> None:
     order = with_publish(
         order_of(model={"dit": "/mnt/d/models/low.safetensors"}), path="/mnt/e/out"
     )
-    text = Texts(order, "/mnt/e/out/gove-1.0", "sdpa", print)
+    text = Texts(order, "/mnt/e/out/gove-1.0", print)
     windows = tomllib.loads(text.dataset("windows"))["datasets"][0]
     assert windows["cache_directory"] == "E:/out/gove-1.0/gove_256_cache"
     arguments = list(text.commands("windows").training)
@@ -431,6 +431,118 @@ def test_weights_in_a_folder_leave_out_their_step() -> None:
         assert "No step for caching the latents" in text
         assert "wan_cache_text_encoder_outputs.py" in text
         assert "wan_train_network.py" in text
+
+
+# -- without caches -------------------------------------------------------------------------------
+
+
+def without_caches(**changes: Any) -> MusubiOrder:
+    settings = {"caches": False, **changes.pop("publish", {})}
+    return with_publish(order_of(**changes), **settings)
+
+
+def test_without_caches_folders_are_empty_and_the_scripts_fill_them() -> None:
+    order = without_caches(publish={"batch_size": 4, "num_workers": 3})
+    fill(order, STEMS)
+    shutil.rmtree("cache")
+    folder, _ = published(order)
+    for size in ("256", "480x832"):
+        assert not list((folder / f"gove_{size}_cache").glob("*.safetensors"))
+    for system in ("linux", "windows"):
+        commands = Texts(order, str(folder), print).commands(system)
+        for arguments in (commands.latents, commands.text):
+            assert arguments is not None
+            assert "--skip_existing" in arguments and "--keep_cache" not in arguments
+            assert value(list(arguments), "--batch_size") == "4"
+            assert value(list(arguments), "--num_workers") == "3"
+
+
+def test_weights_in_a_folder_cannot_make_caches_there() -> None:
+    order = without_caches(model={"vae": "vae"})
+    fill(order, STEMS)
+    Path("vae").mkdir()
+    with pytest.raises(ConfigError, match=r"models\.wan\.vae: vae is a folder"):
+        published(order)
+
+
+CACHES = (
+    *("a_0064x0064_wan.safetensors", "a_wan_te.safetensors"),
+    *("b ä_0064x0064_wan.safetensors", "b ä_wan_te.safetensors"),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "dropped"),
+    [
+        ("caption", {"a_wan_te.safetensors"}),
+        ("image", {"a_0064x0064_wan.safetensors"}),
+        ("vae", {"a_0064x0064_wan.safetensors", "b ä_0064x0064_wan.safetensors"}),
+        ("fit", {"a_0064x0064_wan.safetensors", "b ä_0064x0064_wan.safetensors"}),
+        ("t5", {"a_wan_te.safetensors", "b ä_wan_te.safetensors"}),
+        ("removed", {"a_0064x0064_wan.safetensors", "a_wan_te.safetensors"}),
+        ("nothing", set()),
+    ],
+)
+def test_caches_made_there_go_with_what_they_came_from(change: str, dropped: set[str]) -> None:
+    order = without_caches(resolutions=[(256, 256)])
+    fill(order, STEMS)
+    folder, _ = published(order)
+    for name in CACHES:
+        put(folder / "gove_256_cache" / name, "made there")
+    if change == "caption":
+        put("data/gove/a.txt", "another caption")
+    elif change == "image":
+        put("data/gove/a.png", "another picture")
+    elif change == "vae":
+        order = without_caches(resolutions=[(256, 256)], model={"vae": "other.safetensors"})
+    elif change == "fit":
+        bucket = {"gove": Dataset(path="data/gove", fit="bucket")}
+        order = without_caches(resolutions=[(256, 256)], datasets=bucket)
+    elif change == "t5":
+        order = without_caches(resolutions=[(256, 256)], model={"text": "other.pth"})
+    elif change == "removed":
+        fill(order, {"gove": STEMS["gove"][1:]})
+    _, said = published(order)
+    left = {path.name for path in (folder / "gove_256_cache").glob("*.safetensors")}
+    assert set(CACHES) - left == dropped
+    assert any("dropped" in line for line in said) == bool(dropped)
+
+
+def test_folders_are_named_by_a_pattern() -> None:
+    order = with_publish(order_of(), folder="{run}_{height}p_{dataset}")
+    fill(order, STEMS)
+    folder, _ = published(order)
+    assert (folder / "gove-1.0_832p_gove_cache/a_wan_te.safetensors").is_file()
+    blocks = tomllib.loads((folder / "gove-1.0_linux.toml").read_text())["datasets"]
+    directories = [block["image_directory"] for block in blocks]
+    assert directories == [f"{folder}/gove-1.0_{height}p_gove" for height in (256, 832)]
+    with pytest.raises(ConfigError, match=r"publish\.folder.* one folder, gove"):
+        published(with_publish(order_of(), folder="{dataset}"))
+    with pytest.raises(ConfigError, match="like one of caches"):
+        published(with_publish(order_of(), folder="{resolution}_cache"))
+    for pattern in ("{stem}", "a/{dataset}", "../{dataset}", "{dataset", "{dataset!r}", " "):
+        with pytest.raises(ValueError, match=r"folder|placeholder"):
+            Publish(folder=pattern)
+
+
+def test_processes_of_the_trainers_machine() -> None:
+    for number, further in ((1, []), (2, ["--multi_gpu"])):
+        order = with_publish(order_of(), num_processes=number)
+        commands = Texts(order, "/p", print).commands("linux")
+        options = ["--num_processes", str(number), *further]
+        assert commands.accelerate == ["--mixed_precision", "bf16", *options]
+
+
+def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) -> None:
+    put("prompts.txt", "a cat")
+    maps = [{"linux": str(tmp_path), "windows": "D:/training"}]
+    order = order_of(trainer={"arguments": ["--sample_prompts", "prompts.txt"]})
+    order = with_publish(order, path_maps=maps)
+    texts = Texts(order, f"{tmp_path}/published/gove-1.0", print)
+    linux = list(texts.commands("linux").training)
+    assert value(linux, "--sample_prompts") == f"{tmp_path}/prompts.txt"
+    windows = list(texts.commands("windows").training)
+    assert value(windows, "--sample_prompts") == "D:\\training\\prompts.txt"
 
 
 # -- the scripts ----------------------------------------------------------------------------------
@@ -488,12 +600,12 @@ def test_the_shell_script_caches_and_trains_in_the_trainers_environment(
         model={"dit_high_noise": f"{AWKWARD}/high.safetensors", "fp8_t5": True},
         trainer={"arguments": ["--optimizer_args", 'betas=("0.9", $HOME `x`)']},
         musubi_tuner=MusubiTuner(path=str(home), venv="my env" if environment == "given" else None),
-        publish=Publish(path=AWKWARD),
+        publish=Publish(path=AWKWARD, attention="flash_attn"),
     )
     fill(order, STEMS)
     tuner(home, scripts)
     venv(place)
-    folder, _ = published(order, "flash_attn")
+    folder, _ = published(order)
     script, record = folder / "train_gove-1.0.sh", tmp_path / "record"
     done, calls = run_shell(script, record)
     assert done.returncode == 0, done.stderr
@@ -519,12 +631,12 @@ def test_the_shell_script_caches_and_trains_in_the_trainers_environment(
     ("said", "given", "flag"),
     [("auto", None, "sdpa"), ("flash3", None, "flash3"), ("flash3", "xformers", "xformers")],
 )
-def test_the_attention_is_the_callers_or_the_trainers(
+def test_the_attention_is_that_of_the_trainers_machine_or_the_trainers(
     said: str, given: str | None, flag: str
 ) -> None:
-    order = order_of(trainer={"attention": said})
+    order = with_publish(order_of(trainer={"attention": said}), attention=given)
     fill(order, STEMS)
-    folder, _ = published(order, given)
+    folder, _ = published(order)
     for name in ("train_gove-1.0.sh", "train_gove-1.0.bat"):
         assert f"  --{flag} " in (folder / name).read_text()
 

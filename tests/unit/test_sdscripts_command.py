@@ -17,7 +17,7 @@ from latentmake.sdscripts.command import (
     encoder_places,
     training_arguments,
 )
-from latentmake.sdscripts.deploy import dataset_toml, deploy, deployed
+from latentmake.sdscripts.deploy import dataset_toml, default_blocks, deploy, deployed
 from latentmake.sdscripts.order import SdScriptsOrder
 from latentmake.sdscripts.publish import publish
 from pydantic import ValidationError
@@ -239,7 +239,8 @@ def test_the_first_script_of_an_architecture_makes_a_lora() -> None:
 @pytest.mark.parametrize("fit", ["crop", "bucket"])
 def test_the_toml_has_no_key_that_it_does_not_know(architecture: str, fit: str) -> None:
     asked = order(architecture, fit=fit, flip_aug=True, alpha_mask=True, num_repeats=3)
-    parsed = tomllib.loads(dataset_toml(asked, lambda block: f"/deployed/{block}"))
+    text = dataset_toml(asked, default_blocks(asked), lambda block: f"/deployed/{block}")
+    parsed = tomllib.loads(text)
     assert set(parsed) == {"general", "datasets"}
     assert [block["resolution"] for block in parsed["datasets"]] == [[512, 512], [512, 768]]
     for block, name in zip(parsed["datasets"], ("a_512", "a_512x768"), strict=True):

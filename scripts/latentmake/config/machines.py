@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+import re
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from latentmake.config.fields import Closed, DiskPath, Place, ResolutionField
+from latentmake.config.fields import Closed, DiskPath, Number, Place, ResolutionField
 from latentmake.config.shapes import MACHINE, PUBLICATION, Shapes
 
 __all__ = ["Export", "MusubiTuner", "PathMap", "Publish", "SdScripts", "Storage"]
@@ -54,6 +55,23 @@ class PathMap(Closed):
         return self
 
 
+_PLACEHOLDERS = ("run", "dataset", "model", "resolution", "width", "height")
+
+
+def _folder_pattern(pattern: str) -> str:
+    """Refuse a pattern of folder names that is no name of one folder."""
+    known = ", ".join(f"{{{name}}}" for name in _PLACEHOLDERS)
+    left = re.sub(rf"\{{({'|'.join(_PLACEHOLDERS)})\}}", "x", pattern)
+    if "{" in left or "}" in left:
+        raise ValueError(f"has a placeholder that is not known; known: {known}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", left):
+        raise ValueError(
+            f"should be a folder's name of letters, digits, `_`, `.`, `-` and the placeholders "
+            f"{known}"
+        )
+    return pattern
+
+
 class Publish(Closed):
     """What `publish_{run}` puts where."""
 
@@ -66,6 +84,35 @@ class Publish(Closed):
         [],
         description="Folders that other systems know by other names, so that scripts and TOML "
         "files name them rightly; drives under /mnt are known.",
+    )
+    caches: bool = Field(
+        True,
+        description="Encode here and publish the caches. `false`: encode nothing here; the "
+        "published scripts make the caches on the trainer's machine.",
+    )
+    attention: (
+        Literal["sdpa", "flash_attn", "flash3", "xformers", "sage_attn", "mem_eff_attn"] | None
+    ) = Field(
+        None,
+        description="Attention of the trainer's machine; by default the trainer's, where `auto` "
+        "is `sdpa`.",
+    )
+    num_processes: Number | None = Field(
+        None, ge=1, description="--num_processes of accelerate launch in the published scripts."
+    )
+    batch_size: Number | None = Field(
+        None,
+        ge=1,
+        description="Items encoded at once by the caching steps of the published scripts.",
+    )
+    num_workers: Number | None = Field(
+        None, ge=1, description="--num_workers of musubi-tuner's caching scripts."
+    )
+    powershell: bool = Field(False, description="Write train_{run}.ps1 beside train_{run}.bat.")
+    folder: Annotated[str, AfterValidator(_folder_pattern)] = Field(
+        "{dataset}_{resolution}",
+        description="Names of the folders of images, with the placeholders {run}, {dataset}, "
+        "{model}, {resolution}, {width} and {height}.",
     )
 
 

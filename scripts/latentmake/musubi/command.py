@@ -11,11 +11,8 @@ from latentmake.musubi.order import MusubiOrder
 
 __all__ = [
     "ATTENTIONS",
-    "LATENTS_FLAGS",
     "LATENTS_SCRIPT",
-    "TEXT_FLAGS",
     "TEXT_SCRIPT",
-    "TRAINING_FLAGS",
     "TRAINING_SCRIPT",
     "accelerate_arguments",
     "latents_arguments",
@@ -29,24 +26,6 @@ TRAINING_SCRIPT = "wan_train_network.py"
 
 ATTENTIONS = ("sdpa", "flash_attn", "flash3", "xformers", "sage_attn")
 
-_CACHING_FLAGS = frozenset(
-    {"--dataset_config", "--device", "--batch_size", "--num_workers"}
-    | {"--skip_existing", "--keep_cache"}
-)
-LATENTS_FLAGS = _CACHING_FLAGS | {
-    *("--vae", "--vae_dtype", "--vae_cache_cpu", "--i2v", "--clip", "--one_frame")
-}
-TEXT_FLAGS = _CACHING_FLAGS | {"--t5", "--fp8_t5"}
-TRAINING_FLAGS = frozenset(
-    {"--task", "--dataset_config", "--dit", "--dit_high_noise", "--timestep_boundary"}
-    | {"--network_module", "--network_dim", "--network_alpha", "--mixed_precision"}
-    | {"--learning_rate", "--optimizer_type", "--max_train_epochs", "--gradient_accumulation_steps"}
-    | {"--max_data_loader_n_workers", "--output_dir", "--output_name", "--logging_dir"}
-    | {"--fp8_base", "--fp8_scaled", "--timestep_sampling", "--discrete_flow_shift"}
-    | {"--save_every_n_epochs", "--save_state", "--resume", "--vae", "--t5", "--vae_cache_cpu"}
-    | {f"--{name}" for name in ATTENTIONS}
-)
-
 # Where Wan 2.2 goes from its high-noise network to the other, in thousandths.
 _BOUNDARY_TEXT, _BOUNDARY_IMAGE = 875, 900
 
@@ -57,15 +36,12 @@ def _number(value: float) -> str:
 
 
 def _caching(
-    device: str | None,
     batch_size: int | None,
     num_workers: int | None,
     skip_existing: bool,
     keep_cache: bool,
 ) -> list[str]:
     arguments: list[str] = []
-    if device is not None:
-        arguments += ["--device", device]
     if batch_size is not None:
         arguments += ["--batch_size", str(batch_size)]
     if num_workers is not None:
@@ -83,7 +59,6 @@ def latents_arguments(
     dataset_config: str,
     vae: str,
     clip: str | None = None,
-    device: str | None = None,
     batch_size: int | None = None,
     num_workers: int | None = None,
     skip_existing: bool = True,
@@ -96,8 +71,7 @@ def latents_arguments(
         dataset_config: path of the dataset TOML.
         vae: path of the VAE's file.
         clip: path of the CLIP image encoder's file, for Wan 2.1's image-to-video.
-        device: where to encode; None leaves it to the script, as the next two do.
-        batch_size: items encoded at once.
+        batch_size: items encoded at once; None leaves it to the script, as the next does.
         num_workers: processes that read images.
         skip_existing: pass over what has a cache file.
         keep_cache: leave cache files alone that belong to no item.
@@ -110,7 +84,7 @@ def latents_arguments(
         arguments.append("--i2v")
         if clip is not None:
             arguments += ["--clip", clip]
-    return arguments + _caching(device, batch_size, num_workers, skip_existing, keep_cache)
+    return arguments + _caching(batch_size, num_workers, skip_existing, keep_cache)
 
 
 def text_arguments(
@@ -118,7 +92,6 @@ def text_arguments(
     *,
     dataset_config: str,
     t5: str,
-    device: str | None = None,
     batch_size: int | None = None,
     num_workers: int | None = None,
     skip_existing: bool = True,
@@ -130,8 +103,7 @@ def text_arguments(
         model: the run's.
         dataset_config: path of the dataset TOML.
         t5: path of umT5's file.
-        device: where to encode; None leaves it to the script, as the next two do.
-        batch_size: captions encoded at once.
+        batch_size: captions encoded at once; None leaves it to the script, as the next does.
         num_workers: processes that read captions.
         skip_existing: pass over what has a cache file.
         keep_cache: leave cache files alone that belong to no item.
@@ -139,7 +111,7 @@ def text_arguments(
     arguments = ["--dataset_config", dataset_config, "--t5", t5]
     if model.fp8_t5:
         arguments.append("--fp8_t5")
-    return arguments + _caching(device, batch_size, num_workers, skip_existing, keep_cache)
+    return arguments + _caching(batch_size, num_workers, skip_existing, keep_cache)
 
 
 def training_arguments(

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from latentmake import cachefile
-from latentmake.config import MusubiTrainer, Run
+from latentmake.config import Config, MusubiTrainer, Run
 from latentmake.errors import ModelError
 from latentmake.musubi.installation import Installation
 from latentmake.musubi.model_files import model_files
@@ -19,7 +19,7 @@ from latentmake.trainers.launched import is_trained
 if TYPE_CHECKING:
     from latentmake.plan import Planner
 
-__all__ = ["finish_wan"]
+__all__ = ["finish_wan", "wan_order"]
 
 
 def finish_wan(
@@ -39,30 +39,11 @@ def finish_wan(
         TrainingError: musubi-tuner is not where the configuration says.
         StorageError: the disk is full or cannot be written.
     """
-    config, folder = planner.config, run_folder(plan.name)
     trained = isinstance(run.trainer, MusubiTrainer)
-    order = MusubiOrder(
-        run=plan.name,
-        manifest=str(folder / "manifest.jsonl"),
-        lock=str(folder / "dataset.lock"),
-        output=str(folder),
-        datasets={name: config.datasets[name] for name in run.datasets},
-        resolutions=[(size.width, size.height) for size in run.resolutions],
-        model_name=run.model,
-        model=config.models[run.model],
-        trainer=run.trainer
-        if isinstance(run.trainer, MusubiTrainer)
-        else MusubiTrainer(kind="musubi"),
-        musubi_tuner=config.musubi_tuner,
-        publish=config.publish,
-        planned=time.time_ns(),
-    )
+    order = wan_order(planner.config, plan.name)
     path = run_order(plan.name, "wan", order.planned)
     cachefile.write(path, order.model_dump_json().encode())
     plan.launch_order = path
-
-    def weights() -> str:
-        return networks_digest(order.model, planner.memo.digest_of_file)
 
     if trained and not (
         lock
@@ -73,6 +54,27 @@ def finish_wan(
         plan.training_order = path
         if train:
             _refuse_untrainable(order)
+
+
+def wan_order(config: Config, name: str) -> MusubiOrder:
+    """Return what is to be known of a Wan run."""
+    run, folder = config.runs[name], run_folder(name)
+    return MusubiOrder(
+        run=name,
+        manifest=str(folder / "manifest.jsonl"),
+        lock=str(folder / "dataset.lock"),
+        output=str(folder),
+        datasets={dataset: config.datasets[dataset] for dataset in run.datasets},
+        resolutions=[(size.width, size.height) for size in run.resolutions],
+        model_name=run.model,
+        model=config.models[run.model],
+        trainer=run.trainer
+        if isinstance(run.trainer, MusubiTrainer)
+        else MusubiTrainer(kind="musubi"),
+        musubi_tuner=config.musubi_tuner,
+        publish=config.publish,
+        planned=time.time_ns(),
+    )
 
 
 def _refuse_untrainable(order: MusubiOrder) -> None:

@@ -7,14 +7,23 @@ and the script of each system, with the paths that this system knows.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from latentmake import layouts
+from latentmake.config import resolution_name
+from latentmake.dataset import IMAGE_EXTENSIONS
 from latentmake.errors import CacheError, SourceError
+from latentmake.layouts import musubi
+from latentmake.media import VIDEO_EXTENSIONS
+from latentmake.musubi.dataset_toml import shapes
 from latentmake.musubi.order import ManifestRow, MusubiOrder
 from latentmake.musubi.scripts import batch_script, shell_script
-from latentmake.musubi.texts import Texts, block_name
+from latentmake.musubi.texts import Texts
 from latentmake.trainers.launched import rows_of
+from latentmake.trainers.made_there import SETTINGS, MadeThere, settings_files
 from latentmake.trainers.order import read_order
 from latentmake.trainers.publishing import bring, published_folder, writable
 
@@ -28,7 +37,7 @@ def publish_order(order: Path, say: Say) -> None:
     publish(read_order(order, MusubiOrder), say)
 
 
-def publish(order: MusubiOrder, say: Say, attention: str | None = None) -> None:
+def publish(order: MusubiOrder, say: Say) -> None:
     """Bring the published folder of a run up to date: only what changed is copied.
 
     The folder is `{publish.path}/{run}`. What an earlier publication put there and no item owns any
@@ -37,8 +46,6 @@ def publish(order: MusubiOrder, say: Say, attention: str | None = None) -> None:
     Args:
         order: the run.
         say: says a line to the user.
-        attention: which attention the published scripts train with, one of `command.ATTENTIONS`; by
-            default the trainer's, or sdpa, which every environment has.
 
     Raises:
         ConfigError: the configuration says too little for a publication.
@@ -49,10 +56,8 @@ def publish(order: MusubiOrder, say: Say, attention: str | None = None) -> None:
     """
     published = published_folder(order)
     folder = writable(published, order, "musubi-tuner")
-    if attention is None:
-        attention = "sdpa" if order.trainer.attention == "auto" else order.trainer.attention
-    text = Texts(order, published, attention, say)
-    files = _members(order)
+    text = Texts(order, published, say)
+    files = _members(order, text.blocks)
     files |= {
         f"{order.run}_linux.toml": text.dataset("linux").encode(),
         f"{order.run}_win.toml": text.dataset("windows").encode(),
@@ -60,32 +65,76 @@ def publish(order: MusubiOrder, say: Say, attention: str | None = None) -> None:
         f"train_{order.run}.bat": batch_script(text.commands("windows")).encode(),
     }
     text.tell_what_is_missing()
-    bring(order, folder, files, published, say)
-    _tell_of_strangers(folder, files, say)
+    if order.publish.caches:
+        bring(order, folder, files, published, say)
+        _tell_of_strangers(folder, files, say)
+        return
+    made = MadeThere(folder, layouts.of("musubi"), musubi.TEXT_ENDING)
+    bring(order, folder, files, published, say, partial(_drop, order, made))
+    made.tell(order.run, say)
 
 
-def _members(order: MusubiOrder) -> dict[str, Path | bytes]:
+def _drop(order: MusubiOrder, made: MadeThere, name: str) -> None:
+    """Drop what the trainer's machine made from a file that is about to be replaced."""
+    place, _, base = name.rpartition("/")
+    if base in SETTINGS:
+        made.drop(place, SETTINGS[base])
+    elif place:
+        block = place.removesuffix("_control")
+        stem, _, ending = base.rpartition(".")
+        if block == place and f".{ending.lower()}" not in IMAGE_EXTENSIONS | VIDEO_EXTENSIONS:
+            endings = {dataset.caption_extension for dataset in order.datasets.values()}
+            whole = next(filter(base.endswith, sorted(endings, key=len, reverse=True)), None)
+            made.drop(f"{block}_cache", "text", base.removesuffix(whole) if whole else stem)
+        else:
+            made.drop(f"{block}_cache", "latents", stem)
+
+
+def _members(
+    order: MusubiOrder, blocks: Mapping[tuple[str, tuple[int, int]], str]
+) -> dict[str, Path | bytes]:
     """Return what belongs to the items: path below the published folder -> source or content.
 
     Names are flat, as musubi-tuner reads its folders.
     """
     files: dict[str, Path | bytes] = {}
+    if not order.publish.caches:
+        for (dataset, resolution), name in blocks.items():
+            files |= settings_files(
+                f"{name}_cache",
+                latents=[order.model.vae.path, *_latents_settings(order, dataset, resolution)],
+                text=[order.model.text[0].path, order.model.fp8_t5],
+            )
     for row in rows_of(Path(order.manifest), ManifestRow):
         ending = order.datasets[row.dataset].caption_extension
         for resolution in order.resolutions:
-            name = block_name(row.dataset, resolution)
+            name = blocks[row.dataset, resolution]
             files[f"{name}/{Path(row.source).name}"] = Path(row.source)
             files[f"{name}/{Path(row.stem).name}{ending}"] = _caption(row)
             if row.control is not None:
                 files[f"{name}_control/{Path(row.control).name}"] = Path(row.control)
-            size = name.removeprefix(f"{row.dataset}_")
-            for cache in (*row.latents[size], row.text[size]):
-                files[f"{name}_cache/{Path(cache).name}"] = Path(cache)
+            if order.publish.caches:
+                size = resolution_name(*resolution)
+                for cache in (*row.latents[size], row.text[size]):
+                    files[f"{name}_cache/{Path(cache).name}"] = Path(cache)
     for path in {path for path in files.values() if isinstance(path, Path)}:
         if not path.is_file():
             kind = CacheError if path.suffix == ".safetensors" else SourceError
             raise kind("is not there", where=path, mend="give the same command again")
     return files
+
+
+def _latents_settings(order: MusubiOrder, dataset: str, resolution: tuple[int, int]) -> list[Any]:
+    """Return what shapes latents besides the VAE's file; of files only the paths are known."""
+    model = order.model
+    clip = None if model.clip is None else model.clip.path
+    return [
+        model.vae_dtype or model.dtype,
+        model.task,
+        clip,
+        resolution,
+        shapes(order.datasets[dataset]),
+    ]
 
 
 def _caption(row: ManifestRow) -> Path | bytes:

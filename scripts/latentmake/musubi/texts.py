@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from latentmake.config import Weights, resolution_name
+from latentmake.config import Weights
 from latentmake.errors import ConfigError
 from latentmake.musubi import command
 from latentmake.musubi.dataset_toml import dataset_toml
@@ -14,16 +15,12 @@ from latentmake.musubi.order import MusubiOrder
 from latentmake.musubi.scripts import Commands
 from latentmake.musubi.weights import weight_file
 from latentmake.paths import System
-from latentmake.trainers.publishing import Names
+from latentmake.trainers.arguments import located
+from latentmake.trainers.publishing import Names, block_names, launch_options
 
-__all__ = ["Texts", "block_name"]
+__all__ = ["Texts"]
 
 Say = Callable[[str], None]
-
-
-def block_name(dataset: str, resolution: tuple[int, int]) -> str:
-    """Return the folder of one dataset at one resolution, below the published folder."""
-    return f"{dataset}_{resolution_name(*resolution)}"
 
 
 def _network(path: str) -> str:
@@ -34,12 +31,16 @@ def _network(path: str) -> str:
 
 
 class Texts:
-    """What is written into the published folder, in the paths of each system."""
+    """What is written into the published folder, in the paths of each system.
 
-    def __init__(self, order: MusubiOrder, published: str, attention: str, say: Say) -> None:
+    Attributes:
+        blocks: (dataset, resolution) -> the folder of its images, below the published folder.
+    """
+
+    def __init__(self, order: MusubiOrder, published: str, say: Say) -> None:
         self.order = order
         self.published = published
-        self.attention = attention
+        self.blocks = block_names(order)
         self.say = say
         where = f"models.{order.model_name}"
         if order.musubi_tuner is None:
@@ -62,6 +63,12 @@ class Texts:
                 self.vae = None  # the latents' script needs both
         self._names = Names(order, published)
 
+    @property
+    def attention(self) -> str:
+        """The attention of the trainer's machine, which cannot be asked for the fastest."""
+        trainer = self.order.trainer.attention
+        return self.order.publish.attention or ("sdpa" if trainer == "auto" else trainer)
+
     def _weights(self, weights: Weights, where: str, what: str) -> str | None:
         """Return the path of one file of weights; None of a folder, which is told."""
         if weights.path is None:
@@ -71,6 +78,12 @@ class Texts:
                 mend="download the original weights, and set `path` to their file",
             )
         if Path(weights.path).is_dir():
+            if not self.order.publish.caches:
+                raise ConfigError(
+                    f"{weights.path} is a folder, and musubi-tuner's scripts want a single file",
+                    where=where,
+                    mend="name the file of the original weights, or set `publish.caches: true`",
+                )
             self.say(
                 f"{self.order.run}: {weights.path} is a folder, and musubi-tuner's scripts want a "
                 f"single file: the published scripts train from the caches and do not cache {what}"
@@ -83,7 +96,7 @@ class Texts:
 
         def directory(ending: str) -> Callable[[str, tuple[int, int]], str]:
             return lambda dataset, resolution: self._names.named(
-                f"{self.published}/{block_name(dataset, resolution)}{ending}",
+                f"{self.published}/{self.blocks[dataset, resolution]}{ending}",
                 system,
                 self.published,
             )
@@ -102,16 +115,22 @@ class Texts:
             f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml", system
         )
         latents = text = high_noise = accelerate = None
+        caching: dict[str, Any] = {
+            "dataset_config": config,
+            "batch_size": order.publish.batch_size,
+            "num_workers": order.publish.num_workers,
+            "keep_cache": order.publish.caches,
+        }
         if self.vae is not None:
             latents = command.latents_arguments(
                 order.model,
-                dataset_config=config,
                 vae=self._names.argument(self.vae, system),
                 clip=None if self.clip is None else self._names.argument(self.clip, system),
+                **caching,
             )
         if self.t5 is not None:
             text = command.text_arguments(
-                order.model, dataset_config=config, t5=self._names.argument(self.t5, system)
+                order.model, t5=self._names.argument(self.t5, system), **caching
             )
         if order.model.dit_high_noise is not None:
             high_noise = self._names.argument(_network(order.model.dit_high_noise), system)
@@ -121,7 +140,7 @@ class Texts:
         if self.tuner.venv is not None:
             venvs = [self._names.argument(self.tuner.venv, system, self.tuner.venv)]
         training = command.training_arguments(
-            order,
+            located(order, lambda path: self._names.argument(path, system)),
             dataset_config=config,
             dit=self._names.argument(_network(self.dit), system),
             dit_high_noise=high_noise,
@@ -136,7 +155,10 @@ class Texts:
             venvs=venvs,
             latents=latents,
             text=text,
-            accelerate=command.accelerate_arguments(order, config=accelerate),
+            accelerate=[
+                *command.accelerate_arguments(order, config=accelerate),
+                *launch_options(order),
+            ],
             training=training,
         )
 

@@ -6,12 +6,17 @@ Nothing is read or written: paths come in as the machine that runs the command n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from latentmake.sdscripts.order import SdScriptsOrder
 from latentmake.shapes import T5_LENGTH
 
-__all__ = ["accelerate_arguments", "encoder_places", "training_arguments"]
+__all__ = [
+    "accelerate_arguments",
+    "caching_arguments",
+    "encoder_places",
+    "training_arguments",
+]
 
 _NETWORKS = {
     "train_network": "networks.lora",
@@ -43,6 +48,32 @@ def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
     return {flag: path for flag, path in found.items() if path is not None and flag not in given}
 
 
+def caching_arguments(order: SdScriptsOrder, *, vae: str | None) -> list[str]:
+    """Return what a training script is told of the caches that it makes itself.
+
+    Flux' VAE has a flag of its own among `encoder_places`. What the user names among the trainer's
+    further arguments is left out.
+
+    Args:
+        order: the run.
+        vae: path of the VAE, or its id on the hub.
+    """
+    model, size = order.model, order.publish.batch_size
+    options: dict[str, list[str]] = {}
+    if order.architecture != "flux" and vae is not None:
+        options["--vae"] = [vae]
+    if (model.vae_dtype or model.dtype) == "float32":
+        options["--no_half_vae"] = []
+    if size is not None:
+        options["--vae_batch_size"] = [str(size)]
+        if order.architecture in ("sd3", "flux"):
+            options["--text_encoder_batch_size"] = [str(size)]
+    given = set(order.trainer.flags)
+    return [
+        word for flag, values in options.items() if flag not in given for word in (flag, *values)
+    ]
+
+
 def training_arguments(
     order: SdScriptsOrder,
     *,
@@ -52,6 +83,8 @@ def training_arguments(
     output_dir: str,
     output_name: str,
     logging_dir: str | None = None,
+    attention: str | None = None,
+    caching: Sequence[str] = (),
 ) -> list[str]:
     """Return the arguments of a training script, without the script itself.
 
@@ -63,13 +96,15 @@ def training_arguments(
         output_dir: folder that gets the trained weights.
         output_name: their name, without an ending.
         logging_dir: folder that gets TensorBoard scalars; None writes none.
+        attention: that of the machine that trains; by default the trainer's.
+        caching: what is said of caches that the script makes itself.
     """
     trainer = order.trainer
     arguments = ["--pretrained_model_name_or_path", checkpoint]
     for flag, path in encoders.items():
         arguments += [flag, path]
     arguments += ["--dataset_config", dataset_config]
-    arguments += ["--cache_latents", "--cache_latents_to_disk"]
+    arguments += ["--cache_latents", "--cache_latents_to_disk", *caching]
     arguments += _text(order) + _network(order)
     arguments += [
         *("--learning_rate", _number(trainer.learning_rate)),
@@ -79,7 +114,7 @@ def training_arguments(
         *("--max_data_loader_n_workers", str(trainer.max_data_loader_n_workers)),
         *("--mixed_precision", trainer.mixed_precision),
         *("--seed", str(trainer.seed)),
-        f"--{trainer.attention}",
+        f"--{attention or trainer.attention}",
     ]
     if trainer.max_train_steps is not None:
         arguments += ["--max_train_steps", str(trainer.max_train_steps)]

@@ -21,14 +21,16 @@ from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts
 from latentmake.mirror import Changes, mirror
 from latentmake.orders import WorkItem
-from latentmake.sdscripts.order import ManifestRow, SdScriptsOrder, block_name
+from latentmake.sdscripts.order import ManifestRow, SdScriptsOrder
 from latentmake.trainers.launched import rows_of
 
-__all__ = ["METADATA", "dataset_toml", "deploy", "deployed"]
+__all__ = ["METADATA", "bucket_settings", "dataset_toml", "default_blocks", "deploy", "deployed"]
 
 METADATA = "metadata.json"
 
 Files = dict[str, Path | bytes]
+Blocks = Mapping[tuple[str, tuple[int, int]], str]
+"""(dataset, resolution) -> name of the folder of its images."""
 
 
 def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
@@ -44,41 +46,53 @@ def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
         CacheError: a cache file is not where the manifest says.
         StorageError: the disk is full or cannot be written.
     """
-    files = deployed(order)
+    blocks = default_blocks(order)
+    files = deployed(order, blocks)
     for name in files:
         _refuse_old(folder, name)
     place = folder.absolute()
-    text = dataset_toml(order, lambda block: (place / block).as_posix())
+    text = dataset_toml(order, blocks, lambda block: (place / block).as_posix())
     return mirror(folder, {**files, f"{order.run}.toml": text.encode()}, link=True)
 
 
-def deployed(order: SdScriptsOrder) -> Files:
+def default_blocks(order: SdScriptsOrder) -> Blocks:
+    """Return the names of the folders of images that a training here reads."""
+    return {
+        (dataset, resolution): f"{dataset}_{resolution_name(*resolution)}"
+        for dataset in order.datasets
+        for resolution in order.resolutions
+    }
+
+
+def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: bool = True) -> Files:
     """Return what lies in the folder: path below it, with forward slashes -> file or content.
+
+    Args:
+        order: the run.
+        blocks: the folders of images, below that folder; by default those of a training here.
+        caches: whether caches lie beside the images; else sd-scripts makes them there.
 
     Raises:
         TrainingError: the manifest is missing or damaged.
         SourceError: a caption cannot be read, or two items would have one name.
         CacheError: an image or a cache file is not where the manifest says.
     """
-    layout = SdScripts(order.architecture)
+    layout, blocks = SdScripts(order.architecture), blocks or default_blocks(order)
     files: Files = {}
-    metadata: dict[str, dict[str, Any]] = {
-        block_name(dataset, resolution): {}
-        for dataset in order.datasets
-        for resolution in order.resolutions
-    }
+    metadata: dict[str, dict[str, Any]] = {block: {} for block in blocks.values()}
     for row in rows_of(Path(order.manifest), ManifestRow):
         texts = _texts(row, order.datasets[row.dataset])
         for resolution in order.resolutions:
-            block = block_name(row.dataset, resolution)
+            block = blocks[row.dataset, resolution]
             latents = row.latents[resolution_name(*resolution)]
             for stem, text, cache in _variants(row, texts):
                 image = f"{stem}{PurePosixPath(row.source).suffix}"
                 size = layout.size(latents)
                 named = f"{stem}_{size.width:04d}x{size.height:04d}{layout.latents_ending}"
                 _add(files, f"{block}/{image}", row.source)
-                _add(files, f"{block}/{named}", latents)
-                if cache is not None:
+                if caches:
+                    _add(files, f"{block}/{named}", latents)
+                if caches and cache is not None:
                     _add(files, f"{block}/{stem}{layout.text_ending}", cache)
                 metadata[block][image] = {"caption": text, "image_size": list(size)}
     _refuse_shadows(files, metadata)
@@ -155,17 +169,18 @@ def _refuse_old(folder: Path, name: str) -> None:
 # -- the dataset TOML -----------------------------------------------------------------------------
 
 
-def dataset_toml(order: SdScriptsOrder, directory: Callable[[str], str]) -> str:
+def dataset_toml(order: SdScriptsOrder, blocks: Blocks, directory: Callable[[str], str]) -> str:
     """Return the TOML of a run: a `[[datasets]]` block for each dataset and resolution.
 
     Args:
         order: the run.
+        blocks: the names of its blocks.
         directory: name of a block -> its folder, with forward slashes.
     """
-    blocks: list[dict[str, Any]] = []
+    sections: list[dict[str, Any]] = []
     for name, dataset in order.datasets.items():
         for resolution in order.resolutions:
-            place = directory(block_name(name, resolution))
+            place = directory(blocks[name, resolution])
             subset: dict[str, Any] = {
                 "image_dir": place,
                 "metadata_file": f"{place}/{METADATA}",
@@ -174,18 +189,19 @@ def dataset_toml(order: SdScriptsOrder, directory: Callable[[str], str]) -> str:
             }
             if dataset.alpha_mask:  # older versions do not know the key
                 subset["alpha_mask"] = True
-            blocks.append(
+            sections.append(
                 {
                     "resolution": list(resolution),
                     "batch_size": order.trainer.train_batch_size,
-                    **_buckets(dataset, order.architecture),
+                    **bucket_settings(dataset, order.architecture),
                     "subsets": [subset],
                 }
             )
-    return tomli_w.dumps({"general": {"shuffle_caption": False}, "datasets": blocks})
+    return tomli_w.dumps({"general": {"shuffle_caption": False}, "datasets": sections})
 
 
-def _buckets(dataset: Dataset, architecture: Architecture) -> dict[str, Any]:
+def bucket_settings(dataset: Dataset, architecture: Architecture) -> dict[str, Any]:
+    """Return the keys of a block that say which sizes images are brought to."""
     if dataset.fit != "bucket":
         return {"enable_bucket": False}
     return {"enable_bucket": True, **bucketing(dataset, architecture)._asdict()}

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from latentmake import cachefile
-from latentmake.config import Run, SdScriptsTrainer
+from latentmake.config import Config, SdScriptsTrainer
 from latentmake.orders import run_order
 from latentmake.parts import RunPlan, run_folder
 from latentmake.sdscripts.installation import find
@@ -17,13 +17,12 @@ from latentmake.trainers.launched import is_trained
 if TYPE_CHECKING:
     from latentmake.plan import Planner
 
-__all__ = ["finish_sdscripts"]
+__all__ = ["finish_sdscripts", "sdscripts_order"]
 
 
 def finish_sdscripts(
     planner: Planner,
     plan: RunPlan,
-    run: Run,
     trainer: SdScriptsTrainer,
     lock: str | None,
     *,
@@ -34,7 +33,6 @@ def finish_sdscripts(
     Args:
         planner: what is known of datasets and models.
         plan: of the run; gets the order.
-        run: its section of the configuration.
         trainer: its trainer's section.
         lock: digest of its caches; None where they are yet to be made.
         train: whether its training is asked for.
@@ -44,22 +42,7 @@ def finish_sdscripts(
         TrainingError: sd-scripts is not where the configuration says.
         StorageError: the disk is full or cannot be written.
     """
-    config, folder = planner.config, run_folder(plan.name)
-    assert config.sd_scripts is not None
-    order = SdScriptsOrder(
-        run=plan.name,
-        manifest=str(folder / "manifest.jsonl"),
-        lock=str(folder / "dataset.lock"),
-        output=str(folder),
-        datasets={name: config.datasets[name] for name in run.datasets},
-        resolutions=[(size.width, size.height) for size in run.resolutions],
-        model_name=run.model,
-        model=config.models[run.model],
-        trainer=trainer,
-        sd_scripts=config.sd_scripts,
-        publish=config.publish,
-        planned=time.time_ns(),
-    )
+    order = sdscripts_order(planner.config, plan.name, trainer)
     path = run_order(plan.name, "sdscripts", order.planned)
     cachefile.write(path, order.model_dump_json().encode())
     plan.launch_order = path
@@ -72,3 +55,23 @@ def finish_sdscripts(
         if train:
             refuse_unreadable(order)
             find(order)
+
+
+def sdscripts_order(config: Config, name: str, trainer: SdScriptsTrainer) -> SdScriptsOrder:
+    """Return what is to be known of a run of sd-scripts."""
+    run, folder = config.runs[name], run_folder(name)
+    assert config.sd_scripts is not None
+    return SdScriptsOrder(
+        run=name,
+        manifest=str(folder / "manifest.jsonl"),
+        lock=str(folder / "dataset.lock"),
+        output=str(folder),
+        datasets={dataset: config.datasets[dataset] for dataset in run.datasets},
+        resolutions=[(size.width, size.height) for size in run.resolutions],
+        model_name=run.model,
+        model=config.models[run.model],
+        trainer=trainer,
+        sd_scripts=config.sd_scripts,
+        publish=config.publish,
+        planned=time.time_ns(),
+    )

@@ -13,13 +13,12 @@ from latentmake.config import (
     Publish,
     SdScripts,
     SdScriptsTrainer,
-    resolution_name,
 )
 from latentmake.config.models import Architecture
 from latentmake.config.sdscripts_trainer import Script, scripts_of
 from latentmake.config.shapes import shaping
 
-__all__ = ["ManifestRow", "SdScriptsOrder", "block_name"]
+__all__ = ["ManifestRow", "SdScriptsOrder"]
 
 
 class SdScriptsOrder(BaseModel):
@@ -79,11 +78,6 @@ class SdScriptsOrder(BaseModel):
         return digest.of_value(
             [trainer, self.script, self.architecture, model.clip_skip, model.max_token_length]
         )
-
-
-def block_name(dataset: str, resolution: tuple[int, int]) -> str:
-    """Return the folder of one dataset at one resolution, below the deployed folder."""
-    return f"{dataset}_{resolution_name(*resolution)}"
 
 
 class ManifestRow(NamedTuple):

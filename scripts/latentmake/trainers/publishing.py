@@ -10,13 +10,21 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from latentmake.config import Dataset, Publish
+from latentmake.config import Dataset, Publish, resolution_name
 from latentmake.errors import ConfigError, StorageError
 from latentmake.mirror import mirror
 from latentmake.paths import System, absolute, backslashed, is_windows, translate
 from latentmake.progress import Progress
 
-__all__ = ["Names", "Order", "bring", "published_folder", "writable"]
+__all__ = [
+    "Names",
+    "Order",
+    "block_names",
+    "bring",
+    "launch_options",
+    "published_folder",
+    "writable",
+]
 
 Say = Callable[[str], None]
 
@@ -31,6 +39,14 @@ class Order(Protocol):
     @property
     def datasets(self) -> dict[str, Dataset]:
         """Its datasets."""
+
+    @property
+    def resolutions(self) -> list[tuple[int, int]]:
+        """Its resolutions, width and height in pixels."""
+
+    @property
+    def model_name(self) -> str:
+        """Name of its model."""
 
     @property
     def publish(self) -> Publish:
@@ -100,6 +116,52 @@ def _outermost(folders: Iterable[str]) -> list[str]:
     return found
 
 
+def block_names(order: Order) -> dict[tuple[str, tuple[int, int]], str]:
+    """Return (dataset, resolution) -> the folder of its images, below the published folder.
+
+    Raises:
+        ConfigError: two of them would share a folder, or one lies in the place of another's caches.
+    """
+    found: dict[tuple[str, tuple[int, int]], str] = {}
+    taken: dict[str, str] = {}
+    for dataset in order.datasets:
+        for width, height in order.resolutions:
+            size = resolution_name(width, height)
+            name = order.publish.folder.format(
+                run=order.run,
+                dataset=dataset,
+                model=order.model_name,
+                resolution=size,
+                width=width,
+                height=height,
+            )
+            if name.endswith(("_cache", "_control")):
+                raise ConfigError(
+                    f"gives {dataset} the folder {name}, which is named like one of caches",
+                    where="publish.folder",
+                    mend="let it end in {resolution}",
+                )
+            mine = f"{dataset} at {size}"
+            for place in (name, f"{name}_cache", f"{name}_control"):
+                if place in taken:
+                    raise ConfigError(
+                        f"gives {mine} and {taken[place]} of run {order.run} one folder, {place}",
+                        where="publish.folder",
+                        mend="add {dataset} or {resolution}",
+                    )
+                taken[place] = mine
+            found[dataset, (width, height)] = name
+    return found
+
+
+def launch_options(order: Order) -> list[str]:
+    """Return what `accelerate launch` is told of the processes of the trainer's machine."""
+    number = order.publish.num_processes
+    if number is None:
+        return []
+    return ["--num_processes", str(number), *(["--multi_gpu"] if number > 1 else [])]
+
+
 def published_folder(order: Order) -> str:
     """Return the folder of a published run, as the configuration names it."""
     return posixpath.join(absolute(order.publish.path), order.run)
@@ -160,7 +222,12 @@ def _unmounted_drive(path: str) -> Path | None:
 
 
 def bring(
-    order: Order, folder: Path, files: Mapping[str, Path | bytes], published: str, say: Say
+    order: Order,
+    folder: Path,
+    files: Mapping[str, Path | bytes],
+    published: str,
+    say: Say,
+    replacing: Callable[[str], None] | None = None,
 ) -> None:
     """Bring a published folder up to date: only what changed is copied.
 
@@ -170,6 +237,7 @@ def bring(
         files: path below that -> what lies there; `train_{run}.sh` may be run.
         published: the folder, as the configuration names it.
         say: says a line to the user.
+        replacing: called with a name before it is removed or gets other content.
 
     Raises:
         SourceError: a file to copy cannot be read.
@@ -178,7 +246,7 @@ def bring(
     _tell_about_names(order, files, published, say)
     bar = Progress(files, desc=f"publish {order.run}", unit="file")
     try:
-        changes = mirror(folder, files, progress=bar)
+        changes = mirror(folder, files, progress=bar, replacing=replacing)
     finally:
         bar.close()
     with contextlib.suppress(OSError):  # a drive of Windows knows no such right, and needs none

@@ -1,0 +1,110 @@
+"""Orders of publications, and the publication that encodes nothing.
+
+With `publish: {caches: false}` the items of a run come from its datasets alone: no recipe is asked
+for, so that the model's encoders need not lie on this machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latentmake import cachefile
+from latentmake.config import Config, SdScriptsTrainer
+from latentmake.errors import DatasetError
+from latentmake.finish import manifest_items
+from latentmake.manifest import lines_of, row_of
+from latentmake.musubi.finish import wan_order
+from latentmake.musubi.order import MusubiOrder
+from latentmake.orders import run_order
+from latentmake.parts import read_lock
+from latentmake.sdscripts.finish import sdscripts_order
+from latentmake.sdscripts.order import SdScriptsOrder
+
+if TYPE_CHECKING:
+    from latentmake.plan import Planner
+
+__all__ = ["is_uncached", "plan_publication"]
+
+
+def is_uncached(target: str, config: Config) -> bool:
+    """Tell whether a target is the publication of a run without its caches."""
+    word, _, name = target.partition("_")
+    return word == "publish" and name in config.runs and not config.publish.caches
+
+
+def plan_publication(planner: Planner, name: str) -> Path:
+    """Write the order of a run's publication without caches, and the items that it publishes.
+
+    Args:
+        planner: what is known of datasets.
+        name: the run.
+
+    Raises:
+        DatasetError: a dataset is missing, holds no image, or has faulty items and is not to skip
+            them.
+        StorageError: the disk is full or cannot be written.
+    """
+    config, run = planner.config, planner.config.runs[name]
+    order: SdScriptsOrder | MusubiOrder
+    if isinstance(run.trainer, SdScriptsTrainer):
+        kind, order = "sdscripts", sdscripts_order(config, name, run.trainer)
+    else:
+        kind, order = "wan", wan_order(config, name)
+    without = _left_out(planner, name)
+    layout = config.models[run.model].layout_name
+    rows = [
+        row_of(
+            item,
+            {part: [path for path, _ in targets] for part, targets in item.targets.items()},
+            config.datasets[item.dataset].num_repeats,
+            layout,
+        )
+        for item in manifest_items(planner, run, {}, {})
+        if (item.dataset, item.stem) not in without
+    ]
+    if not rows:
+        raise DatasetError("no item is left to publish", where=f"run {name}")
+    items = run_order(name, "items", order.planned).with_suffix(".jsonl")
+    cachefile.write(items, lines_of(rows))
+    path = run_order(name, kind, order.planned)
+    changed = order.model_copy(update={"manifest": str(items)})
+    cachefile.write(path, changed.model_dump_json().encode())
+    planner.memo.save()
+    return path
+
+
+def _left_out(planner: Planner, name: str) -> set[tuple[str, str]]:
+    """Return dataset and stem of the items that cannot be published, each of which is told.
+
+    Besides those that a listing tells, earlier builds here set aside what they could not read.
+    """
+    config, run = planner.config, planner.config.runs[name]
+    found: set[tuple[str, str]] = set()
+    lines: list[str] = []
+    for dataset in run.datasets:
+        skip = config.datasets[dataset].on_error == "skip"
+        faults = [(fault.stem, fault.line) for fault in planner.items(dataset, run.model)[1]]
+        for noted in read_lock(name).aside.get(dataset, []) if skip else []:
+            if noted["digest"] and _digest(planner, noted["path"]) == noted["digest"]:
+                faults.append((noted["stem"], noted["line"]))
+        found |= {(dataset, stem) for stem, _ in faults}
+        if skip:
+            sys.stderr.writelines(f"set aside: {line}\n" for _, line in faults)
+        else:
+            lines += [line for _, line in faults]
+    if lines:
+        raise DatasetError(
+            f"{len(lines)} faulty: {' | '.join(lines)}",
+            where=f"run {name}",
+            mend="set on_error: skip to publish without these",
+        )
+    return found
+
+
+def _digest(planner: Planner, path: str) -> str | None:
+    try:
+        return planner.memo.digest_of_file(Path(path))
+    except OSError:
+        return None

@@ -1,0 +1,95 @@
+"""Caches that the trainer's machine makes in a published folder.
+
+Trainers take a cache that is there for a fresh one, so that what a publication replaces or removes
+takes its caches along. They lie in no record: their names tell whose they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from latentmake.layouts import Layout
+
+__all__ = ["SETTINGS", "Kind", "MadeThere", "settings_files"]
+
+Kind = Literal["latents", "text"]
+
+SETTINGS: Mapping[str, Kind] = {
+    ".latentmake-latents.json": "latents",
+    ".latentmake-text.json": "text",
+}
+"""Names of the files that say by which settings the caches beside them are made."""
+
+
+def settings_files(place: str, **settings: Any) -> dict[str, bytes]:
+    """Return the files that remember by which settings the caches of a folder are made.
+
+    Where one is written anew, all caches of its kind are stale.
+
+    Args:
+        place: the folder of caches, below the published folder.
+        settings: `latents` and `text`: what shapes them besides images and captions.
+    """
+    return {
+        f"{place}/{name}": f"{json.dumps(settings[kind], sort_keys=True)}\n".encode()
+        for name, kind in SETTINGS.items()
+        if kind in settings
+    }
+
+
+class MadeThere:
+    """The caches in a published folder that the trainer's machine made.
+
+    Args:
+        folder: the published folder.
+        layout: names its cache files.
+        text_ending: what the name of a file of text ends in; None where there are none.
+    """
+
+    def __init__(self, folder: Path, layout: Layout, text_ending: str | None) -> None:
+        self.folder = folder
+        self.dropped = 0
+        self._layout = layout
+        self._text_ending = text_ending
+        self._listings: dict[str, dict[tuple[Kind, str], list[Path]]] = {}
+
+    def drop(self, place: str, kind: Kind, base: str | None = None) -> None:
+        """Remove the caches of an item, or those of all items of a folder.
+
+        Args:
+            place: the folder of caches, below the published folder.
+            kind: which of them.
+            base: what of the item's stem is in their names; None stands for all items.
+        """
+        listing = self._listing(place)
+        owned = [(kind, base)] if base is not None else [key for key in listing if key[0] == kind]
+        for path in {path for key in owned for path in listing.pop(key, ())}:
+            if path.is_file():
+                path.unlink()
+                self.dropped += 1
+
+    def tell(self, run: str, say: Callable[[str], None]) -> None:
+        """Say how many were dropped, if any."""
+        if self.dropped:
+            what = "1 cache" if self.dropped == 1 else f"{self.dropped} caches"
+            say(
+                f"{run}: {what} made in {self.folder} dropped, since image, caption or settings "
+                "changed; its script makes them anew"
+            )
+
+    def _listing(self, place: str) -> dict[tuple[Kind, str], list[Path]]:
+        """Return (kind, base) -> the cache files that may belong to it; a folder is listed once."""
+        if place not in self._listings:
+            found: dict[tuple[Kind, str], list[Path]] = defaultdict(list)
+            root = self.folder / place
+            for path in root.rglob("*"):
+                name = path.relative_to(root).as_posix()
+                is_text = self._text_ending is not None and name.endswith(self._text_ending)
+                for base in self._layout.owners(name):
+                    found["text" if is_text else "latents", base].append(path)
+            self._listings[place] = found
+        return self._listings[place]

@@ -1,0 +1,211 @@
+"""`publish_{run}` without encoding: the trainer's machine makes the caches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import musubi_world
+import sdscripts
+import sdscripts_world
+import wan
+import world
+from project import Project
+
+# Makes caches as musubi-tuner's scripts do: what is there is passed over, whatever it is.
+CACHING = """
+import argparse, json, sys, tomllib
+from pathlib import Path
+sys.path.insert(0, {helpers!r})
+parser = argparse.ArgumentParser()
+for name in ("dataset_config", "vae", "vae_dtype", "t5", "clip", "batch_size", "num_workers"):
+    parser.add_argument("--" + name)
+for name in ("keep_cache", "skip_existing", "i2v", "fp8_t5", "vae_cache_cpu"):
+    parser.add_argument("--" + name, action="store_true")
+args = parser.parse_args()
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+made = []
+for block in tomllib.load(open(args.dataset_config, "rb"))["datasets"]:
+    places, caches = Path(block["image_directory"]), Path(block["cache_directory"])
+    assert places.is_dir() and caches.is_dir()
+    for image in sorted(places.glob("*.png")):
+        with Image.open(image) as picture:
+            width, height = picture.size
+        said = {{"architecture": "wan", "format_version": "1.0.1"}}
+        path = caches / f"{{image.stem}}_{{width:04d}}x{{height:04d}}_wan.safetensors"
+        tensors = {{"latents_1x1x1_bfloat16": torch.zeros(16, 1, 1, 1, dtype=torch.bfloat16)}}
+        if args.t5:
+            path = caches / f"{{image.stem}}_wan_te.safetensors"
+            said["caption1"] = image.with_suffix(".txt").read_text().strip()
+            tensors = {{"varlen_t5_bfloat16": torch.zeros(1, 1, dtype=torch.bfloat16)}}
+        if not (args.skip_existing and path.exists()):
+            made.append(f"{{caches.name}}/{{path.name}}")
+            save_file(tensors, path, said)
+with open("made.jsonl", "a") as file:
+    file.write(json.dumps(made) + "\\n")
+"""
+ELSEWHERE = "/data/models/of another machine"
+
+
+def made(tuner: Path) -> list[str]:
+    """Return the caches that the last call of the published script made."""
+    lines = (tuner / "made.jsonl").read_text().splitlines()[-2:]
+    return [path for line in lines for path in json.loads(line)]
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {name: (folder / name).stat().st_mtime_ns for name in names(folder)}
+
+
+def changed(before: dict[str, int], folder: Path) -> set[str]:
+    after = times(folder)
+    different = {name for name in before | after if before.get(name) != after.get(name)}
+    return different - {".latentmake-published.json"}
+
+
+def make_wan(folder: Path) -> tuple[Project, Path]:
+    """Make a project whose VAE and T5 are nowhere on this machine."""
+    project = Project.make(
+        folder,
+        {
+            "datasets": {"shapes": {"path": "data/shapes", "fit": "bucket"}},
+            "models": {
+                "wan": {
+                    "task": "t2v-1.3B",
+                    "vae": "E:/models/vae.safetensors",
+                    "text": f"{ELSEWHERE}/t5.pth",
+                    "dit": "dit.safetensors",
+                }
+            },
+            "runs": {"tiny": {"datasets": ["shapes"], "model": "wan", "resolutions": [64, 96]}},
+            "musubi_tuner": {"path": "musubi-tuner", "venv": sys.prefix},
+            "publish": {"path": "out", "caches": False},
+        },
+    )
+    wan.make_dataset(project / "data/shapes")
+    tuner = musubi_world.stand_in(project.folder / "musubi-tuner", own_venv=False)
+    program = CACHING.format(helpers=str(Path(world.__file__).parent))
+    for script in ("wan_cache_latents.py", "wan_cache_text_encoder_outputs.py"):
+        (tuner / script).write_text(program)
+    (project / "dit.safetensors").write_bytes(b"")
+    return project, tuner
+
+
+def run_script(project: Project, script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    done = wan.bash(script, **project.environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_wan_run_is_published_without_encoding_and_cached_by_its_script(tmp_path: Path) -> None:
+    project, tuner = make_wan(tmp_path / "project")
+    assert project.run("-n", "publish_tiny").jobs == ["publish_tiny"]
+    result = project.run("publish_tiny")
+    assert result.jobs == ["publish_tiny"]
+    assert not (project / "cache").exists() and not (project / "runs").exists()
+    place = project / "out/tiny"
+    pictures = {f"shapes_{size}/{stem}" for size in (64, 96) for stem in world.CAPTIONS}
+    assert names(place) == {
+        *(f"{path}{ending}" for path in pictures for ending in (".png", ".txt")),
+        *(
+            f"shapes_{size}_cache/.latentmake-{kind}.json"
+            for size in (64, 96)
+            for kind in ("latents", "text")
+        ),
+        *("tiny_linux.toml", "tiny_win.toml", "train_tiny.sh", "train_tiny.bat"),
+        ".latentmake-published.json",
+    }
+    text = (place / "train_tiny.sh").read_text()
+    assert "--vae /mnt/e/models/vae.safetensors" in text and f"'{ELSEWHERE}/t5.pth'" in text
+    assert "--vae E:\\models\\vae.safetensors" in (place / "train_tiny.bat").read_text()
+
+    run_script(project, place / "train_tiny.sh")
+    assert len(made(tuner)) == 2 * 2 * len(world.CAPTIONS)
+    before = times(place)
+    project.run("publish_tiny").one_line("0 files written")
+    assert changed(before, place) == set()
+
+    # An edited caption is one file and its caches; a removed item takes all of its own along.
+    (project / "data/shapes/ant.txt").write_text("a purple circle\n")
+    for ending in ("png", "txt"):
+        (project / f"data/shapes/bee.{ending}").unlink()
+    project.run("publish_tiny").one_line("6 caches made in", "dropped")
+    texts = {f"shapes_{size}_cache/ant_wan_te.safetensors" for size in (64, 96)}
+    edited = texts | {f"shapes_{size}/ant.txt" for size in (64, 96)}
+    gone = {name for name in before if "/bee" in name}
+    assert len(gone) == 8
+    assert changed(before, place) == edited | gone
+    run_script(project, place / "train_tiny.sh")
+    assert set(made(tuner)) == texts
+
+    # An image of another size, and another VAE.
+    world.draw(project / "data/shapes/ant.png", 77, (100, 160))
+    project.run("publish_tiny").one_line("2 caches made in", "dropped")
+    project.configure(lambda values: values["models"]["wan"].update(vae="E:/models/other.pth"))
+    project.run("publish_tiny").one_line("8 caches made in", "dropped")
+    run_script(project, place / "train_tiny.sh")
+    assert len(made(tuner)) == 2 * 5
+    assert not list(place.rglob("ant_0200x0120*"))
+
+
+def test_a_run_of_sd_scripts_is_published_without_encoding(tmp_path: Path) -> None:
+    values: dict[str, Any] = sdscripts.config(
+        "sdxl", vae="E:/models/vae.safetensors", text=[f"{ELSEWHERE}/{n}" for n in (1, 2)]
+    )
+    values["publish"] = {"path": "out", "caches": False, "batch_size": 4}
+    values["models"]["tiny"]["checkpoint"] = f"{ELSEWHERE}/base.safetensors"
+    values["runs"]["tiny"]["trainer"] = {"kind": "sdscripts", "max_train_epochs": 1}
+    values["sd_scripts"] = {"path": "sd-scripts"}
+    project = Project.make(tmp_path / "project", values)
+    sdscripts.make_dataset(project / "data/shapes")
+    sdscripts_world.stand_in(project.folder / "sd-scripts")
+    result = project.run("-n", "publish_tiny")
+    assert result.jobs == ["publish_tiny"]
+    project.run("publish_tiny")
+    assert not (project / "cache").exists()
+    place = project / "out/tiny"
+    assert not list(place.rglob("*.npz"))
+    listed = json.loads((place / "shapes_64/metadata.json").read_text())
+    caption = sdscripts.CAPTIONS["sub/cat"]
+    assert listed["sub/cat.png"] == {"caption": caption, "image_size": [40, 90]}
+    subprocess.run(["bash", "-n", str(place / "train_tiny.sh")], check=True)
+    text = (place / "train_tiny.sh").read_text()
+    for words in (
+        "--vae /mnt/e/models/vae.safetensors",
+        "--cache_latents_to_disk",
+        "--cache_text_encoder_outputs_to_disk",
+        "--vae_batch_size 4",
+        "--no_half_vae",
+    ):
+        assert words in text
+
+    # What sd-scripts would make there.
+    for size in (64, 128):
+        for stem, (width, height) in sdscripts.SIZES.items():
+            for ending in (f"_{width:04d}x{height:04d}_sdxl.npz", "_te_outputs.npz"):
+                (place / f"shapes_{size}/{stem}{ending}").write_bytes(b"made there")
+    before = times(place)
+    project.run("publish_tiny").one_line("0 files written")
+    assert changed(before, place) == set()
+    (project / "data/shapes/ant.txt").write_text("a purple circle\n")
+    world.draw(project / "data/shapes/sub/fox.png", 77, (64, 64))
+    project.run("publish_tiny").one_line("4 caches made in", "dropped")
+    assert changed(before, place) == {
+        f"shapes_{size}/{name}"
+        for size in (64, 128)
+        for name in (
+            "ant_te_outputs.npz",
+            "metadata.json",
+            "sub/fox.png",
+            "sub/fox_0064x0064_sdxl.npz",
+        )
+    }
