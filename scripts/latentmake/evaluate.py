@@ -103,10 +103,13 @@ class Evaluation:
     Attributes:
         parts: name -> state.
         images: digest of the images' paths, which a manifest names.
+        unreadable: stem -> fault of a source whose content must be known and cannot be read; no
+            part counts these items, so they are to be left out and the rest evaluated again.
     """
 
     parts: dict[str, PartState]
     images: str = ""
+    unreadable: dict[str, SourceError] = field(default_factory=dict)
 
 
 Listing = dict[str, TargetStat]
@@ -180,21 +183,32 @@ def _real(path: str) -> str:
 
 
 class _Sources:
-    """Digests of sources, each file read at most once and only if its stat is new."""
+    """Digests of sources, each file read at most once and only if its stat is new.
+
+    Attributes:
+        unreadable: stem -> fault of a source that cannot be read.
+    """
 
     def __init__(self, memo: Memo, *roots: str) -> None:
         self._memo = memo
         self._known: dict[str, tuple[SourceStat, str]] = {}
+        self._lost: dict[str, SourceError] = {}
+        self.unreadable: dict[str, SourceError] = {}
         for root in filter(None, roots):
             self._known |= memo.sources_below(root)
 
-    def digest(self, source: Source) -> str:
+    def digest(self, source: Source) -> str | None:
+        """Return a source's digest; None where it cannot be read, which is noted."""
         if source.path is None or source.stat is None:
             return digest.of_bytes((source.text or "").encode())
-        content = self._file(source.path, source.stat)
-        if source.control is None or source.control_stat is None:
-            return content
-        return digest.of_lines([content, self._file(source.control, source.control_stat)])
+        try:
+            content = self._file(source.path, source.stat)
+            if source.control is None or source.control_stat is None:
+                return content
+            return digest.of_lines([content, self._file(source.control, source.control_stat)])
+        except SourceError as error:
+            self.unreadable[source.stem] = error
+            return None
 
     def known(self, source: Source) -> str | None:
         """Return a source's digest where that needs no reading."""
@@ -207,14 +221,19 @@ class _Sources:
         known = self._known.get(path)
         if known is not None and known[0] == stat:
             return known[1]
-        try:
-            if remote.is_remote(path):
+        if remote.is_remote(path):
+            if path not in self._lost:
                 self.fetch([(path, stat)])
-                return self._known[path][1]
+            if path in self._lost:
+                raise self._lost[path]
+            return self._known[path][1]
+        try:
             content = digest.of_file(Path(path))
         except OSError as error:
             raise SourceError(
-                f"cannot be read ({error.strerror})", where=path, mend="see its rights"
+                f"cannot be read ({error.strerror})",
+                where=path,
+                mend="check that the file exists and is readable",
             ) from None
         self._known[path] = (stat, content)
         self._memo.learn_source(path, stat, content)
@@ -223,7 +242,11 @@ class _Sources:
     def fetch(self, files: Iterable[tuple[str, SourceStat]]) -> None:
         """Read those objects of a server whose stats are new, many at a time."""
         new = [each for each in files if self._known.get(each[0], (None,))[0] != each[1]]
-        for (path, listed), (content, stat) in zip(new, remote.digests(new), strict=True):
+        for (path, listed), read in zip(new, remote.digests(new), strict=True):
+            if isinstance(read, SourceError):
+                self._lost[path] = read
+                continue
+            content, stat = read
             self._known[path] = (listed, content)
             self._memo.learn_source(path, stat, content)
 
@@ -336,7 +359,6 @@ def evaluate(
         settings: the dataset's section of the configuration, where it has one.
 
     Raises:
-        SourceError: a source whose content must be known cannot be read.
         CacheError: something that is no cache lies in the place of one, or of a folder of them.
     """
     control = settings.control_directory if settings else None
@@ -367,7 +389,7 @@ def evaluate(
         found,
     )
     _orphans(f"cache/{dataset}/{model}/", layout, expected, kept, kept - without, targets, parts)
-    return Evaluation(parts)
+    return Evaluation(parts, unreadable=known_sources.unreadable)
 
 
 def _part(
@@ -401,6 +423,8 @@ def _part(
                 state.stale.append(Stale(source, path, "changed recipe", found, clip))
                 continue
             content = sources.digest(source)
+            if content is None:
+                continue
             variant = variants.of(part, source, content, clip, None)
             if variant is None:
                 variant = variants.of(part, source, content, clip, targets.header(path))
@@ -488,7 +512,9 @@ def _orphans(
 def remember(evaluation: Evaluation) -> str | None:
     """Return a verdict to remember: every part's count and digest, or None if anything is to do."""
     parts = evaluation.parts
-    if any(state.keys is None or state.orphans for state in parts.values()):
+    if evaluation.unreadable or any(
+        state.keys is None or state.orphans for state in parts.values()
+    ):
         return None
     states = {part: [state.fresh, state.keys] for part, state in parts.items()}
     return json.dumps([states, evaluation.images])

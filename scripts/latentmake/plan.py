@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import dataset as datasets
@@ -69,6 +69,7 @@ class Planner:
         self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._asides: dict[str, list[dict[str, str]]] = {}
+        self._unreadable: dict[str, dict[str, Fault]] = {}
 
     # -- what there is ------------------------------------------------------------------------
 
@@ -115,6 +116,9 @@ class Planner:
                 control = self.control(name)
                 found, further = measured(layout, settings, root, found, control, self.memo)
                 faults = sorted([*faults, *further])
+            if unreadable := self._unreadable.get(name):
+                found = [item for item in found if item.stem not in unreadable]
+                faults = sorted([*faults, *unreadable.values()])
             self._items[asked] = found, faults
         return self._items[asked]
 
@@ -238,7 +242,8 @@ class Planner:
         if (listed := self.config.datasets[dataset].metadata_file) is not None:
             listings.append(str(metadata.metadata_stat(dataset, listed)))
         question = digest.of_value([dataset, model, layout, recipes, listings, settings])
-        if not aside and (answer := self.memo.verdict(question)):
+        whole = not aside and dataset not in self._unreadable
+        if whole and (answer := self.memo.verdict(question)):
             return evaluate.recall(answer)
         items, faults = self.items(dataset, model)
         without = {fault["stem"] for fault in aside}
@@ -265,6 +270,15 @@ class Planner:
         if not faults and not aside and (verdict := evaluate.remember(evaluation)):
             self.memo.learn_verdict(question, verdict)
         return evaluation
+
+    def _leave_out(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
+        """Count the items whose sources cannot be read as faulty from now on."""
+        self._unreadable.setdefault(dataset, {}).update(
+            (stem, Fault(error.where, stem, error.what, error.mend))
+            for stem, error in unreadable.items()
+        )
+        self._items = {asked: made for asked, made in self._items.items() if asked[0] != dataset}
+        self.memo.save()  # what was read already is not read again
 
     def _evaluate_prompts(self, model: str, runs: Iterable[Run]) -> Evaluation:
         """Return the state of the prompts of some runs of one model."""
@@ -314,10 +328,13 @@ class Planner:
                 return False
             content = self.memo.known_digest(path, stat)
             if content is None:
-                content, stat = next(remote.digests([(path, stat)]))
+                found = next(remote.digests([(path, stat)]))
+                if isinstance(found, SourceError):
+                    return False
+                content, stat = found
                 self.memo.learn_source(path, stat, content)
             return content == fault["digest"]
-        except (OSError, SourceError):
+        except OSError:
             return False
 
     # -- plans --------------------------------------------------------------------------------
@@ -343,14 +360,20 @@ class Planner:
             for part in parts_of(self.config, run):
                 asked = needed.setdefault((part.dataset, part.model), {})
                 asked.setdefault(part.name, set()).add(name)
-        states = {
-            (dataset, model): (
-                self._evaluate_prompts(model, (run for run in runs.values() if run.model == model))
-                if dataset == PROMPTS
-                else self._evaluate(dataset, model, asked)
-            )
-            for (dataset, model), asked in needed.items()
-        }
+        states: dict[tuple[str, str], Evaluation] = {}
+        pending = list(needed)
+        while pending:
+            dataset, model = pending.pop(0)
+            if dataset == PROMPTS:
+                using = [run for run in runs.values() if run.model == model]
+                states[dataset, model] = self._evaluate_prompts(model, using)
+                continue
+            state = self._evaluate(dataset, model, needed[dataset, model])
+            states[dataset, model] = state
+            if state.unreadable:
+                self._leave_out(dataset, state.unreadable)
+                again = [each for each in states if each[0] == dataset]
+                pending += [each for each in again if each not in pending]
         plans = {
             name: RunPlan(
                 name,

@@ -137,16 +137,23 @@ def read(path: str) -> tuple[bytes, SourceStat]:
     return data, stat_of(len(data), answer["LastModified"], answer["ETag"])
 
 
-def digests(files: Sequence[tuple[str, SourceStat]]) -> Iterator[tuple[str, SourceStat]]:
+def digests(
+    files: Sequence[tuple[str, SourceStat]],
+) -> Iterator[tuple[str, SourceStat] | SourceError]:
     """Yield digest and stat of some objects in their order, many of them fetched at a time.
 
+    Yields:
+        Both of each; an error in place of those of one that is gone or may not be read.
+
     Raises:
-        SourceError: one is gone, or this user may not read it.
         StorageError: the server cannot be reached, or refuses everything.
     """
 
-    def digested(file: tuple[str, SourceStat]) -> tuple[str, SourceStat]:
-        data, stat = read(file[0])
+    def digested(file: tuple[str, SourceStat]) -> tuple[str, SourceStat] | SourceError:
+        try:
+            data, stat = read(file[0])
+        except SourceError as error:
+            return error
         return digest.of_bytes(data), stat
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:

@@ -31,6 +31,7 @@ def single(planner: Planner, path: str) -> tuple[WorkOrder, bool] | None:
         Its order, and whether it is stale; None where there is no such item.
 
     Raises:
+        SourceError: its source cannot be read.
         UserError: something that makes planning impossible.
     """
     _, dataset, model, place, name = path.split("/", 4)
@@ -71,7 +72,7 @@ def _single(
     recipe_values = planner.recipe(dataset, model, kind)
     there = os.path.lexists(path) and not Path(path).is_dir()
     stat = Path(path).lstat() if there else None
-    state = evaluate.evaluate(
+    evaluation = evaluate.evaluate(
         dataset=dataset,
         model=model,
         root="" if dataset == PROMPTS else planner.scan(dataset).root,
@@ -82,7 +83,10 @@ def _single(
         found={} if stat is None else {path: target_stat(stat)},
         layout=layouts.of(planner.layout(model)),
         settings=planner.config.datasets.get(dataset),
-    ).parts[part]
+    )
+    for error in evaluation.unreadable.values():
+        raise error
+    state = evaluation.parts[part]
     planner.memo.save()
     stale = next((each for each in state.stale if each.path == path), None)
     found = stale.found if stale else None

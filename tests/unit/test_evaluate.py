@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from latentmake import cachefile, digest, evaluate, manifest
 from latentmake.buckets import Size
 from latentmake.config import Dataset
-from latentmake.errors import CacheError, SourceError
+from latentmake.errors import CacheError
 from latentmake.evaluate import Evaluation, Folder, Source, recall, remember
 from latentmake.layouts import plain, size_of
 from latentmake.memo import Memo, source_stat
@@ -294,12 +294,15 @@ def test_a_source_that_cannot_be_read_is_named_only_where_it_matters(
     }  # fmt: skip
     found = evaluate.evaluate(**arguments, memo=Memo(None), found={})  # type: ignore[arg-type]
     assert reasons(found) == {("a", "64"): "new"}
-    with pytest.raises(SourceError, match=r"^data/gone\.png: cannot be read"):
-        evaluate.evaluate(
-            **arguments,
-            memo=Memo(None),
-            found=Folder("cache/cats/tiny").listing(),  # type: ignore[arg-type]
-        )
+    found = evaluate.evaluate(
+        **arguments,
+        memo=Memo(None),
+        found=Folder("cache/cats/tiny").listing(),  # type: ignore[arg-type]
+    )
+    assert str(found.unreadable["a"]).startswith("data/gone.png: cannot be read")
+    assert reasons(found) == {}
+    assert found.parts["64"].fresh == 0
+    assert remember(found) is None
 
 
 # -- orphans --------------------------------------------------------------------------------------

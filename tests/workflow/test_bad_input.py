@@ -227,6 +227,33 @@ def test_bad_items_can_be_set_aside_and_come_back_when_mended(built: Project) ->
     assert built.run("caches_tiny").idle
 
 
+def test_sources_that_cannot_be_read_stop_no_other_though_they_have_caches(built: Project) -> None:
+    before = built.snapshot()
+    for name in ("ant.png", "bee.txt"):
+        (built / "data/shapes" / name).rename(built / name)
+        (built / "data/shapes" / name).symlink_to("/proc/self/mem")  # which even root cannot read
+    world.draw(built / "data/shapes/cat.png", 70)
+    result = _fails(built, "2 faulty", "ant.png: cannot be read", "bee.txt: cannot be read")
+    assert result.encoded() == Counts(encoded=2)
+    assert built.changed(before).content == built.latents("cat")
+    name = "cache/shapes/micro/16/ant.latents.safetensors"
+    _fails(built, "error: data/shapes/ant.png: cannot be read (Input/output error)", target=name)
+
+    built.configure(lambda config: config["datasets"]["shapes"].update(on_error="skip"))
+    result = built.run("caches_tiny")
+    for each in ("ant.png", "bee.txt"):
+        result.one_line("set aside: ", f"data/shapes/{each}: cannot be read")
+    rows = {row["stem"]: row for row in built.manifest()}
+    assert {stem for stem, row in rows.items() if "aside" in row} == {"ant", "bee"}
+    assert built.changed(before).removed == set()
+    assert built.run("caches_tiny").idle
+
+    for name in ("ant.png", "bee.txt"):
+        (built / name).rename(built / "data/shapes" / name)
+    assert built.run("caches_tiny").encoded() == Counts()
+    assert len(built.manifest()) == len(world.CAPTIONS)
+
+
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 def test_a_faulty_cache_file_asked_for_by_name_fails_with_its_fault(
     built: Project, on_error: str
