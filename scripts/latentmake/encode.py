@@ -12,7 +12,7 @@ from pathlib import Path
 
 from latentmake import recipe
 from latentmake.config import Dataset, Model
-from latentmake.errors import SourceError
+from latentmake.errors import ModelError, SourceError
 from latentmake.job import Encoder, Job, Loaded, Sample, Say
 from latentmake.orders import Receipt, WorkItem, WorkOrder
 from latentmake.progress import Progress
@@ -70,6 +70,7 @@ def carry_out(
     name = f"{order.kind} of {order.dataset}"
     todo: Sequence[WorkItem] = order.items
     total = sum(len(item.targets) for item in order.items)
+    fails = not (may_skip and order.dataset_settings.get("on_error") == "skip")
     with Progress(total=total, desc=name, unit="target") as progress:
         while todo:
             if order.musubi_tuner is None or encoder is not None:
@@ -79,6 +80,8 @@ def carry_out(
 
                 make_by_scripts(job, todo, threads=threads, progress=progress)
             todo = job.lost()
+            if not todo and not (job.failed and fails):
+                todo = job.deliver()
     for line in ready[0].remarks() if ready else []:
         say(line)
     counts = job.counts
@@ -87,7 +90,7 @@ def carry_out(
         f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
         f"{len(job.failed)} items faulty"
     )
-    if job.failed and not (may_skip and order.dataset_settings.get("on_error") == "skip"):
+    if job.failed and fails:
         raise SourceError(
             f"{len(job.failed)} of {len(order.items)} items are faulty: "
             + " | ".join(job.failed.values()),
@@ -95,7 +98,7 @@ def carry_out(
         )
     done = Receipt(
         sources=job.sources,
-        targets=job.deliver(),
+        targets=job.standing(),
         faults=job.faults,
         counts=counts,
         began=since,
@@ -119,5 +122,15 @@ def _recipe(order: WorkOrder) -> dict[str, object]:
 def _load(order: WorkOrder, threads: int, batch_size: int, say: Say, alone: bool) -> Loaded:
     """Load the order's model; torch is imported here and not before there is work for it."""
     from latentmake.encoders import load
+    from latentmake.encoders.device import is_out_of_memory
 
-    return load.encoder(order, threads=threads, batch_size=batch_size, say=say, alone=alone)
+    try:
+        return load.encoder(order, threads=threads, batch_size=batch_size, say=say, alone=alone)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    raise ModelError(
+        f"memory does not suffice for the encoders of {order.kind}",
+        where=f"models.{order.model}",
+        mend="end other programs and give the same command again",
+    )

@@ -31,7 +31,8 @@ __all__ = ["Encoder", "Job", "Load", "Loaded", "Reading", "Sample", "Say", "read
 Say = Callable[[str], None]
 
 
-Encoder = Callable[[list[Sample]], list[tuple[dict[str, Any], dict[str, str]]]]
+Encoded = list[tuple[dict[str, Any], dict[str, str]]]
+Encoder = Callable[[list[Sample]], Encoded]
 """Encodes samples of one shape to (tensors by name, further metadata) each."""
 
 
@@ -41,17 +42,31 @@ class Loaded(NamedTuple):
     Attributes:
         encode: encodes samples of one shape.
         size: how many it shall get at once.
-        economise: makes it need less memory for one sample; False where it cannot.
+        frugal: encodes one sample in less memory and more time, to the same bytes.
         remarks: what there is to say, a line each, when all is encoded.
     """
 
     encode: Encoder
     size: int
-    economise: Callable[[], bool] = lambda: False
+    frugal: Encoder | None = None
     remarks: Callable[[], list[str]] = list
 
 
 Load = Callable[[], Loaded]
+
+
+class Refusal(NamedTuple):
+    """Why a target cannot be made.
+
+    Attributes:
+        source: digest of what it was to be made from; "" where the next build shall try again.
+        what: what is wrong.
+        mend: what to do about it.
+    """
+
+    source: str
+    what: str
+    mend: str
 
 
 class Reading(NamedTuple):
@@ -112,7 +127,7 @@ class Job:
     sources: dict[str, list[Any]] = field(default_factory=dict)
     faults: list[dict[str, str]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    unsound: dict[str, tuple[str, str]] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("encoded", "spooled", "linked", "kept"), 0)
     )
@@ -192,7 +207,7 @@ class Job:
         }
 
     def _stands(self, target: Target, key: str) -> bool:
-        if target.found is None:
+        if target.found is None and target.path not in self.kept:
             return False
         try:
             return cachefile.read_header(target.path).key == key
@@ -236,27 +251,41 @@ class Job:
     def encode(self, loaded: Loaded, samples: list[Sample]) -> None:
         """Encode samples of one shape into the spool.
 
-        Where memory runs out: half of them at a time, and one that is too large alone in tiles.
+        Where memory runs out: half of them at a time, and one alone in the frugal way. What does
+        not fit then is refused: no target's bytes depend on how much memory was free.
         """
-        import torch
+        groups = [samples]
+        while groups:
+            group = groups.pop()
+            results = _within_memory(loaded.encode, group)
+            if results is None and len(group) > 1:
+                half = len(group) // 2
+                self.say(f"out of memory with {len(group)} at once: trying half as many")
+                groups += [group[half:], group[:half]]
+                continue
+            if results is None and loaded.frugal is not None:
+                self.say(f"out of memory with one of {group[0].shape}: trying it in less memory")
+                results = _within_memory(loaded.frugal, group)
+            if results is None:
+                self.refused[group[0].key] = self._too_large(group[0])
+                self.refuse(group[0].item, group[0].key)
+                continue
+            self._store_all(group, results)
 
-        try:
-            results = loaded.encode(samples)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            if len(samples) == 1:
-                if not loaded.economise():
-                    raise
-                self.say(f"out of memory with one of {samples[0].shape}: going on in tiles")
-                self.encode(loaded, samples)
-                return
-            self.say(f"out of memory with {len(samples)} at once: trying half as many")
-            half = len(samples) // 2
-            self.encode(loaded, samples[:half])
-            self.encode(loaded, samples[half:])
-            return
+    def _store_all(self, samples: list[Sample], results: Encoded) -> None:
         for sample, (tensors, metadata) in zip(samples, results, strict=True):
             self.store(sample.item, sample.key, sample.source, tensors, metadata)
+
+    def _too_large(self, sample: Sample) -> Refusal:
+        """Say that a sample does not fit into memory, and what would help."""
+        what = "memory does not suffice to encode it, even alone"
+        if not sample.shape:
+            return Refusal("", what, "end other programs and give the same command again")
+        what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
+        mend = "end other programs and give the same command again, or lower the resolution"
+        if self.order.layout == "musubi" and not self.order.model_settings.get("vae_cache_cpu"):
+            mend += "; `vae_cache_cpu: true` in the model makes all its latents anew, in tiles"
+        return Refusal("", what, mend)
 
     def store(
         self,
@@ -276,8 +305,9 @@ class Job:
             metadata: for its header, besides our own.
         """
         if fault := _unsound(tensors):
-            self.unsound[key] = (source, fault)
-            self.fail_unsound(item, key)
+            mend = "use dtype: float32, or look at the picture and at the model"
+            self.refused[key] = Refusal(source, f"the encoder returned {fault}", mend)
+            self.refuse(item, key)
             return
         stamp = cachefile.stamp(key=key, source=source, recipe=self.recipe)
         cachefile.write(spooled(key), self._file(tensors, metadata, stamp))
@@ -309,15 +339,10 @@ class Job:
             }
         )
 
-    def fail_unsound(self, item: WorkItem, key: str) -> None:
-        """Note an item for whose content the encoder gave nothing of use."""
-        source, fault = self.unsound[key]
-        error = SourceError(
-            f"the encoder returned {fault}",
-            where=item.place,
-            mend="use dtype: float32, or look at the picture and at the model",
-        )
-        self.fail(item, source, str(error))
+    def refuse(self, item: WorkItem, key: str) -> None:
+        """Note an item whose content cannot be encoded."""
+        source, what, mend = self.refused[key]
+        self.fail(item, source, str(SourceError(what, where=item.place, mend=mend)))
 
     # -- all of it ----------------------------------------------------------------------------
 
@@ -359,8 +384,8 @@ class Job:
     def refuse_twins(self) -> None:
         """Note as faulty whatever has the content of another item that was refused."""
         for item, key in self.wanted.values():
-            if key in self.unsound and item.stem not in self.failed:
-                self.fail_unsound(item, key)
+            if key in self.refused and item.stem not in self.failed:
+                self.refuse(item, key)
 
     def take_in(self, reading: Reading, new: set[str], making: set[str]) -> None:
         """Note what reading an item gave.
@@ -400,22 +425,57 @@ class Job:
             }.values()
         )
 
-    def deliver(self) -> dict[str, list[Any]]:
+    def deliver(self) -> list[WorkItem]:
         """Give the spooled files of all sound items their names.
 
         Returns:
-            path -> stat (size, mtime_ns, inode) and key of every target that stands.
+            The items of files that another build took away just now: they must be made again.
         """
-        delivered = dict(self.kept)
         standing: dict[str, Path] = {}
-        for path, (item, key) in self.wanted.items():
-            if item.stem not in self.failed:
-                # Another plan may tidy the spool as soon as a file in it has its name.
-                there = spooled(key)
-                cachefile.link(there if there.is_file() else standing[key], Path(path))
-                standing[key] = Path(path)
-                delivered[path] = key
-        return {path: [*target_stat(Path(path).stat()), key] for path, key in delivered.items()}
+        lost: dict[tuple[str, str | None], WorkItem] = {}
+        for path, (item, key) in list(self.wanted.items()):
+            if item.stem in self.failed:
+                continue
+            # Another plan may tidy the spool as soon as a file in it has its name.
+            for there in (spooled(key), standing.get(key)):
+                if there is not None and _linked(there, Path(path)):
+                    standing[key] = Path(path)
+                    self.kept[path] = key
+                    del self.wanted[path]
+                    break
+            else:
+                lost[item.stem, item.text] = item
+        return list(lost.values())
+
+    def standing(self) -> dict[str, list[Any]]:
+        """Return path -> stat (size, mtime_ns, inode) and key of every target that stands."""
+        return {path: [*target_stat(Path(path).stat()), key] for path, key in self.kept.items()}
+
+
+def _within_memory(encode: Encoder, samples: list[Sample]) -> Encoded | None:
+    """Encode samples, or return None where memory ran out.
+
+    None is returned after the error is gone, and with its traceback the activations that filled
+    the memory: within the handler nothing could be encoded in their place.
+    """
+    from latentmake.encoders.device import free_memory, is_out_of_memory
+
+    try:
+        return encode(samples)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    free_memory()
+    return None
+
+
+def _linked(existing: Path, path: Path) -> bool:
+    """Give a file a further name; False where it is gone."""
+    try:
+        cachefile.link(existing, path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _unsound(tensors: dict[str, Any]) -> str | None:

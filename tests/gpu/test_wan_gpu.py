@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,18 @@ def test_umt5_gives_what_it_gives_on_a_cpu(tmp_path: Path, fp8: bool) -> None:
         assert one.shape == other.shape
         cosine = torch.cosine_similarity(one.float().flatten(), other.float().flatten(), dim=0)
         assert cosine > 0.98
+
+
+def test_features_on_the_cpu_take_less_memory_and_change_no_bit(tmp_path: Path) -> None:
+    weights = Weights(path=str(wan_world.write_wan_vae(tmp_path, base_dim=32)[".pth"]))
+    vae = load_wan_vae(weights, CUDA, torch.bfloat16)
+    pixels = torch.randint(0, 256, (1, 9, 480, 832, 3), dtype=torch.uint8)
+    expected = vae.encode(pixels, torch.bfloat16)
+    peaks = []
+    for frugal in (contextlib.nullcontext(), vae.features_on_cpu()):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        with frugal:
+            assert torch.equal(vae.encode(pixels, torch.bfloat16), expected)
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] < peaks[0]

@@ -12,11 +12,9 @@ import torch
 from latentmake import cachefile, digest
 from latentmake.encode import Sample, carry_out
 from latentmake.errors import SourceError
-from latentmake.job import Job, Loaded
 from latentmake.media import probe_image
 from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Receipt, WorkOrder, read_receipt, spooled
-from latentmake.progress import Progress
 from order_world import Encoder, key_of, order, put_image, silent, target, whole_numbers
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -147,6 +145,32 @@ def test_a_damaged_file_in_the_spool_is_made_again() -> None:
     spooled(key).write_bytes(whole[:-5])  # as a power failure leaves it
     carry(work, Encoder())
     assert cache_of("00").read_bytes() == whole
+
+
+def test_what_another_build_takes_from_the_spool_at_the_last_moment_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_image(Path("data/same.png"), (0, 2, 3))  # the content of 00
+    sources = {**cats(3), "same": Path("data/same.png")}
+    work, link = order("latents", sources, parts=("16", "32")), cachefile.link
+    taken: list[Path] = []
+
+    def another_build_tidies(existing: Path, path: Path) -> None:
+        if not taken and path == cache_of("01", "16"):
+            taken.extend(Path(".latentmake/spool").glob("*.safetensors"))
+            for each in taken:
+                each.unlink()
+        link(existing, path)
+
+    monkeypatch.setattr(cachefile, "link", another_build_tidies)
+    receipt = carry(work, encoder := Encoder())
+    assert taken
+    assert sorted(receipt.targets) == sorted(str(path) for path in Path("cache").rglob("*.*"))
+    assert len(receipt.targets) == 8
+    assert encoder.stems.count("00") == 2  # stood already, under the names of 00
+    assert cache_of("same").read_bytes() == cache_of("00").read_bytes()
+    for path, (*_, key) in receipt.targets.items():
+        assert cachefile.read_header(path).key == key
 
 
 def test_a_target_found_fresh_is_kept_as_it_is() -> None:
@@ -346,53 +370,6 @@ def test_pictures_of_many_shapes_do_not_pile_up() -> None:
     assert alive[0] > 4  # they are counted
     # Four batches that wait, one in the encoder, and what two threads have read ahead.
     assert max(alive) <= 4 * 4 + 4 + 2 * 2 + 2
-
-
-def test_where_memory_runs_out_half_as_many_are_tried() -> None:
-    class Small(Encoder):
-        def __call__(self, samples: list[Sample]) -> Any:
-            if len(samples) > 2:
-                raise torch.OutOfMemoryError("too many")
-            return super().__call__(samples)
-
-    encoder = Small()
-    said: list[str] = []
-    work = order("latents", cats(8))
-    assert carry(work, encoder, batch_size=8, say=said.append).counts["encoded"] == 8
-    assert max(map(len, encoder.batches)) == 2
-    assert any("out of memory with 8 at once" in line for line in said)
-
-
-def test_where_one_sample_is_too_much_it_goes_on_in_tiles() -> None:
-    tiled: list[int] = []
-
-    def economise() -> bool:
-        tiled.append(1)
-        return len(tiled) == 1
-
-    class Large(Encoder):
-        def __call__(self, samples: list[Sample]) -> Any:
-            if not tiled:
-                raise torch.OutOfMemoryError("too large")
-            return super().__call__(samples)
-
-    encoder, said = Large(), list[str]()
-    work = order("latents", cats(5))
-    job = Job(work, work.recipe, said.append)
-    with Progress(disable=True) as progress:
-        job.make(work.items, lambda: Loaded(encoder, 4, economise), threads=1, progress=progress)
-    assert job.counts["encoded"] == 5 and tiled == [1]
-    assert [line for line in said if "tiles" in line]
-    assert max(map(len, encoder.batches)) == 2  # what was halved stays so
-
-
-def test_where_nothing_helps_against_too_little_memory_it_is_said() -> None:
-    class Hopeless(Encoder):
-        def __call__(self, samples: list[Sample]) -> Any:
-            raise torch.OutOfMemoryError("too large")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        carry(order("latents", cats(2)), Hopeless(), batch_size=2)
 
 
 def test_an_order_without_work_still_leaves_its_receipt() -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import re
 from collections.abc import Callable
 
 import torch
 
-__all__ = ["DTYPES", "compute_dtype", "pick_device"]
+__all__ = ["DTYPES", "compute_dtype", "free_memory", "is_out_of_memory", "pick_device"]
+
+# CUDA's allocator has an error of its own; Apple's, the CPU's and those of cuDNN and cuBLAS say it.
+_OUT_OF_MEMORY = re.compile(
+    "out of memory|can't allocate memory|not enough memory|Invalid buffer size|_STATUS_ALLOC_FAILED"
+)
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -45,3 +52,19 @@ def compute_dtype(device: torch.device, name: str, say: Callable[[str], None]) -
         say(f"{device.type} computes in float32; the caches are stored as {name}")
         return torch.float32
     return dtype
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the memory of a GPU or of this machine does not suffice."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def free_memory() -> None:
+    """Give unused memory back to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()

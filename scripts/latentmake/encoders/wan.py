@@ -67,16 +67,11 @@ def latents(model: Model, device: torch.device, size: int, say: Callable[[str], 
             results.append((tensors, musubi.latents_metadata(*named)))
         return results
 
-    tiled = [model.vae_cache_cpu]
+    def frugal(samples: list[Sample]) -> Result:
+        with vae.features_on_cpu():
+            return encode(samples)
 
-    def economise() -> bool:
-        if tiled[0]:
-            return False
-        vae.enable_tiling()
-        tiled[0] = True
-        return True
-
-    return Loaded(encode, size, economise)
+    return Loaded(encode, size, frugal)
 
 
 def text(model: Model, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:

@@ -7,6 +7,8 @@ folder, or the one file of the original release (Wan2.1_VAE.pth, or .safetensors
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,6 +62,21 @@ def clamp_to(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(values.isfinite(), values.clamp(min=limits.min, max=limits.max), values)
 
 
+class _FeaturesOnCpu(list[Any]):
+    """Features that lie in the CPU's memory, and are brought back where they are asked for."""
+
+    def __init__(self, features: list[Any], device: torch.device) -> None:
+        super().__init__(features)
+        self._device = device
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(index, value.cpu() if isinstance(value, torch.Tensor) else value)
+
+    def __getitem__(self, index: Any) -> Any:
+        value = super().__getitem__(index)
+        return value.to(self._device) if isinstance(value, torch.Tensor) else value
+
+
 class WanVae:
     """The encoder half of Wan's VAE.
 
@@ -78,9 +95,27 @@ class WanVae:
         Needs less memory. Pictures up to 256 x 256 stay the same to the last bit. Larger ones do
         not: a tile's convolutions and attention see nothing beyond it.
         """
-        self._network.clear_cache()  # what a failed encoding left behind
         self._network.enable_tiling()
         self._network.enable_slicing()
+
+    @contextmanager
+    def features_on_cpu(self) -> Iterator[None]:
+        """Keep what later frames need of earlier ones in the CPU's memory.
+
+        Needs less memory of a GPU, and gives the same latents to the last bit.
+        """
+        network, clear = self._network, self._network.clear_cache
+
+        def clear_cache() -> None:
+            clear()
+            network._enc_feat_map = _FeaturesOnCpu(network._enc_feat_map, network.device)
+
+        network.clear_cache = clear_cache
+        try:
+            yield
+        finally:
+            del network.clear_cache  # the class's own is seen again
+            network.clear_cache()
 
     @torch.inference_mode()
     def encode(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
@@ -128,8 +163,11 @@ class WanVae:
         return signal.contiguous().to(network.dtype)
 
     def _latents(self, signal: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
-        with torch.autocast(signal.device.type, enabled=False):
-            mode = self._network.encode(signal).latent_dist.mode()
+        try:
+            with torch.autocast(signal.device.type, enabled=False):
+                mode = self._network.encode(signal).latent_dist.mode()
+        finally:
+            self._network.clear_cache()  # a failed encoding leaves features behind
         # [16, 1, 1, 1] beside [N, 16, f, h, w]
         mean, deviation = (
             torch.tensor(each)[:, None, None, None] for each in (LATENTS_MEAN, LATENTS_STD)
