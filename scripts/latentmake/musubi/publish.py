@@ -20,12 +20,11 @@ from latentmake.layouts import musubi
 from latentmake.media import VIDEO_EXTENSIONS
 from latentmake.musubi.dataset_toml import shapes
 from latentmake.musubi.order import ManifestRow, MusubiOrder
-from latentmake.musubi.scripts import batch_script, shell_script
 from latentmake.musubi.texts import Texts
 from latentmake.trainers.launched import rows_of
 from latentmake.trainers.made_there import SETTINGS, MadeThere, settings_files
 from latentmake.trainers.order import read_order
-from latentmake.trainers.publishing import bring, published_folder, writable
+from latentmake.trainers.publishing import bring, published_folder, script_files, writable
 
 __all__ = ["publish", "publish_order"]
 
@@ -61,8 +60,7 @@ def publish(order: MusubiOrder, say: Say) -> None:
     files |= {
         f"{order.run}_linux.toml": text.dataset("linux").encode(),
         f"{order.run}_win.toml": text.dataset("windows").encode(),
-        f"train_{order.run}.sh": shell_script(text.commands("linux")).encode(),
-        f"train_{order.run}.bat": batch_script(text.commands("windows")).encode(),
+        **script_files(order, text.commands),
     }
     text.tell_what_is_missing()
     if order.publish.caches:

@@ -12,11 +12,11 @@ from latentmake.errors import ConfigError
 from latentmake.musubi import command
 from latentmake.musubi.dataset_toml import dataset_toml
 from latentmake.musubi.order import MusubiOrder
-from latentmake.musubi.scripts import Commands
 from latentmake.musubi.weights import weight_file
 from latentmake.paths import System
 from latentmake.trainers.arguments import located
 from latentmake.trainers.publishing import Names, block_names, launch_options
+from latentmake.trainers.scripts import Commands, Step
 
 __all__ = ["Texts"]
 
@@ -28,6 +28,11 @@ def _network(path: str) -> str:
     with contextlib.suppress(ValueError):
         return str(weight_file(Path(path)))
     return path  # it may lie on the trainer's machine alone
+
+
+def _step(what: str, script: str, arguments: list[str] | None) -> Step:
+    without = f"No step for {what}: musubi-tuner's script wants one file of weights, not a folder."
+    return Step(what, script, arguments, without)
 
 
 class Texts:
@@ -149,16 +154,20 @@ class Texts:
             logging_dir=self._names.below("logs", system) if trainer.logging else None,
             attention=self.attention,
         )
+        accelerated = command.accelerate_arguments(order, config=accelerate)
         return Commands(
             run=order.run,
-            tuner=self._names.argument(self.tuner.path, system, self.tuner.path),
+            does=f"Caches what is missing of run {order.run} and trains it with musubi-tuner.",
+            program="musubi-tuner",
+            folder=self._names.argument(self.tuner.path, system, self.tuner.path),
+            package="src/musubi_tuner",
             venvs=venvs,
-            latents=latents,
-            text=text,
-            accelerate=[
-                *command.accelerate_arguments(order, config=accelerate),
-                *launch_options(order),
+            steps=[
+                _step("caching the latents", command.LATENTS_SCRIPT, latents),
+                _step("caching the captions", command.TEXT_SCRIPT, text),
             ],
+            accelerate=[*accelerated, *launch_options(order)],
+            script=command.TRAINING_SCRIPT,
             training=training,
         )
 

@@ -32,9 +32,10 @@ from latentmake.trainers.publishing import (
     bring,
     launch_options,
     published_folder,
+    script_files,
     writable,
 )
-from latentmake.trainers.scripts import Commands, batch_script, shell_script
+from latentmake.trainers.scripts import Commands
 
 __all__ = ["publish", "publish_order"]
 
@@ -80,8 +81,7 @@ def publish(order: SdScriptsOrder, say: Callable[[str], None]) -> None:
     files |= {
         f"{order.run}_linux.toml": toml("linux"),
         f"{order.run}_win.toml": toml("windows"),
-        f"train_{order.run}.sh": shell_script(_commands(order, names, "linux")).encode(),
-        f"train_{order.run}.bat": batch_script(_commands(order, names, "windows")).encode(),
+        **script_files(order, partial(_commands, order, names)),
     }
     names.tell_what_is_missing(say)
     for flag, path in encoder_places(order).items():

@@ -15,6 +15,7 @@ from latentmake.errors import ConfigError, StorageError
 from latentmake.mirror import mirror
 from latentmake.paths import System, absolute, backslashed, is_windows, translate
 from latentmake.progress import Progress
+from latentmake.trainers.scripts import Commands, batch_script, powershell_script, shell_script
 
 __all__ = [
     "Names",
@@ -23,6 +24,7 @@ __all__ = [
     "bring",
     "launch_options",
     "published_folder",
+    "script_files",
     "writable",
 ]
 
@@ -160,6 +162,23 @@ def launch_options(order: Order) -> list[str]:
     if number is None:
         return []
     return ["--num_processes", str(number), *(["--multi_gpu"] if number > 1 else [])]
+
+
+def script_files(order: Order, commands: Callable[[System], Commands]) -> dict[str, bytes]:
+    """Return the scripts of a publication: name -> content.
+
+    Args:
+        order: the run.
+        commands: what the script of a system does.
+
+    Raises:
+        ConfigError: an argument has signs that a script cannot pass on.
+    """
+    windows = commands("windows")
+    found = {"sh": shell_script(commands("linux")), "bat": batch_script(windows)}
+    if order.publish.powershell:
+        found["ps1"] = powershell_script(windows)
+    return {f"train_{order.run}.{ending}": text.encode() for ending, text in found.items()}
 
 
 def published_folder(order: Order) -> str:

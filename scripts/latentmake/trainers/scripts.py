@@ -1,4 +1,4 @@
-"""The text of `train_{run}.sh` and `train_{run}.bat`, which start another trainer.
+"""The text of `train_{run}.sh`, `.bat` and `.ps1`, which start another trainer.
 
 A script is put together from lists of arguments, each quoted as its shell wants it; there is no
 template whose tokens could stay unfilled.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from latentmake.errors import ConfigError
 
-__all__ = ["Commands", "Step", "batch_script", "shell_script"]
+__all__ = ["Commands", "Step", "batch_script", "powershell_script", "shell_script"]
 
 _TRAINING = "training"
 
@@ -216,6 +216,125 @@ def batch_script(commands: Commands) -> str:
         "",
     ]
     return "\n".join([*head, *lines, ""]).replace("\n", "\r\n")
+
+
+# What PowerShell takes for a quotation mark of a literal string, typographic ones included.
+_SINGLE = re.compile("['\u2018\u2019\u201a\u201b]")
+
+
+def powershell_script(commands: Commands) -> str:
+    """Return the script for PowerShell 5.1 and later: UTF-8 with a mark, CRLF at line ends.
+
+    Every argument is a literal string. How a quotation mark inside of one reaches a program differs
+    between versions; all are told to pass arguments as the oldest does, and the mark is escaped for
+    that.
+
+    Raises:
+        ConfigError: an argument has signs that PowerShell 5.1 cannot pass on.
+    """
+    name = f"train_{commands.run}"
+
+    def step(what: str, head: Sequence[str], arguments: Sequence[str]) -> list[str]:
+        program, *words = head
+        return [
+            "",
+            "$arguments = @(",
+            *(f"    {word}" for word in words),
+            *(f"    {line}" for line in _listed(arguments)),
+            ")",
+            f"& {program} @arguments",
+            f"if ($LASTEXITCODE -ne 0) {{ Stop-Training {_literal(f'{what} failed')} }}",
+        ]
+
+    lines = [
+        f"# {commands.does}",
+        "# Publishing the run again writes this file anew.",
+        "$PSNativeCommandArgumentPassing = 'Legacy'",
+        "$PSNativeCommandUseErrorActionPreference = $false",
+        "",
+        "function Stop-Training($what) {",
+        f'    [Console]::Error.WriteLine("{name}: $what")',
+        "    Pop-Location",
+        "    exit 1",
+        "}",
+        "",
+        f"$folder = {_literal(commands.folder)}",
+        "if (-not (Test-Path -LiteralPath $folder -PathType Container)) {",
+        f"    Stop-Training {_literal(f'the folder of {commands.program} is not there')}",
+        "}",
+        "Push-Location -LiteralPath $folder",
+        "",
+        "$activate = $null",
+        f"foreach ($venv in {', '.join(map(_literal, commands.venvs))}) {{",
+        '    $found = "$venv/Scripts/Activate.ps1"',
+        "    if (-not $activate -and (Test-Path -LiteralPath $found)) {",
+        "        $activate = (Resolve-Path -LiteralPath $found).ProviderPath",
+        "    }",
+        "}",
+        "if ($activate) {",
+        "    . $activate",
+        "} else {",
+        f"    [Console]::Error.WriteLine({_literal(f'{name}: {commands.no_venv}')})",
+        "}",
+        "foreach ($program in 'python', 'accelerate') {",
+        "    if (-not (Get-Command $program -ErrorAction SilentlyContinue)) {",
+        '        Stop-Training "there is no $program on PATH"',
+        "    }",
+        "}",
+        "",
+        "$scripts = '.'",
+        *(
+            [
+                f"if (-not (Test-Path -LiteralPath {_literal(commands.script)})) "
+                f"{{ $scripts = {_literal(commands.package)} }}"
+            ]
+            if commands.package
+            else []
+        ),
+        f'if (-not (Test-Path -LiteralPath "$scripts/{commands.script}")) {{',
+        f"    Stop-Training {_literal(f'there is no {commands.script} in its folder')}",
+        "}",
+    ]
+    for what, script, arguments, without in commands.steps:
+        if arguments is None:
+            lines += ["", f"# {without}"]
+        else:
+            lines += step(what, ["python", f'"$scripts/{script}"'], arguments)
+    launch = ["accelerate", "'launch'", *_listed(commands.accelerate)]
+    lines += step(_TRAINING, [*launch, f'"$scripts/{commands.script}"'], commands.training)
+    lines += ["", "Pop-Location", ""]
+    return "\ufeff" + "\n".join(lines).replace("\n", "\r\n")
+
+
+def _listed(arguments: Sequence[str]) -> list[str]:
+    """Return lines of an array of PowerShell, one for each flag with its values."""
+    lines: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--") or not lines:
+            lines.append(_passed(argument))
+        else:
+            lines[-1] += f", {_passed(argument)}"
+    return lines
+
+
+def _literal(text: str) -> str:
+    """Return a literal string of PowerShell."""
+    return "'" + _SINGLE.sub(lambda mark: mark[0] * 2, text) + "'"
+
+
+def _passed(value: str) -> str:
+    """Return an argument as a literal string that PowerShell 5.1 hands on whole.
+
+    It puts an argument with a space between quotation marks and escapes nothing inside of it.
+    """
+    spaced = any(letter.isspace() for letter in value)
+    if re.search(r"[\r\n]", value) or (spaced and value.endswith("\\")):
+        raise ConfigError(
+            f"{value!r} cannot stand in a .ps1",
+            where="trainer.arguments",
+            mend="leave out line breaks, and a backslash at the end of what has spaces",
+        )
+    return _literal(re.sub(r'(\\*)"', r'\1\1\\"', value) or '""')
 
 
 def _backslashed(path: str) -> str:
