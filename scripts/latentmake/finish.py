@@ -24,8 +24,9 @@ from latentmake.parts import (
     run_folder,
 )
 from latentmake.sdscripts.finish import finish_sdscripts
-from latentmake.trainers.order import Prompt, TextSchedule, TrainingOrder, Wanted
-from latentmake.trainers.record import Layout, read_record
+from latentmake.trainers.order import Prompt, TextSchedule, TrainingOrder
+from latentmake.trainers.pictures import are_drawn
+from latentmake.trainers.record import Layout, read_record, wanted_of
 
 if TYPE_CHECKING:
     from latentmake.plan import Planner
@@ -243,7 +244,7 @@ def _finish_training(
         texts=_text_schedules(planner, run),
         planned=time.time_ns(),
     )
-    wanted = Wanted(data=lock or "", settings=order.settings_digest(), weights=weights)
+    wanted = wanted_of(order, data=lock or "", weights=weights)
     stale_prompts = any(plan.parts[part].stale for part in plan.parts if part.dataset == PROMPTS)
     layout = Layout(order)
     record = read_record(layout.record)
@@ -255,6 +256,7 @@ def _finish_training(
         and record.wanted == wanted
         and layout.weights.is_file()
         and (folder / "trained.json").is_file()
+        and are_drawn(order, wanted)
     ):
         return
     path = run_order(plan.name, "train", order.planned)

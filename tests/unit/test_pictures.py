@@ -19,7 +19,7 @@ from latentmake.trainers.pictures import (
     write_pictures,
 )
 from latentmake.trainers.record import Layout, wanted
-from latentmake.trainers.sampling import Row, write_row
+from latentmake.trainers.sampling import write_row
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
@@ -37,13 +37,8 @@ def leave_behind(order: TrainingOrder, steps: tuple[int, ...] = STEPS) -> None:
     layout = Layout(order)
     for step in steps:
         latents = torch.randn(2, 4, 4, 8, generator=torch.Generator().manual_seed(step))
-        write_row(
-            layout.samples,
-            Row(step, latents),
-            wanted(order),
-            scaling_factor=1.0,
-            shift_factor=0.0,
-        )
+        drawn = dict(zip(order.picture_keys(), latents, strict=False))
+        write_row(layout.samples, step, drawn, wanted(order))
     writer = SummaryWriter(str(layout.scalars))
     for step in range(1, 30):
         writer.add_scalar("loss", 1 / step, step)

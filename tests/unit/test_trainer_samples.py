@@ -13,7 +13,7 @@ from latentmake.encoders.vae import load_vae
 from latentmake.trainers.objective import load_noise_schedule
 from latentmake.trainers.order import Wanted
 from latentmake.trainers.samples import decode, draw_grid
-from latentmake.trainers.sampling import Row, Sampler, clear_rows, read_rows, write_row
+from latentmake.trainers.sampling import Picture, Sampler, clear_rows, read_rows, write_row
 from latentmake.trainers.schedule import generator
 from PIL import Image
 from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae
@@ -32,6 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def _pictures(*texts: torch.Tensor) -> list[Picture]:
+    return [Picture(str(number), text, (3, number)) for number, text in enumerate(texts)]
+
+
 def _texts(*tokens: int) -> list[torch.Tensor]:
     return [
         torch.randn(count, TEXT_WIDTH, generator=generator("text", count, number))
@@ -43,8 +47,10 @@ def test_sampling_is_that_of_the_pipeline_with_ddim(folder: Path) -> None:
     unet = UNet2DConditionModel.from_pretrained(folder / "unet")
     schedule = load_noise_schedule(folder / "scheduler", None)
     text, negative = _texts(7, 7)
-    sampler = Sampler(schedule, [text], negative, shape=(4, 8, 8), steps=6, guidance=4.0, seed=3)
-    drawn = sampler.draw(unet, device=CPU, dtype=torch.float32)
+    sampler = Sampler(
+        schedule, negative, shape=(4, 8, 8), steps=6, guidance=4.0, pictures=_pictures(text)
+    )
+    (drawn,) = sampler.draw(unet, device=CPU, dtype=torch.float32).values()
     pipeline: Any = StableDiffusionPipeline(
         vae=load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32),
         text_encoder=None,
@@ -56,7 +62,7 @@ def test_sampling_is_that_of_the_pipeline_with_ddim(folder: Path) -> None:
         requires_safety_checker=False,
     )
     pipeline.set_progress_bar_config(disable=True)
-    noise = torch.randn((1, 4, 8, 8), generator=generator(3, "sample", 0))
+    noise = torch.randn((1, 4, 8, 8), generator=generator(3, 0))
     expected = pipeline(
         prompt_embeds=text[None],
         negative_prompt_embeds=negative[None],
@@ -65,7 +71,7 @@ def test_sampling_is_that_of_the_pipeline_with_ddim(folder: Path) -> None:
         guidance_scale=4.0,
         output_type="latent",
     ).images
-    torch.testing.assert_close(drawn, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(drawn[None], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_guidance_takes_embeddings_of_two_lengths(folder: Path) -> None:
@@ -76,9 +82,14 @@ def test_guidance_takes_embeddings_of_two_lengths(folder: Path) -> None:
 
     def draw(negative: torch.Tensor | None, guidance: float) -> torch.Tensor:
         sampler = Sampler(
-            schedule, [text, text], negative, shape=(4, 4, 8), steps=3, guidance=guidance, seed=0
+            schedule,
+            negative,
+            shape=(4, 4, 8),
+            steps=3,
+            guidance=guidance,
+            pictures=_pictures(text, text),
         )
-        return sampler.draw(unet, device=CPU, dtype=torch.float32)
+        return torch.stack([*sampler.draw(unet, device=CPU, dtype=torch.float32).values()])
 
     drawn = draw(short, 3.0)
     assert drawn.shape == (2, 4, 4, 8)
@@ -94,24 +105,24 @@ def test_pictures_drawn_together_are_those_drawn_alone(folder: Path) -> None:
     texts = _texts(7, 4, 7)
     one, two = (
         Sampler(
-            schedule, texts, texts[1], shape=(4, 8, 8), steps=3, guidance=2.0, seed=0, batch=batch
+            schedule,
+            texts[1],
+            shape=(4, 8, 8),
+            steps=3,
+            guidance=2.0,
+            pictures=_pictures(*texts),
+            batch=batch,
         ).draw(unet, device=CPU, dtype=torch.float32)
         for batch in (1, 2)
     )
-    assert one.shape == (3, 4, 8, 8)
+    assert [each.shape for each in one.values()] == [(4, 8, 8)] * 3
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_of_another_training_are_not_mixed_in(tmp_path: Path) -> None:
     for step, wanted in ((0, OURS), (10, THEIRS), (1_000_000, OURS), (5, OURS)):
-        write_row(
-            tmp_path,
-            Row(step, torch.full((1, 4, 2, 2), float(step))),
-            wanted,
-            scaling_factor=2.0,
-            shift_factor=0.0,
-        )
-    assert [row.step for row in read_rows(tmp_path, OURS)] == [0, 5, 1_000_000]
+        write_row(tmp_path, step, {"key": torch.full((4, 2, 2), float(step))}, wanted)
+    assert list(read_rows(tmp_path, OURS)) == [0, 5, 1_000_000]
     clear_rows(tmp_path, OURS)
     assert not read_rows(tmp_path, THEIRS)
     assert len(read_rows(tmp_path, OURS)) == 3
@@ -121,9 +132,8 @@ def test_rows_of_another_training_are_not_mixed_in(tmp_path: Path) -> None:
 
 def test_latents_are_decoded_to_pictures(folder: Path) -> None:
     vae = load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32)
-    pictures = decode(vae, torch.zeros(3, 4, 4, 8))
-    assert [picture.size for picture in pictures] == [(16, 8)] * 3
-    assert pictures[0].mode == "RGB"
+    picture = decode(vae, torch.zeros(4, 4, 8))
+    assert (picture.size, picture.mode) == ((16, 8), "RGB")
 
 
 def _cells(grid: Image.Image, colours: list[tuple[int, int, int]]) -> dict[Any, Any]:

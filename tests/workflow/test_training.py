@@ -106,6 +106,31 @@ def test_a_prompt_added_to_a_trained_run_is_encoded_and_drawn(trained: Project) 
     assert trained.run("train_tiny").idle
 
 
+def test_a_prompt_added_is_drawn_and_no_step_is_trained(trained: Project) -> None:
+    before = _weights(trained)
+    prompts = ["a red circle", "a blue square"]
+    for count in (1, 2):
+        samples = {"prompts": prompts[:count], "num_inference_steps": 1, "guidance_scale": 1}
+        trained.configure(
+            lambda config, samples=samples: config["runs"]["tiny"]["trainer"].update(
+                samples=samples, accelerate_config=None
+            )
+        )
+        result = trained.run("train_tiny")
+        assert result.encoded() == Counts(encoded=1)
+        assert "already trained on exactly this" in result.output
+        assert _weights(trained) == before
+        index = json.loads((trained / "runs/tiny/samples/index.json").read_bytes())
+        assert index["prompts"] == prompts[:count]
+        assert all(index["files"][-1])
+        assert trained.run("train_tiny").idle
+    # A picture that is lost is drawn again, too.
+    (trained / "runs/tiny/samples.png").unlink()
+    trained.run("train_tiny")
+    assert (trained / "runs/tiny/samples.png").is_file()
+    assert _weights(trained) == before
+
+
 def test_training_reads_no_image_no_caption_and_no_text_encoder(trained: Project) -> None:
     """Once it is planned, manifest, caches, UNet and (for the pictures) the VAE are enough."""
     before = _weights(trained)

@@ -203,8 +203,9 @@ def _cells_of_run(
     own = _rows_of(index)
     return [
         {
-            str(step): pictures.add(folder / names[own.index(row)])
+            str(step): pictures.add(folder / name)
             for step, names in zip(index.steps, index.files, strict=True)
+            if (name := names[own.index(row)]) is not None
         }
         if row in own
         else {}

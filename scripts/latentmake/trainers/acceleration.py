@@ -13,8 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from latentmake.config import SdTrainer
 from latentmake.errors import TrainingError, first_line
 
-__all__ = ["attention", "make_accelerator", "reseed", "set_up", "uses_deepspeed"]
+__all__ = ["DTYPES", "attention", "make_accelerator", "reseed", "set_up", "uses_deepspeed"]
 
+DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED")
 _ELEMENTWISE = ("adamw", "lion")  # they look at each weight by itself
 _WHERE = "trainer.accelerate_config"

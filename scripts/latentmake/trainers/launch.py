@@ -16,6 +16,7 @@ import latentmake
 from latentmake import cachefile
 from latentmake.errors import TrainingError
 from latentmake.trainers import child
+from latentmake.trainers.earlier import take_over
 from latentmake.trainers.node import srun_command
 from latentmake.trainers.order import Prompt, TrainingOrder, Wanted, read_order
 from latentmake.trainers.pictures import are_drawn
@@ -55,6 +56,7 @@ def train(
     if known != order:
         order, order_path = known, layout.output / "order.json"
         cachefile.write(order_path, order.model_dump_json(indent=2).encode())
+    take_over(order, want)
     record = _finished(layout, want)
     environment = _environment(threads)
     cachefile.write(log, b"")
@@ -81,7 +83,7 @@ def train(
                 mend=f"see {log}, and give the same command again",
             )
     if not are_drawn(order, want):
-        local = {} if order.vae.hub else {"HF_HUB_OFFLINE": "1"}
+        local = {} if order.vae.hub or order.unet.hub else {"HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "latentmake.trainers.samples", str(order_path)]
         _run(command, order, {**environment, **local}, log)
     Receipt(

@@ -22,9 +22,35 @@ from latentmake.trainers.order import TrainingOrder
 from latentmake.trainers.scalars import queries_and_keys
 from latentmake.trainers.schedule import seed_of
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "make_denoiser"]
 
 Result = TypeVar("Result")
+
+
+def make_denoiser(
+    order: TrainingOrder, *, channels: int, text_width: int, dtype: torch.dtype
+) -> network.Denoiser:
+    """Return the network as a training begins with it, the same each time.
+
+    Args:
+        order: of the training.
+        channels: of the latents.
+        text_width: of the captions' embeddings.
+        dtype: in what the network computes.
+
+    Raises:
+        ModelError: network, projection and caches do not fit.
+        TrainingError: the settings name what is not there.
+    """
+    settings, where = order.trainer, order.unet.path or order.unet.hub or ""
+    unet = network.load_unet(order.unet)
+    network.check_latents(unet, channels, where)
+    torch.manual_seed(seed_of(settings.seed, "network"))
+    projection = network.make_projection(unet, order.text_projection, text_width, where)
+    denoiser = network.Denoiser(unet, projection)
+    network.adapt(denoiser, settings, dtype)
+    set_up(unet, settings)
+    return denoiser
 
 
 class Learner:
@@ -58,14 +84,9 @@ class Learner:
         dtype: torch.dtype,
     ) -> None:
         settings = order.trainer
-        where = order.unet.path or order.unet.hub or ""
-        unet = network.load_unet(order.unet)
-        network.check_latents(unet, caches.channels, where)
-        torch.manual_seed(seed_of(settings.seed, "network"))
-        projection = network.make_projection(unet, order.text_projection, caches.text_width, where)
-        self.denoiser = network.Denoiser(unet, projection)
-        network.adapt(self.denoiser, settings, dtype)
-        set_up(unet, settings)
+        self.denoiser = make_denoiser(
+            order, channels=caches.channels, text_width=caches.text_width, dtype=dtype
+        )
         self.denoiser.train()
         self.parameters = [each for each in self.denoiser.parameters() if each.requires_grad]
         optimizer = make_optimizer(self.parameters, settings)

@@ -15,6 +15,7 @@ from diffusers.utils import convert_state_dict_to_diffusers
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from latentmake import cachefile
 from latentmake.config import SdTrainer, Weights
@@ -22,7 +23,13 @@ from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.projection import load_projection, write_projection
 from latentmake.recipe import NEW
 from latentmake.trainers import parts
-from latentmake.trainers.record import LORA_WEIGHTS, PROJECTION_FOLDER, UNET_FOLDER, Layout
+from latentmake.trainers.record import (
+    LORA_WEIGHTS,
+    PROJECTION_FOLDER,
+    UNET_FOLDER,
+    UNET_WEIGHTS,
+    Layout,
+)
 from latentmake.trainers.storage import WRITE_FAULTS, open_to_group, write_fault
 from latentmake.weights import config_file, weights_files
 
@@ -34,6 +41,7 @@ __all__ = [
     "load_trained",
     "load_unet",
     "make_projection",
+    "read_copy",
     "trained_state",
     "write_copy",
     "write_trained",
@@ -348,6 +356,37 @@ def write_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
     except WRITE_FAULTS as error:
         shutil.rmtree(new, ignore_errors=True)
         raise write_fault(error, folder) or error from None
+
+
+def read_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
+    """Put back the weights that `write_copy` wrote into a folder, or `write_trained`.
+
+    Args:
+        denoiser: the network, adapted as it was when they were written.
+        folder: holds them.
+        lora: whether they are a LoRA.
+
+    Raises:
+        TrainingError: they are missing or damaged, or of another network.
+    """
+    file = folder / LORA_WEIGHTS if lora else folder / UNET_FOLDER / UNET_WEIGHTS
+    try:
+        state = load_file(file)
+        if lora:
+            with torch.no_grad():
+                for name, value in _convert(get_peft_model_state_dict(denoiser.unet)).items():
+                    value.copy_(state[f"unet.{name}"])
+        else:
+            denoiser.unet.load_state_dict(state)
+        if denoiser.text_projection is not None:
+            layer = load_projection(str(folder / PROJECTION_FOLDER))
+            denoiser.text_projection.load_state_dict(layer.state_dict())
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        raise TrainingError(
+            f"these trained weights cannot be read ({first_line(error)})",
+            where=file,
+            mend="delete them and give the same command again, which trains them anew",
+        ) from None
 
 
 def _save_unet(unet: UNet, folder: Path) -> None:

@@ -8,6 +8,7 @@ trained on: as long as it equals what the order asks for, there is nothing to tr
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,15 +18,30 @@ from latentmake import digest
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import TrainingError
 
-__all__ = ["Prompt", "TextSchedule", "TrainingOrder", "Wanted", "lock_digest", "read_order"]
+__all__ = [
+    "TRAINER_VERSION",
+    "Prompt",
+    "TextSchedule",
+    "TrainingOrder",
+    "Wanted",
+    "lock_digest",
+    "read_order",
+]
+
+TRAINER_VERSION = 1
+"""Raised when the trainer `sd`, given the same, would train other weights, or a default changes."""
 
 _Order = TypeVar("_Order", bound=BaseModel)
 
-# Settings that shape neither the weights nor the pictures.
+# The trainer's keys that shape the sample pictures alone.
+_PICTURES = {"samples"}
+# Those that shape neither weights nor pictures; all others shape the weights.
 _BOOKKEEPING = {
+    "accelerate_config",
     "checkpointing_steps",
     "checkpoints_total_limit",
     "dataloader_num_workers",
+    "resume_from_checkpoint",  # its content counts, see `Wanted.resumed`
     "save_every_n_epochs",
     "save_every_n_steps",
 }
@@ -55,12 +71,22 @@ class TextSchedule(BaseModel):
 
 
 class Wanted(BaseModel):
-    """What trained weights must have come from; the same three digests are their record."""
+    """What trained weights must have come from; the same digests are their record.
+
+    Attributes:
+        data: of the manifest's caches.
+        settings: of all settings that shape the weights.
+        weights: of the network that is trained, and its noise schedule.
+        resumed: of the checkpoint that the training began with; "" for none.
+        version: of the trainer; a record without it is of version 1.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     data: str
     settings: str
     weights: str
+    resumed: str = ""
+    version: int = 1
 
 
 class TrainingOrder(BaseModel):
@@ -73,6 +99,7 @@ class TrainingOrder(BaseModel):
         output: folder that gets weights, samples, checkpoints and scalars.
         unet: the network that is trained.
         weights: digest of its files, "" where a rule has yet to make them.
+        resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
         text_projection: None, `new`, or the path of what is trained from the captions' width to the
             network's.
         scheduler: folder of the noise schedule.
@@ -93,6 +120,7 @@ class TrainingOrder(BaseModel):
     output: str
     unet: Weights
     weights: str
+    resumed: str = ""
     text_projection: str | None = None
     scheduler: str
     vae: Weights
@@ -105,10 +133,44 @@ class TrainingOrder(BaseModel):
     planned: int = 0
 
     def settings_digest(self) -> str:
-        """Return the digest of all settings that shape the weights or the pictures."""
-        settings = self.trainer.model_dump(mode="json", exclude=_BOOKKEEPING)
+        """Return the digest of all settings that shape the weights.
+
+        A key that has its default is left out: a release that adds keys trains nothing again.
+        """
+        settings = self.trainer.model_dump(
+            mode="json", exclude=_BOOKKEEPING | _PICTURES, exclude_defaults=True
+        )
         texts = {name: each.model_dump() for name, each in self.texts.items()}
-        return digest.of_value([settings, self.sample_size, *([texts] if texts else [])])
+        return digest.of_value([settings, *([texts] if texts else [])])
+
+    def pictures_digest(self) -> str:
+        """Return the digest of all that shapes the sample pictures besides the weights.
+
+        The VAE that decodes them is the one that encoded the data, and counts there.
+        """
+        samples = self.trainer.samples
+        return digest.of_value([self._shown(), samples.prompts, samples.every])
+
+    def picture_keys(self) -> list[str]:
+        """Return a digest for each prompt's picture: equal ones of a step are the same picture."""
+        shown = self._shown()
+        return [digest.of_value([*shown, *each]) for each in self.occurrences()]
+
+    def occurrences(self) -> list[tuple[str, int]]:
+        """Return each prompt, and how many equal ones come before it."""
+        seen: Counter[str] = Counter()
+        found = []
+        for each in self.prompts:
+            found.append((each.prompt, seen[each.prompt]))
+            seen[each.prompt] += 1
+        return found
+
+    def _shown(self) -> list[object]:
+        """Return what shapes each sample picture besides weights and prompt."""
+        samples = self.trainer.samples
+        negative = samples.negative_prompt if samples.guidance_scale > 1 else None
+        size = [*self.sample_size]
+        return [samples.seed, samples.num_inference_steps, samples.guidance_scale, negative, size]
 
 
 def read_order(path: Path, kind: type[_Order]) -> _Order:

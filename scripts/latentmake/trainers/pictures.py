@@ -47,7 +47,9 @@ class PictureIndex(BaseModel):
         prompts: what was drawn.
         seed: of their noise.
         steps: after which they were drawn, ascending.
-        files: names of the pictures, a row a step and one a prompt.
+        files: names of the pictures, a row a step and one a prompt; None where the weights of a
+            step were gone before its picture was asked for.
+        pictures: digest of what was asked for, see `TrainingOrder.pictures_digest`.
         digest: of the bytes of all pictures.
         curves: whether there were any to draw.
         settings: what shaped the training, by name.
@@ -59,7 +61,8 @@ class PictureIndex(BaseModel):
     prompts: list[str]
     seed: int
     steps: list[int]
-    files: list[list[_Name]]
+    files: list[list[_Name | None]]
+    pictures: str = ""
     digest: str
     curves: bool
     settings: dict[str, JsonValue]
@@ -84,12 +87,14 @@ def are_drawn(order: TrainingOrder, want: Wanted) -> bool:
     """Whether pictures and curves of the very training `want` are there."""
     layout = Layout(order)
     index = read_index(layout.samples)
-    if index is None or index.wanted != want:
+    if index is None or (index.wanted, index.pictures) != (want, order.pictures_digest()):
         return False
-    names = [name for row in index.files for name in row]
+    names = [name for row in index.files for name in row if name is not None]
     files = [layout.samples / name for name in names] + [layout.grid] * bool(names)
     files += [layout.output / CURVES] * index.curves
-    return all(path.is_file() for path in files) and bool(names) == bool(order.prompts)
+    return all(path.is_file() for path in files) and bool(names) == bool(
+        order.prompts or order.captions
+    )
 
 
 def settings_of(order: TrainingOrder, want: Wanted) -> dict[str, JsonValue]:
@@ -110,7 +115,7 @@ def write_pictures(
     folder: Path,
     order: TrainingOrder,
     want: Wanted,
-    rows: Mapping[int, list[bytes]],
+    rows: Mapping[int, list[bytes | None]],
     *,
     curves: bool,
 ) -> None:
@@ -122,7 +127,7 @@ def write_pictures(
         folder: gets them.
         order: what was trained.
         want: what it came from.
-        rows: step -> the bytes of a PNG for each prompt.
+        rows: step -> the bytes of a PNG for each prompt, or None for one that cannot be drawn.
         curves: whether there are any.
 
     Raises:
@@ -133,6 +138,7 @@ def write_pictures(
         picture_name(step, number): data
         for step, pictures in sorted(rows.items())
         for number, data in enumerate(pictures)
+        if data is not None
     }
     for name, data in files.items():
         cachefile.write(folder / name, data)
@@ -148,8 +154,13 @@ def write_pictures(
         seed=order.trainer.samples.seed,
         steps=sorted(rows),
         files=[
-            [picture_name(step, number) for number in range(len(prompts))] for step in sorted(rows)
+            [
+                None if data is None else picture_name(step, number)
+                for number, data in enumerate(row)
+            ]
+            for step, row in sorted(rows.items())
         ],
+        pictures=order.pictures_digest(),
         digest=digest.of_lines(digest.of_bytes(data) for data in files.values()),
         curves=curves,
         settings=settings_of(order, want),

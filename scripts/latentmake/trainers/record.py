@@ -11,12 +11,14 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake import cachefile
-from latentmake.trainers.order import TrainingOrder, Wanted, lock_digest
+from latentmake.trainers.order import TRAINER_VERSION, TrainingOrder, Wanted, lock_digest
 
 __all__ = [
+    "COPIED",
     "LORA_WEIGHTS",
     "PROJECTION_FOLDER",
     "UNET_FOLDER",
+    "UNET_WEIGHTS",
     "History",
     "Layout",
     "Receipt",
@@ -24,12 +26,16 @@ __all__ = [
     "read_record",
     "sample_steps",
     "wanted",
+    "wanted_of",
 ]
 
 LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
 UNET_FOLDER = "unet"
 PROJECTION_FOLDER = "text_projection"
-_UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
+UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
+COPIED = "wanted.json"
+"""In a copy of the trained weights: what these came from."""
+
 _POINTS = 20
 
 
@@ -39,7 +45,7 @@ class Layout:
     Attributes:
         weights: the trained weights, a LoRA's file or the UNet's.
         record: what they came from; written after them.
-        samples: latents of the sample pictures, a file a row.
+        samples: latents of the sample pictures, a file a step.
         grid: the sample pictures.
         checkpoints: states from which a killed training goes on.
         saved: copies of the trained weights along the way, a folder a step.
@@ -52,7 +58,7 @@ class Layout:
         lora = order.trainer.adapter == "lora"
         self.unet = self.output / UNET_FOLDER
         self.lora = self.output / LORA_WEIGHTS
-        self.weights = self.lora if lora else self.unet / _UNET_WEIGHTS
+        self.weights = self.lora if lora else self.unet / UNET_WEIGHTS
         self.record = self.output / "training.json"
         self.samples = self.output / "samples"
         self.grid = self.output / "samples.png"
@@ -139,7 +145,18 @@ def wanted(order: TrainingOrder) -> Wanted:
         weights = training_digest(
             order.unet, order.scheduler, text_projection=order.text_projection
         )
-    return Wanted(data=lock_digest(order.lock), settings=order.settings_digest(), weights=weights)
+    return wanted_of(order, data=lock_digest(order.lock), weights=weights)
+
+
+def wanted_of(order: TrainingOrder, *, data: str, weights: str) -> Wanted:
+    """Return the same where the digests of data and network are known."""
+    return Wanted(
+        data=data,
+        settings=order.settings_digest(),
+        weights=weights,
+        resumed=order.resumed,
+        version=TRAINER_VERSION,
+    )
 
 
 def read_record(path: Path) -> Record | None:

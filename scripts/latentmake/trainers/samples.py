@@ -1,8 +1,8 @@
 """What people look at after a training: sample pictures, alone and in one grid, and curves.
 
-`python -m latentmake.trainers.samples ORDER` decodes the latents a training left behind, a row for
-each step and a column for each prompt, and draws its scalars. It is a process of its own, so that
-the training never has the VAE in memory.
+`python -m latentmake.trainers.samples ORDER` draws what the training has not, decodes all, a row
+for each step and a column for each prompt, and draws its scalars. It is a process of its own, so
+that the training never has the VAE in memory.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from latentmake.encoders.device import pick_device
 from latentmake.encoders.vae import load_vae
 from latentmake.errors import UserError
 from latentmake.report.curves import draw_curves
+from latentmake.trainers.drawing import draw_missing
 from latentmake.trainers.order import TrainingOrder, read_order
 from latentmake.trainers.pictures import CURVES, write_pictures
 from latentmake.trainers.record import Layout, wanted
-from latentmake.trainers.sampling import read_rows
 from latentmake.trainers.storage import WRITE_FAULTS, write_fault
 
 __all__ = ["decode", "draw_grid", "main", "write_events", "write_samples"]
 
-Pictures = Mapping[int, Sequence[Image.Image]]
+Pictures = Mapping[int, Sequence[Image.Image | None]]
 
 _MARGIN = 8
 _FONT_SIZE = 14
 _CELL = 128  # pixels; smaller pictures are enlarged by a whole number
 _HEADER_LINES = 4
+_ABSENT = "#eeeeee"  # the place of a picture that cannot be drawn any more
 
 
 def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
@@ -73,15 +74,15 @@ def _wrap(text: str, width: float) -> list[str]:
 
 
 def draw_grid(
-    rows: Sequence[tuple[int, Sequence[Image.Image]]], prompts: Sequence[str]
+    rows: Sequence[tuple[int, Sequence[Image.Image | None]]], prompts: Sequence[str]
 ) -> Image.Image:
     """Return one picture of all sample pictures.
 
     Args:
-        rows: (step, a picture for each prompt), all pictures of one size.
+        rows: (step, a picture for each prompt), all of one size; None leaves its place grey.
         prompts: the columns' headers.
     """
-    width, height = rows[0][1][0].size
+    width, height = next(each.size for _, row in rows for each in row if each is not None)
     enlarged = max(1, -(-_CELL // max(width, height)))
     width, height = width * enlarged, height * enlarged
     headers = [_wrap(prompt, width) for prompt in prompts]
@@ -103,21 +104,21 @@ def draw_grid(
         y = top + number * (height + _MARGIN)
         draw.text((_MARGIN, y + (height - line) // 2), label, fill="black", font=_font())
         for column, picture in enumerate(pictures):
-            resized = picture.resize((width, height), Image.Resampling.NEAREST)
-            grid.paste(resized, (left + column * (width + _MARGIN), y))
+            x = left + column * (width + _MARGIN)
+            if picture is None:
+                draw.rectangle((x, y, x + width - 1, y + height - 1), fill=_ABSENT)
+            else:
+                grid.paste(picture.resize((width, height), Image.Resampling.NEAREST), (x, y))
     return grid
 
 
 @torch.no_grad()
-def decode(vae: Any, latents: torch.Tensor) -> list[Image.Image]:
-    """Decode unscaled latents [pictures, channels, height, width] one by one."""
+def decode(vae: Any, latents: torch.Tensor) -> Image.Image:
+    """Decode the unscaled latents [channels, height, width] of a picture."""
     first = next(vae.parameters())
-    pictures = []
-    for each in latents:
-        (pixels,) = vae.decode(each[None].to(first.device, first.dtype), return_dict=False)
-        values = ((pixels[0].float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        pictures.append(Image.fromarray(values.permute(1, 2, 0).cpu().numpy()))
-    return pictures
+    (pixels,) = vae.decode(latents[None].to(first.device, first.dtype), return_dict=False)
+    values = ((pixels[0].float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return Image.fromarray(values.permute(1, 2, 0).cpu().numpy())
 
 
 def write_events(folder: Path, pictures: Pictures) -> None:
@@ -137,6 +138,8 @@ def write_events(folder: Path, pictures: Pictures) -> None:
         writer: Any = SummaryWriter(str(folder))
         for step, row in pictures.items():
             for number, picture in enumerate(row):
+                if picture is None:
+                    continue
                 writer.add_image(
                     f"samples/{number:02d}", np.asarray(picture), step, dataformats="HWC"
                 )
@@ -146,23 +149,33 @@ def write_events(folder: Path, pictures: Pictures) -> None:
 
 
 def write_samples(order: TrainingOrder) -> None:
-    """Decode the sample pictures of a finished training, write them in all ways, draw its curves.
+    """Draw and decode the sample pictures of a finished training, write them, draw its curves.
+
+    No step is trained, and no file of weights is written.
 
     Raises:
-        ModelError: the VAE cannot be loaded.
+        ModelError: the network or the VAE cannot be loaded.
+        CacheError: a prompt's cache file is damaged.
         StorageError: the disk is full or cannot be written.
     """
     layout, want = Layout(order), wanted(order)
     curves = draw_curves(layout.scalars, layout.output / CURVES, title=order.run)
-    rows = read_rows(layout.samples, want) if order.prompts else []
-    pictures: dict[int, list[Image.Image]] = {}
+    keys = order.picture_keys()
+    rows = draw_missing(order, want) if keys else {}
+    pictures: dict[int, list[Image.Image | None]] = {}
     if rows:
         vae = load_vae(order.vae, pick_device(), torch.float32)
-        pictures = {row.step: decode(vae, row.latents) for row in rows}
+        pictures = {
+            step: [decode(vae, drawn[key]) if key in drawn else None for key in keys]
+            for step, drawn in rows.items()
+        }
         grid = draw_grid(list(pictures.items()), [prompt.prompt for prompt in order.prompts])
         cachefile.write(layout.grid, _png(grid))
     write_events(layout.scalars / layout.samples.name, pictures)
-    files = {step: [_png(picture) for picture in row] for step, row in pictures.items()}
+    files = {
+        step: [None if picture is None else _png(picture) for picture in row]
+        for step, row in pictures.items()
+    }
     write_pictures(layout.samples, order, want, files, curves=curves)
 
 

@@ -18,22 +18,22 @@ from typing import NamedTuple
 import diffusers
 import torch
 
-from latentmake import cachefile, weights
+from latentmake import cachefile
 from latentmake.errors import TrainingError, UserError
 from latentmake.progress import Progress
 from latentmake.trainers import checkpoint, network, objective, sampling
-from latentmake.trainers.acceleration import attention, make_accelerator, reseed
+from latentmake.trainers.acceleration import DTYPES, attention, make_accelerator, reseed
 from latentmake.trainers.data import (
     Batch,
     Caches,
     find_not_finite,
     prefetched,
     read_items,
-    read_text,
 )
 from latentmake.trainers.learner import Learner
 from latentmake.trainers.order import TrainingOrder, read_order
 from latentmake.trainers.record import (
+    COPIED,
     History,
     Layout,
     Record,
@@ -46,8 +46,6 @@ from latentmake.trainers.variants import Variants
 
 __all__ = ["Training", "main"]
 
-_FORMATS = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Stable Diffusions
 _STEPS = 1000
 _LOOK = 1.0  # seconds between two looks for the file that asks for a copy
 
@@ -88,7 +86,7 @@ class Training:
             noise_offset=self.settings.noise_offset,
         )
         self.accelerator = make_accelerator(self.settings)
-        self.dtype = _FORMATS[self.settings.mixed_precision]
+        self.dtype = DTYPES[self.settings.mixed_precision]
         self.main = self.accelerator.is_main_process
         self.schedule = Schedule(
             [each.shape for each in self.caches.examples[: self.caches.count]],
@@ -105,7 +103,9 @@ class Training:
         self.learner = Learner(
             order, self.caches, self.accelerator, steps=self.steps, dtype=self.dtype
         )
-        self._make_sampler()
+        self.sampler = sampling.make_sampler(
+            order, self.objective.schedule, self.caches.examples[0].latents_at
+        )
         self.step = 0
         self.loss_start = 0.0
         self.seconds = 0.0
@@ -116,22 +116,6 @@ class Training:
         if settings.epochs is not None:
             return max(1, math.ceil(round(settings.epochs / self.schedule.epoch(1), 6)))
         return settings.steps or _STEPS
-
-    def _make_sampler(self) -> None:
-        order, samples = self.order, self.settings.samples
-        self.scale = self.caches.examples[0].latents_at.scale
-        pixels = self.scale.pixels or weights.vae_factor(order.vae) or _PIXELS
-        width, height = (max(1, round(side / pixels)) for side in order.sample_size)
-        self.sampler = sampling.Sampler(
-            self.objective.schedule,
-            [read_text(Path(prompt.text)) for prompt in order.prompts],
-            None if order.negative is None else read_text(Path(order.negative)),
-            shape=(self.caches.channels, height, width),
-            steps=samples.num_inference_steps,
-            guidance=samples.guidance_scale,
-            seed=samples.seed,
-            batch=self.settings.train_batch_size,
-        )
 
     def run(self) -> None:
         """Train, from the newest checkpoint of this very training or from the start.
@@ -330,18 +314,12 @@ class Training:
 
     def _draw_samples(self) -> None:
         if self.main:
-            latents = self.learner.alone(
+            drawn = self.learner.alone(
                 lambda model: self.sampler.draw(
                     model, device=self.accelerator.device, dtype=self.dtype
                 )
             )
-            sampling.write_row(
-                self.layout.samples,
-                sampling.Row(self.step, latents / self.scale.scaling + self.scale.shift),
-                self.wanted,
-                scaling_factor=self.scale.scaling,
-                shift_factor=self.scale.shift,
-            )
+            sampling.write_row(self.layout.samples, self.step, drawn, self.wanted)
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:
@@ -365,6 +343,7 @@ class Training:
         if self.main:
             folder = self.layout.saved / f"step-{self.step:06d}"
             self.learner.write(network.write_copy, folder)
+            cachefile.write(folder / COPIED, self.wanted.model_dump_json().encode())
             _say(f"weights of step {self.step}: {folder}")
 
     def _finish(self) -> None:
