@@ -110,7 +110,7 @@ def test_pictures_that_were_lost_are_drawn_again_without_training(trained: Proje
     (trained / "runs/one/samples/index.json").unlink()
     line = refused(trained, "compare_one_vs_two")
     command = line.partition("make them: snakemake ")[2].split()
-    assert command == ["--cores", "all", "train_one", "--forcerun", "train"]
+    assert command == ["--cores", "all", "train_one"]
     trained.run(*command)
     assert picture.read_bytes() == content
     assert weights.stat().st_mtime_ns == before

@@ -208,12 +208,10 @@ def _without_pictures(
             where=target,
             mend="name a folder of pictures drawn with it under `folders`, and compare that",
         )
-    trained = (run_folder(source.name) / "trained.json").is_file()
-    again = " --forcerun train" if trained else ""  # its weights are kept, its pictures drawn
     return TrainingError(
         f"the run {source.name} has no sample pictures yet",
         where=target,
-        mend=f"make them: snakemake --cores all train_{source.name}{again}",
+        mend=f"make them: snakemake --cores all train_{source.name}",
     )
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake import digest
 from latentmake.config import SdTrainer, Weights
+from latentmake.config.shapes import shaping
 from latentmake.errors import TrainingError
 
 __all__ = [
@@ -32,19 +33,6 @@ TRAINER_VERSION = 1
 """Raised when the trainer `sd`, given the same, would train other weights, or a default changes."""
 
 _Order = TypeVar("_Order", bound=BaseModel)
-
-# The trainer's keys that shape the sample pictures alone.
-_PICTURES = {"samples"}
-# Those that shape neither weights nor pictures; all others shape the weights.
-_BOOKKEEPING = {
-    "accelerate_config",
-    "checkpointing_steps",
-    "checkpoints_total_limit",
-    "dataloader_num_workers",
-    "resume_from_checkpoint",  # its content counts, see `Wanted.resumed`
-    "save_every_n_epochs",
-    "save_every_n_steps",
-}
 
 
 class Prompt(BaseModel):
@@ -137,9 +125,13 @@ class TrainingOrder(BaseModel):
 
         A key that has its default is left out: a release that adds keys trains nothing again.
         """
-        settings = self.trainer.model_dump(
-            mode="json", exclude=_BOOKKEEPING | _PICTURES, exclude_defaults=True
-        )
+        fields = type(self.trainer).model_fields
+        settings = {
+            key: value
+            for key, value in shaping(self.trainer, "weights").items()
+            # Of a checkpoint the content counts, see `Wanted.resumed`.
+            if key != "resume_from_checkpoint" and value != fields[key].default
+        }
         texts = {name: each.model_dump() for name, each in self.texts.items()}
         return digest.of_value([settings, *([texts] if texts else [])])
 
