@@ -7,4 +7,8 @@ values. Importing this name, or any of the planning modules (`config`, `dataset`
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+PLAN_VERSION = 1
+"""Raised when the same files and settings would be judged otherwise: which files make an item, how
+captions are read and composed, what is stale. No remembered verdict of before is then believed."""
+
+__all__ = ["PLAN_VERSION", "__version__"]

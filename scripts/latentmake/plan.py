@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import latentmake
 from latentmake import dataset as datasets
 from latentmake import (
     digest,
@@ -241,7 +242,8 @@ class Planner:
         listings = [scanned.fingerprint, folder.fingerprint, control and control.fingerprint]
         if (listed := self.config.datasets[dataset].metadata_file) is not None:
             listings.append(str(metadata.metadata_stat(dataset, listed)))
-        question = digest.of_value([dataset, model, layout, recipes, listings, settings])
+        version = [latentmake.__version__, latentmake.PLAN_VERSION]
+        question = digest.of_value([version, dataset, model, layout, recipes, listings, settings])
         whole = not aside and dataset not in self._unreadable
         if whole and (answer := self.memo.verdict(question)):
             return evaluate.recall(answer)

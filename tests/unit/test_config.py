@@ -134,7 +134,17 @@ MISTAKES = {
     "hub without revision": (
         ("models", "tiny", "vae"),
         {"hub": "someone/vae"},
-        ["models.tiny.vae", "`revision`"],
+        ["models.tiny.vae", "`revision`", "huggingface.co/someone/vae/commits/main"],
+    ),
+    "hub with a branch": (
+        ("models", "tiny", "vae"),
+        {"hub": "someone/vae", "revision": "fp16"},
+        [
+            "models.tiny.vae",
+            "40 hexadecimal digits",
+            "`fp16` is none",
+            "someone/vae/commits/fp16 lists",
+        ],
     ),
     "neither path nor hub": (
         ("models", "tiny", "vae"),
@@ -404,7 +414,9 @@ def with_optional(required: dict[str, Any], **optional: Any) -> st.SearchStrateg
 weights = st.one_of(
     paths,
     with_optional({"path": paths}, config=paths),
-    with_optional({"hub": paths, "revision": paths}, subfolder=paths),
+    with_optional(
+        {"hub": paths, "revision": st.from_regex(r"[0-9a-f]{40}", fullmatch=True)}, subfolder=paths
+    ),
 )
 datasets = with_optional(
     {"path": paths},

@@ -354,7 +354,7 @@ def test_what_the_configuration_must_say() -> None:
     fill(order, STEMS)
     fails(order.model_copy(update={"musubi_tuner": None}), ConfigError, "musubi_tuner.path")
     fails(order_of(model={"dit": None}), ConfigError, "models.wan.dit")
-    hub = {"hub": "some/vae", "revision": "1"}
+    hub = {"hub": "some/vae", "revision": "1" * 40}
     fails(order_of(model={"vae": hub}), ConfigError, "models.wan.vae", "some/vae")
     fails(order_of(model={"text": hub}), ConfigError, "models.wan.text")
     fails(with_publish(order, path="data/gove/out"), ConfigError, "gove", "publish.path")

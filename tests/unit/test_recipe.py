@@ -51,12 +51,12 @@ def test_files_beside_the_weights_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_hub_id_is_known_by_its_revision_without_a_file() -> None:
-    first = Weights(hub="someone/vae", revision="abc")
+    first = Weights(hub="someone/vae", revision="a" * 40)
     assert recipe.weights_digest(first) == recipe.weights_digest(first.model_copy())
     others = [
-        Weights(hub="someone/vae", revision="abd"),
-        Weights(hub="someone/other", revision="abc"),
-        Weights(hub="someone/vae", revision="abc", subfolder="vae"),
+        Weights(hub="someone/vae", revision="b" * 40),
+        Weights(hub="someone/other", revision="a" * 40),
+        Weights(hub="someone/vae", revision="a" * 40, subfolder="vae"),
     ]
     assert len({recipe.weights_digest(each) for each in [first, *others]}) == 4
 

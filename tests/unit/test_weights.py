@@ -157,7 +157,7 @@ def test_the_factor_is_what_the_blocks_make_it(tmp_path: Path, blocks: int, fact
 def test_where_no_configuration_says_the_factor_is_unknown(tmp_path: Path) -> None:
     put(tmp_path, vae__safetensors="w")
     assert weights.vae_factor(Weights(path=str(tmp_path / "vae.safetensors"))) is None
-    assert weights.vae_factor(Weights(hub="someone/vae", revision="abc")) is None
+    assert weights.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
 
 
 @pytest.mark.parametrize("config", ["", "{}", "[]", '{"block_out_channels": 5}'])

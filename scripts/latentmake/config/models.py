@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
@@ -37,6 +38,9 @@ _NEEDS_CLIP = frozenset({"i2v-14B", "flf2v-14B", "i2v-14B-FC"})
 _TWO_NETWORKS = frozenset({"i2v-A14B", "t2v-A14B"})
 
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
 class Weights(Closed):
     """Where the weights of one network lie: a local path, or a hub id with its revision."""
 
@@ -44,7 +48,9 @@ class Weights(Closed):
         None, min_length=1, description="Folder or single file of weights."
     )
     hub: str | None = Field(None, min_length=1, description="Repository id on the hub.")
-    revision: str | None = Field(None, description="Commit of the hub repository; required there.")
+    revision: str | None = Field(
+        None, description="Commit of the hub repository, 40 hexadecimal digits; required there."
+    )
     subfolder: str | None = Field(None, description="Folder inside the hub repository.")
     config: DiskPath | None = Field(
         None, description="Folder or config.json that describes a single .safetensors file."
@@ -54,9 +60,12 @@ class Weights(Closed):
     def _one_place(self) -> Self:
         if (self.path is None) == (self.hub is None):
             raise ValueError("needs either `path` or `hub`")
-        if self.hub is not None and not self.revision:
+        if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
+            given = f"`{self.revision}` is none" if self.revision else "there is none"
+            branch = self.revision or "main"
             raise ValueError(
-                "a `hub` model needs its `revision` (a commit), so that it cannot change"
+                "a `hub` model needs as its `revision` a commit (40 hexadecimal digits), which "
+                f"cannot change, and {given}; huggingface.co/{self.hub}/commits/{branch} lists them"
             )
         return self
 
