@@ -1,25 +1,31 @@
 """The GPUs of this machine: how many there are, and which of them a job may have for itself.
 
 No torch here: the number is needed while planning. A job holds a lock on the GPU it was given, so
-that jobs side by side on one machine never share one; on a cluster the scheduler has seen to that.
+that jobs of one user never share one, whichever projects they belong to.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import socket
+import re
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latentmake.errors import StorageError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 __all__ = ["lease", "visible"]
 
-_FOLDER = Path(".latentmake/devices")
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _PATIENCE = 0.2  # seconds between two looks at GPUs that are all taken
+_LISTED = re.compile(r"^GPU (\d+): .*\(UUID: ([\w-]+)\)", re.MULTILINE)
 
 
 def visible() -> list[str]:
@@ -27,48 +33,88 @@ def visible() -> list[str]:
     for variable in _VARIABLES:
         if (named := os.environ.get(variable)) is not None:
             return [each.strip() for each in named.split(",") if each.strip() not in ("", "-1")]
-    for command in (["nvidia-smi", "-L"], ["rocm-smi", "--showid", "--csv"]):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-            beginning = "GPU " if command[0] == "nvidia-smi" else "card"
-            lines = [line for line in done.stdout.splitlines() if line.startswith(beginning)]
+    for command, beginning in (
+        (["nvidia-smi", "-L"], "GPU "),
+        (["rocm-smi", "--showid", "--csv"], "card"),
+    ):
+        if said := _said(command):
+            lines = [line for line in said.splitlines() if line.startswith(beginning)]
             return [str(number) for number in range(len(lines))]
     return []
 
 
 @contextlib.contextmanager
-def lease() -> Iterator[str | None]:
+def lease(say: Callable[[str], None] = lambda line: None) -> Iterator[str | None]:
     """Hold one GPU for this process alone, and hide the others from what it imports later.
 
-    Waits where all are taken. Where there is one or none, nothing is locked: two GPUs' worth of
-    jobs cannot be there either.
+    Waits where all are taken. The only GPU of a machine is locked where its UUID is known: number 0
+    may be another one for each job of a cluster.
+
+    Args:
+        say: told when it waits.
 
     Yields:
         Its id; None where there is no GPU.
+
+    Raises:
+        StorageError: the folder of the locks belongs to somebody else.
     """
     found = visible()
-    if len(found) < 2:
+    uuids = dict(_LISTED.findall(_said(["nvidia-smi", "-L"]))) if found else {}
+    if not found or (len(found) == 1 and found[0] not in (*uuids, *uuids.values())):
         yield found[0] if found else None
         return
     variable = next((name for name in _VARIABLES if name in os.environ), _VARIABLES[0])
-    folder = _FOLDER / socket.gethostname()
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        taken = None
-        while taken is None:
-            for name in found:
-                file = stack.enter_context((folder / name.replace("/", "_")).open("a"))
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    file.close()
-                    continue
-                taken = name
-                break
-            else:
-                time.sleep(_PATIENCE)
-        os.environ[variable] = taken
-        try:
-            yield taken
-        finally:
-            os.environ[variable] = ",".join(found)
+    from filelock import FileLock  # which planning does without
+
+    folder = _folder()
+    locks = {
+        name: FileLock(folder / f"gpu-{uuids.get(name, name).replace('/', '_')}.lock")
+        for name in found
+    }
+    taken = _first(locks)
+    if taken is None:
+        say(f"waiting for a GPU: other jobs hold {', '.join(found)} ({folder})")
+    while taken is None:
+        time.sleep(_PATIENCE)
+        taken = _first(locks)
+    os.environ[variable] = taken
+    try:
+        yield taken
+    finally:
+        os.environ[variable] = ",".join(found)
+        locks[taken].release()
+
+
+def _first(locks: dict[str, FileLock]) -> str | None:
+    """Acquire the first lock that is free, and return its name; None where none is."""
+    from filelock import Timeout
+
+    for name, lock in locks.items():
+        with contextlib.suppress(Timeout):
+            lock.acquire(blocking=False)
+            return name
+    return None
+
+
+def _folder() -> Path:
+    """Return the folder of this user's locks: one a machine, whatever project and session."""
+    folder = Path(tempfile.gettempdir()) / f"latentmake-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    stat = folder.lstat()
+    if not folder.is_dir() or folder.is_symlink() or stat.st_uid != os.getuid():
+        raise StorageError(
+            "is no folder of yours, but is to hold the locks of GPUs",
+            where=folder,
+            mend="remove it, or set TMPDIR to a folder of your own",
+        )
+    return folder
+
+
+def _said(command: list[str]) -> str:
+    """Return what a program says; nothing where there is none, or it fails."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout
+    return ""

@@ -6,10 +6,12 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from latentmake import devices
+from latentmake.errors import StorageError
 
 PACKAGE = str(Path(devices.__file__).parents[1])
 HOLD = """
@@ -24,7 +26,8 @@ with lease() as device:
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
 
 
@@ -84,10 +87,58 @@ def test_a_job_waits_where_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(("value", "expected"), [("4", "4"), ("", None)])
-def test_one_gpu_or_none_needs_no_lock(
-    value: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+def test_one_gpu_of_unknown_uuid_or_none_needs_no_lock(
+    value: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     with devices.lease() as name, devices.lease() as other:
         assert name == other == expected
-    assert not Path(".latentmake").exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_waiting_job_says_so_whatever_project_holds_the_only_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-0a1b-2c)'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    process, name = hold()
+    assert name == "0"
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        process.kill()
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0a1b-2c")  # the same one, by its other name
+    with devices.lease(say) as device:
+        assert device == "GPU-0a1b-2c"
+    process.wait()
+    folder = tmp_path / f"latentmake-{os.getuid()}"
+    assert said == [f"waiting for a GPU: other jobs hold GPU-0a1b-2c ({folder})"]
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "of another"])
+def test_a_folder_of_locks_that_is_not_ours_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    folder = tmp_path / f"latentmake-{os.getuid()}"
+    if kind == "file":
+        folder.touch()
+    elif kind == "link":
+        folder.symlink_to(tmp_path)
+    elif os.geteuid():
+        pytest.skip("giving a folder away needs the rights of root")
+    else:
+        folder.mkdir()
+        os.chown(folder, 65534, 65534)
+    with (
+        pytest.raises(StorageError, match=rf"^{folder}: .*; remove it, or set TMPDIR"),
+        devices.lease(),
+    ):
+        pass
