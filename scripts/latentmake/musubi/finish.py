@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from latentmake import cachefile
 from latentmake.config import Config, MusubiTrainer, Run
 from latentmake.errors import ModelError
-from latentmake.musubi.installation import Installation
-from latentmake.musubi.model_files import model_files
+from latentmake.musubi.model_files import networks
 from latentmake.musubi.networks import networks_digest
 from latentmake.musubi.order import MusubiOrder
+from latentmake.musubi.preflight import preflight
 from latentmake.orders import run_order
 from latentmake.parts import RunPlan, run_folder
+from latentmake.trainers.checks import refuse_failed
 from latentmake.trainers.launched import is_trained
+from latentmake.trainers.remembered import Memory
 
 if TYPE_CHECKING:
     from latentmake.plan import Planner
@@ -36,7 +38,7 @@ def finish_wan(
 
     Raises:
         ModelError: a network to be trained is missing, or another.
-        TrainingError: musubi-tuner is not where the configuration says.
+        TrainingError: musubi-tuner, its environment or the settings do not fit.
         StorageError: the disk is full or cannot be written.
     """
     trained = isinstance(run.trainer, MusubiTrainer)
@@ -45,15 +47,13 @@ def finish_wan(
     cachefile.write(path, order.model_dump_json().encode())
     plan.launch_order = path
 
-    if trained and not (
-        lock
-        and is_trained(
-            order, lock, lambda: networks_digest(order.model, planner.memo.digest_of_file)
-        )
-    ):
+    def weights() -> str:
+        return networks_digest(order.model, planner.memo.digest_of_file)
+
+    if trained and not (lock and is_trained(order, lock, weights)):
         plan.training_order = path
         if train:
-            _refuse_untrainable(order)
+            _refuse_untrainable(order, planner.memo)
 
 
 def wan_order(config: Config, name: str) -> MusubiOrder:
@@ -77,12 +77,15 @@ def wan_order(config: Config, name: str) -> MusubiOrder:
     )
 
 
-def _refuse_untrainable(order: MusubiOrder) -> None:
-    """Name what a training lacks before its caches are made, which may take days."""
-    for file in model_files(order.model):
-        if file.fault and file.key.startswith("dit"):
+def _refuse_untrainable(order: MusubiOrder, memory: Memory) -> None:
+    """Name what a training lacks before its caches are made, which may take days.
+
+    The encoders have been looked at for their recipes.
+    """
+    models = list(networks(order.model))
+    for file in models:
+        if file.fault:
             where = f"models.{order.model_name}.{file.key}"
             fault = f"{file.place} {file.fault}" if file.place else file.fault
             raise ModelError(fault, where=where, mend="name the right file")
-    assert order.musubi_tuner is not None  # the configuration has been checked for it
-    Installation.find(order.musubi_tuner)
+    refuse_failed(preflight(order, memory, quick=True, models=models))

@@ -18,10 +18,11 @@ from latentmake.musubi.networks import networks_digest
 from latentmake.musubi.order import MusubiOrder
 from latentmake.musubi.preflight import command_arguments
 from latentmake.trainers import checks, child
+from latentmake.trainers.arguments import depends_on_length
 from latentmake.trainers.launched import Layout, Receipt, Record, read_record, wanted
 from latentmake.trainers.launching import accept, digest_with_receipt, failure, say, weights_fault
 from latentmake.trainers.order import Wanted, read_order
-from latentmake.trainers.states import Resume, prepare, tidy
+from latentmake.trainers.states import Resume, belongs, prepare, tidy
 
 __all__ = ["train"]
 
@@ -67,8 +68,18 @@ def _train(
 ) -> Record:
     assert order.musubi_tuner is not None  # or the checklist had failed
     tuner = Installation.find(order.musubi_tuner)
+    if belongs(layout, want) and not weights_fault(layout.trained):
+        say(f"{order.run}: all epochs were done before", log)
+        return accept(order.run, "LoRA", layout, want, "", log, 0.0, lambda: tidy(layout))
     cachefile.write(layout.dataset_config, training_toml(order).encode())
-    resume = prepare(layout, order.run, want)
+    needs_count = depends_on_length(order.trainer.arguments)
+    resume = prepare(
+        layout,
+        order.run,
+        want,
+        epochs=order.trainer.max_train_epochs,
+        usable=lambda found: found.counted or not needs_count,
+    )
     command = _command(order, tuner, resume, processes, log)
     started = time.monotonic()
     status, output = child.run(
@@ -102,13 +113,13 @@ def _command(
     trainer = order.trainer
     attention = pick_attention(trainer.attention, tuner)
     if resume.state is not None:
-        left = max(1, trainer.max_train_epochs - resume.done)
-        say(f"{order.run}: goes on from {resume.state}", log)
-        if resume.done:
+        say(f"{order.run}: resumed from {resume.state}", log)
+        if not resume.counted:
+            left = max(0, trainer.max_train_epochs - resume.done)
             say(f"{order.run}: {left} of {trainer.max_train_epochs} epochs are left", log)
-        # Checked already: a copy only, with fewer epochs.
-        shorter = trainer.model_copy(update={"max_train_epochs": left})
-        order = order.model_copy(update={"trainer": shorter})
+            # Checked already: a copy only, with fewer epochs. With none, it writes its LoRA.
+            shorter = trainer.model_copy(update={"max_train_epochs": left})
+            order = order.model_copy(update={"trainer": shorter})
     arguments = command_arguments(order, attention=attention, resume=resume.state)
     script = [str(tuner.script(TRAINING_SCRIPT)), *arguments]
     options = ["--num_processes", str(processes), "--num_machines", "1", "--dynamo_backend", "no"]

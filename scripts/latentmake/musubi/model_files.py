@@ -9,12 +9,27 @@ from typing import NamedTuple
 from latentmake.config import Model, Weights
 from latentmake.musubi.weights import Content, Kind, content_of, weight_file
 
-__all__ = ["DIT", "ModelFile", "encoder_fault", "lora_bytes", "model_files", "number_format"]
+__all__ = [
+    "DIT",
+    "ModelFile",
+    "encoder_fault",
+    "lora_bytes",
+    "model_files",
+    "networks",
+    "number_format",
+]
 
 DIT: Kind = "Wan DiT"
 _CHANNELS = {"i2v": 36, "flf2v": 36, "t2v": 16, "t2i": 16}  # of a DiT's input
 _CONTROL_CHANNELS = 48  # Fun-Control's
 _WIDTHS = {"14B": 5120, "1.3B": 1536, "A14B": 5120}  # of a DiT's blocks
+_ORIGINALS = {
+    "dit": "the original release's file, such as wan2.1_t2v_14B_bf16.safetensors",
+    "dit_high_noise": "the original release's file",
+    "vae": "the original Wan2.1_VAE.pth",
+    "text": "the original models_t5_umt5-xxl-enc-bf16.pth",
+    "clip": "the original models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth",
+}
 _FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "float32"}
 
 
@@ -36,17 +51,52 @@ class ModelFile(NamedTuple):
     doubt: str = ""
 
 
-def model_files(model: Model) -> Iterator[ModelFile]:
-    """Yield all files of a Wan model, looked at."""
+def model_files(model: Model, *, scripted: bool = False) -> Iterator[ModelFile]:
+    """Yield all files of a Wan model, looked at.
+
+    Args:
+        model: its section of the configuration.
+        scripted: musubi-tuner's own scripts load the encoders, which know original names alone;
+            they always do with `encoder: musubi`.
+    """
+    yield from networks(model)
+    for file in _encoders(model):
+        yield _original(file, scripted or model.encoder == "musubi")
+    if model.clip is None and model.task in ("i2v-14B", "flf2v-14B", "i2v-14B-FC"):
+        yield ModelFile("clip", "", fault=f"is not set, and {model.task} needs it")
+
+
+def networks(model: Model) -> Iterator[ModelFile]:
+    """Yield the files of a Wan model that are trained, looked at."""
     yield _dit(model, "dit", model.dit)
     if model.dit_high_noise is not None:
         yield _dit(model, "dit_high_noise", model.dit_high_noise)
-    yield _encoder("vae", model.vae, "Wan VAE")
-    yield _encoder("text", model.text[0], "umT5 text encoder")
-    if model.clip is not None:
-        yield _encoder("clip", model.clip, "CLIP image encoder")
-    elif model.task in ("i2v-14B", "flf2v-14B", "i2v-14B-FC"):
-        yield ModelFile("clip", "", fault=f"is not set, and {model.task} needs it")
+
+
+def _encoders(model: Model, *kinds: str) -> Iterator[ModelFile]:
+    """Yield the encoders of `latents` and `text`, looked at."""
+    if "latents" in kinds or not kinds:
+        yield _encoder("vae", model.vae, "Wan VAE")
+        if model.clip is not None:
+            yield _encoder("clip", model.clip, "CLIP image encoder")
+    if "text" in kinds or not kinds:
+        yield _encoder("text", model.text[0], "umT5 text encoder")
+
+
+def _original(file: ModelFile, demanded: bool) -> ModelFile:
+    """Return a file with what is to be said where musubi-tuner could not read it."""
+    library = file.content.converted if file.content else None
+    if file.fault or library is None:
+        return file
+    hint = _ORIGINALS[file.key]
+    if demanded:
+        return file._replace(
+            fault=f"is in {library}' names, which musubi-tuner cannot read: name {hint}"
+        )
+    return file._replace(
+        doubt=f"is in {library}' names: its caches are made here, and musubi-tuner's own caching "
+        f"scripts would need {hint}"
+    )
 
 
 def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
@@ -55,12 +105,7 @@ def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
     Returns:
         Its key in the configuration, and what is wrong with its file; None where all may do.
     """
-    if kind == "text":
-        files = [_encoder("text", model.text[0], "umT5 text encoder")]
-    else:
-        files = [_encoder("vae", model.vae, "Wan VAE")]
-        if model.clip is not None:
-            files.append(_encoder("clip", model.clip, "CLIP image encoder"))
+    files = (_original(file, model.encoder == "musubi") for file in _encoders(model, kind))
     return next(((file.key, f"{file.place}: {file.fault}") for file in files if file.fault), None)
 
 
@@ -89,7 +134,7 @@ def _look(key: str, place: str, expected: Kind) -> ModelFile:
 def _dit(model: Model, key: str, place: str | None) -> ModelFile:
     if place is None:
         return ModelFile(key, "", fault="is not set: there is no network to train")
-    found = _look(key, place, DIT)
+    found = _original(_look(key, place, DIT), True)
     if found.fault or found.content is None or model.task is None:
         return found
     if fault := _other_task(model.task, found.content):

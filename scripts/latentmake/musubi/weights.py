@@ -29,6 +29,13 @@ Kind = Literal[
     "transformer of another model",
     "UNet",
 ]
+# Parts of names that only the converted weights of a kind have.
+_CONVERTED: dict[Kind, tuple[str, ...]] = {
+    "Wan DiT": (".attn1.to_", "condition_embedder."),
+    "Wan VAE": ("encoder.conv_in.", "decoder.conv_in.", "encoder.down_blocks."),
+    "umT5 text encoder": ("encoder.block.0.", ".SelfAttention."),
+    "CLIP image encoder": ("vision_model.", "embeddings.class_embedding"),
+}
 _EXPONENTS = {"BF16": (16, 0x7F80), "F16": (16, 0x7C00), "F32": (32, 0x7F800000)}
 _SAFETENSORS = ".safetensors"
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
@@ -51,6 +58,17 @@ class Content(NamedTuple):
 
     kind: Kind | None
     tensors: Mapping[str, Tensor]
+
+    @property
+    def converted(self) -> str | None:
+        """The library that the tensors are named for; None for Wan's original names.
+
+        musubi-tuner knows the original names alone.
+        """
+        marks = _CONVERTED.get(self.kind or "LoRA", ())
+        if not any(mark in name for mark in marks for name in map(_bare, self.tensors)):
+            return None
+        return "diffusers" if self.kind in ("Wan DiT", "Wan VAE") else "transformers"
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

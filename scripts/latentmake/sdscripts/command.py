@@ -15,6 +15,7 @@ __all__ = [
     "accelerate_arguments",
     "caching_arguments",
     "encoder_places",
+    "epochs_of",
     "training_arguments",
 ]
 
@@ -85,6 +86,8 @@ def training_arguments(
     logging_dir: str | None = None,
     attention: str | None = None,
     caching: Sequence[str] = (),
+    resume: str | None = None,
+    initial_step: int | None = None,
 ) -> list[str]:
     """Return the arguments of a training script, without the script itself.
 
@@ -98,6 +101,8 @@ def training_arguments(
         logging_dir: folder that gets TensorBoard scalars; None writes none.
         attention: that of the machine that trains; by default the trainer's.
         caching: what is said of caches that the script makes itself.
+        resume: folder of a state from which to go on.
+        initial_step: steps that stand behind it, where the script is to count on from there.
     """
     trainer = order.trainer
     arguments = ["--pretrained_model_name_or_path", checkpoint]
@@ -119,7 +124,7 @@ def training_arguments(
     if trainer.max_train_steps is not None:
         arguments += ["--max_train_steps", str(trainer.max_train_steps)]
     else:
-        arguments += ["--max_train_epochs", str(trainer.max_train_epochs or _EPOCHS)]
+        arguments += ["--max_train_epochs", str(epochs_of(order))]
     if trainer.gradient_checkpointing:
         arguments.append("--gradient_checkpointing")
     if trainer.torch_compile:
@@ -128,11 +133,25 @@ def training_arguments(
         arguments += ["--deepspeed", "--zero_stage", str(trainer.zero_stage)]
     if trainer.save_every_n_epochs is not None:
         arguments += ["--save_every_n_epochs", str(trainer.save_every_n_epochs)]
+        # States of a whole network take tens of gigabytes: the last one is enough.
+        arguments += ["--save_state", "--save_last_n_epochs_state", "1"]
     arguments += ["--save_model_as", "safetensors"]
     arguments += ["--output_dir", output_dir, "--output_name", output_name]
     if logging_dir is not None:
         arguments += ["--logging_dir", logging_dir]
+    if resume is not None:
+        arguments += ["--resume", resume]
+    if initial_step is not None:
+        arguments += ["--initial_step", str(initial_step)]
     return [*arguments, *trainer.arguments]
+
+
+def epochs_of(order: SdScriptsOrder) -> int | None:
+    """Return the epochs of a training; None where steps end it."""
+    trainer = order.trainer
+    if trainer.max_train_steps is not None:
+        return None
+    return _EPOCHS if trainer.max_train_epochs is None else trainer.max_train_epochs
 
 
 def _text(order: SdScriptsOrder) -> list[str]:

@@ -9,9 +9,10 @@ from latentmake import cachefile
 from latentmake.config import Config, SdScriptsTrainer
 from latentmake.orders import run_order
 from latentmake.parts import RunPlan, run_folder
-from latentmake.sdscripts.installation import find
-from latentmake.sdscripts.network import checkpoint_digest, refuse_unreadable
+from latentmake.sdscripts.network import checkpoint_digest
 from latentmake.sdscripts.order import SdScriptsOrder
+from latentmake.sdscripts.preflight import preflight
+from latentmake.trainers.checks import refuse_failed
 from latentmake.trainers.launched import is_trained
 
 if TYPE_CHECKING:
@@ -38,8 +39,7 @@ def finish_sdscripts(
         train: whether its training is asked for.
 
     Raises:
-        ModelError: a network that the training loads is missing, or no file.
-        TrainingError: sd-scripts is not where the configuration says.
+        TrainingError: a network, sd-scripts, its environment or the settings do not fit.
         StorageError: the disk is full or cannot be written.
     """
     order = sdscripts_order(planner.config, plan.name, trainer)
@@ -53,8 +53,7 @@ def finish_sdscripts(
     if not (lock and is_trained(order, lock, weights)):
         plan.training_order = path
         if train:
-            refuse_unreadable(order)
-            find(order)
+            refuse_failed(preflight(order, planner.memo))
 
 
 def sdscripts_order(config: Config, name: str, trainer: SdScriptsTrainer) -> SdScriptsOrder:

@@ -6,26 +6,22 @@ without an error is not taken for success: only a new and whole LoRA or network 
 
 from __future__ import annotations
 
-import os
 import time
+from functools import partial
 from pathlib import Path
 
-from latentmake.errors import TrainingError
-from latentmake.sdscripts.command import (
-    accelerate_arguments,
-    encoder_places,
-    training_arguments,
-)
+from latentmake.sdscripts.command import accelerate_arguments, epochs_of
 from latentmake.sdscripts.deploy import deploy
 from latentmake.sdscripts.installation import find
-from latentmake.sdscripts.network import checkpoint_digest, refuse_unreadable
+from latentmake.sdscripts.network import checkpoint_digest
 from latentmake.sdscripts.order import SdScriptsOrder
-from latentmake.trainers import child
+from latentmake.sdscripts.preflight import command_arguments, is_usable, preflight
+from latentmake.trainers import checks, child
 from latentmake.trainers.installation import Installation
 from latentmake.trainers.launched import Layout, Receipt, Record, read_record, wanted
 from latentmake.trainers.launching import accept, digest_with_receipt, failure, say, weights_fault
 from latentmake.trainers.order import Wanted, read_order
-from latentmake.trainers.states import set_aside, tidy
+from latentmake.trainers.states import Resume, belongs, prepare, tidy
 
 __all__ = ["train"]
 
@@ -51,8 +47,6 @@ def train(
     layout = Layout(order.run, order.output)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
-    refuse_unreadable(order)
-    program = find(order)
     weights = digest_with_receipt(lambda each: checkpoint_digest(order, each))
     order = order.model_copy(update={"weights": weights})
     want = wanted(order)
@@ -60,19 +54,19 @@ def train(
     if record is not None and record.wanted == want and not weights_fault(layout.lora):
         say(f"{order.run}: already trained on exactly this: {layout.lora}", log)
     else:
-        record = _train(order, program, layout, want, log, processes, threads)
+        record = _train(order, layout, want, log, processes, threads)
     Receipt(run=order.run, **dict(record)).write(receipt)
 
 
 def _train(
-    order: SdScriptsOrder,
-    program: Installation,
-    layout: Layout,
-    want: Wanted,
-    log: Path,
-    processes: int,
-    threads: int,
+    order: SdScriptsOrder, layout: Layout, want: Wanted, log: Path, processes: int, threads: int
 ) -> Record:
+    checks.passed(preflight(order), partial(say, log=log))
+    result = _RESULTS.get(order.script, "LoRA")
+    if belongs(layout, want) and not weights_fault(layout.trained):
+        say(f"{order.run}: all epochs were done before", log)
+        return accept(order.run, result, layout, want, "", log, 0.0, lambda: tidy(layout))
+    program = find(order)
     folder = layout.output / "sdscripts"
     changes = deploy(order, folder)
     say(
@@ -80,16 +74,12 @@ def _train(
         f"{changes.unchanged} unchanged, {changes.removed} removed",
         log,
     )
-    if program.note:
-        say(f"{order.run}: warning: {program.note}", log)
-    if not program.sources.mentions('"image_size"'):
-        say(
-            f"{order.run}: warning: {program.folder} may be too old to read sizes from metadata, "
-            "and to find images by them",
-            log,
-        )
-    command = _command(order, program, layout, processes, log)
-    set_aside(layout, order.run)
+    resume = prepare(
+        layout, order.run, want, epochs=epochs_of(order), usable=partial(is_usable, order)
+    )
+    if resume.state is not None:
+        say(f"{order.run}: resumed from {resume.state}, {resume.done} epochs are done", log)
+    command = _command(order, program, resume, processes, log)
     started = time.monotonic()
     status, output = child.run(
         command,
@@ -102,50 +92,22 @@ def _train(
         say("", log)  # below a progress bar
     if status != 0:
         hint = "try gradient_checkpointing, a smaller train_batch_size or a smaller resolution"
-        raise failure(order.run, "sd-scripts", output, status, log, memory=hint)
-    result = _RESULTS.get(order.script, "LoRA")
+        further = f"where the state {resume.state} is to blame, delete it" if resume.state else ""
+        raise failure(order.run, "sd-scripts", output, status, log, memory=hint, further=further)
     return accept(order.run, result, layout, want, output, log, seconds, lambda: tidy(layout))
 
 
 def _command(
-    order: SdScriptsOrder, program: Installation, layout: Layout, processes: int, log: Path
+    order: SdScriptsOrder, program: Installation, resume: Resume, processes: int, log: Path
 ) -> list[str]:
     """Return the whole command; all its paths are absolute."""
-    arguments = training_arguments(
-        order,
-        dataset_config=_absolute(layout.output / "sdscripts" / f"{order.run}.toml"),
-        checkpoint=_absolute(order.model.checkpoint or ""),
-        encoders={
-            flag: _absolute(path)
-            for flag, path in encoder_places(order).items()
-            if Path(path).is_file()
-        },
-        output_dir=_absolute(layout.work),
-        output_name=order.run,
-        logging_dir=_absolute(layout.logs) if order.trainer.logging else None,
-    )
-    if missing := program.missing_flags(arguments):
-        raise TrainingError(
-            f"run {order.run}: this sd-scripts does not know {' '.join(missing)}",
-            where=program.folder,
-            mend="update it, or leave that out",
-        )
+    arguments = command_arguments(order, resume)
     options = accelerate_arguments(order, processes=processes)
     if order.trainer.accelerate_config is not None:
-        config = Path(order.trainer.accelerate_config)
-        if not config.is_file():
-            raise TrainingError(
-                "this configuration of accelerate does not exist",
-                where=config,
-                mend="correct the trainer's `accelerate_config`",
-            )
-        options = accelerate_arguments(order, config=_absolute(config))
+        config = str(Path(order.trainer.accelerate_config).absolute())
+        options = accelerate_arguments(order, config=config)
     launcher = program.launcher(options)
     if launcher is None:
         launcher = [str(program.python)]
         say(f"{order.run}: warning: {program.python} has no accelerate: run without it", log)
     return [*launcher, str(program.script(program.program.script)), *arguments]
-
-
-def _absolute(path: Path | str) -> str:
-    return os.path.abspath(path)  # noqa: PTH100 -- links stay

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-__all__ = ["located", "missing_files", "with_paths"]
+__all__ = ["depends_on_length", "located", "missing_files", "with_paths"]
 
+# Learning-rate schedules that know no end: they go on rightly whatever number of steps is left.
+_ENDLESS = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "adafactor"})
 _Order = TypeVar("_Order", bound=BaseModel)
 
 # Endings of files that trainers read.
@@ -53,6 +55,25 @@ def located(order: _Order, named: Callable[[str], str] = str) -> _Order:
     further = with_paths(trainer.arguments, named)
     update = {"trainer": trainer.model_copy(update={"arguments": further})}
     return order.model_copy(update=update)
+
+
+def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> bool:
+    """Tell whether the learning rate depends on how many steps a trainer is told to take.
+
+    Told only what is left after a resume, such a schedule would be another one.
+
+    Args:
+        arguments: the user's own.
+        schedule: the one that is set besides.
+    """
+    values = [*arguments, ""]
+    given = dict(_split(x) if "=" in x else (x + "=", values[i + 1])
+                 for i, x in enumerate(arguments) if x.startswith("--"))  # fmt: skip
+    if given.get("--lr_scheduler_type="):
+        return False  # its own numbers are part of the state
+    if "." in given.get("--lr_warmup_steps=", "") or "." in given.get("--lr_decay_steps=", ""):
+        return True  # shares of all steps
+    return given.get("--lr_scheduler=", schedule).partition(":")[0] not in _ENDLESS
 
 
 def missing_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:

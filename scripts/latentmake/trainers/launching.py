@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from latentmake.orders import FOLDER, Receipt
 from latentmake.trainers import child
 from latentmake.trainers.launched import Layout, Record
 from latentmake.trainers.order import Wanted
+from latentmake.trainers.storage import open_to_group
 
 __all__ = ["accept", "digest_with_receipt", "failure", "say", "weights_fault"]
 
@@ -106,6 +108,7 @@ def accept(
             f"({layout.trained} {fault}); what it said last: {hint[:300]}",
             mend=f"all output: {log}",
         )
+    open_to_group(layout.work, f"{glob.escape(run)}*.safetensors")
     cachefile.link(layout.trained, layout.lora)
     record = Record(wanted=want, weights=str(layout.lora), seconds=round(seconds, 3))
     cachefile.write(layout.record, (record.model_dump_json(indent=2) + "\n").encode())

@@ -1,10 +1,11 @@
-"""The trainer's output folder before and after a training: old results, and states to go on from.
+"""An external trainer's output folder: results of earlier trainings, states to resume from.
 
-musubi-tuner names a state `{name}-{epoch:06d}-state`, or `{name}-state` at the end. Resumed, it
-loads weights, moments and schedule, but counts epochs from one again: told to train 16, it trains
-16 more, and writes its states over those of the same number. So it is told how many are left, and
-the state that it goes on from is moved out of its way. Later versions and forks write into a state
-how far it came, and count on by themselves; those are left alone.
+musubi-tuner and sd-scripts name a state `{name}-{epoch:06d}-state`, or `{name}-state` at the end.
+The number decides which is the last; mtimes never do. musubi-tuner, and sd-scripts' scripts for
+whole networks, count epochs from one again after a resume: told to train 16, they train 16 more,
+and write their states over those of the same number. So they are told how many are left, and all
+states are moved out of their way, under the number of epochs that stand behind them. Other scripts,
+later versions and forks write into a state how far it came.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,39 +23,67 @@ from latentmake import cachefile
 from latentmake.trainers.launched import Layout
 from latentmake.trainers.order import Wanted
 
-__all__ = ["Resume", "prepare", "set_aside", "tidy"]
+__all__ = ["Resume", "belongs", "prepare", "tidy"]
+
+_KEPT = 2  # states: the one to resume from, and one more should it be damaged
 
 
 class Resume(NamedTuple):
-    """Where a training goes on.
+    """Where a training is resumed.
 
     Attributes:
         state: folder of the state; None at the beginning.
-        done: epochs that the trainer does not know are done.
+        done: epochs that stand behind it.
+        counted: whether the state itself says how far it came.
+        steps: optimizer steps of an epoch, where a state tells; else 0.
     """
 
     state: Path | None = None
     done: int = 0
+    counted: bool = False
+    steps: int = 0
 
 
 class _Progress(BaseModel):
-    """What the states in the trainer's folder belong to, and the epochs before their counting."""
+    """What the states in the trainer's folder belong to.
+
+    Attributes:
+        wanted: what is trained.
+        epochs: how many were done when the trainer was last started.
+        steps: see `Resume`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     wanted: Wanted
-    done: int = 0
+    epochs: int = 0
+    steps: int = 0
 
 
-def prepare(layout: Layout, run: str, want: Wanted) -> Resume:
-    """Make the trainer's folder ready for a training, and find the state it goes on from.
+def belongs(layout: Layout, want: Wanted) -> bool:
+    """Tell whether what lies in the trainer's folder comes from this very training."""
+    progress = _read(layout.progress)
+    return progress is not None and progress.wanted == want
 
-    What an earlier training left is moved into `layout.aside`, so that it can be taken neither for
-    the new result nor for its state.
+
+def prepare(
+    layout: Layout,
+    run: str,
+    want: Wanted,
+    *,
+    epochs: int | None,
+    usable: Callable[[Resume], bool] = lambda resume: True,
+) -> Resume:
+    """Make the trainer's folder ready for a training, and find the state to resume from.
+
+    What another training left is moved into `layout.aside`, so that it can be taken neither for the
+    new result nor for its state.
 
     Args:
         layout: the run's files.
         run: its name, which the trainer's files begin with.
         want: what is to be trained.
+        epochs: of the whole training; None where steps end it.
+        usable: whether the trainer can be resumed right there.
 
     Raises:
         StorageError: the disk is full or cannot be written.
@@ -62,30 +91,21 @@ def prepare(layout: Layout, run: str, want: Wanted) -> Resume:
     """
     layout.work.mkdir(parents=True, exist_ok=True)
     progress = _read(layout.progress)
-    same = progress is not None and progress.wanted == want
-    for path in _results(layout.work, run):
-        # The last LoRA must be a new one; the other files may be those of this very training.
-        if not same or path == layout.trained:
-            _move(path, layout.aside / path.name)
-    if not same and layout.resumed.exists():
-        shutil.rmtree(layout.resumed)
     resume = Resume()
-    if same and progress is not None:
-        resume = _resume(layout, run, progress.done)
-    text = _Progress(wanted=want, done=resume.done).model_dump_json(indent=2)
+    if progress is None or progress.wanted != want:
+        for path in _results(layout.work, run):
+            _move(path, layout.aside / path.name)
+        if layout.resumed.exists():
+            shutil.rmtree(layout.resumed)
+    else:
+        if layout.trained.exists():  # the last LoRA must be a new one
+            _move(layout.trained, layout.aside / layout.trained.name)
+        _collect(layout, run, progress.epochs, epochs)
+        found = [_resume(state, number, progress) for number, state in _collected(layout, run)]
+        resume = next(filter(usable, found), resume)
+    text = _Progress(wanted=want, epochs=resume.done, steps=resume.steps).model_dump_json(indent=2)
     cachefile.write(layout.progress, f"{text}\n".encode())
     return resume
-
-
-def set_aside(layout: Layout, run: str) -> None:
-    """Move what an earlier training left into `layout.aside`, so that it is not taken for the new.
-
-    Raises:
-        OSError: the system refuses.
-    """
-    layout.work.mkdir(parents=True, exist_ok=True)
-    for path in _results(layout.work, run):
-        _move(path, layout.aside / path.name)
 
 
 def tidy(layout: Layout) -> None:
@@ -119,52 +139,80 @@ def _move(path: Path, to: Path) -> None:
     path.replace(to)
 
 
-def _resume(layout: Layout, run: str, done: int) -> Resume:
-    for state in _states(layout.work, run):
-        if _counts_itself(state):
-            return Resume(state)
-        number = re.fullmatch(rf"{re.escape(run)}-(\d+)-state", state.name)
+def _collect(layout: Layout, run: str, before: int, epochs: int | None) -> None:
+    """Move whole states into `layout.resumed`, under the number of epochs behind them.
+
+    Killed at any time, it can be done again: the number of epochs before is written down last.
+
+    Args:
+        layout: the run's files.
+        run: its name.
+        before: epochs that were done when the trainer was last started.
+        epochs: of the whole training, which `{run}-state` ends; None where that is not known.
+    """
+    for state in filter(Path.is_dir, _results(layout.work, run)):
+        number = _number(state, run)
+        if state.name == f"{run}-state":
+            number = epochs
+        elif number is not None and not _counts(state):
+            number += before
         if number is None:
             continue  # how many epochs it stands for is not known
-        moved = layout.resumed / state.name
-        if layout.resumed.exists():
-            shutil.rmtree(layout.resumed)
-        _move(state, moved)
-        for other in _states(layout.work, run):
-            shutil.rmtree(other)
-        return Resume(moved, done + int(number[1]))
-    if layout.resumed.is_dir():
-        for state in _states(layout.resumed, run):
-            return Resume(state, done)
-    return Resume()
+        if _is_whole(state):
+            _move(state, layout.resumed / f"{run}-{number:06d}-state")
+        else:
+            shutil.rmtree(state)
 
 
-def _states(folder: Path, run: str) -> Iterator[Path]:
-    """Yield whole states, the newest first."""
-    states = [path for path in _results(folder, run) if path.is_dir()]
-    for state in sorted(states, key=_newest, reverse=True):
-        names = {path.name for path in state.iterdir()}
-        accelerates = "optimizer.bin" in names
-        # accelerate writes the state of random numbers last.
-        if names and (not accelerates or any(name.startswith("random_states") for name in names)):
-            yield state
+def _collected(layout: Layout, run: str) -> Iterator[tuple[int, Path]]:
+    """Yield the collected states, the last first; remove all but two."""
+    if not layout.resumed.is_dir():
+        return
+    found = [(_number(state, run) or 0, state) for state in layout.resumed.iterdir()]
+    for index, (number, state) in enumerate(sorted(found, reverse=True)):
+        if index < _KEPT:
+            yield number, state
+        else:
+            shutil.rmtree(state)
 
 
-def _newest(folder: Path) -> int:
-    return max(path.stat().st_mtime_ns for path in [folder, *folder.iterdir()])
+def _number(state: Path, run: str) -> int | None:
+    number = re.fullmatch(rf"{re.escape(run)}-(\d+)-state", state.name)
+    return int(number[1]) if number else None
 
 
-def _counts_itself(state: Path) -> bool:
+def _is_whole(state: Path) -> bool:
+    """Tell whether a state was written to its end: accelerate writes random numbers last."""
+    names = {path.name for path in state.iterdir()}
+    accelerates = any(name.startswith(("optimizer", "scheduler", "model")) for name in names)
+    return bool(names) and (
+        not accelerates or any(name.startswith("random_states") for name in names)
+    )
+
+
+def _resume(state: Path, done: int, progress: _Progress) -> Resume:
+    steps, trained = progress.steps, done - progress.epochs
+    taken = _said(state).get("current_step")
+    if trained > 0 and isinstance(taken, int):  # since the trainer was last started
+        steps = taken // trained
+    return Resume(state, done, _counts(state), steps)
+
+
+def _counts(state: Path) -> bool:
     """Tell whether a state says how far it came; one of accelerate's files alone does not."""
     if not any(state.glob("random_states*")) and not (state / "optimizer.bin").exists():
         return True
-    for path in state.glob("*.json"):
+    return not {"epoch", "current_epoch", "global_step"}.isdisjoint(_said(state))
+
+
+def _said(state: Path) -> dict[str, Any]:
+    """Return all that the JSON files in a state say."""
+    found: dict[str, Any] = {}
+    for path in sorted(state.glob("*.json")):
         try:
             content = json.loads(path.read_bytes())
         except (OSError, ValueError):
             continue
-        if isinstance(content, dict) and not {"epoch", "current_epoch", "global_step"}.isdisjoint(
-            content
-        ):
-            return True
-    return False
+        if isinstance(content, dict):
+            found |= content
+    return found

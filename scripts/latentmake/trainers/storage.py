@@ -30,9 +30,9 @@ def write_fault(error: Exception, where: str | os.PathLike[str]) -> StorageError
     return None
 
 
-def open_to_group(folder: Path) -> None:
+def open_to_group(folder: Path, pattern: str = "*") -> None:
     """Give files the rights that the umask says; safetensors lets only their owner read them."""
     umask = os.umask(0)
     os.umask(umask)
-    for file in folder.iterdir():
+    for file in filter(Path.is_file, folder.glob(pattern)):
         file.chmod(0o666 & ~umask)
