@@ -1,5 +1,6 @@
 # Needs: the plan.
-# Makes: nothing; status_{run} prints every stale target with its reason.
+# Makes: nothing; status_{run} prints every stale target with its reason, check_{run} a checklist of
+#        all that a run needs. They encode nothing.
 
 for run in SESSION.runs:
 
@@ -15,3 +16,16 @@ for run in SESSION.runs:
             status=str(SESSION.status_path(run)),
         script:
             "../scripts/status.py"
+
+    rule:
+        name:
+            f"check_{run}"
+        input:
+            order=ancient(SESSION.asked_order(run, "check") or workflow.main_snakefile),
+        log:
+            f"logs/check/{run}.log",
+        localrule: True
+        conda:
+            "../envs/train.yaml"
+        script:
+            "../scripts/check.py"

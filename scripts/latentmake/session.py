@@ -26,6 +26,7 @@ from latentmake.parts import Plan, RunPlan
 from latentmake.plan import Planner
 from latentmake.publication import is_uncached, plan_publication
 from latentmake.report.captioned import plan_captions
+from latentmake.report.check_order import plan_check
 from latentmake.report.compared import Page, is_page, plan_page
 from latentmake.report.table import plan_table, status_lines
 from latentmake.single import single
@@ -36,8 +37,8 @@ MEMO = Path(".latentmake/memo.sqlite")
 Result = TypeVar("Result")
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _UNKNOWN_SECONDS = 2.0  # an item of a model that nobody has encoded with yet
-_ON_REQUEST = ("store", "fetch", "adopt", "export", "captions")
-_PER_RUN = ("train", "caches", "latents", "text", "status", "check", "publish", *_ON_REQUEST)
+_ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "check")
+_PER_RUN = ("train", "caches", "latents", "text", "status", "publish", *_ON_REQUEST)
 
 
 class Session:
@@ -139,6 +140,7 @@ class Session:
             "adopt": lambda plan, run: plan_adopt(planner, plan, run),
             "export": lambda plan, run: plan_export(planner, plan, run),
             "captions": lambda plan, run: plan_captions(planner, plan, run),
+            "check": lambda plan, run: plan_check(planner, plan, run),
         }
         asked = {
             name: {

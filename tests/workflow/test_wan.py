@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from latentmake.encoders.wan_vae import LATENTS_MEAN
 from project import NOTHING, Project
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from wan import with_trainer
 
 FOLDERS = ("64", "96", "128x64")
 
@@ -65,18 +65,6 @@ def latents(stem: str, folders: tuple[str, ...] = FOLDERS) -> set[str]:
 def metadata(path: Path) -> dict[str, str]:
     with safe_open(path, framework="pt") as file:
         return dict(file.metadata())
-
-
-def with_trainer(project: Project, **settings: Any) -> Path:
-    """Give the run a trainer, and the project a musubi-tuner that is none."""
-    trainer = {"kind": "musubi", "max_train_epochs": 1, "network_dim": 4, **settings}
-    folder = musubi_world.stand_in(project.folder / "musubi-tuner", own_venv=False)
-    project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
-    python = str(Path(sys.prefix))
-    project.configure(
-        lambda values: values.update(musubi_tuner={"path": "musubi-tuner", "venv": python})
-    )
-    return folder
 
 
 # -- caches ---------------------------------------------------------------------------------------

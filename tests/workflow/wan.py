@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import musubi_world
 import torch
 import wan_world
 import world
@@ -72,6 +74,18 @@ def make(folder: Path, model: Path, **settings: Any) -> Project:
     project = Project.make(folder, config(**settings), model)
     make_dataset(project / "data/shapes")
     return project
+
+
+def with_trainer(project: Project, **settings: Any) -> Path:
+    """Give the run a trainer, and the project a musubi-tuner that is none."""
+    trainer = {"kind": "musubi", "max_train_epochs": 1, "network_dim": 4, **settings}
+    folder = musubi_world.stand_in(project.folder / "musubi-tuner", own_venv=False)
+    project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
+    python = str(Path(sys.prefix))
+    project.configure(
+        lambda values: values.update(musubi_tuner={"path": "musubi-tuner", "venv": python})
+    )
+    return folder
 
 
 def inode(path: Path) -> int:

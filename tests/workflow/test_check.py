@@ -1,0 +1,160 @@
+"""check_{run} encodes nothing, and what a training lacks is said before anything is encoded."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import musubi_world
+import pytest
+import sdscripts
+import torch
+import wan
+import world
+from project import Project
+from safetensors.torch import save_file
+
+ENCODING = ("latents", "text", "manifest")
+
+
+@pytest.fixture(scope="module")
+def wan_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "wan"
+    wan.make_model(folder)
+    return folder
+
+
+@pytest.fixture
+def of_wan(wan_model: Path, tmp_path: Path) -> Project:
+    project = wan.make(tmp_path / "project", wan_model)
+    wan.with_trainer(project)
+    return project
+
+
+def checked(project: Project, *, failing: bool = False) -> str:
+    """Check a run of which nothing is cached, in a dry run first; return what was said."""
+    assert project.run("-n", "check_tiny").jobs == ["check_tiny"]
+    result = project.run("check_tiny", check=False)
+    assert (result.returncode != 0) == failing, result.output
+    assert set(result.jobs) == {"check_tiny"}
+    assert not (project / "cache").exists()
+    return result.output
+
+
+def test_a_run_without_caches_is_checked_and_nothing_is_encoded(of_wan: Project) -> None:
+    said = checked(of_wan)
+    assert "0 fresh, 0 stale, 6 missing" in said
+    for what in ("items", "manifest", "model: dit", "environment", "attention", "arguments"):
+        assert f"\n{what} " in said
+    of_wan.configure(lambda values: values["runs"]["tiny"]["trainer"].update(arguments=["--no"]))
+    assert "does not know --no:" in checked(of_wan, failing=True)
+
+
+def test_every_kind_of_run_is_checked(
+    fresh: Callable[[], Project], micro: Path, tmp_path: Path
+) -> None:
+    project = fresh()
+    assert "caches: shapes/micro/text" in checked(project)
+    (project / "data/shapes/ant.png").unlink()
+    (project / "data/shapes/ant.png").mkdir()
+    trainer = {**world.training(), "accelerate_config": "none.yaml"}
+    project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
+    assert "none.yaml does not exist: correct `accelerate_config`" in checked(project, failing=True)
+    other = sdscripts.make(tmp_path / "other", micro)
+    sdscripts.with_trainer(other)
+    assert "it knows all flags" in checked(other)
+
+
+def test_caches_are_counted_by_what_they_are(fresh: Callable[[], Project]) -> None:
+    project = fresh()
+    project.run("caches_tiny")
+    (project / "data/shapes/ant.txt").write_text("another")
+    (project / project.latents("bee").pop()).unlink()
+    said = project.run("check_tiny").output
+    assert "5 fresh, 1 stale (1 edited), 0 missing" in said
+    assert "5 fresh, 0 stale, 1 missing" in said
+    assert "6 fresh, 0 stale, 0 missing" in said
+
+
+def diffusers_names(project: Project) -> None:
+    names = ("condition_embedder.x", "blocks.0.attn1.to_q.weight", "patch_embedding.weight")
+    tensors = {name: torch.ones(2, 2) for name in names}
+    save_file(tensors, project / "models/wan/diffusers.safetensors")
+    project.configure(
+        lambda values: values["models"]["wan"].update(dit="models/wan/diffusers.safetensors")
+    )
+
+
+def demand(project: Project) -> None:
+    """Ask for a precision that the stand-in refuses, as the trainer does."""
+    with (project / "musubi-tuner/wan_train_network.py").open("a") as file:
+        file.write('\nassert args.mixed_precision in ["bf16", "no"]\n')
+
+
+def setting(**values: Any) -> Callable[[Project], None]:
+    return lambda project: project.configure(
+        lambda config: config["runs"]["tiny"]["trainer"].update(values)
+    )
+
+
+def old(project: Project) -> None:
+    folder = project / "musubi-tuner"
+    musubi_world.stand_in(folder, without=("discrete_flow_shift",), own_venv=False)
+
+
+FAULTS: dict[str, tuple[list[Callable[[Project], None]], list[str]]] = {
+    "a flag that the trainer does not know": (
+        [setting(arguments=["--fp8_bas"])],
+        ["--fp8_bas", "did you mean --fp8_base"],
+    ),
+    "a trainer that is too old": ([old], ["--discrete_flow_shift", "update it"]),
+    "an attention that is not installed": (
+        [setting(attention="flash3")],
+        ["attention", "flash_attn_interface"],
+    ),
+    "a precision that the DiT has not": (
+        [setting(mixed_precision="fp16"), demand],
+        ["mixed_precision: bf16"],
+    ),
+    "a DiT in diffusers' names": ([diffusers_names], ["models.wan.dit", "diffusers' names"]),
+    "a missing configuration of accelerate": (
+        [setting(accelerate_config="none.yaml")],
+        ["accelerate_config", "none.yaml"],
+    ),
+    "a flag that belongs to a key": (
+        [setting(arguments=["--output_name", "x"])],
+        ["runs.tiny.trainer", "leave out --output_name"],
+    ),
+}
+
+
+def test_what_a_training_lacks_is_said_while_planning(of_wan: Project, tmp_path: Path) -> None:
+    for number, (name, (changes, words)) in enumerate(FAULTS.items()):
+        project = of_wan.copy(tmp_path / str(number))
+        for change in changes:
+            change(project)
+        started = time.monotonic()
+        result = project.run("train_tiny", check=False)
+        print(f"{name}: named in {time.monotonic() - started:.1f} s")
+        assert result.returncode != 0 and "Traceback" not in result.output
+        result.one_line("error", *words)
+        assert not result.jobs and not (project / "cache").exists()
+
+
+def test_the_trainer_is_asked_again_only_where_its_environment_changed(of_wan: Project) -> None:
+    calls = of_wan / "calls"
+    python = of_wan / "environment/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho called >> {calls}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    of_wan.configure(lambda values: values["musubi_tuner"].update(venv="environment"))
+    of_wan.run("-n", "train_tiny")
+    first = calls.read_text()
+    of_wan.run("-n", "train_tiny")
+    assert calls.read_text() == first
+    (of_wan / "musubi-tuner/new_package.py").write_text("")
+    of_wan.run("-n", "train_tiny")
+    assert len(calls.read_text()) > len(first)
