@@ -26,7 +26,7 @@ from latentmake.parts import (
 from latentmake.sdscripts.finish import finish_sdscripts
 from latentmake.trainers.order import Prompt, TextSchedule, TrainingOrder
 from latentmake.trainers.pictures import are_drawn
-from latentmake.trainers.record import Layout, read_record, wanted_of
+from latentmake.trainers.record import Layout, checkpoint_digest, read_record, wanted_of
 
 if TYPE_CHECKING:
     from latentmake.plan import Planner
@@ -231,6 +231,7 @@ def _finish_training(
         output=str(folder),
         unet=model.unet,
         weights=weights,
+        resumed=_resumed(planner, trainer, folder),
         text_projection=model.text_projection,
         scheduler=scheduler,
         vae=model.vae,
@@ -262,6 +263,20 @@ def _finish_training(
     path = run_order(plan.name, "train", order.planned)
     cachefile.write(path, order.model_dump_json().encode())
     plan.training_order = path
+
+
+def _resumed(planner: Planner, trainer: SdTrainer, folder: Path) -> str:
+    """Return the digest of the checkpoint that a training begins with.
+
+    One that is gone, because its own run was trained again, makes no trained weights stale.
+    """
+    if trainer.resume_from_checkpoint is None:
+        return ""
+    place = Path(trainer.resume_from_checkpoint)
+    record = read_record(folder / "training.json")
+    return checkpoint_digest(place, planner.memo.digest_of_file) or (
+        record.wanted.resumed if record else ""
+    )
 
 
 def _text_schedules(planner: Planner, run: Run) -> dict[str, TextSchedule]:

@@ -71,6 +71,69 @@ def test_a_signal_ends_all_descendants(tmp_path: Path, number: signal.Signals, s
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
 
+INTERRUPTED = """
+import signal, sys, time
+try:
+    print("begun", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("Traceback of whoever was interrupted", flush=True)
+"""
+
+
+def test_what_is_said_after_ctrl_c_is_for_the_log_alone(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    package = Path(__file__).parents[2] / "scripts"
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, INTERRUPTED, "", str(log)],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _wait(lambda: log.is_file() and b"begun" in log.read_bytes())
+    starter.send_signal(signal.SIGINT)
+    _, said = starter.communicate(timeout=300)
+    assert starter.returncode == 77
+    assert said == "begun\n"
+    assert log.read_text() == "begun\nTraceback of whoever was interrupted\n"
+
+
+ELASTIC = """
+import sys
+from torch.distributed.run import main
+from latentmake.trainers.quiet_launch import quietly
+code = "import os, sys; os.kill(os.getpid(), 9) if sys.argv[1] == '9' else sys.exit(3)"
+options = ["--nproc_per_node=2", "--no-python", "--standalone"]
+sys.exit(quietly(lambda: main([*options, sys.executable, "-c", code, sys.argv[1]])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [("3", 3, ""), ("9", 1, "error: it was killed by SIGKILL (too little memory?)\n")],
+)
+@pytest.mark.parametrize("launcher", ["one process", "several"])
+def test_a_launcher_adds_nothing_to_what_its_processes_say(
+    tmp_path: Path, how: str, status: int, said: str, launcher: str
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import os, sys\nos.kill(os.getpid(), 9) if sys.argv[1] == '9' else sys.exit(3)"
+    )
+    accelerate = ["--num_processes=1", "--num_machines=1", "--dynamo_backend=no", "--cpu"]
+    command = ["-m", "latentmake.trainers.quiet_launch", *accelerate, "--mixed_precision=no"]
+    command = [*command, str(script)] if launcher == "one process" else ["-c", ELASTIC]
+    package = Path(__file__).parents[2] / "scripts"
+    done = subprocess.run(
+        [sys.executable, *command, how],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (status, said)
+
+
 LAUNCHED = """
   0%|          | 0/10 [00:00<?, ?step/s]\rTraceback (most recent call last):
   File "sd.py", line 1, in <module>

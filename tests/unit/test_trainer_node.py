@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from latentmake.trainers.node import accelerate_command, srun_command
@@ -45,7 +47,11 @@ def test_accelerate_knows_all_these_options() -> None:
     command = accelerate_command(JOB, "node7", 1, ["--multi_gpu", "/nothing/to/launch.py"])
     # It reads all options, then has no such script, or on this machine no GPU, to launch.
     done = subprocess.run(
-        [*command[:3], "--help", "--multi_gpu"], capture_output=True, text=True, check=False
+        [*command[:3], "--help", "--multi_gpu"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "scripts")},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0 and command[0] == sys.executable
     for option in command[3:]:

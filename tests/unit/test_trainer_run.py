@@ -222,6 +222,18 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     assert [event.step for event in events.Scalars("loss")] == list(range(1, STEPS + 1))
 
 
+def test_a_mistake_of_the_user_ends_a_training_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    order = make_order(tmp_path, target_modules=["to_q", "to_kk"])
+    path, log = write_order(order, tmp_path / "order.json"), tmp_path / "log"
+    with pytest.raises(TrainingError, match=r"run tiny: .*no layer of the UNet is named `to_kk`"):
+        train(path, log=log, receipt=tmp_path / "receipt.json", threads=1)
+    assert capfd.readouterr().err == ""
+    assert log.read_bytes() == b""
+    assert not [each for each in Path(order.output).iterdir() if each.name.startswith(".")]
+
+
 def test_a_new_lock_trains_anew_and_keeps_the_old_result_until_then(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=2, checkpointing_steps=1)
     Training(order).run()

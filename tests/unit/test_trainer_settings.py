@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +14,15 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from hypothesis import given
 from hypothesis import strategies as st
+from latentmake import finish
 from latentmake.config import Samples, SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, UserError
+from latentmake.memo import Memo
 from latentmake.projection import load_projection, write_projection
 from latentmake.trainers import checkpoint, network, parts
 from latentmake.trainers.objective import Objective, load_noise_schedule
 from latentmake.trainers.optimizers import rate_of
+from latentmake.trainers.order import TrainingOrder
 from latentmake.trainers.record import Layout, wanted
 from latentmake.trainers.schedule import generator
 from latentmake.trainers.sd import Training
@@ -411,6 +416,88 @@ def test_a_training_begins_where_another_one_stood(tmp_path: Path) -> None:
         Training(
             make_order(tmp_path, output="o", resume_from_checkpoint=str(tmp_path / "none"))
         ).run()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "kept"), [("adamw", 1e-2, "lr"), ("prodigy", 1.0, "d")]
+)
+def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
+    tmp_path: Path, optimizer: str, rate: float, kept: str
+) -> None:
+    old: dict[str, Any] = {"optimizer": optimizer, "learning_rate": rate, "ema_decay": 0.9}
+    first = make_order(tmp_path, steps=4, checkpointing_steps=4, **old)
+    training = Training(first)
+    training.run()
+    (before,) = training.learner.optimizer.param_groups
+    (kept_at,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    new = {
+        "learning_rate": rate / 20,
+        "weight_decay": 0.25,
+        "optimizer_arguments": {"betas": [0.8, 0.95]},
+        "lr_scheduler": "linear",
+        "ema_decay": 0.5,
+    }
+    folder = str(kept_at.folder)
+    order = make_order(
+        tmp_path,
+        output="further",
+        steps=8,
+        resume_from_checkpoint=folder,
+        **{**old, **new},
+    )
+    further = Training(order)
+    further._resume()
+    (group,) = further.learner.optimizer.param_groups
+    assert group["weight_decay"] == 0.25
+    assert tuple(group["betas"]) == (0.8, 0.95)
+    assert group["lr"] == rate / 20 * rate_of(4, order.trainer, 8)
+    assert further.learner._average.decay == 0.5
+    if kept != "lr":
+        assert group[kept] == before[kept] > group["d0"]
+    (state, *_) = further.learner.optimizer.state.values()
+    assert state["exp_avg"].abs().sum() > 0
+    Training(order).run()
+    events = EventAccumulator(str(Layout(order).scalars))
+    events.Reload()
+    rates = [event.value for event in events.Scalars("learning_rate")]
+    if optimizer == "adamw":
+        expected = [rate / 20 * rate_of(step, order.trainer, 8) for step in range(4, 8)]
+        assert rates == pytest.approx(expected)
+
+
+def test_a_checkpoint_of_another_alpha_is_refused(tmp_path: Path) -> None:
+    first = make_order(tmp_path, steps=2, checkpointing_steps=2, rank=4, alpha=2.0)
+    Training(first).run()
+    (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    settings: dict[str, Any] = {"rank": 4, "resume_from_checkpoint": str(kept.folder)}
+    with pytest.raises(TrainingError, match=r"with alpha 2, .* set .* `alpha` to 2$"):
+        Training(make_order(tmp_path, output="other", steps=3, **settings)).run()
+    Training(make_order(tmp_path, output="same", steps=3, alpha=2.0, **settings)).run()
+
+
+def test_of_a_checkpoint_to_begin_with_the_content_counts(tmp_path: Path) -> None:
+    first = make_order(tmp_path, steps=2, checkpointing_steps=2)
+    Training(first).run()
+    (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+
+    def asked(folder: Path) -> TrainingOrder:
+        return make_order(tmp_path, output="other", steps=3, resume_from_checkpoint=str(folder))
+
+    before = wanted(asked(kept.folder))
+    assert before.resumed
+    moved = tmp_path / "moved"
+    shutil.copytree(kept.folder, moved)
+    assert wanted(asked(moved)) == before
+    weights = load_file(moved / "weights.safetensors")
+    save_file({name: each + 1 for name, each in weights.items()}, moved / "weights.safetensors")
+    assert wanted(asked(moved)) != before
+    # One that is gone makes nothing stale that was trained from it.
+    Training(asked(kept.folder)).run()
+    shutil.rmtree(kept.folder)
+    planner: Any = SimpleNamespace(memo=Memo(None))
+    output = Path(asked(kept.folder).output)
+    assert finish._resumed(planner, asked(kept.folder).trainer, output) == before.resumed
+    assert finish._resumed(planner, asked(moved).trainer, output) != before.resumed
 
 
 @pytest.mark.parametrize(

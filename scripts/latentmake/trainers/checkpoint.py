@@ -20,14 +20,12 @@ from safetensors.torch import load_file, save_file
 from latentmake import cachefile
 from latentmake.errors import TrainingError
 from latentmake.trainers.order import Wanted
-from latentmake.trainers.record import History
+from latentmake.trainers.record import CHECKPOINT_STATE, CHECKPOINT_WEIGHTS, History
 from latentmake.trainers.storage import WRITE_FAULTS, open_to_group, write_fault
 
 __all__ = ["Checkpoint", "Progress", "State", "find", "load", "prune", "read", "save"]
 
 _NAME = re.compile(r"step-(\d{6,})")
-_WEIGHTS = "weights.safetensors"
-_STATE = "state.pt"
 _PROGRESS = "progress.json"
 
 
@@ -86,8 +84,10 @@ def find(checkpoints: Path, wanted: Wanted) -> list[Checkpoint]:
 def load(checkpoint: Checkpoint) -> State | None:
     """Return the trained weights and the optimiser's state, or None if a power failure cut it."""
     try:
-        weights = load_file(checkpoint.folder / _WEIGHTS)
-        state = torch.load(checkpoint.folder / _STATE, map_location="cpu", weights_only=True)
+        weights = load_file(checkpoint.folder / CHECKPOINT_WEIGHTS)
+        state = torch.load(
+            checkpoint.folder / CHECKPOINT_STATE, map_location="cpu", weights_only=True
+        )
     except (OSError, SafetensorError, RuntimeError, EOFError, ValueError):
         return None
     return weights, state
@@ -128,8 +128,8 @@ def save(checkpoints: Path, progress: Progress, state: State) -> Path:
         checkpoints.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        save_file(state[0], partial / _WEIGHTS)
-        with (partial / _STATE).open("wb") as file:  # so that a full disk is an OSError
+        save_file(state[0], partial / CHECKPOINT_WEIGHTS)
+        with (partial / CHECKPOINT_STATE).open("wb") as file:  # so that a full disk is an OSError
             torch.save(state[1], file)
         cachefile.write(partial / _PROGRESS, progress.model_dump_json(indent=2).encode())
         open_to_group(partial)

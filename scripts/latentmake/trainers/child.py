@@ -17,8 +17,12 @@ from typing import IO
 import psutil
 
 from latentmake import progress
+from latentmake.errors import UserError
 
-__all__ = ["Stopped", "last_error", "run"]
+__all__ = ["ERROR", "Stopped", "last_error", "run", "say_error"]
+
+ERROR = "LATENTMAKE_ERROR"
+"""Environment variable: a file that gets a child's error in place of its stderr."""
 
 _GRACE = 10.0  # seconds between a polite signal and SIGKILL
 _TAIL = 1 << 16  # bytes of output in which the error is looked for
@@ -46,8 +50,9 @@ def run(
 ) -> tuple[int, str]:
     """Run a command; show its output on stderr as it comes, and append it to a log.
 
-    SIGINT and SIGTERM are passed on to it; after some seconds of grace, all its descendants are
-    killed, also those that made a session of their own.
+    SIGINT and SIGTERM are passed on to it, and what it says from then on goes to the log alone;
+    after some seconds of grace, all its descendants are killed, also those that made a session of
+    their own.
 
     Args:
         command: program and arguments.
@@ -64,7 +69,7 @@ def run(
         OSError: the log cannot be written, or the command not be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    tail = bytearray()
+    tail, muted = bytearray(), threading.Event()
     stopped: Stopped | None = None
     with log.open("ab", buffering=0) as file, _signals_raise():
         child = subprocess.Popen(
@@ -77,12 +82,13 @@ def run(
             start_new_session=True,
         )
         assert child.stdout is not None
-        reader = threading.Thread(target=_copy, args=(child.stdout, file, tail), daemon=True)
+        reader = threading.Thread(target=_copy, args=(child.stdout, file, tail, muted), daemon=True)
         try:
             reader.start()
             child.wait()
         except Stopped as error:
             stopped = error
+            muted.set()
         finally:
             _end(child, stopped.number if stopped else signal.SIGTERM)
             reader.join(_GRACE)
@@ -94,7 +100,7 @@ def run(
     return child.returncode, bytes(tail).decode("utf-8", "replace")
 
 
-def _copy(output: IO[bytes], log: IO[bytes], tail: bytearray) -> None:
+def _copy(output: IO[bytes], log: IO[bytes], tail: bytearray, muted: threading.Event) -> None:
     terminal = getattr(sys.stderr, "buffer", None)
     with suppress(ValueError):  # closed under us, when a grandchild holds it open for too long
         while data := os.read(output.fileno(), 1 << 16):
@@ -102,7 +108,7 @@ def _copy(output: IO[bytes], log: IO[bytes], tail: bytearray) -> None:
             with suppress(OSError, ValueError):
                 log.write(data)
             with suppress(OSError, ValueError):
-                if terminal is not None:
+                if terminal is not None and not muted.is_set():
                     terminal.write(data)
                     terminal.flush()
             tail += data
@@ -149,6 +155,14 @@ def _end(child: subprocess.Popen[bytes], number: int) -> None:
         with suppress(psutil.Error):
             each.kill()
     child.wait()
+
+
+def say_error(error: UserError) -> None:
+    """Tell a user's mistake to whoever started this process, or write it to stderr."""
+    if place := os.environ.get(ERROR):
+        Path(place).write_text(str(error), encoding="utf-8")
+    else:
+        sys.stderr.write(f"error: {error}\n")
 
 
 def last_error(output: str, status: int) -> str:

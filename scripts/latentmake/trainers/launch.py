@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -49,6 +50,7 @@ def train(
     known = order.model_copy(
         update={
             "weights": want.weights,
+            "resumed": want.resumed,
             "prompts": [*order.prompts, *_captions(order)],
             "captions": 0,
         }
@@ -59,11 +61,12 @@ def train(
     take_over(order, want)
     record = _finished(layout, want)
     environment = _environment(threads)
-    cachefile.write(log, b"")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")  # in place: whoever called has it open
     if record is not None:
         said = f"{order.run}: already trained on exactly this: {layout.weights}"
         _say(said)
-        cachefile.write(log, f"{said}\n".encode())
+        log.write_text(f"{said}\n", encoding="utf-8")
     else:
         local = {} if order.unet.hub else {"HF_HUB_OFFLINE": "1"}
         _run(
@@ -166,7 +169,7 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
         options = ["--config_file", config]
     if nodes := srun_command(os.environ, processes):
         return [*nodes, "--multi_gpu", *options]  # how many processes, each node says itself
-    accelerate = [sys.executable, "-m", "accelerate.commands.launch"]
+    accelerate = [sys.executable, "-m", "latentmake.trainers.quiet_launch"]
     if config is not None:
         return [*accelerate, *options]
     if processes > 1:
@@ -186,8 +189,14 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
 
 
 def _run(command: list[str], order: TrainingOrder, environment: dict[str, str], log: Path) -> None:
-    status, output = child.run(command, environment=environment, log=log)
+    Path(order.output).mkdir(parents=True, exist_ok=True)
+    # One for all processes of a training: of the same error that each of them has, one line.
+    with tempfile.NamedTemporaryFile(dir=order.output, prefix=".error-") as file:
+        told = {**environment, child.ERROR: str(Path(file.name).absolute())}
+        status, output = child.run(command, environment=told, log=log)
+        error = Path(file.name).read_text(encoding="utf-8", errors="replace").strip()
     if status != 0:
         raise TrainingError(
-            f"run {order.run}: {child.last_error(output, status)}", mend=f"all output: {log}"
+            f"run {order.run}: {error or child.last_error(output, status)}",
+            mend=f"all output: {log}",
         )

@@ -17,7 +17,12 @@ from latentmake.trainers.checkpoint import State
 from latentmake.trainers.data import Caches
 from latentmake.trainers.engine import make_engine
 from latentmake.trainers.objective import Network
-from latentmake.trainers.optimizers import effective_rate, make_optimizer, make_rates
+from latentmake.trainers.optimizers import (
+    Hyperparameters,
+    effective_rate,
+    make_optimizer,
+    make_rates,
+)
 from latentmake.trainers.order import TrainingOrder
 from latentmake.trainers.scalars import queries_and_keys
 from latentmake.trainers.schedule import seed_of
@@ -91,9 +96,12 @@ class Learner:
         self.parameters = [each for each in self.denoiser.parameters() if each.requires_grad]
         optimizer = make_optimizer(self.parameters, settings)
         self.rates = make_rates(optimizer, settings, steps)
+        self._hyperparameters = Hyperparameters(optimizer, self.rates)
         self._accelerator = accelerator
         self._optimizer_name = settings.optimizer
         self._lora = settings.adapter == "lora"
+        self._alpha = float(settings.alpha or settings.rank)
+        self._decay = settings.ema_decay
         self.engine = make_engine(
             accelerator,
             self.denoiser,
@@ -146,6 +154,7 @@ class Learner:
         scaler = self._accelerator.scaler
         return network.trained_state(self.denoiser), {
             "optimizer_name": self._optimizer_name,
+            "alpha": self._alpha if self._lora else None,
             "optimizer": self.engine.optimizer_state(),
             "learning_rate": self.rates.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),
@@ -153,7 +162,7 @@ class Learner:
         }
 
     def restore(self, state: State, where: Path) -> None:
-        """Go back to what `state` returned.
+        """Go back to what `state` returned, with this training's own hyperparameters.
 
         Args:
             state: of a checkpoint.
@@ -170,10 +179,12 @@ class Learner:
                 raise ValueError(f"{name} in place of {self._optimizer_name}")
             self.engine.restore(rest["optimizer"])
             self.rates.load_state_dict(rest["learning_rate"])
+            self._hyperparameters.restore()
             if (self._average is None) != (rest["average"] is None):
                 raise ValueError("only one of the two has an `ema_decay`")
             if self._average is not None:
                 self._average.load_state_dict(rest["average"])
+                self._average.decay = self._decay
                 self._average.to(self._accelerator.device)
             if scaler is not None and rest["scaler"] is not None:
                 scaler.load_state_dict(rest["scaler"])
@@ -183,6 +194,14 @@ class Learner:
                 where=where,
                 mend="train with the settings it was made with, or leave it out",
             ) from None
+        # Checkpoints of the first release do not say it.
+        if self._lora and (alpha := rest.get("alpha")) not in (None, self._alpha):
+            raise TrainingError(
+                f"this checkpoint's LoRA was trained with alpha {alpha:g}, and would be another "
+                f"network with {self._alpha:g}",
+                where=where,
+                mend=f"set the trainer's `alpha` to {alpha:g}",
+            )
 
     def write(self, write: Callable[..., None], to: object) -> None:
         """Write the trained weights, averaged, by one of `network`'s functions."""

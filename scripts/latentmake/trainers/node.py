@@ -52,7 +52,7 @@ def accelerate_command(
     # The same for all nodes, another for each job.
     port = _PORTS[int(environment["SLURM_JOB_ID"]) % len(_PORTS)]
     return [
-        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *(sys.executable, "-m", "latentmake.trainers.quiet_launch"),
         *("--num_machines", str(nodes), "--machine_rank", environment["SLURM_NODEID"]),
         *("--main_process_ip", first, "--main_process_port", str(port)),
         *("--num_processes", str(nodes * processes)),

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from latentmake.config import SdTrainer
 from latentmake.errors import TrainingError
 
-__all__ = ["effective_rate", "make_optimizer", "make_rates", "rate_of"]
+__all__ = ["Hyperparameters", "effective_rate", "make_optimizer", "make_rates", "rate_of"]
 
 
 def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
@@ -98,6 +98,36 @@ def rate_of(step: int, settings: SdTrainer, steps: int) -> float:
 def make_rates(optimizer: torch.optim.Optimizer, settings: SdTrainer, steps: int) -> LambdaLR:
     """Return the schedule of the learning rate over a training of so many steps."""
     return LambdaLR(optimizer, lambda step: rate_of(step, settings, steps))
+
+
+class Hyperparameters:
+    """The settings of an optimizer and its LR schedule, to be kept when an older state is loaded.
+
+    A loaded state brings the settings that it was trained with, beside moments and estimates.
+
+    Args:
+        optimizer: as it was made.
+        rates: its LR schedule.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rates: LambdaLR) -> None:
+        arguments = inspect.signature(type(optimizer)).parameters.keys() - {"params", "lr"}
+        self._rates = rates
+        self._peaks = list(rates.base_lrs)
+        self._groups = [
+            {key: value for key, value in group.items() if key in arguments}
+            for group in optimizer.param_groups
+        ]
+
+    def restore(self) -> None:
+        """Put them in force again; the schedule goes on from the step that was loaded."""
+        rates = self._rates
+        rates.base_lrs = list(self._peaks)
+        groups = rates.optimizer.param_groups
+        for group, own, peak, share in zip(
+            groups, self._groups, self._peaks, rates.lr_lambdas, strict=True
+        ):
+            group.update(own, initial_lr=peak, lr=peak * share(rates.last_epoch))
 
 
 def effective_rate(optimizer: torch.optim.Optimizer) -> float:

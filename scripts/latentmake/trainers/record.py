@@ -6,14 +6,17 @@ to train.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from latentmake import cachefile
+from latentmake import cachefile, digest
 from latentmake.trainers.order import TRAINER_VERSION, TrainingOrder, Wanted, lock_digest
 
 __all__ = [
+    "CHECKPOINT_STATE",
+    "CHECKPOINT_WEIGHTS",
     "COPIED",
     "LORA_WEIGHTS",
     "PROJECTION_FOLDER",
@@ -23,6 +26,7 @@ __all__ = [
     "Layout",
     "Receipt",
     "Record",
+    "checkpoint_digest",
     "read_record",
     "sample_steps",
     "wanted",
@@ -33,6 +37,8 @@ LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
 UNET_FOLDER = "unet"
 PROJECTION_FOLDER = "text_projection"
 UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
+CHECKPOINT_WEIGHTS = "weights.safetensors"
+CHECKPOINT_STATE = "state.pt"
 COPIED = "wanted.json"
 """In a copy of the trained weights: what these came from."""
 
@@ -145,7 +151,24 @@ def wanted(order: TrainingOrder) -> Wanted:
         weights = training_digest(
             order.unet, order.scheduler, text_projection=order.text_projection
         )
+    checkpoint = order.trainer.resume_from_checkpoint
+    if checkpoint is not None and not order.resumed:
+        order = order.model_copy(update={"resumed": checkpoint_digest(Path(checkpoint))})
     return wanted_of(order, data=lock_digest(order.lock), weights=weights)
+
+
+def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.of_file) -> str:
+    """Return the digest of a checkpoint's content; "" where it is not there.
+
+    Args:
+        folder: of the checkpoint.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+    """
+    try:
+        files = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
+        return digest.of_value([file_digest(folder / name) for name in files])
+    except OSError:
+        return ""
 
 
 def wanted_of(order: TrainingOrder, *, data: str, weights: str) -> Wanted:

@@ -24,6 +24,7 @@ from latentmake.encoders.device import pick_device
 from latentmake.encoders.vae import load_vae
 from latentmake.errors import UserError
 from latentmake.report.curves import draw_curves
+from latentmake.trainers.child import say_error
 from latentmake.trainers.drawing import draw_missing
 from latentmake.trainers.order import TrainingOrder, read_order
 from latentmake.trainers.pictures import CURVES, write_pictures
@@ -190,7 +191,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         write_samples(read_order(Path(arguments[0]), TrainingOrder))
     except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
+        say_error(error)
         return 1
     return 0
 

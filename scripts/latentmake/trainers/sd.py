@@ -23,6 +23,7 @@ from latentmake.errors import TrainingError, UserError
 from latentmake.progress import Progress
 from latentmake.trainers import checkpoint, network, objective, sampling
 from latentmake.trainers.acceleration import DTYPES, attention, make_accelerator, reseed
+from latentmake.trainers.child import say_error
 from latentmake.trainers.data import (
     Batch,
     Caches,
@@ -368,7 +369,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         Training(read_order(Path(arguments[0]), TrainingOrder)).run()
     except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
+        say_error(error)
         return 1
     except torch.OutOfMemoryError:
         memory = TrainingError(
@@ -376,7 +377,7 @@ def main(arguments: Sequence[str]) -> int:
             mend="lower `train_batch_size` (and raise `gradient_accumulation_steps`), set "
             "`gradient_checkpointing: true` or `mixed_precision: bf16`",
         )
-        sys.stderr.write(f"error: {memory}\n")
+        say_error(memory)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -9,6 +9,7 @@ _SOCKET = "LATENTMAKE_PRELOADED"
 _MODULES = (
     "snakemake",
     "accelerate.commands.launch",
+    "latentmake.trainers.quiet_launch",
     "latentmake.trainers.sd",
     "latentmake.trainers.samples",
 )
