@@ -21,11 +21,12 @@ from latentmake.orders import run_order
 from latentmake.parts import read_lock
 from latentmake.sdscripts.finish import sdscripts_order
 from latentmake.sdscripts.order import SdScriptsOrder
+from latentmake.trainers.checks import refuse_failed
 
 if TYPE_CHECKING:
     from latentmake.plan import Planner
 
-__all__ = ["is_uncached", "plan_publication"]
+__all__ = ["check_publication", "is_uncached", "plan_publication"]
 
 
 def is_uncached(target: str, config: Config) -> bool:
@@ -47,11 +48,7 @@ def plan_publication(planner: Planner, name: str) -> Path:
         StorageError: the disk is full or cannot be written.
     """
     config, run = planner.config, planner.config.runs[name]
-    order: SdScriptsOrder | MusubiOrder
-    if isinstance(run.trainer, SdScriptsTrainer):
-        kind, order = "sdscripts", sdscripts_order(config, name, run.trainer)
-    else:
-        kind, order = "wan", wan_order(config, name)
+    kind, order = _order(config, name)
     without = _left_out(planner, name)
     layout = config.models[run.model].layout_name
     rows = [
@@ -73,6 +70,35 @@ def plan_publication(planner: Planner, name: str) -> Path:
     cachefile.write(path, changed.model_dump_json().encode())
     planner.memo.save()
     return path
+
+
+def check_publication(planner: Planner, name: str) -> None:
+    """Refuse a publication whose files its trainer would refuse, before anything is encoded.
+
+    Args:
+        planner: remembers what is known of the trainer.
+        name: the run.
+
+    Raises:
+        ConfigError: the configuration says too little for a publication.
+        TrainingError: names the findings that have failed.
+    """
+    from latentmake.musubi import publish as musubi
+    from latentmake.sdscripts import publish as sdscripts
+
+    order = _order(planner.config, name)[1]
+    if isinstance(order, MusubiOrder):
+        refuse_failed(musubi.findings(order, planner.memo))
+    else:
+        refuse_failed(sdscripts.findings(order, planner.memo))
+
+
+def _order(config: Config, name: str) -> tuple[str, SdScriptsOrder | MusubiOrder]:
+    """Return the kind of a run's order, and the order."""
+    trainer = config.runs[name].trainer
+    if isinstance(trainer, SdScriptsTrainer):
+        return "sdscripts", sdscripts_order(config, name, trainer)
+    return "wan", wan_order(config, name)
 
 
 def _left_out(planner: Planner, name: str) -> set[tuple[str, str]]:

@@ -24,7 +24,7 @@ from latentmake.memo import Memo
 from latentmake.orders import WorkOrder, newest_run_order
 from latentmake.parts import Plan, RunPlan
 from latentmake.plan import Planner
-from latentmake.publication import is_uncached, plan_publication
+from latentmake.publication import check_publication, is_uncached, plan_publication
 from latentmake.report.captioned import plan_captions
 from latentmake.report.check_order import plan_check
 from latentmake.report.compared import Page, is_page, plan_page
@@ -152,7 +152,10 @@ class Session:
         }
         for target in targets:
             name = target.removeprefix("publish_")
-            if is_uncached(target, config) and self.is_launched(name):
+            if name == target or name not in self.runs or not self.is_launched(name):
+                continue
+            check_publication(planner, name)
+            if is_uncached(target, config):
                 asked.setdefault(name, {})["publish"] = str(plan_publication(planner, name))
         return asked
 

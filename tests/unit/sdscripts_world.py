@@ -125,6 +125,7 @@ SWITCHES = (
     *("cache_text_encoder_outputs_to_disk", "network_train_unet_only", "gradient_checkpointing"),
     *("sdpa", "xformers", "mem_eff_attn", "torch_compile", "apply_t5_attn_mask"),
     *("apply_lg_attn_mask", "masked_loss", "save_state"),
+    "no_half_vae",
 )
 VALUES = (
     *("pretrained_model_name_or_path", "dataset_config", "output_dir", "output_name"),
@@ -134,6 +135,7 @@ VALUES = (
     *("max_train_epochs", "dynamo_backend", "zero_stage", "save_every_n_epochs", "clip_skip"),
     *("max_token_length", "t5xxl_max_token_length", "ae", "clip_l", "clip_g", "t5xxl"),
     *("save_last_n_epochs_state", "resume", "initial_step"),
+    *("vae", "vae_batch_size", "text_encoder_batch_size"),
 )
 _PROGRAM = """
 import argparse, json, os, re, struct, sys, tomllib, zipfile

@@ -16,10 +16,16 @@ from typing import Any
 
 import pytest
 from latentmake.config import Dataset, MusubiTuner, Publish
-from latentmake.errors import CacheError, ConfigError, SourceError, StorageError
+from latentmake.errors import (
+    CacheError,
+    ConfigError,
+    SourceError,
+    StorageError,
+    TrainingError,
+)
 from latentmake.mirror import RECORD
 from latentmake.musubi.order import MusubiOrder
-from latentmake.musubi.publish import publish
+from latentmake.musubi.publish import findings, publish
 from latentmake.musubi.texts import Texts
 from latentmake.trainers.scripts import (
     Commands,
@@ -28,7 +34,7 @@ from latentmake.trainers.scripts import (
     powershell_script,
     shell_script,
 )
-from publish_world import NEEDED, check_flags, fill, order_of, put, value
+from publish_world import FLAGS, NEEDED, check_flags, fill, order_of, put, value
 
 STEMS = {"gove": ["a", "sub/b ä", "c!"]}
 SCRIPTS = tuple(NEEDED)
@@ -390,7 +396,7 @@ def test_under_wsl_drives_get_their_windows_names() -> None:
     order = with_publish(
         order_of(model={"dit": "/mnt/d/models/low.safetensors"}), path="/mnt/e/out"
     )
-    text = Texts(order, "/mnt/e/out/gove-1.0", print)
+    text = Texts(order, "/mnt/e/out/gove-1.0")
     windows = tomllib.loads(text.dataset("windows"))["datasets"][0]
     assert windows["cache_directory"] == "E:/out/gove-1.0/gove_256_cache"
     arguments = list(text.commands("windows").training)
@@ -405,8 +411,7 @@ def test_folders_without_a_windows_name_are_told_once_each() -> None:
     order = order_of(model={"dit": "/elsewhere/low.safetensors"})
     fill(order, STEMS)
     folder, said = published(order)
-    lines = [line for line in said if "publish.path_maps" in line]
-    assert all("\n" not in line for line in lines)
+    lines = [line for line in said[0].splitlines() if "publish.path_maps" in line]
     here = Path.cwd()
     for prefix in (here / "models", here / "published/gove-1.0", here / "musubi tuner"):
         assert sum(f" {prefix} has no name" in line for line in lines) == 1
@@ -455,7 +460,7 @@ def test_without_caches_folders_are_empty_and_the_scripts_fill_them() -> None:
     for size in ("256", "480x832"):
         assert not list((folder / f"gove_{size}_cache").glob("*.safetensors"))
     for system in ("linux", "windows"):
-        for _, _, arguments, _ in Texts(order, str(folder), print).commands(system).steps:
+        for _, _, arguments, _ in Texts(order, str(folder)).commands(system).steps:
             assert arguments is not None
             assert "--skip_existing" in arguments and "--keep_cache" not in arguments
             assert value(list(arguments), "--batch_size") == "4"
@@ -533,7 +538,7 @@ def test_folders_are_named_by_a_pattern() -> None:
 def test_processes_of_the_trainers_machine() -> None:
     for number, further in ((1, []), (2, ["--multi_gpu"])):
         order = with_publish(order_of(), num_processes=number)
-        commands = Texts(order, "/p", print).commands("linux")
+        commands = Texts(order, "/p").commands("linux")
         options = ["--num_processes", str(number), *further]
         assert commands.accelerate == ["--mixed_precision", "bf16", *options]
 
@@ -543,11 +548,96 @@ def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) ->
     maps = [{"linux": str(tmp_path), "windows": "D:/training"}]
     order = order_of(trainer={"arguments": ["--sample_prompts", "prompts.txt"]})
     order = with_publish(order, path_maps=maps)
-    texts = Texts(order, f"{tmp_path}/published/gove-1.0", print)
+    texts = Texts(order, f"{tmp_path}/published/gove-1.0")
     linux = list(texts.commands("linux").training)
     assert value(linux, "--sample_prompts") == f"{tmp_path}/prompts.txt"
     windows = list(texts.commands("windows").training)
     assert value(windows, "--sample_prompts") == "D:\\training\\prompts.txt"
+
+
+# -- the checklist --------------------------------------------------------------------------------
+
+
+def parsers(folder: Path, *, without: str = "", keys: str = "") -> None:
+    """Write a musubi-tuner that is argparse alone, and a schema of its dataset TOML.
+
+    Args:
+        folder: gets its scripts.
+        without: a flag that they do not know.
+        keys: a key that the schema does not know.
+    """
+    schema = {key: 0 for key in SCHEMA if key != keys}
+    put(folder / "config_utils.py", f"class ConfigSanitizer:\n    ALL = {schema!r}\n")
+    for name, known in FLAGS.items():
+        lines = [f"parser.add_argument({flag!r})" for flag in sorted(known) if flag != without]
+        head = "import argparse\nimport config_utils\nparser = argparse.ArgumentParser()\n"
+        put(folder / name, head + "\n".join(lines) + "\nparser.parse_args()\n")
+
+
+SCHEMA = (
+    *("resolution", "caption_extension", "batch_size", "num_repeats", "enable_bucket"),
+    *("bucket_no_upscale", "image_directory", "cache_directory", "control_directory"),
+)
+
+
+def verdicts(order: MusubiOrder) -> dict[str, tuple[str, str]]:
+    return {each.what: (each.verdict, each.note) for each in findings(order)}
+
+
+def test_what_is_published_is_checked_against_the_trainers_sources() -> None:
+    order = mapped(order_of(musubi_tuner=MusubiTuner(path="musubi tuner")))
+    parsers(Path("musubi tuner"))
+    found = verdicts(order)
+    assert {verdict for verdict, _ in found.values()} <= {"ok", "warning"}
+    for script in SCRIPTS:
+        assert found[f"arguments of {script}"][0] == "ok"
+    for system in ("Linux", "Windows"):
+        assert found[f"dataset TOML for {system}"] == ("ok", "2 datasets")
+
+
+@pytest.mark.parametrize(
+    ("without", "script"),
+    [("--vae_dtype", SCRIPTS[0]), ("--num_workers", SCRIPTS[1]), ("--task", SCRIPTS[2])],
+)
+def test_a_flag_that_a_script_does_not_know_is_named(without: str, script: str) -> None:
+    order = with_publish(order_of(), num_workers=2)
+    parsers(Path("musubi tuner"), without=without)
+    verdict, note = verdicts(order)[f"arguments of {script}"]
+    assert verdict == "failed" and without in note
+    fill(order, STEMS)
+    with pytest.raises(TrainingError, match=f"arguments of {script}.*{without}"):
+        published(order)
+    assert not Path("published").exists()
+
+
+def test_a_key_that_its_schema_does_not_know_is_named() -> None:
+    parsers(Path("musubi tuner"), keys="bucket_no_upscale")
+    found = verdicts(order_of())
+    for system in ("Linux", "Windows"):
+        verdict, note = found[f"dataset TOML for {system}"]
+        assert verdict == "failed" and "`bucket_no_upscale`" in note
+
+
+def test_an_attention_that_the_trainer_does_not_have_is_named() -> None:
+    verdict, note = verdicts(with_publish(order_of(), attention="mem_eff_attn"))["attention"]
+    assert verdict == "failed" and "publish.attention" in note and "flash_attn" in note
+
+
+def test_what_is_not_on_this_machine_is_no_fault() -> None:
+    order = without_caches(model={"vae": "E:/models/vae.safetensors", "text": "/data/t5.pth"})
+    found = verdicts(order)
+    assert found["model: vae"][0] == found["model: text"][0] == "ok"
+    assert found["model: dit"][0] == found["musubi-tuner"][0] == "warning"
+
+
+def test_paths_of_which_no_script_knows_all_are_a_fault() -> None:
+    network = {"vae": "//nas/wan/vae.safetensors"}  # no Linux has a name for it
+    assert verdicts(order_of(model=network))["paths for Windows"][0] == "failed"
+    order = with_publish(
+        order_of(model=network), path_maps=[{"linux": "/nas", "windows": "//nas/wan"}]
+    )
+    assert verdicts(order)["paths for Windows"][0] == "warning"
+    assert verdicts(order)["paths for Linux"][0] == "ok"
 
 
 # -- the scripts ----------------------------------------------------------------------------------
@@ -904,7 +994,7 @@ def test_powershell_has_the_commands_of_the_batch_file() -> None:
     fill(order, STEMS)
     folder, _ = published(order)
     calls = powershell_calls((folder / "train_gove-1.0.ps1").read_bytes().decode())
-    wanted = Texts(order, "/mnt/e/Wan Sachen/published/gove-1.0", print).commands("windows")
+    wanted = Texts(order, "/mnt/e/Wan Sachen/published/gove-1.0").commands("windows")
     assert [handed_on(call)[2:] for call in calls[:2]] == [step.arguments for step in wanted.steps]
     assert handed_on(calls[2])[-len(wanted.training) :] == wanted.training
     order = mapped(windows_order())

@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sdscripts_world
 from latentmake.config import Dataset, Model, PathMap, Publish, SdScripts, SdScriptsTrainer
 from latentmake.config.sdscripts_trainer import scripts_of
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts as Layout
 from latentmake.sdscripts.command import (
     accelerate_arguments,
+    caching_arguments,
     encoder_places,
     training_arguments,
 )
 from latentmake.sdscripts.deploy import dataset_toml, default_blocks, deploy, deployed
 from latentmake.sdscripts.order import SdScriptsOrder
-from latentmake.sdscripts.publish import publish
+from latentmake.sdscripts.publish import findings, publish
 from pydantic import ValidationError
 from sdscripts_world import SWITCHES, VALUES
 
@@ -378,7 +380,7 @@ def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
     )
     said: list[str] = []
     publish(asked, said.append)
-    assert len(said) == 1 and said[0].endswith("0 unchanged, 0 removed")
+    assert len(said) == 2 and said[1].endswith("0 unchanged, 0 removed")
     folder = tmp_path / "out/cats"
     windows = tomllib.loads((folder / "cats_win.toml").read_text())
     linux = tomllib.loads((folder / "cats_linux.toml").read_text())
@@ -404,3 +406,38 @@ def test_a_folder_where_flux_wants_a_file_is_told() -> None:
     assert any("text_1.safetensors is a folder" in line and "[--t5xxl, FILE]" in line
                for line in said)  # fmt: skip
     assert "--t5xxl " not in Path("published/cats/train_cats.sh").read_text()
+
+
+def uncached(architecture: str = "sdxl", **settings: Any) -> SdScriptsOrder:
+    asked = order(architecture)
+    publication = Publish.model_validate({"caches": False, **settings})
+    return asked.model_copy(update={"publish": publication})
+
+
+def verdicts(asked: SdScriptsOrder) -> dict[str, tuple[str, str]]:
+    return {each.what: (each.verdict, each.note) for each in findings(asked)}
+
+
+def test_without_caches_it_is_told_how_to_make_them() -> None:
+    for architecture in ARCHITECTURES:
+        asked = uncached(architecture, batch_size=4)
+        found = caching_arguments(asked, vae="vae.pt")
+        assert value(found, "--vae_batch_size") == "4"
+        assert "--no_half_vae" in found
+        assert ("--vae" in found) == (architecture != "flux")  # whose flag is --ae
+        assert ("--text_encoder_batch_size" in found) == (architecture in ("sd3", "flux"))
+    with_own = order("sdxl", trainer={"arguments": ["--vae", "mine.pt"]})
+    assert "--vae" not in caching_arguments(with_own, vae="vae.pt")
+
+
+def test_a_publication_is_checked_against_its_sources() -> None:
+    sdscripts_world.stand_in(Path("sd-scripts"), own_venv=False)
+    found = verdicts(uncached(batch_size=4))
+    assert found["arguments of sdxl_train_network.py"][0] == "ok"
+    assert found["sd-scripts"][0] == "ok"
+    sdscripts_world.stand_in(Path("sd-scripts"), own_venv=False, without=("vae_batch_size",))
+    verdict, note = verdicts(uncached(batch_size=4))["arguments of sdxl_train_network.py"]
+    assert verdict == "failed" and "--vae_batch_size" in note
+    assert verdicts(uncached(attention="flash3"))["attention"][0] == "failed"
+    assert verdicts(uncached(attention="mem_eff_attn"))["attention"][0] == "ok"
+    assert verdicts(uncached(num_workers=2))["num_workers"][0] == "warning"

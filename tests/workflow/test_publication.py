@@ -96,7 +96,7 @@ def make_wan(folder: Path) -> tuple[Project, Path]:
     program = CACHING.format(helpers=str(Path(world.__file__).parent))
     for script in ("wan_cache_latents.py", "wan_cache_text_encoder_outputs.py"):
         (tuner / script).write_text(program)
-    (project / "dit.safetensors").write_bytes(b"")
+    wan.write_dit(project / "dit.safetensors")
     return project, tuner
 
 
@@ -108,6 +108,11 @@ def run_script(project: Project, script: Path) -> None:
 
 def test_a_wan_run_is_published_without_encoding_and_cached_by_its_script(tmp_path: Path) -> None:
     project, tuner = make_wan(tmp_path / "project")
+    project.configure(lambda values: values["publish"].update(attention="mem_eff_attn"))
+    refused = project.run("-n", "publish_tiny", check=False)
+    assert refused.returncode and "Traceback" not in refused.output
+    refused.one_line("attention", "musubi-tuner has no mem_eff_attn", "publish.attention")
+    project.configure(lambda values: values["publish"].update(attention="flash_attn"))
     assert project.run("-n", "publish_tiny").jobs == ["publish_tiny"]
     result = project.run("publish_tiny")
     assert result.jobs == ["publish_tiny"]
@@ -125,6 +130,7 @@ def test_a_wan_run_is_published_without_encoding_and_cached_by_its_script(tmp_pa
         ".latentmake-published.json",
     }
     text = (place / "train_tiny.sh").read_text()
+    assert "--flash_attn" in text
     assert "--vae /mnt/e/models/vae.safetensors" in text and f"'{ELSEWHERE}/t5.pth'" in text
     assert "--vae E:\\models\\vae.safetensors" in (place / "train_tiny.bat").read_text()
 

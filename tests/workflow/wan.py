@@ -29,13 +29,18 @@ def make_model(folder: Path) -> None:
     wan_world.write_wan_vae(folder)
     wan_world.write_umt5(folder)
     wan_world.write_clip_vision(folder)
+    write_dit(folder / "wan2.1_t2v_1.3B_bf16.safetensors")
+
+
+def write_dit(path: Path) -> None:
+    """Write a stand-in for the network that is trained."""
     dit = {
         "patch_embedding.weight": torch.ones(4, 16, 1, 2, 2, dtype=torch.bfloat16),
         "blocks.0.self_attn.q.weight": torch.ones(4, 4, dtype=torch.bfloat16),
         "blocks.0.cross_attn.k.weight": torch.ones(4, 4, dtype=torch.bfloat16),
         "head.modulation": torch.ones(1, 2, 4, dtype=torch.bfloat16),
     }
-    save_file(dit, folder / "wan2.1_t2v_1.3B_bf16.safetensors")
+    save_file(dit, path)
 
 
 def make_dataset(folder: Path) -> None:

@@ -23,7 +23,7 @@ from latentmake.trainers.checks import Finding
 from latentmake.trainers.launched import Layout
 from latentmake.trainers.remembered import Memory
 
-__all__ = ["command_arguments", "model_finding", "preflight"]
+__all__ = ["command_arguments", "model_finding", "precision", "preflight"]
 
 
 def preflight(
@@ -59,7 +59,7 @@ def preflight(
     if not quick and not _sees_gpu():
         note = "none is seen here: a training of Wan on a CPU does not end in any useful time"
         yield Finding("GPU", "warning", note)
-    yield _precision(order, models, tuner)
+    yield precision(order, models, tuner)
     attention = "sdpa"
     try:
         attention = pick_attention(order.trainer.attention, tuner, quick=quick)
@@ -119,7 +119,8 @@ def _optional(order: MusubiOrder, tuner: Installation) -> set[str]:
     return {"bitsandbytes"} if eight_bit and tuner.sources.mentions("bitsandbytes") else set()
 
 
-def _precision(order: MusubiOrder, models: Sequence[ModelFile], tuner: Installation) -> Finding:
+def precision(order: MusubiOrder, models: Sequence[ModelFile], tuner: Installation) -> Finding:
+    """Check that the trainer's precision is the number format of the DiT's weights."""
     asked = order.trainer.mixed_precision
     for file in models:
         held = number_format(file.content) if file.content and file.key.startswith("dit") else None

@@ -7,7 +7,7 @@ and the script of each system, with the paths that this system knows.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,23 @@ from latentmake.dataset import IMAGE_EXTENSIONS
 from latentmake.errors import CacheError, SourceError
 from latentmake.layouts import musubi
 from latentmake.media import VIDEO_EXTENSIONS
+from latentmake.musubi import command
 from latentmake.musubi.dataset_toml import shapes
+from latentmake.musubi.installation import Installation
+from latentmake.musubi.model_files import model_files
 from latentmake.musubi.order import ManifestRow, MusubiOrder
+from latentmake.musubi.preflight import model_finding
 from latentmake.musubi.texts import Texts
+from latentmake.trainers import publication_checks
+from latentmake.trainers.checks import Finding, passed
 from latentmake.trainers.launched import rows_of
 from latentmake.trainers.made_there import SETTINGS, MadeThere, settings_files
 from latentmake.trainers.order import read_order
+from latentmake.trainers.publication_checks import SYSTEMS, attention, elsewhere
 from latentmake.trainers.publishing import bring, published_folder, script_files, writable
+from latentmake.trainers.remembered import Memory
 
-__all__ = ["publish", "publish_order"]
+__all__ = ["findings", "publish", "publish_order"]
 
 Say = Callable[[str], None]
 
@@ -55,14 +63,14 @@ def publish(order: MusubiOrder, say: Say) -> None:
     """
     published = published_folder(order)
     folder = writable(published, order, "musubi-tuner")
-    text = Texts(order, published, say)
+    text = Texts(order, published)
+    passed(_findings(order, text), say)
     files = _members(order, text.blocks)
     files |= {
         f"{order.run}_linux.toml": text.dataset("linux").encode(),
         f"{order.run}_win.toml": text.dataset("windows").encode(),
-        **script_files(order, text.commands),
+        **script_files(order, {system: text.commands(system) for system in SYSTEMS}),
     }
-    text.tell_what_is_missing()
     if order.publish.caches:
         bring(order, folder, files, published, say)
         _tell_of_strangers(folder, files, say)
@@ -70,6 +78,48 @@ def publish(order: MusubiOrder, say: Say) -> None:
     made = MadeThere(folder, layouts.of("musubi"), musubi.TEXT_ENDING)
     bring(order, folder, files, published, say, partial(_drop, order, made))
     made.tell(order.run, say)
+
+
+def findings(order: MusubiOrder, memory: Memory | None = None) -> list[Finding]:
+    """Check what would be published, before anything is encoded or copied.
+
+    Args:
+        order: the run.
+        memory: keeps what is found out about the trainer; None asks anew.
+
+    Raises:
+        ConfigError: the configuration says too little for a publication.
+    """
+    return [*_findings(order, Texts(order, published_folder(order)), memory)]
+
+
+def _findings(order: MusubiOrder, text: Texts, memory: Memory | None = None) -> Iterator[Finding]:
+    # Its environment may lie on the trainer's machine alone.
+    place = text.tuner.model_copy(update={"venv": None})
+    models = [*model_files(order.model)]
+    for file in models:
+        if file.key in text.left_out:
+            yield Finding(f"model: {file.key}", "warning", text.left_out[file.key])
+        elif file.place and not Path(file.place).exists():
+            yield elsewhere(file.key, file.place)
+        else:
+            yield model_finding(file)
+    chosen = order.publish.attention is not None
+    yield attention(text.attention, command.ATTENTIONS, "musubi-tuner", chosen)
+    if text.attention not in command.ATTENTIONS:
+        return
+
+    def find() -> Installation:
+        return Installation.find(place, memory)
+
+    yield from publication_checks.findings(
+        commands={system: text.commands(system) for system in SYSTEMS},
+        tomls={system: text.dataset(system) for system in SYSTEMS},
+        names=text.names,
+        folder=place.path,
+        find=find,
+        further=order.trainer.arguments,
+    )
 
 
 def _drop(order: MusubiOrder, made: MadeThere, name: str) -> None:

@@ -20,8 +20,6 @@ from latentmake.trainers.scripts import Commands, Step
 
 __all__ = ["Texts"]
 
-Say = Callable[[str], None]
-
 
 def _network(path: str) -> str:
     """Return the file that stands for a network: the first of a folder that is here."""
@@ -40,13 +38,15 @@ class Texts:
 
     Attributes:
         blocks: (dataset, resolution) -> the folder of its images, below the published folder.
+        names: the paths that were asked for.
+        left_out: key of the model -> why the scripts cannot read its weights.
     """
 
-    def __init__(self, order: MusubiOrder, published: str, say: Say) -> None:
+    def __init__(self, order: MusubiOrder, published: str) -> None:
         self.order = order
         self.published = published
         self.blocks = block_names(order)
-        self.say = say
+        self.left_out: dict[str, str] = {}
         where = f"models.{order.model_name}"
         if order.musubi_tuner is None:
             raise ConfigError(
@@ -66,7 +66,7 @@ class Texts:
             self.clip = self._weights(order.model.clip, f"{where}.clip", "the latents")
             if self.clip is None:
                 self.vae = None  # the latents' script needs both
-        self._names = Names(order, published)
+        self.names = Names(order, published)
 
     @property
     def attention(self) -> str:
@@ -89,9 +89,9 @@ class Texts:
                     where=where,
                     mend="name the file of the original weights, or set `publish.caches: true`",
                 )
-            self.say(
-                f"{self.order.run}: {weights.path} is a folder, and musubi-tuner's scripts want a "
-                f"single file: the published scripts train from the caches and do not cache {what}"
+            self.left_out[where.rpartition(".")[2]] = (
+                f"{weights.path} is a folder, and musubi-tuner's scripts want a single file: the "
+                f"published scripts train from the caches and do not cache {what}"
             )
             return None
         return weights.path
@@ -100,7 +100,7 @@ class Texts:
         """Return the dataset TOML of one system, with forward slashes."""
 
         def directory(ending: str) -> Callable[[str, tuple[int, int]], str]:
-            return lambda dataset, resolution: self._names.named(
+            return lambda dataset, resolution: self.names.named(
                 f"{self.published}/{self.blocks[dataset, resolution]}{ending}",
                 system,
                 self.published,
@@ -116,7 +116,7 @@ class Texts:
     def commands(self, system: System) -> Commands:
         """Return what the script of one system does."""
         order, trainer = self.order, self.order.trainer
-        config = self._names.below(
+        config = self.names.below(
             f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml", system
         )
         latents = text = high_noise = accelerate = None
@@ -129,29 +129,29 @@ class Texts:
         if self.vae is not None:
             latents = command.latents_arguments(
                 order.model,
-                vae=self._names.argument(self.vae, system),
-                clip=None if self.clip is None else self._names.argument(self.clip, system),
+                vae=self.names.argument(self.vae, system),
+                clip=None if self.clip is None else self.names.argument(self.clip, system),
                 **caching,
             )
         if self.t5 is not None:
             text = command.text_arguments(
-                order.model, t5=self._names.argument(self.t5, system), **caching
+                order.model, t5=self.names.argument(self.t5, system), **caching
             )
         if order.model.dit_high_noise is not None:
-            high_noise = self._names.argument(_network(order.model.dit_high_noise), system)
+            high_noise = self.names.argument(_network(order.model.dit_high_noise), system)
         if trainer.accelerate_config is not None:
-            accelerate = self._names.argument(trainer.accelerate_config, system)
+            accelerate = self.names.argument(trainer.accelerate_config, system)
         venvs = ["venv", ".venv"]
         if self.tuner.venv is not None:
-            venvs = [self._names.argument(self.tuner.venv, system, self.tuner.venv)]
+            venvs = [self.names.argument(self.tuner.venv, system, self.tuner.venv)]
         training = command.training_arguments(
-            located(order, lambda path: self._names.argument(path, system)),
+            located(order, lambda path: self.names.argument(path, system)),
             dataset_config=config,
-            dit=self._names.argument(_network(self.dit), system),
+            dit=self.names.argument(_network(self.dit), system),
             dit_high_noise=high_noise,
-            output_dir=self._names.below("output", system),
+            output_dir=self.names.below("output", system),
             output_name=order.run,
-            logging_dir=self._names.below("logs", system) if trainer.logging else None,
+            logging_dir=self.names.below("logs", system) if trainer.logging else None,
             attention=self.attention,
         )
         accelerated = command.accelerate_arguments(order, config=accelerate)
@@ -159,7 +159,7 @@ class Texts:
             run=order.run,
             does=f"Caches what is missing of run {order.run} and trains it with musubi-tuner.",
             program="musubi-tuner",
-            folder=self._names.argument(self.tuner.path, system, self.tuner.path),
+            folder=self.names.argument(self.tuner.path, system, self.tuner.path),
             package="src/musubi_tuner",
             venvs=venvs,
             steps=[
@@ -170,7 +170,3 @@ class Texts:
             script=command.TRAINING_SCRIPT,
             training=training,
         )
-
-    def tell_what_is_missing(self) -> None:
-        """Say which folders a system has no name for, each in a line."""
-        self._names.tell_what_is_missing(self.say)

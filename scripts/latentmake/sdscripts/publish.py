@@ -7,7 +7,7 @@ script of each system, with the paths that this system knows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,10 +22,14 @@ from latentmake.sdscripts.command import (
     training_arguments,
 )
 from latentmake.sdscripts.deploy import METADATA, bucket_settings, dataset_toml, deployed
+from latentmake.sdscripts.installation import find
 from latentmake.sdscripts.order import SdScriptsOrder
+from latentmake.trainers import publication_checks
 from latentmake.trainers.arguments import located
+from latentmake.trainers.checks import Finding, passed
 from latentmake.trainers.made_there import SETTINGS, MadeThere, settings_files
 from latentmake.trainers.order import read_order
+from latentmake.trainers.publication_checks import SYSTEMS, attention, elsewhere
 from latentmake.trainers.publishing import (
     Names,
     block_names,
@@ -35,9 +39,10 @@ from latentmake.trainers.publishing import (
     script_files,
     writable,
 )
+from latentmake.trainers.remembered import Memory
 from latentmake.trainers.scripts import Commands
 
-__all__ = ["publish", "publish_order"]
+__all__ = ["findings", "publish", "publish_order"]
 
 
 def publish_order(order: Path, say: Callable[[str], None]) -> None:
@@ -64,32 +69,17 @@ def publish(order: SdScriptsOrder, say: Callable[[str], None]) -> None:
     """
     published = published_folder(order)
     folder = writable(published, order, "sd-scripts")
-    names = Names(order, published)
-    blocks = block_names(order)
-
-    def toml(system: System) -> bytes:
-        place = f"{published}/"
-        text = dataset_toml(
-            order, blocks, lambda block: names.named(place + block, system, published)
-        )
-        return text.encode()
-
-    files = deployed(order, blocks, caches=order.publish.caches)
+    written = _Written(order, published)
+    passed(_findings(order, written), say)
+    files = deployed(order, written.blocks, caches=order.publish.caches)
     if not order.publish.caches:
-        for (dataset, _), block in blocks.items():
+        for (dataset, _), block in written.blocks.items():
             files |= settings_files(block, **_settings(order, order.datasets[dataset]))
     files |= {
-        f"{order.run}_linux.toml": toml("linux"),
-        f"{order.run}_win.toml": toml("windows"),
-        **script_files(order, partial(_commands, order, names)),
+        f"{order.run}_linux.toml": written.tomls["linux"].encode(),
+        f"{order.run}_win.toml": written.tomls["windows"].encode(),
+        **script_files(order, written.commands),
     }
-    names.tell_what_is_missing(say)
-    for flag, path in encoder_places(order).items():
-        if order.architecture == "flux" and Path(path).is_dir():
-            say(
-                f"{order.run}: {path} is a folder, and sd-scripts' {flag} wants a file: add "
-                f"[{flag}, FILE] to the trainer's `arguments`"
-            )
     if order.publish.caches:
         bring(order, folder, files, published, say)
         return
@@ -97,6 +87,73 @@ def publish(order: SdScriptsOrder, say: Callable[[str], None]) -> None:
     made = MadeThere(folder, layout, layout.text_ending)
     bring(order, folder, files, published, say, partial(_drop, folder, files, made))
     made.tell(order.run, say)
+
+
+def findings(order: SdScriptsOrder, memory: Memory | None = None) -> list[Finding]:
+    """Check what would be published, before anything is encoded or copied.
+
+    Args:
+        order: the run.
+        memory: keeps what is found out about the trainer; None asks anew.
+
+    Raises:
+        ConfigError: the configuration says too little for a publication.
+    """
+    return [*_findings(order, _Written(order, published_folder(order)), memory)]
+
+
+class _Written:
+    """What is written into the published folder besides its items, in the paths of each system."""
+
+    def __init__(self, order: SdScriptsOrder, published: str) -> None:
+        names, blocks = Names(order, published), block_names(order)
+
+        def toml(system: System) -> str:
+            place = f"{published}/"
+            return dataset_toml(
+                order, blocks, lambda block: names.named(place + block, system, published)
+            )
+
+        self.names = names
+        self.blocks = blocks
+        self.tomls = {system: toml(system) for system in SYSTEMS}
+        self.commands = {system: _commands(order, names, system) for system in SYSTEMS}
+
+
+def _findings(
+    order: SdScriptsOrder, written: _Written, memory: Memory | None = None
+) -> Iterator[Finding]:
+    places = {"checkpoint": order.model.checkpoint or "", **encoder_places(order)}
+    if not order.publish.caches and order.architecture != "flux":
+        places["vae"] = order.model.vae.path or ""
+    for key, place in places.items():
+        if place and not Path(place).exists():
+            yield elsewhere(key, place)
+        elif key.startswith("--") and Path(place).is_dir():
+            note = f"{place} is a folder, and sd-scripts wants a file: add [{key}, FILE] to the "
+            note += "trainer's `arguments`"
+            if order.architecture == "flux" or not order.publish.caches:
+                yield Finding(f"model: {key}", "warning", note)
+    chosen = order.publish.attention is not None
+    asked = order.publish.attention or order.trainer.attention
+    yield attention(asked, ("sdpa", "xformers", "mem_eff_attn"), "sd-scripts", chosen)
+    if order.publish.num_workers is not None:
+        note = "sd-scripts makes its caches without workers: `publish.num_workers` has no effect"
+        yield Finding("num_workers", "warning", note)
+    if order.publish.batch_size is not None and order.publish.caches:
+        note = "`publish.batch_size` has no effect: sd-scripts finds the caches that are published"
+        yield Finding("batch_size", "warning", note)
+    # Its environment may lie on the trainer's machine alone.
+    there = order.sd_scripts.model_copy(update={"venv": None})
+    here = order.model_copy(update={"sd_scripts": there})
+    yield from publication_checks.findings(
+        commands=written.commands,
+        tomls=written.tomls,
+        names=written.names,
+        folder=there.path,
+        find=lambda: find(here, memory),
+        further=order.trainer.arguments,
+    )
 
 
 def _drop(folder: Path, files: Mapping[str, Path | bytes], made: MadeThere, name: str) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import glob
 import posixpath
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -96,17 +96,14 @@ class Names:
         """Return the same of a path below the published folder."""
         return self.argument(f"{self.published}/{name}", system, self.published)
 
-    def tell_what_is_missing(self, say: Say) -> None:
-        """Say which folders a system has no name for, each in a line."""
-        run = self.order.run
-        for system, folders in self._unnamed.items():
-            mine, other = ("windows", "linux") if system == "windows" else ("linux", "windows")
-            for folder in _outermost(folders):
-                say(
-                    f"{run}: {folder} has no name under {mine.capitalize()}, so the files for "
-                    f"{mine.capitalize()} name it as it is; to mend it, add to "
-                    f"publish.path_maps: - {{{other}: {folder}, {mine}: ...}}"
-                )
+    def unnamed(self, system: System) -> Iterator[str]:
+        """Yield a line for each folder that was asked for and that a system has no name for."""
+        mine, other = ("windows", "linux") if system == "windows" else ("linux", "windows")
+        for folder in _outermost(self._unnamed[system]):
+            yield (
+                f"{folder} has no name under {mine.capitalize()}: it is named as it is; add to "
+                f"publish.path_maps: - {{{other}: {folder}, {mine}: ...}}"
+            )
 
 
 def _outermost(folders: Iterable[str]) -> list[str]:
@@ -164,20 +161,19 @@ def launch_options(order: Order) -> list[str]:
     return ["--num_processes", str(number), *(["--multi_gpu"] if number > 1 else [])]
 
 
-def script_files(order: Order, commands: Callable[[System], Commands]) -> dict[str, bytes]:
+def script_files(order: Order, commands: Mapping[System, Commands]) -> dict[str, bytes]:
     """Return the scripts of a publication: name -> content.
 
     Args:
         order: the run.
-        commands: what the script of a system does.
+        commands: what the script of each system does.
 
     Raises:
         ConfigError: an argument has signs that a script cannot pass on.
     """
-    windows = commands("windows")
-    found = {"sh": shell_script(commands("linux")), "bat": batch_script(windows)}
+    found = {"sh": shell_script(commands["linux"]), "bat": batch_script(commands["windows"])}
     if order.publish.powershell:
-        found["ps1"] = powershell_script(windows)
+        found["ps1"] = powershell_script(commands["windows"])
     return {f"train_{order.run}.{ending}": text.encode() for ending, text in found.items()}
 
 

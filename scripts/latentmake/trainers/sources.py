@@ -45,11 +45,12 @@ class Sources:
                 "refuses_sage": self._refuses_sage(),
                 "demands_precision": self._demands_precision(),
                 "needs": sorted(self._needs()),
+                "dataset_keys": sorted(self._dataset_keys()),
                 "files": sorted(map(str, self._trees)),
             }
             return facts, [*self._trees, *{path.parent for path in self._trees}]
 
-        question = ["sources", str(self._script), [str(root) for root in self._roots]]
+        question = ["sources 2", str(self._script), [str(root) for root in self._roots]]
         facts: dict[str, Any] = remembered(self._memory, question, find)
         return facts
 
@@ -77,6 +78,11 @@ class Sources:
     def needs(self) -> frozenset[str]:
         """Packages of others that it imports whenever it runs, by their first names."""
         return frozenset(self._facts["needs"])
+
+    @property
+    def dataset_keys(self) -> frozenset[str] | None:
+        """Keys that its schema of the dataset TOML knows; None where there is no such schema."""
+        return frozenset(self._facts["dataset_keys"]) or None
 
     @cached_property
     def _trees(self) -> dict[Path, ast.Module]:
@@ -144,6 +150,17 @@ class Sources:
         if "--dataset_config" not in flags or lenient or self._unreadable:
             return None
         return frozenset(flag for flag in flags if flag.startswith("-"))
+
+    def _dataset_keys(self) -> Iterator[str]:
+        """Yield the keys of all dictionaries of the class `ConfigSanitizer`, wrapped ones too."""
+        for tree in self._trees.values():
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and node.name == "ConfigSanitizer":
+                    tables = (each for each in ast.walk(node) if isinstance(each, ast.Dict))
+                    for key in (key for table in tables for key in table.keys):
+                        name = key.args[0] if isinstance(key, ast.Call) and key.args else key
+                        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                            yield name.value
 
     def _refuses_sage(self) -> bool:
         for tree in self._trees.values():
