@@ -15,7 +15,7 @@ from latentmake.errors import ModelError
 from latentmake.weights import original_files, projection_file, tokenizer_files, weights_files
 
 __all__ = [
-    "FORMAT_VERSION",
+    "FORMAT_VERSIONS",
     "NEW",
     "latents_recipe",
     "make",
@@ -25,8 +25,9 @@ __all__ = [
     "weights_digest",
 ]
 
-FORMAT_VERSION = 1
-"""Raised when the same source and settings would give other bytes; every cache is then stale."""
+FORMAT_VERSIONS = {"autoencoder_kl": 2, "wan": 1, "text": 1}
+"""By kind of bytes; raised when the same source and settings would give others, and every cache of
+that kind is then stale. 2: pictures lie contiguous before an AutoencoderKL."""
 
 NEW = "new"
 """In the place of a projection's path: it begins with random weights."""
@@ -153,7 +154,7 @@ def _wan_latents(
     at what lies behind a transparent one.
     """
     recipe: dict[str, object] = {
-        "format": FORMAT_VERSION,
+        "format": FORMAT_VERSIONS["wan"],
         "kind": "latents",
         "layout": model.layout,
         "encoder": model.encoder,
@@ -185,7 +186,7 @@ def _sdscripts_latents(dataset: Dataset, model: Model, weights: str) -> dict[str
     """
     assert model.architecture is not None
     recipe: dict[str, object] = {
-        "format": FORMAT_VERSION,
+        "format": FORMAT_VERSIONS["autoencoder_kl"],
         "kind": "latents",
         "layout": model.layout,
         "architecture": model.architecture,
@@ -209,7 +210,7 @@ def latents_recipe(dataset: Dataset, model: Model, weights: str) -> dict[str, ob
         weights: the VAE's digest.
     """
     recipe: dict[str, object] = {
-        "format": FORMAT_VERSION,
+        "format": FORMAT_VERSIONS["autoencoder_kl"],
         "kind": "latents",
         "layout": "plain",
         "weights": weights,
@@ -231,7 +232,7 @@ def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, objec
         weights: digests of each encoder, of its tokenizer, and of its projection if it has one.
     """
     recipe: dict[str, object] = {
-        "format": FORMAT_VERSION,
+        "format": FORMAT_VERSIONS["text"],
         "kind": "text",
         "layout": "plain",
         "dtype": model.text_dtype or model.dtype,

@@ -113,7 +113,7 @@ def main() -> None:
     write_caches(HERE)
     for name in FITS:
         np.save(HERE / name, fitted(name))
-    sys.stdout.write(f"written for FORMAT_VERSION {recipe.FORMAT_VERSION}\n")
+    sys.stdout.write(f"written for FORMAT_VERSIONS {recipe.FORMAT_VERSIONS}\n")
 
 
 if __name__ == "__main__":

@@ -189,7 +189,8 @@ def test_what_does_not_shape_embeddings_is_not_in_their_recipe(change: dict[str,
 
 
 def test_both_recipes_name_the_format() -> None:
-    assert latents()["format"] == text()["format"] == recipe.FORMAT_VERSION
+    assert latents()["format"] == recipe.FORMAT_VERSIONS["autoencoder_kl"]
+    assert text()["format"] == recipe.FORMAT_VERSIONS["text"]
 
 
 def test_without_an_architecture_the_recipe_of_text_is_what_it_has_always_been() -> None:

@@ -154,6 +154,9 @@ def encode_images(
         [N, C, H / factor, W / factor], float32, on the CPU.
     """
     images = pixels.to(vae.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
+    # As decoded pictures lie, a channel beside the other, a CPU's convolutions and normalisations
+    # are many times less exact (tests/bench/exactness.py).
+    images = images.contiguous()
     posterior = vae.encode(images.to(vae.dtype)).latent_dist
     latents: torch.Tensor = posterior.mean.float().cpu()
     if seeds is None:
