@@ -13,6 +13,11 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 min_version("9.27")
+sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
+
+from latentmake.config.document import check_files
+
+check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
 
 # A file of the user's own replaces the sample's, it does not add to it.
 if not workflow.overwrite_configfiles:
@@ -42,3 +47,6 @@ include: "rules/compare.smk"
 if SESSION.config.storage:
 
     include: "rules/storage.smk"
+
+
+check_targets()

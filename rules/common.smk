@@ -3,7 +3,6 @@
 
 # Jobs inherit it: threads that wait actively halve the speed of everything beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
 from contextlib import redirect_stderr
 from functools import partial
@@ -13,6 +12,7 @@ from latentmake.devices import visible
 from latentmake.handover import VARIABLE
 from latentmake.session import Session
 from snakemake.cli import parse_args
+from snakemake.logging import logger
 
 SAMPLE_MODEL = "models/tiny-sd"
 SAMPLE_MODEL_MARKER = f"{SAMPLE_MODEL}/model_index.json"
@@ -32,9 +32,13 @@ SESSION = Session(
     main=workflow.is_main_process and not (ASKED.lint or ASKED.unlock),
     force=bool(ASKED.forceall or ASKED.force or ASKED.forcerun),
     dry=bool(ASKED.dryrun),
+    home=Path(workflow.basedir),
     buildable={SAMPLE_MODEL: SAMPLE_MODEL_MARKER},
     allowed=ASKED.allowed_rules or [],
 )
+
+# Snakemake keeps no records here (see profiles/default), which it would remark on in each dry run.
+logger.addFilter(lambda record: "provenance/metadata" not in str(record.msg))
 
 # Jobs on a cluster inherit it: which plan they carry out.
 os.environ.setdefault(VARIABLE, "")
@@ -67,6 +71,18 @@ def resources_of(kind, order=None):
         gpus = min(1, len(GPUS)) if kind == "encode" else len(GPUS)
     asked = SESSION.order_resources(order) if order else SESSION.resources(kind)
     return {**asked, "gpu": gpus}
+
+
+def check_targets():
+    """End with one line where the user asked for what no rule makes."""
+    few = [
+        each for each in workflow.rules if each.has_wildcards() or len(each.output) < 9
+    ]
+    SESSION.check_targets(
+        ASKED.targets or [],
+        {each.name for each in workflow.rules if not each.has_wildcards()},
+        lambda target: any(each.is_producer(target) for each in few),
+    )
 
 
 def final_target(run):

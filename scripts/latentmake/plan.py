@@ -190,8 +190,12 @@ class Planner:
 
     # -- what a run needs ---------------------------------------------------------------------
 
-    def _check_resolutions(self, name: str, run: Run) -> None:
-        """Refuse a resolution that the VAE cannot encode without cutting more off."""
+    def check_resolutions(self, name: str, run: Run) -> None:
+        """Refuse a resolution that the VAE cannot encode without cutting more off.
+
+        Raises:
+            ConfigError: the first mistake.
+        """
         model = self.config.models[run.model]
         if model.layout != "plain":
             return  # whose steps the configuration has been checked for
@@ -358,7 +362,7 @@ class Planner:
         self._take_in_receipts()
         needed: dict[tuple[str, str], dict[str, set[str]]] = {}
         for name, run in runs.items():
-            self._check_resolutions(name, run)
+            self.check_resolutions(name, run)
             for part in parts_of(self.config, run):
                 asked = needed.setdefault((part.dataset, part.model), {})
                 asked.setdefault(part.name, set()).add(name)

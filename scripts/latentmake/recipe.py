@@ -12,7 +12,13 @@ from pathlib import Path
 from latentmake import digest
 from latentmake.config import Dataset, Model, Weights
 from latentmake.errors import ModelError
-from latentmake.weights import original_files, projection_file, tokenizer_files, weights_files
+from latentmake.weights import (
+    original_files,
+    projection_file,
+    refuse_missing,
+    tokenizer_files,
+    weights_files,
+)
 
 __all__ = [
     "FORMAT_VERSIONS",
@@ -102,6 +108,7 @@ def training_digest(
     Raises:
         ModelError: files are missing or cannot be read.
     """
+    refuse_missing(unet)
     schedule = Path(scheduler) / "scheduler_config.json"
     if not schedule.is_file():
         raise ModelError(

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from latentmake import orders, storage
-from latentmake.config import Config, Run, SdScriptsTrainer, TrainingJob, nearest, parse
-from latentmake.errors import ConfigError, LatentmakeError, UserError, storage_error
+from latentmake import orders, storage, workspace
+from latentmake.config import Config, Run, SdScriptsTrainer, TrainingJob, parse
+from latentmake.errors import LatentmakeError, UserError, storage_error
 from latentmake.foreign.plan import plan_adopt, plan_export, refuse_company
 from latentmake.handover import Handover
 from latentmake.memo import Memo
@@ -30,6 +30,7 @@ from latentmake.report.check_order import plan_check
 from latentmake.report.compared import Page, is_page, plan_page
 from latentmake.report.table import plan_table, status_lines
 from latentmake.single import single
+from latentmake.targets import ON_REQUEST, check_known, is_training_asked, runs_asked_for
 
 __all__ = ["Session"]
 
@@ -37,8 +38,6 @@ MEMO = Path(".latentmake/memo.sqlite")
 Result = TypeVar("Result")
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _UNKNOWN_SECONDS = 2.0  # an item of a model that nobody has encoded with yet
-_ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "check")
-_PER_RUN = ("train", "caches", "latents", "text", "status", "publish", *_ON_REQUEST)
 
 
 class Session:
@@ -50,6 +49,7 @@ class Session:
         main: whether this process plans.
         force: whether the user forces jobs that have nothing to do.
         dry: whether this is a dry run, which starts no process that would need the plan.
+        home: folder of the Snakefile.
         buildable: folders that a rule makes.
         allowed: in a process that Snakemake starts, the rules that it shall know.
     """
@@ -62,21 +62,24 @@ class Session:
         main: bool,
         force: bool = False,
         dry: bool = False,
+        home: Path = Path(),
         buildable: Mapping[str, str] | None = None,
         allowed: Collection[str] = (),
     ) -> None:
         self.main = main
         self._buildable = dict(buildable or {})
         self._planner: Planner | None = None
-        self._singles: dict[str, tuple[WorkOrder, bool] | None] = {}
+        self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self._asked: dict[str, dict[str, str]] = {}
+        if main:
+            _or_exit(lambda: workspace.check(home, dry=dry))
         self.config: Config = _or_exit(lambda: parse(values))
         _or_exit(lambda: storage.check_plugin(self.config))
         self.plan = Plan({}, [])
         self.pages: list[Page] = []
         if main:
             names = _or_exit(lambda: self._planned_runs(targets))
-            trained = [name for name in names if _is_training_asked(name, targets)]
+            trained = [name for name in names if is_training_asked(name, targets)]
             self.plan = _or_exit(lambda: self._planned(names, trained, force))
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
             files = [target for target in targets if target.startswith("cache/")]
@@ -123,7 +126,7 @@ class Session:
             for name, plan in self.plan.runs.items()
         }
         runs |= {name: kinds for name, kinds in self._asked.items() if name not in runs}
-        singles = {path: found[0].name for path, found in self._singles.items() if found}
+        singles = {path: order.name for path, (order, _) in self._singles.items()}
         handover = Handover({o.rule: o.name for o in self.plan.orders}, singles, runs)
         if not dry:
             handover.write(time.time_ns())
@@ -145,7 +148,7 @@ class Session:
         asked = {
             name: {
                 kind: str(makers[kind](plan, self.runs[name]))
-                for kind in _ON_REQUEST
+                for kind in ON_REQUEST
                 if f"{kind}_{name}" in targets
             }
             for name, plan in self.plan.runs.items()
@@ -198,6 +201,13 @@ class Session:
         """Tidy up and keep what jobs will replace: when Snakemake has its lock, before any job."""
         singles = [order for order, stale in filter(None, self._singles.values()) if stale]
         self._building = orders.begin([*self.plan.orders, *singles])
+
+    def check_targets(
+        self, targets: Sequence[str], rules: Collection[str], is_made: Callable[[str], bool]
+    ) -> None:
+        """End the program with one line where a target is none that a rule makes."""
+        if self.main:
+            _or_exit(lambda: check_known(targets, self.runs, rules=rules, is_made=is_made))
 
     # -- what rules ask -----------------------------------------------------------------------
 
@@ -337,47 +347,13 @@ class Session:
             order = self._handover.single(path)
             return (self.order_inputs(order), True) if order else ({}, False)
         found = self._singles[path] if path in self._singles else self._single(path)
-        if found is None:
-            # Snakemake then says that this file is missing and which one it was for.
-            return {"order": f"an item of a dataset and a model for {path}"}, True
         single, stale = found
         return self.order_inputs(single), stale
 
-    def _single(self, path: str) -> tuple[WorkOrder, bool] | None:
+    def _single(self, path: str) -> tuple[WorkOrder, bool]:
         planner = self._planner
-        if planner is None or path.count("/") < 4:
-            return None
+        assert planner is not None
         return _or_exit(lambda: single(planner, path))
-
-
-def _is_training_asked(run: str, targets: Sequence[str]) -> bool:
-    """Whether some targets stand for the training of a run: its own, or all."""
-    return not targets or any(
-        each in ("all", f"train_{run}", f"runs/{run}/trained.json") for each in targets
-    )
-
-
-def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]:
-    """Return the runs that some targets need: all of them where a target does not tell.
-
-    Raises:
-        ConfigError: a target names a run that there is not.
-    """
-    found: dict[str, None] = {}
-    for target in targets:
-        if target.startswith(("cache/", "models/")) or is_page(target):
-            continue
-        word, _, name = target.partition("_")
-        if target.startswith("runs/"):
-            word, name = "runs", target.split("/")[1]
-        if word in _PER_RUN and name and "/" not in name and name not in runs:
-            guess = nearest(name, runs)
-            mend = f"did you mean `{word}_{guess}`?" if guess else f"known: {', '.join(runs)}"
-            raise ConfigError(f"there is no run `{name}`", where=target, mend=mend)
-        if name not in runs or word not in ("runs", *_PER_RUN):
-            return list(runs)
-        found[name] = None
-    return list(found) if targets else list(runs)
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from latentmake import digest, evaluate, layouts
 from latentmake.batches import work_order
+from latentmake.config import Run, nearest
+from latentmake.errors import ConfigError
 from latentmake.evaluate import Source
 from latentmake.layouts import Named
 from latentmake.memo import target_stat
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["single"]
 
 
-def single(planner: Planner, path: str) -> tuple[WorkOrder, bool] | None:
+def single(planner: Planner, path: str) -> tuple[WorkOrder, bool]:
     """Plan one cache file, asked for by its name.
 
     Args:
@@ -28,28 +33,58 @@ def single(planner: Planner, path: str) -> tuple[WorkOrder, bool] | None:
         path: `cache/{dataset}/{model}/...`.
 
     Returns:
-        Its order, and whether it is stale; None where there is no such item.
+        Its order, and whether it is stale.
 
     Raises:
         SourceError: its source cannot be read.
-        UserError: something that makes planning impossible.
+        UserError: there is no such item, or something makes planning impossible.
     """
-    _, dataset, model, place, name = path.split("/", 4)
-    if model not in planner.config.models:
-        return None
+    config = planner.config
+    _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
+    for kind, word, known in (
+        ("dataset", dataset, (PROMPTS, *config.datasets)),
+        ("model", model, tuple(config.models)),
+    ):
+        if word not in known:
+            guess = nearest(word, known)
+            mend = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
+            raise ConfigError(f"there is no {kind} `{word}`", where=path, mend=mend)
+    if dataset != PROMPTS and re.fullmatch(r"[0-9]+(x[0-9]+)?", place):
+        _check_size(planner, dataset, model, place, path)
     layout = layouts.of(planner.layout(model))
-    bases = layout.owners(name)
+    bases, example = layout.owners(name), ""
     for part in layout.parts([place]):
         folder = layout.folder(dataset, model, part)
         if folder != f"cache/{dataset}/{model}/{place}":
             continue
-        settings = planner.config.datasets.get(dataset)
+        settings = config.datasets.get(dataset)
         for source in _sources(planner, dataset, model, part):
-            if layout.base(source.stem) in bases:
-                for named in layout.named(folder, part, source.stem, source.media, settings):
-                    if named.path == path:
-                        return _single(planner, dataset, model, part, source, named)
-    return None
+            if example and layout.base(source.stem) not in bases:
+                continue
+            for named in layout.named(folder, part, source.stem, source.media, settings):
+                if named.path == path:
+                    return _single(planner, dataset, model, part, source, named)
+                example = example or named.path
+    mend = (
+        f"a name that can be asked for is {example}" if example else "check the name of its folder"
+    )
+    raise ConfigError("no item has a cache file of this name", where=path, mend=mend)
+
+
+def _check_size(planner: Planner, dataset: str, model: str, place: str, path: str) -> None:
+    """Refuse a resolution that a run of this dataset and model could not have."""
+    try:
+        run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
+        planner.config.check_run("NAME", run)
+        planner.check_resolutions("NAME", run)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=path, mend=error.mend) from None
+    except ValidationError as error:
+        raise ConfigError(
+            f"{place} is no resolution that can be encoded ({error.errors()[0]['msg']})",
+            where=path,
+            mend="use a resolution of a run",
+        ) from None
 
 
 def _sources(planner: Planner, dataset: str, model: str, part: str) -> list[Source]:

@@ -16,6 +16,7 @@ __all__ = [
     "config_file",
     "original_files",
     "projection_file",
+    "refuse_missing",
     "tokenizer_files",
     "tokenizer_folder",
     "vae_factor",
@@ -55,8 +56,7 @@ def weights_files(weights: Weights) -> list[Path]:
             )
         config = config_file(weights)
         return [path] if config is None else [config, path]
-    if not path.is_dir():
-        raise ModelError("this model does not exist", where=path, mend="correct its path")
+    refuse_missing(weights)
     config = path / "config.json"
     if not config.is_file():
         raise ModelError(
@@ -79,6 +79,22 @@ def weights_files(weights: Weights) -> list[Path]:
         where=path,
         mend=f"it should hold {_STEMS[0]}.safetensors or {_STEMS[1]}.safetensors; copy it again",
     )
+
+
+def refuse_missing(weights: Weights) -> None:
+    """Refuse a path where nothing lies; it may be meant as the id of a hub model.
+
+    Raises:
+        ModelError: nothing lies there.
+    """
+    path = Path(weights.path or "")
+    if weights.path is None or path.exists():
+        return
+    mend = "correct its path"
+    if not path.is_absolute() and len(path.parts) == 2 and not Path(path.parts[0]).exists():
+        mend += f", or name a model of the hub as {{hub: {path}, revision: ...}}, with its commit"
+        mend += " (40 hex digits)"
+    raise ModelError("this model does not exist", where=path, mend=mend)
 
 
 def _shards(index: Path) -> list[Path]:
@@ -192,6 +208,7 @@ def tokenizer_files(weights: TextWeights) -> list[Path]:
     Raises:
         ModelError: there are none.
     """
+    refuse_missing(weights)
     folder = tokenizer_folder(weights)
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
     if not files:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from latentmake.config import Run
 from latentmake.errors import ConfigError
-from latentmake.session import runs_asked_for
+from latentmake.targets import check_known, runs_asked_for
 
 RUNS = {name: Run(datasets=["cats"], model="sd15", resolutions=[64]) for name in ("cats", "a_b")}
 
@@ -24,6 +24,8 @@ RUNS = {name: Run(datasets=["cats"], model="sd15", resolutions=[64]) for name in
         (["compare_cats_vs_a_b"], []),
         (["reports/compare_cats_vs_a_b.html"], []),
         (["compare_cats_vs_a_b", "train_cats"], ["cats"]),
+        (["sample_model"], []),
+        (["clean"], []),
     ],
 )
 def test_only_the_runs_asked_for_are_planned(targets: list[str], expected: list[str]) -> None:
@@ -35,3 +37,38 @@ def test_a_run_that_there_is_not_is_answered_with_the_nearest() -> None:
         ConfigError, match=r"train_cat: there is no run `cat`; did you mean `train_cats`"
     ):
         runs_asked_for(["train_cat"], RUNS)
+
+
+RULES = ["all", "train_cats", "caches_cats", "status_cats", "train_a_b", "encode_latents_x_123"]
+
+
+def made(target: str) -> bool:
+    return target in ("runs/cats/dataset.lock", "reports/x.html")
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("trian_cats", "did you mean `train_cats`?"),
+        ("train", "did you mean `train_"),
+        ("foo_cats", "of the run cats there are caches_cats, status_cats, train_cats"),
+        ("clean", "caches without an item are removed by a build; targets: all, train_{run}, "),
+        (
+            "zzz",
+            "targets: all, train_{run}, caches_{run}, status_{run}, cache/...; runs: cats, a_b",
+        ),
+        ("runs/cats/lock", "targets: all"),
+    ],
+)
+def test_a_target_that_no_rule_makes_is_answered_with_the_nearest_or_all(
+    target: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_known(["all", target], RUNS, rules=RULES, is_made=made)
+    assert str(caught.value).startswith(f"{target}: there is no such target")
+    assert expected in str(caught.value) and "encode_" not in str(caught.value)
+
+
+def test_targets_that_rules_make_are_taken() -> None:
+    targets = ["train_cats", "runs/cats/dataset.lock", "reports/x.html", "cache/a/b/64/c.npz"]
+    check_known(targets, RUNS, rules=RULES, is_made=made)

@@ -165,3 +165,14 @@ def test_the_configuration_of_something_else_is_refused(tmp_path: Path, config: 
     network(tmp_path, config=config)
     with pytest.raises(ModelError, match="is not the configuration of an AutoencoderKL"):
         weights.vae_factor(Weights(path=str(tmp_path)))
+
+
+def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refusal(Path("stabilityai/sd-vae-ft-mse"))
+    assert "{hub: stabilityai/sd-vae-ft-mse, revision: ...}" in line and "40 hex" in line
+    (tmp_path / "models").mkdir()
+    for place in (Path("models/vae"), tmp_path / "models", Path("vae"), Path("a/b/c")):
+        assert "hub" not in refusal(place)

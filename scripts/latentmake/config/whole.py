@@ -99,33 +99,41 @@ class Config(Closed):
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         for name, run in self.runs.items():
-            for dataset in run.datasets:
-                _known(f"runs.{name}.datasets", dataset, self.datasets, "dataset")
-            _known(f"runs.{name}.model", run.model, self.models, "model")
-            _no_doubles(f"runs.{name}.datasets", run.datasets)
-            _no_doubles(f"runs.{name}.resolutions", [each.name for each in run.resolutions])
-            model = self.models[run.model]
-            _trainer_fits(name, run, model)
-            if model.layout == "sdscripts":
-                check_datasets(name, run, model, self.datasets)
-                check_trainer(name, run, model, self.sd_scripts)
-            else:
-                refuse_keys(run, self.datasets)
-            if model.layout == "musubi":
-                self._check_wan(name, run, model)
-            elif video := [each for each in run.datasets if self.datasets[each].video]:
-                raise ConfigError(
-                    f"the dataset {video[0]} holds videos, which {run.model} cannot encode",
-                    where=f"runs.{name}.datasets",
-                    mend=f"set the `task` of models.{run.model} if it is a Wan model",
-                )
-            elif control := [x for x in run.datasets if self.datasets[x].control_directory]:
-                raise ConfigError(
-                    f"the dataset {control[0]} has control images, which only Wan models know",
-                    where=f"runs.{name}.datasets",
-                    mend="leave out its `control_directory`",
-                )
+            self.check_run(name, run)
         return self
+
+    def check_run(self, name: str, run: Run) -> None:
+        """Refuse a run that its datasets, its model or its trainer do not allow.
+
+        Raises:
+            ConfigError: the first mistake.
+        """
+        for dataset in run.datasets:
+            _known(f"runs.{name}.datasets", dataset, self.datasets, "dataset")
+        _known(f"runs.{name}.model", run.model, self.models, "model")
+        _no_doubles(f"runs.{name}.datasets", run.datasets)
+        _no_doubles(f"runs.{name}.resolutions", [each.name for each in run.resolutions])
+        model = self.models[run.model]
+        _trainer_fits(name, run, model)
+        if model.layout == "sdscripts":
+            check_datasets(name, run, model, self.datasets)
+            check_trainer(name, run, model, self.sd_scripts)
+        else:
+            refuse_keys(run, self.datasets)
+        if model.layout == "musubi":
+            self._check_wan(name, run, model)
+        elif video := [each for each in run.datasets if self.datasets[each].video]:
+            raise ConfigError(
+                f"the dataset {video[0]} holds videos, which {run.model} cannot encode",
+                where=f"runs.{name}.datasets",
+                mend=f"set the `task` of models.{run.model} if it is a Wan model",
+            )
+        elif control := [x for x in run.datasets if self.datasets[x].control_directory]:
+            raise ConfigError(
+                f"the dataset {control[0]} has control images, which only Wan models know",
+                where=f"runs.{name}.datasets",
+                mend="leave out its `control_directory`",
+            )
 
     def _check_wan(self, name: str, run: Run, model: Model) -> None:
         if self.musubi_tuner is None and (run.trainer is not None or model.encoder == "musubi"):

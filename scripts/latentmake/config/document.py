@@ -1,0 +1,162 @@
+"""Check of configuration files as text: encoding, syntax, keys that occur twice.
+
+Snakemake reads them itself, but names no line of a mistake and keeps the last of two equal keys. So
+this check comes first: for files named on the command line from the profile, for any file from the
+Snakefile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+from latentmake.errors import ConfigError
+
+__all__ = ["check_command", "check_file", "check_files"]
+
+_TOP = "write the sections datasets, models and runs; see config/README.md"
+
+
+def check_command(arguments: Sequence[str]) -> None:
+    """Check the files that a command line names by `--configfile`; exit with one line.
+
+    Args:
+        arguments: of Snakemake, without the program itself.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--configfile", "--configfiles", nargs="+", default=[], dest="files")
+    try:
+        files = parser.parse_known_args(list(arguments))[0].files
+    except argparse.ArgumentError:
+        return  # Snakemake says what is wrong
+    check_files(files)
+
+
+def check_files(files: Iterable[str | Path]) -> None:
+    """Check some configuration files; the first mistake ends the program with its one line."""
+    try:
+        for file in files:
+            check_file(Path(file))
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+
+
+def check_file(path: Path) -> None:
+    """Check that a configuration file can be read, and says nothing twice.
+
+    Raises:
+        ConfigError: the first mistake, with its line.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", where=path, mend="name a file that can be read"
+        ) from None
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _mistake(
+            path,
+            data[: error.start].count(b"\n"),
+            f"the byte 0x{data[error.start]:02x} is not UTF-8",
+            "save the file in UTF-8",
+        ) from None
+    try:
+        values = json.loads(text, object_pairs_hook=lambda pairs: _unique(path, pairs))
+    except (ValueError, RecursionError):
+        _check_yaml(path, text)
+    else:
+        if not isinstance(values, dict):
+            raise ConfigError("has no keys at its top level", where=path, mend=_TOP)
+
+
+def _missing(path: Path) -> ConfigError:
+    if path.suffix not in (".yaml", ".yml", ".json") and "/" not in str(path):
+        mend = "if it is a target, write it before --configfile"
+    elif str(path) == "config/config.yaml":
+        mend = "name your configuration by --configfile FILE"
+    else:
+        mend = "correct the path after --configfile"
+    return ConfigError(f"there is no such file in {Path.cwd()}", where=path, mend=mend)
+
+
+def _mistake(path: Path, line: int, what: str, mend: str) -> ConfigError:
+    return ConfigError(what, where=f"{path}, line {line + 1}", mend=mend)
+
+
+def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return the values of a JSON object, whose keys must differ."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ConfigError(f"the key `{twice}` occurs twice", where=path, mend="write it once")
+    return values
+
+
+def _check_yaml(path: Path, text: str) -> None:
+    hint = "check brackets, quotes and indentation there"
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise ConfigError("is empty", where=path, mend=_TOP)
+        if not isinstance(node, yaml.MappingNode):
+            what = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
+            line = node.start_mark.line
+            raise _mistake(path, line, f"{what} is in the place of sections", _TOP)
+        for error in _repeated(path, node):
+            raise error
+        values = loader.construct_document(node)
+        json.dumps(values, default=str, skipkeys=True)  # which finds a section that holds itself
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n")
+        what = f"the character U+{error.character:04X} is not allowed"
+        raise _mistake(path, line, what, "remove it, and save the file in UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = 0 if mark is None else mark.line
+        what = ", ".join(each for each in (error.context, error.problem) if each)
+        if "'\\t'" in what:
+            what, hint = "a tab stands where YAML wants spaces", "indent with spaces"
+        raise _mistake(path, line, what, hint) from None
+    except RecursionError:
+        raise ConfigError("is nested too deeply", where=path, mend=hint) from None
+    except ValueError as error:
+        what = f"has a value that cannot be read: {error}"
+        raise ConfigError(what, where=path, mend="write it in quotes") from None
+
+
+def _repeated(path: Path, top: yaml.Node) -> Iterator[ConfigError]:
+    """Yield a mistake for each key that occurs twice in its section, or is no word."""
+    pending, seen = [top], set[int]()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            pending += node.value
+            continue
+        lines: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            pending.append(value)
+            line = key.start_mark.line
+            if not isinstance(key, yaml.ScalarNode):
+                yield _mistake(path, line, "a key is a list or section", "write a word")
+            elif key.value == "<<" or key.value.startswith("?"):
+                continue  # a merge, or a template's condition
+            elif (key.tag, key.value) in lines:
+                first = lines[key.tag, key.value] + 1
+                what = f"the key `{key.value}` occurs twice, first in line {first}"
+                yield _mistake(path, line, what, "write it once")
+            else:
+                lines[key.tag, key.value] = line

@@ -1,0 +1,63 @@
+"""Check of the working folder before a plan: its name, and the folders that a build writes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from latentmake.errors import ConfigError, StorageError, storage_error
+
+__all__ = ["check"]
+
+_WRITTEN = ("logs", ".latentmake", ".snakemake")
+_PROBE = bytes(1 << 16)  # bytes: some room for Snakemake's log and locks
+
+
+def check(home: Path, *, dry: bool) -> None:
+    """Refuse a folder in which Snakemake would end in a traceback.
+
+    Args:
+        home: folder of the Snakefile.
+        dry: whether nothing is written but plans.
+
+    Raises:
+        ConfigError: the name of the Snakefile's folder.
+        StorageError: a folder that cannot be written, or a file in its place.
+    """
+    if set("{}") & set(str(home)):
+        raise ConfigError(
+            "Snakemake cannot read a Snakefile in a folder with braces in its path",
+            where=home,
+            mend="rename the folder; those of datasets and models may have braces",
+        )
+    for name in _WRITTEN:
+        folder = Path(name)
+        if folder.is_dir():
+            for each in folder.iterdir() if name == "logs" else ():
+                if not each.suffix and not each.is_dir():
+                    raise _in_the_way(each)
+        elif folder.exists() or folder.is_symlink():
+            raise _in_the_way(folder)
+        if not dry:
+            _try_to_write(folder)
+
+
+def _in_the_way(path: Path) -> StorageError:
+    return StorageError(
+        "a file is in the place of a folder", where=path, mend="remove the file, or rename it"
+    )
+
+
+def _try_to_write(folder: Path) -> None:
+    """Write a file without a name, so that a full disk is found before a job is."""
+    try:
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(_PROBE)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error(error, folder) or StorageError(
+            f"cannot be written: {error.strerror}", where=folder, mend="check the folder"
+        ) from None
