@@ -33,6 +33,7 @@ from latentmake.evaluate import Evaluation, Folder
 from latentmake.finish import finish
 from latentmake.measuring import measured
 from latentmake.memo import Memo, SourceStat, TargetStat
+from latentmake.musubi.installation import program_digest
 from latentmake.musubi.model_files import encoder_fault
 from latentmake.orders import WorkOrder
 from latentmake.parts import (
@@ -178,6 +179,8 @@ class Planner:
                         )
                     data = self.config.datasets.get(dataset)
                     found = recipe.make(kind, data, settings, self.memo.digest_of_file)
+                    if settings.encoder == "musubi" and self.config.musubi_tuner is not None:
+                        found["program"] = program_digest(self.config.musubi_tuner, kind, self.memo)
             except ModelError as error:
                 if error.where.startswith("models."):
                     raise

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from latentmake.config import MusubiTuner
 from latentmake.errors import TrainingError
-from latentmake.musubi.installation import Installation, pick_attention
+from latentmake.memo import Memo
+from latentmake.musubi.installation import Installation, pick_attention, program_digest
 from musubi_world import install, stand_in
 
 
@@ -66,6 +67,37 @@ def test_flags_are_those_of_the_script_and_of_what_it_imports(tmp_path: Path) ->
     assert tuner.flags() == {"--dataset_config", "-o", "--output_dir", "--task"}
     given = ["--task", "--x", "--output_dir=--y", "--resume", "-1", "--resume"]
     assert tuner.missing_flags(given) == ["--x", "--resume"]
+
+
+def test_a_program_is_known_by_the_sources_that_its_script_reaches(tmp_path: Path) -> None:
+    folder = tmp_path / "tuner"
+    package = folder / "src/musubi_tuner"
+    (package / "wan").mkdir(parents=True)
+    for name in ("__init__", "wan_cache_text_encoder_outputs", "wan_train_network", "unused"):
+        (package / f"{name}.py").write_text("import torch\n")
+    script = package / "wan_cache_latents.py"
+    script.write_text("def main():\n    from musubi_tuner.wan.vae import VAE\n")
+    (package / "wan/vae.py").write_text("import os, torch\n")
+    memo = Memo(tmp_path / "memo.sqlite")
+
+    def digests() -> list[str]:
+        settings = MusubiTuner(path=os.fspath(folder))
+        found = [program_digest(settings, kind) for kind in ("latents", "text")]
+        assert found == [program_digest(settings, kind, memo) for kind in ("latents", "text")]
+        return found
+
+    latents, text = digests()
+    (package / "unused.py").write_text("x = 1\n")
+    (package / "wan_train_network.py").write_text("x = 1\n")
+    (package / "wan/new.py").touch()
+    os.utime(script, (1, 1))
+    assert digests() == [latents, text]
+    folder = folder.rename(tmp_path / "moved")
+    package = folder / "src/musubi_tuner"
+    assert digests() == [latents, text]
+    (package / "wan/vae.py").write_text("import os, torch  # edited\n")
+    assert digests()[0] != latents
+    assert digests()[1] == text
 
 
 @pytest.mark.parametrize(

@@ -456,6 +456,12 @@ def test_its_own_scripts_are_called_for_what_is_stale_alone(fresh: Callable[...,
     assert project.changed(before).content == texts("ant")
     assert len((folder / "called.jsonl").read_text().splitlines()) == 3
     assert project.run("caches_tiny").idle
+    with (folder / "wan_cache_latents.py").open("a") as script:
+        script.write("# of another version\n")
+    (folder / "wan_generate_video.py").write_text("# which makes no caches\n")
+    table = project.run("-n", "caches_tiny").table()
+    changed = {kind: row["changed recipe"] for (_, kind), row in table.items()}
+    assert {kind.partition(" ")[0] for kind, count in changed.items() if count} == {"latents"}
 
 
 # -- bad input ------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from latentmake.config import MusubiTuner
 from latentmake.errors import TrainingError
-from latentmake.musubi.command import TRAINING_SCRIPT
+from latentmake.musubi.command import LATENTS_SCRIPT, TEXT_SCRIPT, TRAINING_SCRIPT
 from latentmake.trainers import installation as installed
 from latentmake.trainers.remembered import Memory
 
-__all__ = ["Installation", "pick_attention"]
+__all__ = ["Installation", "pick_attention", "program_digest"]
 
 _PROGRAM = installed.Program(
     name="musubi-tuner",
@@ -47,6 +47,22 @@ class Installation(installed.Installation):
     def refuses_sage(self) -> bool:
         """Tell whether this version parses `--sage_attn` and then refuses to train with it."""
         return self.sources.refuses_sage
+
+
+def program_digest(settings: MusubiTuner, kind: str, memory: Memory | None = None) -> str:
+    """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
+
+    Args:
+        settings: where musubi-tuner lies.
+        kind: which of them.
+        memory: keeps what is found out about it.
+
+    Raises:
+        TrainingError: the folder, its scripts, or the Python of its environment are missing.
+    """
+    installation = Installation.find(settings, memory)
+    script = installation.script(TEXT_SCRIPT if kind == "text" else LATENTS_SCRIPT)
+    return installation.sources_of(script.name).digest
 
 
 def pick_attention(attention: str, installation: Installation, *, quick: bool = False) -> str:

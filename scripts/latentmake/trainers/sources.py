@@ -7,12 +7,14 @@ them to ask would load CUDA for minutes; a syntax tree answers in a second.
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from latentmake import digest
 from latentmake.trainers.remembered import Memory, remembered
 
 __all__ = ["Sources"]
@@ -35,6 +37,7 @@ class Sources:
         self._roots = roots
         self._memory = memory
         self._unreadable = False
+        self._digests: dict[str, str] = {}
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
@@ -47,6 +50,7 @@ class Sources:
                 "needs": sorted(self._needs()),
                 "dataset_keys": sorted(self._dataset_keys()),
                 "files": sorted(map(str, self._trees)),
+                "digest": digest.of_value(sorted(self._digests.items())),
             }
             return facts, [*self._trees, *{path.parent for path in self._trees}]
 
@@ -84,6 +88,11 @@ class Sources:
         """Keys that its schema of the dataset TOML knows; None where there is no such schema."""
         return frozenset(self._facts["dataset_keys"]) or None
 
+    @property
+    def digest(self) -> str:
+        """Digest of these files' names below the last root and of their content."""
+        return str(self._facts["digest"])
+
     @cached_property
     def _trees(self) -> dict[Path, ast.Module]:
         return self._reach(everywhere=True)
@@ -97,7 +106,9 @@ class Sources:
             if path in found:
                 continue
             try:
-                tree = ast.parse(path.read_bytes())
+                code = path.read_bytes()
+                self._digests[os.path.relpath(path, self._roots[-1])] = digest.of_bytes(code)
+                tree = ast.parse(code)
             except (OSError, SyntaxError, ValueError, RecursionError):
                 self._unreadable = True
                 continue
