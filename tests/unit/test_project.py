@@ -50,6 +50,7 @@ def test_dependencies_are_those_imported_and_locked() -> None:
         "pillow": "PIL",
         "pydantic-core": "pydantic_core",
         "pytorch-optimizer": "pytorch_optimizer",
+        "pyyaml": "yaml",
         "tomli-w": "tomli_w",
     }
     imported = set()
