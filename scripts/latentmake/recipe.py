@@ -11,6 +11,7 @@ from pathlib import Path
 
 from latentmake import digest
 from latentmake.config import Dataset, Model, Weights
+from latentmake.config.shapes import shaping
 from latentmake.errors import ModelError
 from latentmake.weights import (
     original_files,
@@ -137,97 +138,45 @@ def make(
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    wan = model.layout == "musubi"
-    files = original_files if wan else weights_files
+    files = original_files if model.layout == "musubi" else weights_files
     if kind == "text":
-        recipe = text_recipe(model, text_weights_digests(model, file_digest, files))
-        return {**recipe, **_wan_text(model)} if wan else recipe
+        return text_recipe(model, text_weights_digests(model, file_digest, files))
     assert dataset is not None
-    weights = weights_digest(model.vae, file_digest, files)
-    if model.layout == "plain":
-        return latents_recipe(dataset, model, weights)
-    if model.layout == "sdscripts":
-        return _sdscripts_latents(dataset, model, weights)
     clip = None if model.clip is None else weights_digest(model.clip, file_digest, files)
-    return _wan_latents(dataset, model, weights, clip)
+    return latents_recipe(dataset, model, weights_digest(model.vae, file_digest, files), clip)
 
 
-def _wan_latents(
-    dataset: Dataset, model: Model, weights: str, clip: str | None
+_FORMATS = ("dtype", "vae_dtype", "text_dtype")  # of which one counts for each kind
+
+
+def latents_recipe(
+    dataset: Dataset, model: Model, weights: str, clip: str | None = None
 ) -> dict[str, object]:
-    """Return what shapes Wan's latents besides the source, the size and the frames of a clip.
-
-    These are in the key (`layouts.musubi.variant`); musubi-tuner neither turns an image nor looks
-    at what lies behind a transparent one.
-    """
-    recipe: dict[str, object] = {
-        "format": FORMAT_VERSIONS["wan"],
-        "kind": "latents",
-        "layout": model.layout,
-        "encoder": model.encoder,
-        "weights": weights,
-        "dtype": model.vae_dtype or model.dtype,
-        "image_to_video": model.image_to_video,
-        "tiled": model.vae_cache_cpu,
-    }
-    if clip is not None:
-        recipe["clip"] = clip
-    if dataset.video:
-        recipe["source_fps"] = dataset.source_fps
-    return recipe
-
-
-def _wan_text(model: Model) -> dict[str, object]:
-    return {
-        "layout": model.layout,
-        "encoder": model.encoder,
-        "dtype": "bfloat16",
-        "fp8_t5": model.fp8_t5,
-    }
-
-
-def _sdscripts_latents(dataset: Dataset, model: Model, weights: str) -> dict[str, object]:
-    """Return what shapes sd-scripts' latents besides the image and how it is scaled and cut.
-
-    It neither turns an image nor looks at what lies behind a transparent one.
-    """
-    assert model.architecture is not None
-    recipe: dict[str, object] = {
-        "format": FORMAT_VERSIONS["autoencoder_kl"],
-        "kind": "latents",
-        "layout": model.layout,
-        "architecture": model.architecture,
-        "weights": weights,
-        "dtype": model.vae_dtype or model.dtype,
-        "posterior": model.posterior,
-        "flip_aug": dataset.flip_aug,
-        "alpha_mask": dataset.alpha_mask,
-    }
-    if model.posterior == "sample":
-        recipe["posterior_seed"] = model.posterior_seed
-    return recipe
-
-
-def latents_recipe(dataset: Dataset, model: Model, weights: str) -> dict[str, object]:
     """Return what shapes latents besides the image and how it is scaled and cut.
+
+    These are in each target's own key (`variant` of the layouts).
 
     Args:
         dataset: its preprocessing.
-        model: its number format and use of the posterior.
+        model: its number format, its use of the posterior and so on.
         weights: the VAE's digest.
+        clip: the digest of the CLIP image encoder, if the latents hold what it gives.
     """
     recipe: dict[str, object] = {
-        "format": FORMAT_VERSIONS["autoencoder_kl"],
+        "format": FORMAT_VERSIONS["wan" if model.layout == "musubi" else "autoencoder_kl"],
         "kind": "latents",
-        "layout": "plain",
+        "layout": model.layout,
         "weights": weights,
         "dtype": model.vae_dtype or model.dtype,
-        "posterior": model.posterior,
-        "exif_rotation": dataset.exif_rotation,
-        "background": dataset.background,
+        **shaping(dataset, "latents", model.layout, defaults=False),
+        **_without(shaping(model, "latents", model.layout, defaults=False), "architecture", "task"),
     }
-    if model.posterior == "sample":
-        recipe["posterior_seed"] = model.posterior_seed
+    if model.layout == "sdscripts":
+        recipe["architecture"] = model.architecture
+    if model.image_to_video:
+        recipe["image_to_video"] = True
+    if clip is not None:
+        recipe["clip"] = clip
     return recipe
 
 
@@ -238,11 +187,13 @@ def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, objec
         model: its text encoders and number format.
         weights: digests of each encoder, of its tokenizer, and of its projection if it has one.
     """
-    recipe: dict[str, object] = {
+    own = _without(shaping(model, "text", model.layout))
+    if model.architecture is None:
+        del own["architecture"]
+    return {
         "format": FORMAT_VERSIONS["text"],
         "kind": "text",
-        "layout": "plain",
-        "dtype": model.text_dtype or model.dtype,
+        "dtype": model.caption_dtype,
         "encoders": [
             {
                 **dict(zip(("weights", "tokenizer", "projection"), digests, strict=False)),
@@ -250,22 +201,12 @@ def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, objec
             }
             for place, digests in zip(model.text, weights, strict=True)
         ],
+        **own,
     }
-    return recipe if model.architecture is None else {**recipe, **_architecture(model)}
 
 
-def _architecture(model: Model) -> dict[str, object]:
-    """Return what an architecture's embeddings depend on, each key where it has a say."""
-    recipe: dict[str, object] = {"architecture": model.architecture, "layout": model.layout}
-    if model.architecture in ("sd1", "sd2"):
-        recipe["clip_skip"] = model.clip_skip
-    if model.architecture in ("sd1", "sd2", "sdxl"):
-        recipe["max_token_length"] = model.max_token_length
-    if model.architecture == "sd3":
-        recipe["apply_lg_attn_mask"] = model.apply_lg_attn_mask
-    if "T5" in model.text_kinds and model.layout == "sdscripts":
-        recipe["apply_t5_attn_mask"] = model.apply_t5_attn_mask
-    return recipe
+def _without(values: dict[str, object], *keys: str) -> dict[str, object]:
+    return {key: value for key, value in values.items() if key not in (*_FORMATS, *keys)}
 
 
 def text_weights_digests(

@@ -129,6 +129,21 @@ MISTAKES = {
         "wann",
         ["runs.first.trainer.kind", '"wann"', "sd"],
     ),
+    "warm-up of a constant rate": (
+        ("runs", "first", "trainer", "lr_warmup_steps"),
+        10,
+        ["runs.first.trainer", "`lr_warmup_steps` has no effect", "constant_with_warmup"],
+    ),
+    "dropout of an only text": (
+        ("datasets", "cats", "captions"),
+        {"caption_dropout_rate": 0.1},
+        ["datasets.cats.captions", "`caption_dropout_rate` needs `variants: 2`"],
+    ),
+    "option that no run heeds": (
+        ("datasets", "cats", "flip_aug"),
+        True,
+        ["datasets.cats.flip_aug", "only caches of the layout sdscripts", "leave it out"],
+    ),
     "text for a section": (("datasets", "cats"), "data/cats", ["datasets.cats", '"data/cats"']),
     "nothing for a section": (("runs",), None, ["runs", "null"]),
     "hub without revision": (
@@ -454,7 +469,7 @@ trainers = with_optional(
     target_modules=st.lists(names, min_size=1, max_size=3),
     steps=st.integers(1, 10**6),
     learning_rate=st.one_of(positive, positive.map(repr)),
-    lr_warmup_steps=st.integers(0, 100),
+    max_grad_norm=st.sampled_from([0.5, 1, None]),
     prediction_type=st.sampled_from(["epsilon", "v_prediction", None]),
     samples=with_optional(
         {}, prompts=st.lists(paths, max_size=2), resolution=resolutions, guidance_scale=st.just(1)

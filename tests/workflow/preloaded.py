@@ -82,8 +82,10 @@ def main(place: str) -> None:
             print(status, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
-    # Not by the interpreter's own end, which looks through all that was imported for seconds.
-    threading._shutdown()
+    # Not by the interpreter's own end, which looks through all that was imported for seconds. The
+    # thread that Snakemake would wait for counts a second, for jobs that do not come.
+    if command[:2] != ["-m", "snakemake"]:
+        threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

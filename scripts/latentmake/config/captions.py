@@ -107,6 +107,12 @@ class Captions(Closed):
             raise ValueError(
                 f"`caption_and_tags: {self.caption_and_tags}` needs `enable_wildcard: true`"
             )
+        if self.variants < 2 and (
+            key := self.first_set("caption_dropout_rate", "caption_tag_dropout_rate")
+        ):
+            raise ValueError(
+                f"`{key}` needs `variants: 2` or more: what an item's only text lacks is never seen"
+            )
         if self.token_warmup_step > 0 and self.variants < 2:
             raise ValueError("`token_warmup_step` needs `variants: 2` or more")
         if any(isinstance(each, list) for word, each in self.replacements.items() if word):

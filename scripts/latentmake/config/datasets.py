@@ -16,11 +16,11 @@ BUCKET_STEPS = 16
 """Sides of buckets are multiples of this where a dataset says nothing, in pixels."""
 
 
-_BUCKETS = Shapes("latents", geometry=True, when=("fit", ("bucket",)))
+_BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)))
 _SDSCRIPTS_BUCKETS = Shapes(
-    "latents", layouts=("sdscripts",), geometry=True, when=("fit", ("bucket",))
+    "latents", layouts=("sdscripts",), indirect=True, when=("fit", ("bucket",))
 )
-_CLIPS = Shapes("latents", layouts=("musubi",), geometry=True)
+_CLIPS = Shapes("latents", layouts=("musubi",), indirect=True)
 
 
 class Dataset(Closed):
@@ -139,7 +139,7 @@ class Dataset(Closed):
     control_directory: Place | None = Field(
         None,
         min_length=1,
-        json_schema_extra=Shapes("latents", layouts=("musubi",)),
+        json_schema_extra=Shapes("latents", layouts=("musubi",), indirect=True),
         description="Folder of control images or videos, each named as what it controls (Wan).",
     )
     target_frames: Annotated[

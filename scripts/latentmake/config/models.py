@@ -295,6 +295,11 @@ class Model(Closed):
         return f"{self.layout}-{self.architecture}" if self.layout == "sdscripts" else self.layout
 
     @property
+    def caption_dtype(self) -> Dtype:
+        """Number format of the embeddings' caches; musubi-tuner has one alone."""
+        return "bfloat16" if self.task is not None else self.text_dtype or self.dtype
+
+    @property
     def image_to_video(self) -> bool:
         """Whether its caches hold the first frame's latents too."""
         return self.task is not None and self.task.startswith(("i2v", "flf2v"))

@@ -19,13 +19,12 @@ from latentmake.errors import ConfigError
 if TYPE_CHECKING:
     from latentmake.config.whole import Run
 
-__all__ = ["Bucketing", "bucketing", "check_datasets", "check_trainer", "refuse_keys"]
+__all__ = ["Bucketing", "bucketing", "check_datasets", "check_trainer"]
 
 _STEPS: dict[Architecture, int] = {"sd1": 64, "sd2": 64, "sdxl": 32, "sd3": 64, "flux": 64}
 _DIVISOR: dict[Architecture, int] = {"sd1": 64, "sd2": 64, "sdxl": 32, "sd3": 32, "flux": 32}
 _SIDE: dict[Architecture, int] = {"sd1": 8, "sd2": 8, "sdxl": 8, "sd3": 16, "flux": 16}
 _LEAST, _MOST = 256, 1024
-_KEYS = ("flip_aug", "alpha_mask", "min_bucket_reso", "max_bucket_reso")
 
 
 class Bucketing(NamedTuple):
@@ -180,18 +179,3 @@ def check_trainer(name: str, run: Run, model: Model, place: SdScripts | None) ->
             where="sd_scripts",
             mend=f"the run {name} needs sd-scripts: set sd_scripts.path to its folder",
         )
-
-
-def refuse_keys(run: Run, datasets: Mapping[str, Dataset]) -> None:
-    """Refuse keys of datasets that no other layout heeds.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    for name in run.datasets:
-        if key := datasets[name].first_set(*_KEYS):
-            raise ConfigError(
-                f"only sd-scripts' caches know this, and {run.model} has others",
-                where=f"datasets.{name}.{key}",
-                mend=f"leave it out, or set layout: sdscripts of models.{run.model}",
-            )

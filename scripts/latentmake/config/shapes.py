@@ -41,8 +41,8 @@ class Shapes:
         kinds: the results whose bytes depend on the key; `machine` for a key that no result
             depends on.
         layouts: the only layouts that heed the key; by default all.
-        geometry: whether the key counts through the sizes and frames it leads to, which are in
-            each target's own key, and not by itself.
+        indirect: whether the key counts through what it leads to (sizes and frames, which are in
+            each target's own key; the content of files), and not by its value.
         when: another key of the section and those of its values for which this one counts.
     """
 
@@ -50,12 +50,12 @@ class Shapes:
         self,
         *kinds: Kind,
         layouts: tuple[str, ...] = (),
-        geometry: bool = False,
+        indirect: bool = False,
         when: tuple[str, tuple[object, ...]] | None = None,
     ) -> None:
         self.kinds = kinds
         self.layouts = layouts
-        self.geometry = geometry
+        self.indirect = indirect
         self.when = when
 
     def __call__(self, schema: JsonDict) -> None:
@@ -75,7 +75,7 @@ class Shapes:
 
 
 LATENTS = Shapes("latents")
-GEOMETRY = Shapes("latents", geometry=True)
+GEOMETRY = Shapes("latents", indirect=True)
 TEXT = Shapes("text")
 MANIFEST = Shapes("manifest")
 WEIGHTS = Shapes("weights")
@@ -135,22 +135,26 @@ def kinds_of(root: type[BaseModel]) -> Iterator[tuple[tuple[str, ...], type[Base
                 yield (*path, key), section, declared(section, key, inherited)
 
 
-def shaping(section: BaseModel, kind: Kind, layout: str | None = None) -> dict[str, object]:
-    """Return the keys of a section that shape a result, with plain values.
+def shaping(
+    section: BaseModel, kind: Kind, layout: str | None = None, *, defaults: bool = True
+) -> dict[str, object]:
+    """Return the keys of a section whose values shape a result, with plain values.
 
-    Keys of sections below it are left out, and those that count by geometry alone.
+    Keys of sections below it are left out, and those that count indirectly.
 
     Args:
         section: the values.
         kind: the result.
         layout: of the model concerned; None where that does not matter.
+        defaults: whether keys that have their defaults are among them. Without them a release that
+            adds a key changes no digest.
     """
     found = {}
-    values = section.model_dump(mode="json")
+    values = section.model_dump(mode="json", exclude_defaults=not defaults)
     for key, field in type(section).model_fields.items():
-        if section_of(field):
+        if key not in values or section_of(field):
             continue
         shapes = declared(type(section), key)
-        if kind in shapes.kinds and not shapes.geometry and shapes.counts(section, layout):
+        if kind in shapes.kinds and not shapes.indirect and shapes.counts(section, layout):
             found[key] = values[key]
     return found

@@ -178,6 +178,11 @@ class SdTrainer(Closed):
             raise ValueError("`adapter: parts` needs a list of `parts`")
         if self.adapter == "lora" and self.reinitialize:
             raise ValueError("a LoRA trains no part of the UNet: `reinitialize` nothing")
+        if self.lr_warmup_steps and self.lr_scheduler == "constant":
+            raise ValueError(
+                "`lr_warmup_steps` has no effect on a constant learning rate: set `lr_scheduler: "
+                "constant_with_warmup`"
+            )
         if self.lr_min_ratio and self.lr_scheduler not in ("linear", "cosine"):
             raise ValueError("`lr_min_ratio` needs `lr_scheduler: linear` or `cosine`")
         if self.prediction_type == "flow_matching" and self.snr_gamma is not None:

@@ -21,9 +21,9 @@ from latentmake.config.machines import (
     Storage,
 )
 from latentmake.config.models import Model
-from latentmake.config.sdscripts import check_datasets, check_trainer, refuse_keys
+from latentmake.config.sdscripts import check_datasets, check_trainer
 from latentmake.config.sdscripts_trainer import SdScriptsTrainer
-from latentmake.config.shapes import MANIFEST, Shapes
+from latentmake.config.shapes import MACHINE, MANIFEST, Shapes, declared
 from latentmake.config.trainers import MusubiTrainer, SdTrainer
 from latentmake.config.unknown_keys import hint, nearest, shown
 from latentmake.errors import ConfigError
@@ -100,6 +100,8 @@ class Config(Closed):
     def _names_exist(self) -> Self:
         for name, run in self.runs.items():
             self.check_run(name, run)
+        for name, dataset in self.datasets.items():
+            self._refuse_unheeded(name, dataset)
         return self
 
     def check_run(self, name: str, run: Run) -> None:
@@ -118,8 +120,6 @@ class Config(Closed):
         if model.layout == "sdscripts":
             check_datasets(name, run, model, self.datasets)
             check_trainer(name, run, model, self.sd_scripts)
-        else:
-            refuse_keys(run, self.datasets)
         if model.layout == "musubi":
             self._check_wan(name, run, model)
         elif video := [each for each in run.datasets if self.datasets[each].video]:
@@ -134,6 +134,20 @@ class Config(Closed):
                 where=f"runs.{name}.datasets",
                 mend="leave out its `control_directory`",
             )
+
+    def _refuse_unheeded(self, name: str, dataset: Dataset) -> None:
+        """Refuse a key of a dataset that the caches of none of its runs depend on."""
+        models = {run.model for run in self.runs.values() if name in run.datasets}
+        layouts = {self.models[model].layout for model in models}
+        for key in Dataset.model_fields if layouts else ():
+            heeding = declared(Dataset, key, MACHINE).layouts
+            if heeding and not layouts & {*heeding} and dataset.first_set(key):
+                raise ConfigError(
+                    f"only caches of the layout {' or '.join(heeding)} depend on this, and "
+                    f"{', '.join(sorted(models))} has others",
+                    where=f"datasets.{name}.{key}",
+                    mend="leave it out",
+                )
 
     def _check_wan(self, name: str, run: Run, model: Model) -> None:
         if self.musubi_tuner is None and (run.trainer is not None or model.encoder == "musubi"):

@@ -129,8 +129,8 @@ def _text(model: Model, device: torch.device, size: int, say: Callable[[str], No
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    stored = DTYPES[model.text_dtype or model.dtype]
-    computed = compute_dtype(device, model.text_dtype or model.dtype, say)
+    stored = DTYPES[model.caption_dtype]
+    computed = compute_dtype(device, model.caption_dtype, say)
     encoders = TextEncoders(model, device, computed)
     cut = CutCaptions()
 

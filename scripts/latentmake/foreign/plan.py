@@ -161,7 +161,7 @@ def plan_export(planner: Planner, plan: RunPlan, run: Run) -> Path:
         ending=adopt.latents,
         dtype=model.vae_dtype or model.dtype,
         texts=[(text.ending, text.tokens.padded) for text in texts],
-        text_dtype=model.text_dtype or model.dtype,
+        text_dtype=model.caption_dtype,
         overwrite=export.overwrite,
     )
     path = run_order(plan.name, "export", time.time_ns())
