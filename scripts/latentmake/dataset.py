@@ -10,7 +10,7 @@ import errno
 import hashlib
 import marshal
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
@@ -35,6 +35,13 @@ __all__ = [
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
 )
+
+_NOWHERE, _SPECIAL, _FOLDER = -1, -2, -3  # in the place of a size
+_ODD = {
+    _NOWHERE: ("is a link that leads nowhere", "repair or remove the link"),
+    _SPECIAL: ("is a pipe, a socket or a device and no file", "remove it, or put a file there"),
+    _FOLDER: ("is a folder without any file, though it has a file's name", "rename or remove it"),
+}
 
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
@@ -90,8 +97,9 @@ class Scan(NamedTuple):
 
     Attributes:
         root: the folder.
-        entries: path below the root, then the stat's size, mtime_ns, ctime_ns and inode; size -1
-            stands for a link that leads nowhere. In no particular order.
+        entries: path below the root, then the stat's size, mtime_ns, ctime_ns and inode; a negative
+            size stands for what is no file: a link that leads nowhere, a pipe, or a folder whose
+            name has an ending. In no particular order.
         fingerprint: digest of all that.
     """
 
@@ -157,9 +165,11 @@ def _scan(folder: str, where: str) -> Scan:
                     except OSError as error:
                         if error.errno not in (errno.ENOENT, errno.ELOOP):
                             raise
-                        entries.append((prefix + file, -1, 0, 0, 0))
+                        entries.append((prefix + file, _NOWHERE, 0, 0, 0))
                         continue
                     if entry.is_dir():
+                        if "." in file:
+                            entries.append((prefix + file, _FOLDER, 0, 0, 0))
                         place = (f"{prefix}{file}/", entry.path)
                         if entry.is_symlink():
                             links.append(place)
@@ -169,7 +179,7 @@ def _scan(folder: str, where: str) -> Scan:
                             pending.append(place)
                         continue
                     if not S_ISREG(stat.st_mode):  # reading a pipe would never end
-                        entries.append((prefix + file, -1, 0, 0, 0))
+                        entries.append((prefix + file, _SPECIAL, 0, 0, 0))
                         continue
                     entries.append(
                         (
@@ -218,12 +228,22 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     # One ending may end in another: `.tags.txt` in `.txt`.
     endings = sorted(texts, key=len, reverse=True)
     faults: list[Fault] = []
+    odd: dict[str, int] = {}
+    unlike: dict[tuple[str, str], str] = {}
+    full = _folders_with_files(scanned, (*extensions, *map(str.lower, endings)))
     for path, *values in sorted(scanned.entries):
         stat = SourceStat(*values) if values[0] >= 0 else None
+        if stat is None:
+            odd[f"{root}/{path}"] = values[0]
         stem, dot, extension = path.rpartition(".")
         is_image = f".{extension.lower()}" in extensions and not path.endswith(_PREVIEWS)
         ending = next(filter(path.endswith, endings), None)
+        if path in full:
+            continue
         if not dot or not (is_image or ending):
+            for each in endings:
+                if values[0] >= 0 and path.lower().endswith(each.lower()):
+                    unlike[each, path[: -len(each)]] = f"{root}/{path}"
             continue
         if fault := _unusable_name(path):
             shown = path.encode("utf-8", "backslashreplace").decode()
@@ -242,18 +262,29 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     found: list[Item] = []
     for stem, candidates in images.items():
         caption, *tags = (of.pop(stem, (None, None)) for of in texts.values())
+        files = [each for each in candidates if odd.get(f"{root}/{each[0]}") != _FOLDER]
+        candidates = files or candidates
         image, image_stat = candidates[0]
         where = f"{root}/{image}"
-        links = [path for path, stat in (caption, *tags) if path is not None and stat is None]
+        strange = [path for path, stat in (caption, *tags) if path is not None and stat is None]
+        other = [
+            (unlike[ending, stem], ending)
+            for ending, (path, _) in zip(texts, (caption, *tags), strict=True)
+            if path is None and (ending, stem) in unlike
+        ]
         if len(candidates) > 1:
             others = ", ".join(other for other, _ in candidates[1:])
             what = f"shares its stem with {others}, so their caches would overwrite each other"
             faults.append(Fault(where, stem, what, "rename or remove one of them"))
-        elif image_stat is None or links:
-            where = where if image_stat is None else links[0]
-            faults.append(
-                Fault(where, stem, "is a link that leads nowhere", "mend or remove the link")
-            )
+        elif image_stat is None or strange:
+            where = where if image_stat is None else strange[0]
+            faults.append(Fault(where, stem, *_ODD[odd[where]]))
+        elif other:
+            (where, ending), *_ = other
+            key = "caption_extension" if ending == dataset.caption_extension else "tags_extension"
+            what = f"differs from {key} `{ending}` in upper and lower case, so it is not read"
+            mend = f"rename it to {stem}{ending}, or set {key}: {where[-len(ending) :]}"
+            faults.append(Fault(where, stem, what, mend))
         elif caption[0] is None and dataset.missing_caption == "error" and not dataset.composed:
             mend = f"write {root}/{stem}{dataset.caption_extension}, or set missing_caption: empty"
             faults.append(Fault(where, stem, "has no caption file", mend))
@@ -264,10 +295,28 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         one = "a caption" if ending == dataset.caption_extension else "a file of tags"
         mend = f"add the {kind} it describes, or remove it"
         for stem, (file, _) in left.items():
+            if odd.get(str(file)) == _FOLDER:
+                continue
             faults.append(Fault(str(file), stem, f"is {one} without {article} {kind}", mend))
     found.sort()
     faults.sort()
     return found, faults
+
+
+def _folders_with_files(scanned: Scan, endings: tuple[str, ...]) -> set[str]:
+    """Return the folders named like files of some endings in which files lie, however deep."""
+    named = {
+        path
+        for path, size, *_ in scanned.entries
+        if size == _FOLDER and path.lower().endswith(endings)
+    }
+    if not named:
+        return named
+    found: set[str] = set()
+    for path, size, *_ in scanned.entries:
+        if size != _FOLDER:
+            found.update(str(each) for each in PurePosixPath(path).parents)
+    return named & found
 
 
 def _no_images(kind: str, extensions: frozenset[str], scanned: Scan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -130,13 +131,44 @@ def test_a_link_to_itself_is_a_fault_of_its_own_item(tmp_path: Path) -> None:
     assert [each.stem for each in faults] == ["b"]
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_a_pipe_is_a_fault_for_reading_it_would_never_end(tmp_path: Path) -> None:
-    put(tmp_path, "good.png", "good.txt", "b.txt")
-    os.mkfifo(tmp_path / "b.png")
-    found, faults = find(tmp_path)
-    assert [item.stem for item in found] == ["good"]
-    assert [each.stem for each in faults] == ["b"]
+@pytest.mark.parametrize("name", ["b.png", "c.txt"])
+def test_a_pipe_is_a_fault_for_reading_it_would_never_end(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "good.png", "good.txt", "b.txt", "b.png", "c.txt", "c.png")
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert fault(tmp_path).startswith(f"{tmp_path}/{name}: is a pipe, a socket or a device")
+    assert "good" in [item.stem for item in find(tmp_path)[0]]
+
+
+@pytest.mark.parametrize("name", ["b.png", "c.txt"])
+def test_an_empty_folder_in_the_place_of_a_file_is_a_fault_and_one_with_files_is_none(
+    tmp_path: Path, name: str
+) -> None:
+    put(tmp_path, "good.png", "good.txt", "b.txt", "c.png")
+    (tmp_path / name / "sub").mkdir(parents=True)
+    (tmp_path / "c.txt").mkdir(exist_ok=True)
+    (tmp_path / "b.png").mkdir(exist_ok=True)
+    (tmp_path / "v1.0").mkdir()
+    (tmp_path / "a.TXT").mkdir()
+    lines = [each.line for each in find(tmp_path)[1]]
+    rest = "is a folder without any file, though it has a file's name; rename or remove it"
+    assert lines == [f"{tmp_path}/b.png: {rest}", f"{tmp_path}/c.txt: {rest}"]
+    (tmp_path / "b.txt").unlink()
+    put(tmp_path, "b.png/x.png", "b.png/x.txt", "b.png.png", "b.png.txt")
+    shutil.rmtree(tmp_path / "c.txt")
+    put(tmp_path, "c.txt")
+    assert stems(tmp_path) == ["b.png", "b.png/x", "c", "good"]
+
+
+@pytest.mark.parametrize("missing", ["error", "empty"])
+def test_a_caption_whose_ending_differs_in_case_is_named_with_both_ways_out(
+    tmp_path: Path, missing: str
+) -> None:
+    put(tmp_path, "good.png", "good.txt", "x.png", "x.TXT", "notes.Txt", "good.TXT")
+    assert fault(tmp_path, missing_caption=missing) == (
+        f"{tmp_path}/x.TXT: differs from caption_extension `.txt` in upper and lower case, so it "
+        "is not read; rename it to x.txt, or set caption_extension: .TXT"
+    )
 
 
 def test_a_linked_image_and_a_linked_folder_are_followed(tmp_path: Path) -> None:
