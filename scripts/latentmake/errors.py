@@ -28,6 +28,7 @@ __all__ = [
     "StorageError",
     "TrainingError",
     "UserError",
+    "first_line",
     "storage_error",
 ]
 
@@ -109,6 +110,13 @@ def storage_error(error: OSError, where: str | os.PathLike[str]) -> StorageError
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, 200 characters at most, or its kind."""
-    said = str(error).strip()
-    return said.splitlines()[0][:200] if said else type(error).__name__
+    """Return the first line of what an error says, 200 characters at most, or its kind.
+
+    A first line that ends in a colon is followed by the second; of a KeyError it is the key.
+    """
+    if isinstance(error, KeyError) and error.args:
+        return f"it lacks {error.args[0]}"[:200]
+    first, *others = [*str(error).strip().splitlines(), ""]
+    if first.endswith(":"):
+        first = f"{first} {others[0].strip()}"
+    return first.strip()[:200] or type(error).__name__

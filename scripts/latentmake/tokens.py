@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from latentmake.config import Model, TextWeights
-from latentmake.errors import ModelError
+from latentmake.errors import ModelError, first_line
 from latentmake.layouts.plain import encoder_name
 from latentmake.shapes import T5_LENGTH, text_tokens
 from latentmake.weights import tokenizer_files, tokenizer_folder
@@ -62,9 +62,8 @@ def load(weights: TextWeights) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(place, **options)
     except Exception as error:  # each of its libraries has its own for a damaged file
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"cannot be loaded as a tokenizer ({line})",
+            f"cannot be loaded as a tokenizer ({first_line(error)})",
             where=place,
             mend="name the folder of one, and see that it is complete",
         ) from None

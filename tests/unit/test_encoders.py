@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -486,6 +487,52 @@ def test_a_text_encoder_without_its_tokenizer_is_refused(bundle: Path, tmp_path:
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer_config.json").write_text("{")
     refuses_text(tmp_path / "text_encoder")
+
+
+class _Command:
+    """What a pickle does that runs a program when it is loaded."""
+
+    def __init__(self, proof: Path) -> None:
+        self._proof = proof
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self._proof}",)
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "old"])
+@pytest.mark.parametrize("kind", ["vae", *KINDS])
+def test_a_pickle_in_place_of_weights_is_refused_in_one_line_and_never_runs(
+    bundle: Path, vae_folder: Path, tmp_path: Path, kind: str, archive: bool
+) -> None:
+    source = vae_folder if kind == "vae" else bundle / kind / "text_encoder"
+    folder, proof = tmp_path / source.name, tmp_path / "it ran"
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    if kind != "vae":
+        shutil.copytree(bundle / kind / "tokenizer", tmp_path / "tokenizer")
+    name = "diffusion_pytorch_model.bin" if kind == "vae" else "pytorch_model.bin"
+    state = {"weight": torch.ones(1), "command": _Command(proof)}
+    torch.save(state, folder / name, _use_new_zipfile_serialization=archive)
+    line = refuses_vae(Weights(path=str(folder))) if kind == "vae" else refuses_text(folder)
+    assert line.startswith(f"{folder / name}: holds more than tensors")
+    assert "weights_only" not in line and line.endswith("take the weights as .safetensors")
+    assert not proof.exists()
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1")
+    line = refuses_vae(Weights(path=str(folder))) if kind == "vae" else refuses_text(folder)
+    assert line == f"{folder / name}: is cut short or no PyTorch file; copy it again"
+
+
+@pytest.mark.parametrize("fault", [OSError(), ValueError(" \n"), KeyError(), RuntimeError("\n")])
+def test_an_error_without_text_is_named_by_its_kind(
+    bundle: Path, vae_folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(AutoencoderKL, "from_pretrained", fails)
+    monkeypatch.setattr(CLIPTextModel, "from_pretrained", fails)
+    kind = type(fault).__name__
+    assert f"({kind})" in refuses_vae(Weights(path=str(vae_folder)))
+    assert f"({kind})" in refuses_text(bundle / "clip" / "text_encoder")
 
 
 def test_a_single_text_file_without_a_configuration_is_refused(

@@ -110,7 +110,7 @@ def write_damaged(root: Path, good: dict[str, Path]) -> dict[str, Path]:
             found[f"is cut short ({length}{suffix})"] = path
     for name, content in {
         "is cut short or no PyTorch file (text)": b"version https://git-lfs.github.com/spec/v1",
-        "is cut short or no PyTorch file (old)": pickle.dumps({"a": Path("/")}, protocol=2),
+        "holds more than tensors (old)": pickle.dumps({"a": Path("/")}, protocol=2),
     }.items():
         found[name] = root / f"{len(found)}.pth"
         found[name].write_bytes(content)

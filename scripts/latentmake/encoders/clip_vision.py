@@ -16,6 +16,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from latentmake.config import Weights
 from latentmake.encoders.state import (
+    LOAD_FAULTS,
     State,
     build,
     fill,
@@ -23,7 +24,7 @@ from latentmake.encoders.state import (
     kind_of,
     local_config,
     local_state,
-    one_line,
+    refusal,
 )
 from latentmake.errors import ModelError
 
@@ -120,10 +121,8 @@ def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype)
     where = weights.path or weights.hub or ""
     try:
         network = _from_disk(weights, where) if weights.hub is None else _from_hub(weights, dtype)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise ModelError(
-            f"cannot be loaded as a CLIP image encoder ({one_line(error)})", where=where, mend=_MEND
-        ) from None
+    except LOAD_FAULTS as error:
+        raise refusal(error, weights, "a CLIP image encoder", _MEND) from None
     return ClipVision(network.to(device=device, dtype=dtype).eval().requires_grad_(False))
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from latentmake.config import TextWeights
-from latentmake.encoders.state import one_line
-from latentmake.errors import ModelError
+from latentmake.errors import ModelError, first_line
 from latentmake.projection import load_projection
 
 __all__ = ["load_text_projection"]
@@ -50,7 +49,7 @@ def load_text_projection(weights: TextWeights) -> torch.nn.Module | None:
         layer = getattr(pipeline, name)
     except Exception as error:  # code of others may fail in any way
         raise ModelError(
-            f"its projection cannot be loaded ({one_line(error)})", where=folder, mend=mend
+            f"its projection cannot be loaded ({first_line(error)})", where=folder, mend=mend
         ) from None
     if not isinstance(layer, torch.nn.Module):
         raise ModelError(f"its `{name}` is no network", where=folder, mend=mend)

@@ -18,10 +18,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from latentmake.config import Weights
-from latentmake.errors import ModelError
+from latentmake.errors import ModelError, first_line
 from latentmake.weights import config_file, weights_files
 
 __all__ = [
+    "LOAD_FAULTS",
     "State",
     "build",
     "fill",
@@ -29,12 +30,27 @@ __all__ = [
     "kind_of",
     "local_config",
     "local_state",
-    "one_line",
+    "refusal",
 ]
 
 State = dict[str, torch.Tensor]
 
+LOAD_FAULTS = (
+    OSError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
+"""What loading weights that are damaged, incomplete or of another kind ends in."""
+
 _COPY = "copy it again"
+_CODE = "holds more than tensors, and loading that could run foreign code"
+_SAFE = "take the weights as .safetensors"
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 # The first part of a name that is found tells the kind.
 _KINDS = (
@@ -64,14 +80,25 @@ def kind_of(names: Iterable[str]) -> str:
     return f"another network (its first weight is {names[0]})" if names else "empty"
 
 
-def one_line(error: Exception) -> str:
-    """Return what an error says, up to the first line break that ends a statement."""
-    if isinstance(error, KeyError):
-        return f"it lacks {error.args[0]}"
-    first, *others = [*str(error).strip().splitlines(), ""]
-    if first.endswith(":"):
-        return f"{first} {others[0].strip()}".strip()
-    return first.strip() or type(error).__name__
+def refusal(error: Exception, weights: Weights, what: str, mend: str) -> ModelError:
+    """Return the line in which weights are refused that a library could not load.
+
+    Args:
+        error: what it raised.
+        weights: where they lie.
+        what: the kind of network that was to be loaded, with its article.
+        mend: what to do about it.
+    """
+    where = weights.path or weights.hub or ""
+    try:
+        folder = weights.path is not None and Path(weights.path).is_dir()
+        if folder and any(file.suffix in _PICKLES for file in weights_files(weights)):
+            local_state(weights)  # says which file, and what is the matter with it
+    except ModelError as fault:
+        return fault
+    if isinstance(error, pickle.UnpicklingError):
+        return ModelError(_CODE, where=where, mend=_SAFE)
+    return ModelError(f"cannot be loaded as {what} ({first_line(error)})", where=where, mend=mend)
 
 
 def local_config(weights: Weights) -> dict[str, Any] | None:
@@ -98,7 +125,7 @@ def local_config(weights: Weights) -> dict[str, Any] | None:
             raise ValueError("it is no table")
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"is no configuration of a network ({one_line(error)})", where=path, mend=_COPY
+            f"is no configuration of a network ({first_line(error)})", where=path, mend=_COPY
         ) from None
     return found
 
@@ -134,7 +161,9 @@ def _read(path: Path) -> State:
             return load_file(path)
         except (OSError, ValueError, SafetensorError) as error:
             raise ModelError(
-                f"is cut short or no .safetensors file ({one_line(error)})", where=path, mend=_COPY
+                f"is cut short or no .safetensors file ({first_line(error)})",
+                where=path,
+                mend=_COPY,
             ) from None
     if path.suffix not in _PICKLES:
         raise ModelError(
@@ -153,12 +182,12 @@ def _unpickled(path: Path) -> Any:
         if whole or not zipped:
             # Files of torch before 1.6 are no archives and cannot be mapped.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=whole)
-    except pickle.UnpicklingError:
-        if whole:
+    except pickle.UnpicklingError as error:
+        if whole or "GLOBAL" in str(error):  # a function or class that it would call
             raise ModelError(
-                "holds more than tensors, and loading that could run foreign code",
+                _CODE,
                 where=path,
-                mend="take the weights as .safetensors",
+                mend=_SAFE,
             ) from None
     except OSError as error:
         raise ModelError(
@@ -192,7 +221,7 @@ def build(make: Callable[[], Any], *, where: str) -> Any:
             return make()
     except Exception as error:  # each library has its own for this
         raise ModelError(
-            f"has a configuration that no network can have ({one_line(error)})",
+            f"has a configuration that no network can have ({first_line(error)})",
             where=where,
             mend=_COPY,
         ) from None

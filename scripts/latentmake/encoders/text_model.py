@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
@@ -21,6 +20,7 @@ from transformers import (
 from latentmake import tokens
 from latentmake.config import TextWeights
 from latentmake.encoders.projection import load_text_projection
+from latentmake.encoders.state import LOAD_FAULTS, refusal
 from latentmake.errors import ModelError
 from latentmake.weights import config_file, weights_files
 
@@ -75,13 +75,9 @@ def load_text_model(
         network = _load(weights, dtype, kind)
         tokenizer = tokens.load(weights)
         projection = load_text_projection(weights)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        raise ModelError(
-            f"cannot be loaded as a text encoder ({str(error).strip().splitlines()[0]})",
-            where=weights.path or weights.hub or "",
-            mend=f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, and see that it is "
-            "complete",
-        ) from None
+    except LOAD_FAULTS as error:
+        mend = f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, all of it"
+        raise refusal(error, weights, "a text encoder", mend) from None
     return TextModel(
         network.to(device=device, dtype=dtype).eval().requires_grad_(False),
         tokenizer,

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 
 from latentmake.config import TextWeights
 from latentmake.encoders.state import (
+    LOAD_FAULTS,
     State,
     build,
     fill,
@@ -24,7 +25,7 @@ from latentmake.encoders.state import (
     kind_of,
     local_config,
     local_state,
-    one_line,
+    refusal,
 )
 from latentmake.errors import ModelError
 from latentmake.tokens import load as load_tokenizer
@@ -170,10 +171,8 @@ def load_umt5(
     try:
         network = _from_disk(weights, where) if weights.hub is None else _from_hub(weights, dtype)
         tokenizer = load_tokenizer(weights)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise ModelError(
-            f"cannot be loaded as umT5 ({one_line(error)})", where=where, mend=_MEND
-        ) from None
+    except LOAD_FAULTS as error:
+        raise refusal(error, weights, "umT5", _MEND) from None
     if fp8:
         _pack(network)
     network = network.to(device=device, dtype=dtype).eval().requires_grad_(False)

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from latentmake.config import Weights
-from latentmake.errors import ModelError
+from latentmake.encoders.state import LOAD_FAULTS, refusal
 from latentmake.weights import config_file, weights_files
 
 __all__ = ["encode_images", "load_vae"]
@@ -33,7 +32,6 @@ def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> Auto
     Raises:
         ModelError: it is missing, incomplete, or no AutoencoderKL.
     """
-    where = weights.path or weights.hub or ""
     try:
         if weights.hub is not None:
             vae = AutoencoderKL.from_pretrained(
@@ -51,12 +49,9 @@ def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> Auto
                 raise ValueError(f"the weights lack {missing[0]} and {len(missing) - 1} more")
         else:
             vae = _from_single_file(weights)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        raise ModelError(
-            f"cannot be loaded as an AutoencoderKL ({str(error).strip().splitlines()[0]})",
-            where=where,
-            mend="name the folder of a VAE, and see that it is complete",
-        ) from None
+    except LOAD_FAULTS as error:
+        mend = "name the folder of a VAE, and see that it is complete"
+        raise refusal(error, weights, "an AutoencoderKL", mend) from None
     if dtype == torch.float16 and vae.config.get("force_upcast"):
         dtype = torch.float32
     vae = vae.to(device)

@@ -17,6 +17,7 @@ from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
 
 from latentmake.config import Weights
 from latentmake.encoders.state import (
+    LOAD_FAULTS,
     State,
     build,
     fill,
@@ -24,7 +25,7 @@ from latentmake.encoders.state import (
     kind_of,
     local_config,
     local_state,
-    one_line,
+    refusal,
 )
 from latentmake.errors import ModelError
 
@@ -197,10 +198,8 @@ def load_wan_vae(
     where = weights.path or weights.hub or ""
     try:
         network = _from_hub(weights) if weights.hub is not None else _from_disk(weights, where)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise ModelError(
-            f"cannot be loaded as Wan's VAE ({one_line(error)})", where=where, mend=_MEND
-        ) from None
+    except LOAD_FAULTS as error:
+        raise refusal(error, weights, "Wan's VAE", _MEND) from None
     _check_settings(network.config, where)
     network.decoder = network.post_quant_conv = None  # more than half of the memory
     rocm = device.type == "cuda" and torch.version.hip is not None
