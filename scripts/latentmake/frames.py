@@ -96,7 +96,12 @@ def fit(
 
 
 def read_clips(
-    data: bytes, path: str, source_fps: float | None, wanted: Sequence[tuple[Size, Clip]]
+    data: bytes,
+    path: str,
+    source_fps: float | None,
+    wanted: Sequence[tuple[Size, Clip]],
+    *,
+    max_pixels: int = MAX_PIXELS,
 ) -> list[NDArray[np.uint8]]:
     """Decode a video once, up to the last frame that is needed, and cut clips out of it.
 
@@ -105,6 +110,7 @@ def read_clips(
         path: names it in errors.
         source_fps: frame rate of the file; None keeps each frame.
         wanted: for each clip the size it is brought to, and its place among the frames kept.
+        max_pixels: as for `fit`, of each frame.
 
     Returns:
         For each clip its pixels [frames, height, width, 3], 0 to 255. Clips of one size that
@@ -116,11 +122,20 @@ def read_clips(
     if not wanted:
         return []
     pictures = _pictures(data, path, source_fps, _positions(wanted), repeat_last=False)
-    return _cut(pictures, wanted, lambda picture, size: fit(picture, size, path=path))
+    return _cut(
+        pictures,
+        wanted,
+        lambda picture, size: fit(picture, size, path=path, max_pixels=max_pixels),
+    )
 
 
 def read_control(
-    data: bytes, path: str, source_fps: float | None, wanted: Sequence[tuple[Size, Size, Clip]]
+    data: bytes,
+    path: str,
+    source_fps: float | None,
+    wanted: Sequence[tuple[Size, Size, Clip]],
+    *,
+    max_pixels: int = MAX_PIXELS,
 ) -> list[NDArray[np.uint8]]:
     """Decode a video that controls another, and cut the same clips out of it.
 
@@ -133,6 +148,7 @@ def read_control(
         source_fps: frame rate of both files; None keeps each frame.
         wanted: for each clip the resolution asked for, the size of the clip that it controls, and
             that clip's place.
+        max_pixels: as for `fit`, of each frame.
 
     Returns:
         As `read_clips`.
@@ -151,7 +167,8 @@ def read_control(
     def scaled(picture: Image.Image, key: tuple[Size, Size]) -> NDArray[np.uint8]:
         resolution, target = key
         own = wan_size(shape, resolution, bucket=True, no_upscale=False)
-        return fit(fit(picture, own, path=path), target, path=path)
+        first = fit(picture, own, path=path, max_pixels=max_pixels)
+        return fit(first, target, path=path, max_pixels=max_pixels)
 
     return _cut(chain([beginning], pictures), keyed, scaled)
 

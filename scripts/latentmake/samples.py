@@ -142,8 +142,10 @@ def _wan_images(
     found: list[Sample] = []
     for target, key in missing.items():
         size = _size(image.size, target, settings)
-        fitted = None if beside is None else frames.fit(beside, size)[None]
-        pixels_ = frames.fit(image, size)[None]
+        fitted = None
+        if beside is not None:
+            fitted = frames.fit(beside, size, path=item.control or "", max_pixels=limit)[None]
+        pixels_ = frames.fit(image, size, path=item.source or "", max_pixels=limit)[None]
         found.append(Sample(key, content, item, pixels_, image.size, fitted))
     return found
 
@@ -159,6 +161,7 @@ def _clips(
     from latentmake import frames
 
     path, source_fps = item.source or "", settings["source_fps"]
+    limit = int(settings["max_image_pixels"])
     if item.media is None:
         raise _changed(item)
     original = (item.media.width, item.media.height)
@@ -167,12 +170,12 @@ def _clips(
         for target in missing
         if target.clip is not None
     ]
-    made = frames.read_clips(data, path, source_fps, wanted)
+    made = frames.read_clips(data, path, source_fps, wanted, max_pixels=limit)
     beside: list[NDArray[np.uint8] | None] = [None] * len(made)
     if item.control:
         sizes = [Size(*target.size) for target in missing if target.size is not None]
         asked = [(size, *each) for size, each in zip(sizes, wanted, strict=True)]
-        beside = [*frames.read_control(control, item.control, source_fps, asked)]
+        beside = [*frames.read_control(control, item.control, source_fps, asked, max_pixels=limit)]
     return [
         Sample(key, content, item, clip, original, other, clip=True)
         for key, clip, other in zip(missing.values(), made, beside, strict=True)

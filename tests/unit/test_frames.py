@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,12 @@ from hypothesis import strategies as st
 from latentmake import pixels
 from latentmake.buckets import Size, wan_size
 from latentmake.clips import Clip, clips, kept_indices
+from latentmake.config import Dataset, Model
 from latentmake.errors import SourceError
 from latentmake.frames import fit, open_image, read_clips, read_control
+from latentmake.media import probe_image, probe_video
+from latentmake.orders import Target, WorkItem, WorkOrder
+from latentmake.samples import Sample, samples_of
 from numpy.typing import NDArray
 from PIL import Image
 from video_world import KINDS, write_kind, write_video
@@ -482,3 +487,53 @@ def test_no_frame_is_guessed_and_no_damage_is_more_than_one_bad_file(
             assert is_sound(bytes(data), 9)
             seen.add("read")
     assert seen == {"named", "read"}
+
+
+# -- what is asked of them by a build -------------------------------------------------------------
+
+
+def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> WorkOrder:
+    media = probe_video(str(path)) if clip else probe_image(str(path))
+    target = Target("64", "a.safetensors", None, Size(64, 64), Clip(0, 5) if clip else None)
+    settings = Dataset(
+        path="data", max_image_pixels=limit, **({"target_frames": [5]} if clip else {})
+    )
+    return WorkOrder(
+        kind="latents",
+        dataset="cats",
+        model="wan",
+        dataset_settings=settings.model_dump(),
+        model_settings=Model.model_validate(
+            {"vae": "vae", "text": ["t5"], "task": "t2v-1.3B-FC"}
+        ).model_dump(),
+        recipe={},
+        items=(WorkItem("a", str(path), None, (target,), control and str(control), media=media),),
+    )
+
+
+def samples_for(work: WorkOrder) -> list[Sample]:
+    (item,) = work.items
+    control = b"" if item.control is None else Path(item.control).read_bytes()
+    data = Path(item.source or "").read_bytes()
+    return samples_of(work, item, data, control, "digest", {item.targets[0]: "key"})
+
+
+def test_a_narrow_picture_of_wan_is_named_and_measured_by_the_datasets_limit(
+    tmp_path: Path,
+) -> None:
+    narrow, whole, clip = tmp_path / "hair.png", tmp_path / "whole.png", tmp_path / "clip.mkv"
+    Image.new("RGB", (16, 400)).save(narrow)
+    Image.new("RGB", (64, 64)).save(whole)
+    write_video(clip, "mpeg4", 5)
+    write_video(thin := tmp_path / "thin.mkv", "mpeg4", 5, size=(16, 400))
+    cover = 64 * 1600  # 16 x 400 enlarged to cover 64 x 64; a control clip covers 32 x 128 first
+    for path, control, of_clips, needed in (
+        (narrow, None, False, cover),
+        (whole, narrow, False, cover),
+        (thin, None, True, cover),
+        (clip, thin, True, 32 * 800),
+    ):
+        named = re.escape(f"{control or path}: is too narrow (16 x 400)")
+        with pytest.raises(SourceError, match=named):
+            samples_for(asked(path, control, limit=needed - 1, clip=of_clips))
+        assert len(samples_for(asked(path, control, limit=needed, clip=of_clips))) == 1
