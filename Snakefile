@@ -1,6 +1,6 @@
-# Latentmake: make, for the caches that diffusion training eats.
+# Latentmake: a make-style build system for the caches that diffusion trainers read.
 #
-#   snakemake --cores all train_michael_gove     brings every cache up to date, then trains
+#   snakemake train_michael_gove                 brings every cache up to date, then trains
 #   snakemake -n train_michael_gove              says what is stale, and does nothing
 #
 # Planning is the package's work (scripts/latentmake); what it finds stale becomes the rules of

@@ -1,4 +1,4 @@
-"""Latentmake: make, for the caches that diffusion training eats.
+"""Latentmake: a make-style build system for the caches that diffusion trainers read.
 
 The package knows nothing of Snakemake: the Snakefile and the entries in `scripts/` hand it plain
 values. Importing this name, or any of the planning modules (`config`, `dataset`, `recipe`, `memo`,

@@ -67,6 +67,26 @@ def test_dependencies_are_those_imported_and_locked() -> None:
     assert named <= set(pins("requirements.lock"))
 
 
+def test_the_readme_has_two_commands_each_with_its_installation() -> None:
+    """And what checks the project runs them, without their environment on the PATH."""
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(
+        r"^    python3 -m venv \.venv && \.venv/bin/pip install -r (\S+) && (\.venv/bin/\S+)(.*)$",
+        text,
+        re.MULTILINE,
+    )
+    assert [(lock, program) for lock, program, _ in commands] == [
+        ("envs/requirements.lock", ".venv/bin/snakemake"),
+        ("envs/requirements-dev.lock", ".venv/bin/pytest"),
+    ]
+    assert text.count("-m venv") == 2
+    checks = (ROOT / ".ci/run").read_text()
+    for lock, program, arguments in commands:
+        assert f'"$bin/{Path(program).name}"{arguments}' in checks
+        assert (ROOT / lock).is_file()
+    assert "activate" not in checks and "requirements-dev.lock" in checks
+
+
 def test_the_snakefile_and_rules_stay_short() -> None:
     assert len((ROOT / "Snakefile").read_text().splitlines()) <= 60
     for path in (ROOT / "rules").glob("*.smk"):

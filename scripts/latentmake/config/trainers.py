@@ -215,7 +215,9 @@ class MusubiTrainer(Closed):
         BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
     ] = Field("bf16", description="Number format of the DiT's weights.")
     attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers", "sage_attn"] = Field(
-        "auto", description="Attention; auto: the fastest that the trainer's environment has."
+        "auto",
+        description="Attention; auto: the first of sage_attn, flash_attn and xformers that the "
+        "trainer's environment has, else sdpa.",
     )
     timestep_sampling: str | None = Field(
         "shift", description="How timesteps are drawn; null leaves it to the trainer."
