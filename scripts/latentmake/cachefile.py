@@ -242,7 +242,8 @@ def _picture(metadata: Mapping[str, str], recipe: str) -> Picture | None:
     if None in size:
         return None
     width, height = (int(str(side)) for side in size)
-    return Picture(width, height, bool(json.loads(recipe).get("exif_rotation")))
+    # A recipe names the keys that differ from their defaults.
+    return Picture(width, height, bool(json.loads(recipe).get("exif_rotation", True)))
 
 
 def _begins_an_npz(path: str | os.PathLike[str]) -> bool:

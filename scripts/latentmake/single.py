@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from latentmake import digest, evaluate, layouts
 from latentmake.batches import work_order
 from latentmake.config import Run, nearest
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, SourceError
 from latentmake.evaluate import Source
 from latentmake.layouts import Named
 from latentmake.memo import target_stat
@@ -36,7 +37,7 @@ def single(planner: Planner, path: str) -> tuple[WorkOrder, bool]:
         Its order, and whether it is stale.
 
     Raises:
-        SourceError: its source cannot be read.
+        SourceError: its item is faulty, or its source cannot be read.
         UserError: there is no such item, or something makes planning impossible.
     """
     config = planner.config
@@ -52,23 +53,34 @@ def single(planner: Planner, path: str) -> tuple[WorkOrder, bool]:
     if dataset != PROMPTS and re.fullmatch(r"[0-9]+(x[0-9]+)?", place):
         _check_size(planner, dataset, model, place, path)
     layout = layouts.of(planner.layout(model))
-    bases, example = layout.owners(name), ""
+    bases = layout.owners(name)
+    for part, source, named in _targets(planner, dataset, model, place, bases):
+        if named.path == path:
+            return _single(planner, dataset, model, part, source, named)
+    for fault in () if dataset == PROMPTS else planner.faults(dataset, model):
+        if layout.base(fault.stem) in bases:
+            raise SourceError(fault.what, where=fault.path, mend=fault.mend)
+    paths = (named.path for _, _, named in _targets(planner, dataset, model, place))
+    names = {each.split("/", 4)[4]: each for each in paths}
+    mend = "check the name of its folder"
+    if names:
+        mend = f"the nearest is {names[nearest(name, names) or min(names)]}"
+    raise ConfigError("no item has a cache file of this name", where=path, mend=mend)
+
+
+def _targets(
+    planner: Planner, dataset: str, model: str, place: str, bases: Collection[str] | None = None
+) -> Iterator[tuple[str, Source, Named]]:
+    """Yield part, source and name of each target in a folder; of some bases alone, if given."""
+    layout, settings = layouts.of(planner.layout(model)), planner.config.datasets.get(dataset)
     for part in layout.parts([place]):
         folder = layout.folder(dataset, model, part)
         if folder != f"cache/{dataset}/{model}/{place}":
             continue
-        settings = config.datasets.get(dataset)
         for source in _sources(planner, dataset, model, part):
-            if example and layout.base(source.stem) not in bases:
-                continue
-            for named in layout.named(folder, part, source.stem, source.media, settings):
-                if named.path == path:
-                    return _single(planner, dataset, model, part, source, named)
-                example = example or named.path
-    mend = (
-        f"a name that can be asked for is {example}" if example else "check the name of its folder"
-    )
-    raise ConfigError("no item has a cache file of this name", where=path, mend=mend)
+            if bases is None or layout.base(source.stem) in bases:
+                for named in layout.named(folder, part, source.stem, source.media, settings):
+                    yield part, source, named
 
 
 def _check_size(planner: Planner, dataset: str, model: str, place: str, path: str) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import latentmake
 import pytest
 from latentmake.config import parse
+from latentmake.errors import UserError
 from latentmake.memo import Memo
 from latentmake.plan import Planner
+from latentmake.single import single
 
 CONFIG = {
     "datasets": {"cats": {"path": "data"}},
@@ -48,3 +50,33 @@ def test_no_verdict_of_other_planning_code_is_believed(
     assert questions() == before
     monkeypatch.setattr(latentmake, name, value)
     assert not set(questions()) & set(before)
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (
+            "64/red_arow.latents",
+            "no item has a cache file of this name; the nearest is {}64/red_arrow.latents",
+        ),
+        ("64/" + "z" * 99, "no item has a cache file of this name; the nearest is {}64/blue."),
+        (
+            "text/blu.text",
+            "no item has a cache file of this name; the nearest is {}text/blue.text.",
+        ),
+        ("text.7/blue.text", "no item has a cache file of this name; check the name of its folder"),
+        ("64/silent.latents", "data/silent.png: has no caption file; write data/silent.txt"),
+    ],
+)
+def test_a_cache_file_of_no_item_is_answered_with_the_nearest(
+    asked: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("blue.png", "blue.txt", "red_arrow.png", "red_arrow.txt", "silent.png"):
+        (tmp_path / "data" / name).write_text(name)
+    planner = Planner(parse(CONFIG), Memo(None), buildable=["vae", "text"])
+    folder = "cache/cats/tiny/"
+    with pytest.raises(UserError) as caught:
+        single(planner, f"{folder}{asked}.safetensors")
+    assert line.format(folder) in str(caught.value)
