@@ -81,3 +81,24 @@ def test_where_links_fail_copies_are_made_once(
         for path in sorted(folder.rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
         folder.rmdir()
+
+
+def test_what_is_replaced_or_removed_is_told_before(tmp_path: Path) -> None:
+    folder, told = tmp_path / "kept", dict[str, str]()
+
+    def replacing(name: str) -> None:
+        path = folder / name
+        told[name] = path.read_text() if path.exists() else ""
+
+    def bring(files: dict[str, Path | bytes]) -> dict[str, str]:
+        told.clear()
+        mirror(folder, files, replacing=replacing)
+        return dict(told)
+
+    source = tmp_path / "source"
+    source.write_text("one")
+    assert bring({"a": source, "b": b"x", "c": b"y"}) == {"a": "", "b": "", "c": ""}
+    os.utime(source, ns=(1, 1))
+    assert bring({"a": source, "b": b"x", "c": b"y"}) == {}
+    source.write_text("two")
+    assert bring({"a": source, "b": b"z"}) == {"a": "one", "b": "x", "c": "y"}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from latentmake.config import Dataset, MusubiTuner, Publish
 from latentmake.errors import (
     CacheError,
@@ -35,6 +36,7 @@ from latentmake.trainers.scripts import (
     shell_script,
 )
 from publish_world import FLAGS, NEEDED, check_flags, fill, order_of, put, value
+from safetensors.torch import save_file
 
 STEMS = {"gove": ["a", "sub/b ä", "c!"]}
 SCRIPTS = tuple(NEEDED)
@@ -518,6 +520,19 @@ def test_caches_made_there_go_with_what_they_came_from(change: str, dropped: set
     assert any("dropped" in line for line in said) == bool(dropped)
 
 
+def test_caches_go_when_they_are_no_longer_published_and_come_back() -> None:
+    order = order_of(resolutions=[(256, 256)])
+    fill(order, STEMS)
+    folder, _ = published(order)
+    before = files(folder)
+    without = order.model_copy(update={"publish": Publish(caches=False)})
+    published(without)
+    assert not list((folder / "gove_256_cache").glob("*.safetensors"))
+    put(folder / "gove_256_cache/a_wan_te.safetensors", "made there")
+    published(order)
+    assert files(folder) == before
+
+
 def test_folders_are_named_by_a_pattern() -> None:
     order = with_publish(order_of(), folder="{run}_{height}p_{dataset}")
     fill(order, STEMS)
@@ -628,6 +643,20 @@ def test_what_is_not_on_this_machine_is_no_fault() -> None:
     found = verdicts(order)
     assert found["model: vae"][0] == found["model: text"][0] == "ok"
     assert found["model: dit"][0] == found["musubi-tuner"][0] == "warning"
+
+
+def test_a_precision_that_does_not_fit_the_network_is_named() -> None:
+    folder = Path("musubi tuner")
+    parsers(folder)
+    demand = "\nassert parser.parse_args().mixed_precision in ('bf16', 'bfloat16')\n"
+    with (folder / "wan_train_network.py").open("a") as script:
+        script.write(demand)
+    network = {"blocks.0.cross_attn.k.weight": torch.ones(1, dtype=torch.bfloat16)}
+    Path("models").mkdir()
+    save_file(network, "models/low.safetensors")
+    order = order_of(trainer={"mixed_precision": "fp16"})
+    assert verdicts(order)["mixed precision"][0] == "failed"
+    assert verdicts(order_of())["mixed precision"][0] == "ok"
 
 
 def test_paths_of_which_no_script_knows_all_are_a_fault() -> None:

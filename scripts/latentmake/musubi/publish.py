@@ -6,6 +6,7 @@ and the script of each system, with the paths that this system knows.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 from latentmake import layouts
 from latentmake.config import resolution_name
 from latentmake.dataset import IMAGE_EXTENSIONS
-from latentmake.errors import CacheError, SourceError
+from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts import musubi
 from latentmake.media import VIDEO_EXTENSIONS
 from latentmake.musubi import command
@@ -23,7 +24,7 @@ from latentmake.musubi.dataset_toml import shapes
 from latentmake.musubi.installation import Installation
 from latentmake.musubi.model_files import model_files
 from latentmake.musubi.order import ManifestRow, MusubiOrder
-from latentmake.musubi.preflight import model_finding
+from latentmake.musubi.preflight import model_finding, precision
 from latentmake.musubi.texts import Texts
 from latentmake.trainers import publication_checks
 from latentmake.trainers.checks import Finding, passed
@@ -101,7 +102,7 @@ def _findings(order: MusubiOrder, text: Texts, memory: Memory | None = None) -> 
         if file.key in text.left_out:
             yield Finding(f"model: {file.key}", "warning", text.left_out[file.key])
         elif file.place and not Path(file.place).exists():
-            yield elsewhere(file.key, file.place)
+            yield elsewhere(f"model: {file.key}", file.place)
         else:
             yield model_finding(file)
     chosen = order.publish.attention is not None
@@ -119,7 +120,11 @@ def _findings(order: MusubiOrder, text: Texts, memory: Memory | None = None) -> 
         folder=place.path,
         find=find,
         further=order.trainer.arguments,
+        accelerate_config=order.trainer.accelerate_config,
     )
+    if Path(place.path).is_dir():
+        with contextlib.suppress(TrainingError):  # told above
+            yield precision(order, models, find())
 
 
 def _drop(order: MusubiOrder, made: MadeThere, name: str) -> None:

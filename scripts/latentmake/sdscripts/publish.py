@@ -128,7 +128,7 @@ def _findings(
         places["vae"] = order.model.vae.path or ""
     for key, place in places.items():
         if place and not Path(place).exists():
-            yield elsewhere(key, place)
+            yield elsewhere(f"model: {key}", place)
         elif key.startswith("--") and Path(place).is_dir():
             note = f"{place} is a folder, and sd-scripts wants a file: add [{key}, FILE] to the "
             note += "trainer's `arguments`"
@@ -153,6 +153,7 @@ def _findings(
         folder=there.path,
         find=lambda: find(here, memory),
         further=order.trainer.arguments,
+        accelerate_config=order.trainer.accelerate_config,
     )
 
 

@@ -33,6 +33,7 @@ def findings(
     folder: str,
     find: Callable[[], Installation],
     further: Sequence[str],
+    accelerate_config: str | None,
 ) -> Iterator[Finding]:
     """Check what is written into a published folder, a finding each.
 
@@ -43,6 +44,7 @@ def findings(
         folder: the trainer's, as the configuration has it.
         find: finds the trainer in that folder.
         further: the user's own arguments.
+        accelerate_config: path of accelerate's configuration file, if any.
     """
     program = commands["linux"].program
     tuner: Installation | None = None
@@ -63,6 +65,8 @@ def findings(
             except TrainingError as error:
                 yield Finding(f"arguments of {script}", "failed", str(error))
         yield from paths(further, tuner.folder)
+    if accelerate_config is not None and not Path(accelerate_config).is_file():
+        yield elsewhere("accelerate_config", accelerate_config)
     for system in SYSTEMS:
         keys = None if tuner is None else tuner.sources.dataset_keys
         yield _toml(f"dataset TOML for {system.capitalize()}", tomls[system], keys)
@@ -87,12 +91,12 @@ def attention(asked: str, known: Iterable[str], program: str, chosen: bool) -> F
     return Finding("attention", "ok", f"{asked}, which the trainer's machine must have")
 
 
-def elsewhere(key: str, place: str) -> Finding:
-    """Return what is to be said of a model's file that is not on this machine."""
+def elsewhere(what: str, place: str) -> Finding:
+    """Return what is to be said of a file that is not on this machine."""
     if is_windows(place) or Path(place).is_absolute():
-        return Finding(f"model: {key}", "ok", f"{place}: not on this machine, taken as it is")
+        return Finding(what, "ok", f"{place}: not on this machine, taken as it is")
     note = f"{place} does not exist here: correct it, or name the path on the trainer's machine"
-    return Finding(f"model: {key}", "warning", note)
+    return Finding(what, "warning", note)
 
 
 def _calls(commands: Commands) -> Iterator[tuple[str, Sequence[str]]]:
