@@ -221,10 +221,14 @@ def text_weights_digests(
     """
     found: list[tuple[str, ...]] = []
     for place in model.text:
-        if place.hub is not None:
-            tokenizer = digest.of_value(["hub", place.tokenizer])
+        own = place.tokenizer
+        if own is not None and own.hub is not None:
+            tokenizer = digest.of_value(["hub", own.hub, own.revision, own.subfolder])
+        elif place.hub is not None:
+            tokenizer = digest.of_value(["hub", own and own.path])
         else:
-            tokenizer = _files_digest(tokenizer_files(place), file_digest)
+            umt5 = model.layout == "musubi"
+            tokenizer = _files_digest(tokenizer_files(place, umt5=umt5), file_digest)
         digests = [weights_digest(place, file_digest, files), tokenizer]
         if place.projection is not None:
             code = place.trust_remote_code

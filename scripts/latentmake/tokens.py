@@ -52,13 +52,17 @@ def load(weights: TextWeights) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     options: dict[str, object] = {"local_files_only": True}
-    if weights.hub is None:
+    own = weights.tokenizer
+    if own is not None and own.hub is not None:
+        place = own.hub
+        options = {"revision": own.revision, "subfolder": own.subfolder or ""}
+    elif weights.hub is None:
         tokenizer_files(weights)  # names what is missing
         place = str(tokenizer_folder(weights))
     else:
         place = weights.hub
         sibling = (weights.subfolder or "").replace("text_encoder", "tokenizer", 1)
-        options = {"revision": weights.revision, "subfolder": weights.tokenizer or sibling}
+        options = {"revision": weights.revision, "subfolder": own.path if own else sibling}
     try:
         return AutoTokenizer.from_pretrained(place, **options)
     except Exception as error:  # each of its libraries has its own for a damaged file

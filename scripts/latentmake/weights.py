@@ -26,6 +26,12 @@ __all__ = [
 ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 _STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
+_UMT5_TOKENIZER = (
+    "umT5's is google/umt5-xxl on the hub: fetch its tokenizer.json, tokenizer_config.json, "
+    "special_tokens_map.json and spiece.model and name their folder as `tokenizer`, or, where the "
+    "hub can be reached, write as musubi-tuner takes it `tokenizer: {hub: Wan-AI/Wan2.1-T2V-14B, "
+    "subfolder: google/umt5-xxl, revision: COMMIT}`"
+)
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -191,8 +197,8 @@ def tokenizer_folder(weights: TextWeights) -> Path:
     Where the configuration names none: `tokenizer_2` for `text_encoder_2` and so on, as diffusers
     pipelines have it, else the folder of the weights.
     """
-    if weights.tokenizer is not None:
-        return Path(weights.tokenizer)
+    if weights.tokenizer is not None and weights.tokenizer.path is not None:
+        return Path(weights.tokenizer.path)
     path = Path(weights.path or "")
     folder = path.parent if path.suffix in ORIGINAL_SUFFIXES else path
     if folder.name.startswith("text_encoder"):
@@ -202,8 +208,12 @@ def tokenizer_folder(weights: TextWeights) -> Path:
     return folder
 
 
-def tokenizer_files(weights: TextWeights) -> list[Path]:
+def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
     """Return the files that shape what a local tokenizer does.
+
+    Args:
+        weights: of the text encoder.
+        umt5: whether it is umT5, whose single files come without a tokenizer.
 
     Raises:
         ModelError: there are none.
@@ -215,7 +225,9 @@ def tokenizer_files(weights: TextWeights) -> list[Path]:
         raise ModelError(
             "there is no tokenizer here",
             where=folder,
-            mend="name its folder as `tokenizer` beside the text encoder's `path`",
+            mend=_UMT5_TOKENIZER
+            if umt5
+            else "name its folder as `tokenizer` beside the text encoder's `path`",
         )
     return files
 

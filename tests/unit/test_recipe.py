@@ -235,6 +235,37 @@ def test_a_mask_of_padding_that_there_is_not_changes_no_recipe() -> None:
     assert text(**values, apply_t5_attn_mask=True) == text(**values)
 
 
+def wan(tmp_path: Path, **text: Any) -> Model:
+    put(tmp_path / "umt5", weights__pth="weights")
+    place = {"path": f"{tmp_path}/umt5/weights.pth", **text}
+    return Model.model_validate({"vae": "vae", "text": [place], "task": "t2v-1.3B"})
+
+
+def test_a_missing_tokenizer_of_umt5_is_said_where_to_come_from(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no tokenizer here") as caught:
+        recipe.make("text", None, wan(tmp_path))
+    line = str(caught.value)
+    for part in ("google/umt5-xxl on the hub", "spiece.model", "Wan-AI/Wan2.1-T2V-14B", "hub:"):
+        assert part in line
+    assert "\n" not in line
+
+
+def test_a_tokenizer_on_the_hub_counts_by_its_commit_and_none_is_looked_for_here(
+    tmp_path: Path,
+) -> None:
+    place = {"hub": "Wan-AI/Wan2.1-T2V-14B", "subfolder": "google/umt5-xxl"}
+
+    def made(**tokenizer: Any) -> dict[str, object]:
+        return recipe.make("text", None, wan(tmp_path, tokenizer=tokenizer))
+
+    first = made(**place, revision="a" * 40)
+    assert made(**place, revision="a" * 40) == first
+    assert made(**place, revision="b" * 40) != first
+    assert made(**{**place, "subfolder": "other"}, revision="a" * 40) != first
+    with pytest.raises(ValueError, match="`hub` model needs as its `revision` a commit"):
+        made(**place, revision="main")
+
+
 @pytest.mark.parametrize("layout", ["plain", "sdscripts"])
 def test_a_recipe_is_made_for_each_layout_of_images(tmp_path: Path, layout: str) -> None:
     network(tmp_path / "vae")

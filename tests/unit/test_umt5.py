@@ -433,6 +433,21 @@ def test_an_incomplete_folder_is_refused(places: dict[str, Path], tmp_path: Path
     assert "encoder.final_layer_norm.weight" in line
 
 
+def test_a_tokenizer_of_the_hub_is_loaded_like_a_folder(places: dict[str, Path]) -> None:
+    # What transformers finds on the disk under the id's name it takes from there.
+    tokenizer = {
+        "hub": str(places["tokenizer"].parent),
+        "subfolder": places["tokenizer"].name,
+        "revision": "1" * 40,
+    }
+    found = loaded(places, ".pth", tokenizer=tokenizer).encode(CAPTIONS)
+    for one, other in zip(found, loaded(places, ".pth").encode(CAPTIONS), strict=True):
+        assert torch.equal(one, other)
+    missing = {**tokenizer, "subfolder": "nowhere"}
+    line = refusal(lambda: loaded(places, ".pth", tokenizer=missing))
+    assert "cannot be loaded as a tokenizer" in line and tokenizer["hub"] in line
+
+
 @pytest.mark.parametrize("form", [".pth", ".safetensors"])
 def test_a_single_file_without_a_tokenizer_is_refused(
     places: dict[str, Path], tmp_path: Path, form: str

@@ -13,7 +13,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution, resolution_name
 from latentmake.config.folders import Folder
 from latentmake.config.machines import Export, MusubiTuner, PathMap, Publish, SdScripts, Storage
-from latentmake.config.models import Adopt, Model, TextWeights, WanTask, Weights
+from latentmake.config.models import Adopt, Location, Model, TextWeights, WanTask, Weights
 from latentmake.config.sdscripts_trainer import SdScriptsTrainer
 from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
 from latentmake.config.whole import Config, Run, json_schema, nearest, parse
@@ -29,6 +29,7 @@ __all__ = [
     "Dtype",
     "Export",
     "Folder",
+    "Location",
     "Model",
     "MusubiTrainer",
     "MusubiTuner",

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from latentmake.config.fields import Closed, DiskPath, Dtype, Ending, Number, listed, place
 from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
 
-__all__ = ["Adopt", "Architecture", "Model", "TextWeights", "WanTask", "Weights"]
+__all__ = ["Adopt", "Architecture", "Location", "Model", "TextWeights", "WanTask", "Weights"]
 
 
 WanTask = Literal[
@@ -41,8 +41,8 @@ _TWO_NETWORKS = frozenset({"i2v-A14B", "t2v-A14B"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class Weights(Closed):
-    """Where the weights of one network lie: a local path, or a hub id with its revision."""
+class Location(Closed):
+    """Where a part of a model lies: a local path, or a hub id with its revision."""
 
     path: DiskPath | None = Field(
         None, min_length=1, description="Folder or single file of weights."
@@ -52,9 +52,6 @@ class Weights(Closed):
         None, description="Commit of the hub repository, 40 hexadecimal digits; required there."
     )
     subfolder: str | None = Field(None, description="Folder inside the hub repository.")
-    config: DiskPath | None = Field(
-        None, description="Folder or config.json that describes a single .safetensors file."
-    )
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -70,13 +67,24 @@ class Weights(Closed):
         return self
 
 
+class Weights(Location):
+    """Where the weights of one network lie."""
+
+    config: DiskPath | None = Field(
+        None, description="Folder or config.json that describes a single .safetensors file."
+    )
+
+
 class TextWeights(Weights):
     """Where a text encoder and its tokenizer lie."""
 
-    tokenizer: DiskPath | None = Field(
+    tokenizer: (
+        Annotated[Location, BeforeValidator(place, json_schema_input_type=str | Location)] | None
+    ) = Field(
         None,
-        description="Folder of the tokenizer (sub-folder for a hub id); by default `tokenizer` "
-        "beside `text_encoder`, `tokenizer_2` beside `text_encoder_2`, else the encoder's folder.",
+        description="Folder of the tokenizer (sub-folder for a hub id), or its own `hub`, "
+        "`revision` and `subfolder`; by default `tokenizer` beside `text_encoder`, `tokenizer_2` "
+        "beside `text_encoder_2`, else the encoder's folder.",
     )
     max_length: Number | None = Field(
         None, gt=1, description="Tokens kept of a caption; by default 77 for CLIP, 512 for T5."
