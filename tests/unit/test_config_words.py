@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 from latentmake.config import Config, parse
 from latentmake.config.fields import PATTERNS
 from latentmake.config.foreign_words import ANSWERS, Kind
@@ -114,6 +115,20 @@ def test_a_word_of_another_program_is_answered_with_what_to_write(
     assert expected in message(values)
 
 
+def test_the_words_are_those_of_trainings_and_not_of_machines() -> None:
+    for section, word, expected in (
+        ("cluster", "num_gpus", "known here: partition, account"),
+        ("export", "output_dir", "known here: folder"),
+        ("musubi_tuner", "directory", "known here: path, venv"),
+    ):
+        values = configuration("musubi")
+        values.setdefault(section, {})[word] = 1
+        assert expected in message(values)
+    values = configuration("sd")
+    values["models"]["m"]["vae"] = {"path": "vae", "folder": "vae"}
+    assert "did you mean `path`?" in message(values)
+
+
 def test_every_answer_names_a_key_that_its_trainer_has() -> None:
     known = sections(Config)
     for word, answer in ANSWERS.items():
@@ -183,3 +198,16 @@ def test_a_resolution_without_bound_is_refused() -> None:
         line = message(values)
         assert line.startswith("runs.r.resolutions.0.") and line.endswith("; use 8192 or less")
     parse(configuration("sd") | {"export": {"resolution": 8192}})
+
+
+def test_what_is_advised_is_accepted() -> None:
+    for word, answer in ANSWERS.items():
+        for kind in get_args(Kind):
+            text = answer if isinstance(answer, str) else answer[kind]
+            place, _, value = text.partition(": ")
+            if not place.startswith("runs.NAME.trainer.") or "..." in value or not value:
+                continue
+            values = configuration(kind)
+            trainer = values["runs"]["r"]["trainer"]
+            trainer[place.removeprefix("runs.NAME.trainer.")] = yaml.safe_load(value)
+            assert parse(values).runs["r"].trainer, (word, kind)

@@ -52,6 +52,8 @@ def check_file(path: Path) -> None:
     Raises:
         ConfigError: the first mistake, with its line.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        return  # a pipe can be read once: by Snakemake
     try:
         data = path.read_bytes()
     except FileNotFoundError:

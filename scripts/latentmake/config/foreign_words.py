@@ -39,6 +39,7 @@ _FROZEN = "leave it out: text encoders are not trained, their output is cached"
 _AUGMENTED = "leave it out: cached latents cannot be varied while training"
 _STATES = f"{TRAINER}.save_every_n_epochs"
 _SAMPLED = 'arguments: [--sample_prompts, FILE, --sample_every_n_epochs, "1"]'
+_UNTILED = "leave it out: an image is encoded whole, and fewer at once where memory runs out"
 _DEVICES = (
     "leave it out: jobs take this machine's GPUs, and `accelerate_config` of the trainer says more"
 )
@@ -129,7 +130,7 @@ _ROWS: tuple[tuple[str, Answer], ...] = (
     ("force_toklen max_tokens", "models.NAME.text: {path: ..., max_length: ...}"),
     (
         "vae_tiling vae_slicing",
-        _each("leave it out", "models.NAME.vae_cache_cpu: true", "leave it out"),
+        _each(_UNTILED, "models.NAME.vae_cache_cpu: true", _UNTILED),
     ),
     # What is trained, and for how long.
     (
@@ -189,7 +190,9 @@ _ROWS: tuple[tuple[str, Answer], ...] = (
     (
         "checkpoints_total_limit save_total_limit save_last_n_epochs_state",
         _each(
-            f"{TRAINER}.checkpoints_total_limit", "leave it out: one state is kept", "leave it out"
+            f"{TRAINER}.checkpoints_total_limit",
+            "leave it out: one state is kept",
+            "leave it out: one state is kept",
         ),
     ),
     (
@@ -292,9 +295,13 @@ _ROWS: tuple[tuple[str, Answer], ...] = (
     ),
     (
         "flow_shift shift",
-        _each("leave it out", f"{TRAINER}.discrete_flow_shift", f"{TRAINER}.arguments: [...]"),
+        _each(
+            "leave it out: the noise schedule of the model decides it",
+            f"{TRAINER}.discrete_flow_shift",
+            f'{TRAINER}.arguments: [--discrete_flow_shift, "3.0"]',
+        ),
     ),
-    ("seed", _flag("seed", '--seed, "42"')),
+    ("seed", _key("seed", 'arguments: [--seed, "42"]', "seed")),
     # Memory and speed.
     (
         "gradient_checkpointing",
@@ -324,7 +331,10 @@ _ROWS: tuple[tuple[str, Answer], ...] = (
         "dataloader_num_workers num_workers max_data_loader_n_workers workers",
         _key("dataloader_num_workers", "max_data_loader_n_workers", "max_data_loader_n_workers"),
     ),
-    ("persistent_data_loader_workers", "leave it out"),
+    (
+        "persistent_data_loader_workers",
+        "leave it out: what reads caches lives as long as a training",
+    ),
     ("num_processes num_gpus gpus gpu_ids device devices num_machines", _DEVICES),
     ("config_file dataset_config", "leave it out: this file is all there is"),
     # Sample pictures.

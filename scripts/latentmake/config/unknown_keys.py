@@ -105,7 +105,8 @@ def hint(root: type[BaseModel], location: Location, values: Mapping[str, object]
     if here is None:
         return "remove it"
     kind = here.kind or _kind(location, values)
-    if answer := _answer(key.lower().replace("-", "_"), here, kind):
+    about_machines = len(location) > 1 and location[0] not in ("datasets", "models", "runs")
+    if not about_machines and (answer := _answer(key.lower().replace("-", "_"), here, kind)):
         return answer
     if likely := difflib.get_close_matches(key.lower(), here.keys, n=1, cutoff=0.8):
         return f"did you mean `{likely[0]}`?"
@@ -144,7 +145,7 @@ def _answer(word: str, here: Section, kind: Kind) -> str | None:
     place = _PLACE.fullmatch(text)
     if place is None:
         return text
-    if place["section"] != here.shown:
+    if place["section"] != here.shown and place["key"] not in here.keys:
         if place["key"] == word:
             return f"`{word}` belongs to {place['section']}"
         return f"write `{place['key']}` in {place['section']}"
