@@ -79,7 +79,7 @@ class CacheError(UserError):
 
 
 class StorageError(UserError):
-    """The disk is full or cannot be written."""
+    """The disk is full or cannot be written, or something is in the way."""
 
 
 class TrainingError(UserError):
@@ -91,6 +91,9 @@ _STORAGE_FAULTS = {
     errno.EDQUOT: ("your disk quota is used up", "free some space"),
     errno.EFBIG: ("the file would be larger than this system allows", "raise the limit"),
     errno.EROFS: ("the file system is read-only", "mount it for writing"),
+    errno.EISDIR: ("a folder lies where a file belongs", "move it away"),
+    errno.ENOTDIR: ("a file lies where a folder belongs", "move it away"),
+    errno.EEXIST: ("a file lies where a folder belongs", "move it away"),
     errno.EACCES: ("no permission to write", "give your user the right to write there"),
 }
 

@@ -177,9 +177,17 @@ def test_a_fault_of_the_disk_says_that_finished_work_is_kept(fault: int, line: s
 
 def test_a_folder_in_the_place_of_the_file_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "name").mkdir()
-    with pytest.raises(OSError, match="name"):
+    with pytest.raises(StorageError, match=r"name: a folder lies where a file belongs; move it"):
         cachefile.write(tmp_path / "name", WHOLE)
     assert everything_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["file/name", "file/sub/name"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(StorageError, match=rf"{place}: a file lies where a folder belongs; move"):
+        cachefile.write(tmp_path / place, WHOLE)
+    assert everything_in(tmp_path) == ["file"]
 
 
 # -- a second name --------------------------------------------------------------------------------

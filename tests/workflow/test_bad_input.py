@@ -265,6 +265,40 @@ def test_a_faulty_cache_file_asked_for_by_name_fails_with_its_fault(
     assert "filesystem latency" not in result.output
 
 
+# -- odd things in the cache folder --------------------------------------------------------------
+
+
+def test_what_lies_in_the_cache_folder_hangs_nothing_and_is_replaced_or_named(
+    built: Project,
+) -> None:
+    before = {name: content for name, (content, _) in built.snapshot().items()}
+    folder = built / "cache/shapes/micro/16"
+    (folder / "loop").symlink_to("..")
+    (folder / "self").symlink_to("self")
+    pipe, lost = folder / "ant.latents.safetensors", folder / "bee.latents.safetensors"
+    for path in (pipe, lost):
+        path.unlink()
+    os.mkfifo(pipe)
+    lost.symlink_to("nowhere")
+    os.mkfifo(folder / "stranger.latents.safetensors")
+    assert "damaged" in built.run("status_tiny").output
+    assert built.run("caches_tiny").encoded() == Counts(encoded=2)
+    assert {name: content for name, (content, _) in built.snapshot().items()} == before
+    assert built.run("caches_tiny").idle
+
+    lost.unlink()
+    lost.mkdir()
+    (lost / "notes.md").write_text("mine")
+    place = "cache/shapes/micro/16/bee.latents.safetensors"
+    mend = "where a cache file belongs; move it away or remove it"
+    for target in ("caches_tiny", "status_tiny", place):
+        _fails(built, f"error: {place}: is a folder, {mend}", target=target)
+    shutil.rmtree(folder)
+    folder.write_text("mine")
+    _fails(built, "error: cache/shapes/micro/16: is a file, where a folder of caches belongs; move")
+    assert folder.read_text() == "mine"
+
+
 # -- the disk ----------------------------------------------------------------------------------
 
 
