@@ -1,0 +1,71 @@
+"""Real trainers: their sources, and a Python with what they import; else tests are skipped.
+
+LATENTMAKE_MUSUBI, LATENTMAKE_SD_SCRIPTS and LATENTMAKE_AI_TRAINING name folders of sources, by
+default those in ../shared/trainers; LATENTMAKE_TRAINERS_PYTHON names the Python, by default that of
+the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from latentmake.trainers.installation import Installation, Program
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {
+    "musubi-tuner": ("LATENTMAKE_MUSUBI", "src/musubi_tuner"),
+    "sd-scripts": ("LATENTMAKE_SD_SCRIPTS", ""),
+    "ai-training": ("LATENTMAKE_AI_TRAINING", ""),
+}
+PYTHON = os.environ.get("LATENTMAKE_TRAINERS_PYTHON", sys.executable)
+
+# Without CUDA these questions end a program; and a Wan network of the real size takes gigabytes.
+SITE = """
+import sys
+if any(each.endswith(".py") for each in sys.orig_argv):
+    import torch
+    torch.cuda.is_available = lambda: False
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.empty_cache = lambda: None
+    torch.cuda.mem_get_info = lambda *a: (0, 0)
+    if any(each.endswith("wan_train_network.py") or "tiny" in each for each in sys.orig_argv):
+        from musubi_tuner.wan.configs import WAN_CONFIGS
+        small = dict(dim=24, ffn_dim=32, freq_dim=32, num_heads=2, num_layers=1)
+        WAN_CONFIGS["t2v-1.3B"].update(small)
+"""
+
+
+def sources(name: str) -> Path:
+    """Return the folder of a trainer's sources; skip where there is none."""
+    variable, _ = FOLDERS[name]
+    given = os.environ.get(variable)
+    folder = Path(given) if given else ROOT.parent / "shared/trainers" / name
+    if not folder.is_dir():
+        pytest.skip(f"no sources of {name}: set {variable}")
+    return folder.resolve()
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Installation]:
+    """Find a script of a real trainer, in an environment that has all that it imports."""
+
+    def find(name: str, script: str) -> Installation:
+        site = tmp_path / "site"
+        site.mkdir(exist_ok=True)
+        (site / "sitecustomize.py").write_text(SITE)
+        folder = sources(name)
+        monkeypatch.setenv("PYTHONPATH", str(site))
+        program = Program(name, name, FOLDERS[name][1], script, name)
+        found = Installation.locate(program, os.fspath(folder), PYTHON)
+        there = found.can_import(sorted({*found.sources.needs, "accelerate"}))
+        if missing := [package for package, is_there in there.items() if not is_there]:
+            pytest.skip(
+                f"{PYTHON} lacks {', '.join(missing)} for {name}: set LATENTMAKE_TRAINERS_PYTHON"
+            )
+        return found
+
+    return find

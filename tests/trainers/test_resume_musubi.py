@@ -1,0 +1,106 @@
+"""musubi-tuner's own code, killed and resumed: a small random DiT on a CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import PYTHON, ROOT
+from latentmake.config import MusubiTuner
+from latentmake.musubi.launch import train
+from latentmake.trainers.installation import Installation
+from musubi_world import RUN, make_run, write_order
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.real_trainer
+
+WORK = Path(f"runs/{RUN}/output")
+LOG = Path("logs/train.log")
+RECEIPT = Path(f"runs/{RUN}/trained.json")
+TINY = """
+import torch
+from musubi_tuner.wan.configs import WAN_CONFIGS
+from musubi_tuner.wan.modules.model import WanModel
+from safetensors.torch import save_file
+torch.manual_seed(0)
+c = WAN_CONFIGS["t2v-1.3B"]
+model = WanModel(model_type="t2v", model_version="2.1", dim=c.dim, ffn_dim=c.ffn_dim,
+                 freq_dim=c.freq_dim, in_dim=16, out_dim=16, num_heads=c.num_heads,
+                 num_layers=c.num_layers, text_len=512, attn_mode="torch", split_attn=False)
+tensors = {k: torch.randn_like(v) / 8 for k, v in model.state_dict().items()}
+save_file(tensors, "models/dit.safetensors")
+"""
+
+
+def steps(state: Path) -> int:
+    """Return how many steps an optimizer's state stands for."""
+    content = torch.load(state / "optimizer.bin", weights_only=True)
+    return int(next(iter(content["state"].values()))["step"])
+
+
+def begin(order: Path) -> subprocess.Popen[bytes]:
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "from latentmake.musubi.launch import train\n"
+        "train(Path(sys.argv[2]), log=Path(sys.argv[3]), receipt=Path(sys.argv[4]))"
+    )
+    scripts = str(ROOT / "scripts")
+    return subprocess.Popen(
+        [sys.executable, "-c", code, scripts, str(order), str(LOG), str(RECEIPT)]
+    )
+
+
+def kill_after(state: Path, process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all that it started as soon as a state is whole."""
+    while not (state / "random_states_0.pkl").exists():
+        assert process.poll() is None, LOG.read_text()
+        time.sleep(0.02)
+    everybody = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for each in everybody:
+        each.kill()
+    process.wait()
+
+
+def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trainer: Callable[[str, str], Installation],
+) -> None:
+    tuner = trainer("musubi-tuner", "wan_train_network.py")
+    root = tmp_path / "project"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    settings = {"max_train_epochs": 4, "save_every_n_epochs": 1, "network_dim": 2}
+    order = make_run(
+        root, mixed_precision="no", attention="sdpa", max_data_loader_n_workers=0, **settings
+    )
+    (root / "tiny.py").write_text(TINY)
+    subprocess.run([PYTHON, "tiny.py"], env=tuner.environment(), check=True)
+    place = MusubiTuner(path=os.fspath(tuner.folder), venv=PYTHON)
+    order = order.model_copy(update={"musubi_tuner": place})
+    path = write_order(order, Path("order.wan.json"))
+
+    kill_after(WORK / f"{RUN}-000002-state", begin(path))
+    os.utime(WORK / f"{RUN}-000001-state")  # now the newest
+    train(path, log=LOG, receipt=RECEIPT)
+    assert f"resumed from {WORK}/resumed/{RUN}-00000" in LOG.read_text()
+    assert f"{RUN}-000001-state" not in LOG.read_text().partition("resumed from")[2][:100]
+    assert steps(WORK / f"{RUN}-state") == 4 * 3
+    lora = load_file(WORK / f"{RUN}.safetensors")
+    assert (WORK / f"{RUN}.safetensors").stat().st_mode & 0o777 == 0o644
+
+    # Killed behind the last state: nothing is trained, and the LoRA is written from it.
+    for file in (WORK / f"{RUN}.safetensors", Path(order.output) / f"{RUN}.safetensors"):
+        file.unlink()
+    train(path, log=LOG, receipt=RECEIPT)
+    assert "0 of 4 epochs are left" in LOG.read_text()
+    again = load_file(WORK / f"{RUN}.safetensors")
+    assert again.keys() == lora.keys()
+    assert all(torch.equal(again[name], lora[name]) for name in lora)
