@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from latentmake.trainers.installation import Installation, Program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,19 +24,38 @@ FOLDERS = {
 }
 PYTHON = os.environ.get("LATENTMAKE_TRAINERS_PYTHON", sys.executable)
 
-# Without CUDA these questions end a program; and a Wan network of the real size takes gigabytes.
+# Without CUDA these questions end a program; networks of real sizes take gigabytes. DIES_AFTER ends
+# the program as SIGKILL would, as soon as a state of that name is written.
 SITE = """
-import sys
+import os, sys
 if any(each.endswith(".py") for each in sys.orig_argv):
     import torch
     torch.cuda.is_available = lambda: False
     torch.cuda.current_device = lambda: 0
     torch.cuda.empty_cache = lambda: None
     torch.cuda.mem_get_info = lambda *a: (0, 0)
-    if any(each.endswith("wan_train_network.py") or "tiny" in each for each in sys.orig_argv):
+    script = os.path.basename(next(each for each in sys.orig_argv if each.endswith(".py")))
+    if script in ("wan_train_network.py", "tiny.py"):
         from musubi_tuner.wan.configs import WAN_CONFIGS
         small = dict(dim=24, ffn_dim=32, freq_dim=32, num_heads=2, num_layers=1)
         WAN_CONFIGS["t2v-1.3B"].update(small)
+    if script == "train_network.py":
+        import transformers  # whose version 5 has no longer a name that is imported, and not used
+        processor = transformers.CLIPImageProcessor  # puts another module in its place
+        sys.modules["transformers"].CLIPFeatureExtractor = processor
+        from library import original_unet
+        original_unet.BLOCK_OUT_CHANNELS = (32, 32, 32, 32)
+        original_unet.TIMESTEP_INPUT_DIM, original_unet.TIME_EMBED_DIM = 32, 128
+        original_unet.LAYERS_PER_BLOCK, original_unet.LAYERS_PER_BLOCK_UP = 1, 2
+        original_unet.NORM_GROUPS = original_unet.TRANSFORMER_NORM_NUM_GROUPS = 8
+    if os.environ.get("DIES_AFTER"):
+        import accelerate
+        save = accelerate.Accelerator.save_state
+        def save_state(self, folder, **more):
+            save(self, folder, **more)
+            if os.path.basename(folder) == os.environ["DIES_AFTER"]:
+                os._exit(9)
+        accelerate.Accelerator.save_state = save_state
 """
 
 
@@ -49,6 +69,12 @@ def sources(name: str) -> Path:
     return folder.resolve()
 
 
+def steps(state: Path) -> int:
+    """Return how many steps an optimizer's state stands for."""
+    content = torch.load(state / "optimizer.bin", weights_only=True)
+    return int(next(iter(content["state"].values()))["step"])
+
+
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Installation]:
     """Find a script of a real trainer, in an environment that has all that it imports."""
@@ -58,7 +84,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(SITE)
         folder = sources(name)
-        monkeypatch.setenv("PYTHONPATH", str(site))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(folder)]))
         program = Program(name, name, FOLDERS[name][1], script, name)
         found = Installation.locate(program, os.fspath(folder), PYTHON)
         there = found.can_import(sorted({*found.sources.needs, "accelerate"}))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
-from conftest import PYTHON, ROOT
+from conftest import PYTHON, steps
 from latentmake.config import MusubiTuner
+from latentmake.errors import TrainingError
 from latentmake.musubi.launch import train
 from latentmake.trainers.installation import Installation
 from musubi_world import RUN, make_run, write_order
@@ -39,35 +37,6 @@ save_file(tensors, "models/dit.safetensors")
 """
 
 
-def steps(state: Path) -> int:
-    """Return how many steps an optimizer's state stands for."""
-    content = torch.load(state / "optimizer.bin", weights_only=True)
-    return int(next(iter(content["state"].values()))["step"])
-
-
-def begin(order: Path) -> subprocess.Popen[bytes]:
-    code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
-        "from latentmake.musubi.launch import train\n"
-        "train(Path(sys.argv[2]), log=Path(sys.argv[3]), receipt=Path(sys.argv[4]))"
-    )
-    scripts = str(ROOT / "scripts")
-    return subprocess.Popen(
-        [sys.executable, "-c", code, scripts, str(order), str(LOG), str(RECEIPT)]
-    )
-
-
-def kill_after(state: Path, process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all that it started as soon as a state is whole."""
-    while not (state / "random_states_0.pkl").exists():
-        assert process.poll() is None, LOG.read_text()
-        time.sleep(0.02)
-    everybody = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for each in everybody:
-        each.kill()
-    process.wait()
-
-
 def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -87,11 +56,14 @@ def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
     order = order.model_copy(update={"musubi_tuner": place})
     path = write_order(order, Path("order.wan.json"))
 
-    kill_after(WORK / f"{RUN}-000002-state", begin(path))
+    monkeypatch.setenv("DIES_AFTER", f"{RUN}-000002-state")
+    with pytest.raises(TrainingError):
+        train(path, log=LOG, receipt=RECEIPT)
+    monkeypatch.delenv("DIES_AFTER")
     os.utime(WORK / f"{RUN}-000001-state")  # now the newest
     train(path, log=LOG, receipt=RECEIPT)
-    assert f"resumed from {WORK}/resumed/{RUN}-00000" in LOG.read_text()
-    assert f"{RUN}-000001-state" not in LOG.read_text().partition("resumed from")[2][:100]
+    assert f"resumed from {WORK}/resumed/{RUN}-000002-state" in LOG.read_text()
+    assert "2 of 4 epochs are left" in LOG.read_text()
     assert steps(WORK / f"{RUN}-state") == 4 * 3
     lora = load_file(WORK / f"{RUN}.safetensors")
     assert (WORK / f"{RUN}.safetensors").stat().st_mode & 0o777 == 0o644

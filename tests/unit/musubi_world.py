@@ -80,7 +80,16 @@ _BODY = """
                 open(os.path.join(state, "random_states_0.pkl"), "w").write("random")
         if mood in (f"killed {epoch + 1}", f"cut {epoch + 1}"):
             os._exit(9)
-    write(os.path.join(args.output_dir, args.output_name + ".safetensors"), done, mood)
+    if args.save_state:
+        state = os.path.join(args.output_dir, f"{args.output_name}-state")
+        os.makedirs(state, exist_ok=True)
+        open(os.path.join(state, "optimizer.bin"), "w").write(str(done))
+        open(os.path.join(state, "random_states_0.pkl"), "w").write("random")
+    if mood == "killed at the end":
+        os._exit(9)
+    path = os.path.join(args.output_dir, args.output_name + ".safetensors")
+    write(path, done, mood)
+    os.chmod(path, 0o600)
 """
 _HEAD = """
 import argparse, glob, json, os, re, struct, sys, tomllib

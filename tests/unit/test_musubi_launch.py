@@ -14,6 +14,7 @@ from latentmake.musubi.launch import train
 from latentmake.musubi.order import MusubiOrder
 from latentmake.musubi.weights import read_tensors
 from latentmake.trainers.launched import Layout, read_record, wanted
+from latentmake.trainers.states import prepare
 from musubi_world import RUN, called, install, make_run, stand_in, write_order
 
 LORA = Path(f"runs/{RUN}/{RUN}.safetensors")
@@ -232,6 +233,82 @@ def test_a_killed_training_goes_on_from_its_last_state(
     assert "1 of 4 epochs are left" in log
     assert epochs() == 4
     assert not (WORK / "resumed").exists()
+
+
+def test_the_number_of_a_state_decides_not_its_mtime(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = interrupted(root, tuner, monkeypatch, "killed 3")
+    os.utime(WORK / f"{RUN}-000001-state", (2**31, 2**31))
+    os.utime(WORK / f"{RUN}-000001-state/optimizer.bin", (2**31, 2**31))
+    launch(order)
+    assert Path(flag(tuner, "resume")).name == f"{RUN}-000003-state"
+    assert epochs() == 4
+
+
+def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = interrupted(root, tuner, monkeypatch, "killed 3")
+    layout = Layout(order.run, order.output)
+    before = layout.progress.read_bytes()
+    assert prepare(layout, RUN, wanted(order), epochs=4).done == 3
+    layout.progress.write_bytes(before)  # as if killed before it was written
+    assert prepare(layout, RUN, wanted(order), epochs=4).done == 3
+    launch(order)
+    assert flag(tuner, "max_train_epochs") == "1"
+    assert epochs() == 4
+
+
+def test_a_training_killed_behind_its_last_state_trains_no_epoch_more(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = interrupted(root, tuner, monkeypatch, "killed at the end")
+    assert "0 of 4 epochs are left" in launch(order)
+    assert epochs() == 4
+
+
+def test_a_result_that_nobody_could_accept_any_more_is_accepted(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = make_run(root, tuner=tuner)
+    launch(order)
+    for path in (LORA, Layout(order.run, order.output).record, tuner / "called.json"):
+        path.unlink()
+    assert "all epochs were done before" in launch(order)
+    assert is_trained(order) and not (tuner / "called.json").exists()
+
+
+def test_a_schedule_that_ends_is_not_resumed_by_a_trainer_that_counts_anew(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tuner / "wan_train_network.py"
+    declared = 'parser.add_argument("--lr_scheduler")\n    parser.add_argument("--task")'
+    script.write_text(script.read_text().replace('parser.add_argument("--task")', declared))
+    cosine = ["--lr_scheduler", "cosine"]
+    order = interrupted(root, tuner, monkeypatch, "killed 3", arguments=cosine)
+    log = launch(order)
+    assert "--resume" not in called(tuner)["argv"]
+    assert "a killed training begins anew" in log
+    assert epochs() == 4
+
+
+def test_a_result_may_be_read_by_whom_the_umask_says(root: Path, tuner: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        launch(make_run(root, tuner=tuner))
+    finally:
+        os.umask(before)
+    assert LORA.stat().st_mode & 0o777 == 0o640
+
+
+def test_paths_among_further_arguments_are_those_of_the_project(root: Path, tuner: Path) -> None:
+    script = tuner / "wan_train_network.py"
+    declared = 'parser.add_argument("--sample_prompts")\n    parser.add_argument("--task")'
+    script.write_text(script.read_text().replace('parser.add_argument("--task")', declared))
+    (root / "prompts.txt").write_text("a cat")
+    launch(make_run(root, tuner=tuner, arguments=["--sample_prompts", "prompts.txt"]))
+    assert flag(tuner, "sample_prompts") == str(root / "prompts.txt")
 
 
 def test_a_training_killed_over_and_over_is_as_long_as_any(

@@ -18,7 +18,7 @@ from latentmake.musubi.model_files import ModelFile, model_files, number_format
 from latentmake.musubi.order import MusubiOrder
 from latentmake.musubi.weights import weight_file
 from latentmake.trainers import checks
-from latentmake.trainers.arguments import located
+from latentmake.trainers.arguments import depends_on_length, located
 from latentmake.trainers.checks import Finding
 from latentmake.trainers.launched import Layout
 from latentmake.trainers.remembered import Memory
@@ -68,6 +68,12 @@ def preflight(
         yield Finding("attention", "failed", str(error))
     resume = Path("state") if order.trainer.save_every_n_epochs else None
     yield checks.flags(tuner, command_arguments(order, attention=attention, resume=resume))
+    if resume and depends_on_length(order.trainer.arguments):
+        note = (
+            "the learning rate depends on the number of epochs, which musubi-tuner counts from one "
+            "again: a killed training begins anew, unless its states say how far it came"
+        )
+        yield Finding("resume", "warning", note)
     yield from checks.paths(order.trainer.arguments, tuner.folder)
     yield from checks.accelerate_config(order.trainer.accelerate_config)
 

@@ -51,6 +51,13 @@ def preflight(order: SdScriptsOrder, memory: Memory | None = None) -> Iterator[F
         yield Finding("version", "warning", note)
     resume = Resume(Path("state")) if order.trainer.save_every_n_epochs else None
     yield checks.flags(program, command_arguments(order, resume))
+    counts = order.script.endswith("_network")  # notes in its states how far it came
+    if resume and not counts and not is_usable(order, resume):
+        note = (
+            "the number of steps, or a learning rate that depends on it, cannot be kept: a killed "
+            "training begins anew; set `max_train_epochs`, or `lr_scheduler: constant`"
+        )
+        yield Finding("resume", "warning", note)
     yield from checks.paths(order.trainer.arguments, program.folder)
     yield from checks.accelerate_config(order.trainer.accelerate_config)
 
