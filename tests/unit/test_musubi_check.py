@@ -13,6 +13,7 @@ import torch
 from latentmake.config import Dataset, Model
 from latentmake.errors import TrainingError
 from latentmake.musubi.check import check, training_toml
+from latentmake.musubi.model_files import encoder_fault, model_files
 from latentmake.musubi.order import MusubiOrder
 from latentmake.musubi.weights import content_of, weight_file
 from latentmake.trainers.checks import Finding, checklist, failed, refuse_failed
@@ -400,6 +401,34 @@ def test_too_little_space_fails(root: Path, tuner: Path) -> None:
     assert "are needed" in fails(order, "disk space")
     enough = make_run(root, tuner=tuner, save_every_n_epochs=1)
     assert of(check(enough), "disk space").verdict == "ok"
+
+
+@pytest.mark.parametrize("place", ["models/transformer", "models/transformer/x.safetensors"])
+def test_a_dit_in_the_names_of_diffusers_fails(root: Path, tuner: Path, place: str) -> None:
+    order = make_run(root, tuner=tuner, model={"dit": place})
+    names = ("condition_embedder.a", "blocks.0.attn1.to_q.weight", "patch_embedding.weight")
+    put_weights(Path("models/transformer/x.safetensors"), *names)
+    note = fails(order, "model: dit")
+    assert "in diffusers' names, which musubi-tuner cannot read: name the original" in note
+
+
+def test_encoders_in_other_names_fail_only_where_its_own_scripts_load_them(
+    root: Path, tuner: Path
+) -> None:
+    order = make_run(root, tuner=tuner)
+    put_weights(Path("models/vae.safetensors"), "encoder.conv_in.weight", "decoder.conv_in.weight")
+    put_weights(Path("models/t5.safetensors"), "shared.weight", "encoder.block.0.x")
+    findings = check(order)
+    assert not failed(findings)
+    assert (
+        "caching scripts would need the original Wan2.1_VAE.pth" in of(findings, "model: vae").note
+    )
+    assert of(findings, "model: text").verdict == "warning"
+    scripted = {file.key: file.fault for file in model_files(order.model, scripted=True)}
+    assert "diffusers' names" in scripted["vae"] and "transformers' names" in scripted["text"]
+    own = order.model.model_copy(update={"encoder": "musubi"})
+    assert encoder_fault(own, "latents") == ("vae", f"models/vae.safetensors: {scripted['vae']}")
+    assert encoder_fault(order.model, "latents") is None
 
 
 def test_a_model_on_the_hub_is_not_looked_at(root: Path, tuner: Path) -> None:

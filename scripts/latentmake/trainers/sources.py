@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -108,7 +109,8 @@ class Sources:
             try:
                 code = path.read_bytes()
                 self._digests[os.path.relpath(path, self._roots[-1])] = digest.of_bytes(code)
-                tree = ast.parse(code)
+                with warnings.catch_warnings(action="ignore"):  # of code that is not ours
+                    tree = ast.parse(code)
             except (OSError, SyntaxError, ValueError, RecursionError):
                 self._unreadable = True
                 continue
