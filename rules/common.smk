@@ -74,7 +74,7 @@ def resources_of(kind, order=None):
 
 
 def check_targets():
-    """End with one line where the user asked for what no rule makes."""
+    """Exit with one line at the first unknown target."""
     few = [
         each for each in workflow.rules if each.has_wildcards() or len(each.output) < 9
     ]

@@ -205,7 +205,7 @@ class Session:
     def check_targets(
         self, targets: Sequence[str], rules: Collection[str], is_made: Callable[[str], bool]
     ) -> None:
-        """End the program with one line where a target is none that a rule makes."""
+        """Exit with one line at the first unknown target."""
         if self.main:
             _or_exit(lambda: check_known(targets, self.runs, rules=rules, is_made=is_made))
 

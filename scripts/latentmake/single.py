@@ -84,7 +84,7 @@ def _targets(
 
 
 def _check_size(planner: Planner, dataset: str, model: str, place: str, path: str) -> None:
-    """Refuse a resolution that a run of this dataset and model could not have."""
+    """Refuse a resolution forbidden to runs of this dataset and model."""
     try:
         run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
         planner.config.check_run("NAME", run)

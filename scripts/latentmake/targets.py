@@ -1,4 +1,4 @@
-"""Targets of a command line: the runs that they need, and answers to those that there are not."""
+"""Targets of a command line: the runs they need, and hints for unknown ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_known(
     rules: Collection[str],
     is_made: Callable[[str], bool],
 ) -> None:
-    """Refuse a target that no rule makes.
+    """Refuse unknown targets.
 
     Args:
         targets: what the user asked for.
@@ -75,7 +75,7 @@ def check_known(
 
 
 def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigError:
-    """Return the error for a target that there is not, with the nearest one or all of them."""
+    """Return the error for an unknown target, with the nearest one or all of them."""
     what = "there is no such target"
     named = [name for name in names if "/" not in name and not name.startswith("encode_")]
     run = next((each for each in runs if target.endswith(f"_{each}")), None)

@@ -88,7 +88,7 @@ def weights_files(weights: Weights) -> list[Path]:
 
 
 def refuse_missing(weights: Weights) -> None:
-    """Refuse a path where nothing lies; it may be meant as the id of a hub model.
+    """Refuse a model path that does not exist; it may be meant as a hub id.
 
     Raises:
         ModelError: nothing lies there.

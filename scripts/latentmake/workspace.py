@@ -1,4 +1,4 @@
-"""Check of the working folder before a plan: its name, and the folders that a build writes."""
+"""Check of the working folder before a plan: its name, and write access."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROBE = bytes(1 << 16)  # bytes: some room for Snakemake's log and locks
 
 
 def check(home: Path, *, dry: bool) -> None:
-    """Refuse a folder in which Snakemake would end in a traceback.
+    """Refuse a working folder that Snakemake cannot use.
 
     Args:
         home: folder of the Snakefile.
@@ -41,6 +41,10 @@ def check(home: Path, *, dry: bool) -> None:
             raise _in_the_way(folder)
         if not dry:
             _try_to_write(folder)
+        elif name == ".snakemake" and folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+            raise StorageError(  # a dry run makes folders there too
+                "no permission to write", where=folder, mend="give your user the right to write"
+            )
 
 
 def _in_the_way(path: Path) -> StorageError:
@@ -50,7 +54,7 @@ def _in_the_way(path: Path) -> StorageError:
 
 
 def _try_to_write(folder: Path) -> None:
-    """Write a file without a name, so that a full disk is found before a job is."""
+    """Write an unnamed file, to find a full disk before any job does."""
     try:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

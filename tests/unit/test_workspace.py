@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from latentmake import workspace
 from latentmake.errors import ConfigError, StorageError
+
+PACKAGE = Path(workspace.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +64,21 @@ def test_a_full_disk_is_named(folder: Path, name: str) -> None:
 
 
 def test_a_folder_without_permission_is_named(folder: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
+    code = (
+        "import sys; from pathlib import Path; from latentmake import workspace\n"
+        "try: workspace.check(Path(), dry=sys.argv[1] == 'dry')\n"
+        "except Exception as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", code]
+    if os.geteuid() == 0:  # who may write anywhere, unless that right is given up
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+        if shutil.which("setpriv") is None:
+            pytest.skip("root may write anywhere")
     (folder / "logs").mkdir(mode=0o500)
-    with pytest.raises(StorageError, match=r"^logs: no permission to write"):
-        workspace.check(folder, dry=False)
+    for name, how in (("logs", "real"), (".snakemake", "dry")):
+        (folder / name).mkdir(mode=0o500, exist_ok=True)
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+        done = subprocess.run(
+            [*command, how], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.startswith(f"{name}: no permission to write; give your user the right")

@@ -1,4 +1,4 @@
-"""Check of configuration files as text: encoding, syntax, keys that occur twice.
+"""Check of configuration files as text: encoding, syntax, repeated keys.
 
 Snakemake reads them itself, but names no line of a mistake and keeps the last of two equal keys. So
 this check comes first: for files named on the command line from the profile, for any file from the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ _TOP = "write the sections datasets, models and runs; see config/README.md"
 
 
 def check_command(arguments: Sequence[str]) -> None:
-    """Check the files that a command line names by `--configfile`; exit with one line.
+    """Check the files of `--configfile`; exit with one line at the first mistake.
 
     Args:
         arguments: of Snakemake, without the program itself.
@@ -38,7 +39,7 @@ def check_command(arguments: Sequence[str]) -> None:
 
 
 def check_files(files: Iterable[str | Path]) -> None:
-    """Check some configuration files; the first mistake ends the program with its one line."""
+    """Check configuration files; exit with one line at the first mistake."""
     try:
         for file in files:
             check_file(Path(file))
@@ -47,14 +48,14 @@ def check_files(files: Iterable[str | Path]) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Check that a configuration file can be read, and says nothing twice.
+    """Check encoding, syntax and repeated keys of a configuration file.
 
     Raises:
         ConfigError: the first mistake, with its line.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        return  # a pipe can be read once: by Snakemake
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):
+            return  # a pipe can be read once: by Snakemake
         data = path.read_bytes()
     except FileNotFoundError:
         raise _missing(path) from None
@@ -95,7 +96,7 @@ def _mistake(path: Path, line: int, what: str, mend: str) -> ConfigError:
 
 
 def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Return the values of a JSON object, whose keys must differ."""
+    """Return the values of a JSON object without repeated keys."""
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -138,7 +139,7 @@ def _check_yaml(path: Path, text: str) -> None:
 
 
 def _repeated(path: Path, top: yaml.Node) -> Iterator[ConfigError]:
-    """Yield a mistake for each key that occurs twice in its section, or is no word."""
+    """Yield a mistake for each key repeated in its section, and for each that is no word."""
     pending, seen = [top], set[int]()
     while pending:
         node = pending.pop()

@@ -1,4 +1,4 @@
-"""Hints for unknown keys: the key that was meant, or the section that has it."""
+"""Hints for unknown keys: the intended key, or the section it belongs to."""
 
 from __future__ import annotations
 

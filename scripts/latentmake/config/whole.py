@@ -105,7 +105,7 @@ class Config(Closed):
         return self
 
     def check_run(self, name: str, run: Run) -> None:
-        """Refuse a run that its datasets, its model or its trainer do not allow.
+        """Check a run against its datasets, its model and its trainer.
 
         Raises:
             ConfigError: the first mistake.
