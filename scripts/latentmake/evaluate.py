@@ -26,7 +26,16 @@ from latentmake.layouts import Layout, Named, kind_of, plain, size_of
 from latentmake.media import Media
 from latentmake.memo import Memo, SourceStat, TargetStat
 
-__all__ = ["REASONS", "Evaluation", "Folder", "PartState", "Source", "Stale", "evaluate"]
+__all__ = [
+    "REASONS",
+    "Evaluation",
+    "Folder",
+    "PartState",
+    "Source",
+    "Stale",
+    "evaluate",
+    "unreadable",
+]
 
 REASONS = ("new", "edited", "changed recipe", "damaged")
 
@@ -230,11 +239,7 @@ class _Sources:
         try:
             content = digest.of_file(Path(path))
         except OSError as error:
-            raise SourceError(
-                f"cannot be read ({error.strerror})",
-                where=path,
-                mend="check that the file exists and is readable",
-            ) from None
+            raise unreadable(path, error) from None
         self._known[path] = (stat, content)
         self._memo.learn_source(path, stat, content)
         return content
@@ -441,6 +446,12 @@ def _part(
     if not state.stale:
         state.keys = manifest.keys_digest(keys)
     return state
+
+
+def unreadable(path: str, error: OSError) -> SourceError:
+    """Return the fault of a source that cannot be read."""
+    what = f"cannot be read ({error.strerror})"
+    return SourceError(what, where=path, mend="check that the file exists and is readable")
 
 
 def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:

@@ -276,9 +276,23 @@ class Planner:
             settings=self.config.datasets[dataset],
         )
         evaluation.images = manifest.images_digest(item.image for item in wanted)
+        if "text" not in kinds.values():  # which a trainer encodes itself
+            evaluation.unreadable |= self._unread_captions(wanted)
         if not faults and not aside and (verdict := evaluate.remember(evaluation)):
             self.memo.learn_verdict(question, verdict)
         return evaluation
+
+    def _unread_captions(self, items: Iterable[Item]) -> dict[str, SourceError]:
+        """Return stem -> fault of the captions in files that cannot be read."""
+        found: dict[str, SourceError] = {}
+        for item in items:
+            if item.caption is not None and not remote.is_remote(item.caption):
+                try:
+                    self.memo.digest_of_file(Path(item.caption))
+                except OSError as error:
+                    found[item.stem] = evaluate.unreadable(item.caption, error)
+        self.memo.save()  # they are asked for again
+        return found
 
     def _leave_out(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""

@@ -64,6 +64,21 @@ def test_every_image_has_latents_that_sd_scripts_takes_and_sd1_has_no_text(
     assert rows[0]["caption"] == "data/shapes/ant.txt"
 
 
+def test_a_caption_that_only_the_trainer_reads_is_a_bad_item_where_it_cannot(
+    built: Project,
+) -> None:
+    caption = built / "data/shapes/ant.txt"
+    caption.unlink()
+    caption.symlink_to("/proc/self/mem")  # which even root cannot read
+    result = built.run("caches_tiny", check=False)
+    assert result.returncode
+    result.one_line("1 faulty: data/shapes/ant.txt: cannot be read (Input/output error); check")
+    built.configure(lambda config: config["datasets"]["shapes"].update(on_error="skip"))
+    built.run("caches_tiny")
+    assert [row["stem"] for row in built.manifest() if "aside" in row] == ["ant"]
+    assert built.run("caches_tiny").idle
+
+
 def test_the_same_command_does_nothing_and_no_memory_is_needed_for_that(built: Project) -> None:
     built.scramble_mtimes()
     before = built.snapshot()
