@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from latentmake import cachefile, digest, layouts, manifest, recipe
 from latentmake.config import Run, SdScriptsTrainer, SdTrainer
 from latentmake.errors import ModelError
+from latentmake.model_checks import schedule_of
 from latentmake.musubi.finish import finish_wan
 from latentmake.orders import run_order, unfinished
 from latentmake.parts import (
@@ -205,7 +206,7 @@ def _finish_training(
 ) -> None:
     model, folder = planner.config.models[run.model], run_folder(plan.name)
     assert model.unet is not None
-    scheduler = model.scheduler or _beside(model.unet.path, "scheduler")
+    scheduler = schedule_of(model.unet, model.scheduler)
     pending = any(planner.is_pending(path) for path in (model.unet.path, scheduler))
     try:
         weights = (
@@ -297,10 +298,6 @@ def _digest_of(planner: Planner, path: Path) -> str:
         return planner.memo.digest_of_file(path)
     except OSError:
         return "missing"
-
-
-def _beside(path: str | None, name: str) -> str:
-    return str(Path(path or "").with_name(name))
 
 
 def _stems(aside: Mapping[str, list[dict[str, str]]]) -> set[tuple[str, str]]:

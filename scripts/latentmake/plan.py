@@ -19,6 +19,7 @@ from latentmake import (
     layouts,
     manifest,
     metadata,
+    model_checks,
     orders,
     recipe,
     remote,
@@ -192,6 +193,27 @@ class Planner:
         return self._recipes[asked]
 
     # -- what a run needs ---------------------------------------------------------------------
+
+    def _check_kinds(self, run: Run) -> None:
+        """Refuse networks of another kind than their keys say."""
+        model, key = self.config.models[run.model], f"models.{run.model}"
+        if model.layout == "musubi":
+            return  # whose files the recipe looks at
+        for kind, places in (("vae", [model.vae]), ("text", model.text), ("unet", [model.unet])):
+            for place in places:
+                if place is not None:
+                    model_checks.check_kind(place, kind, f"{key}.{kind}")
+
+    def _check_trainer(self, name: str, run: Run) -> None:
+        """Refuse settings of the trainer `sd` that its UNet and noise schedule do not have."""
+        model, trainer = self.config.models[run.model], run.trainer
+        if not isinstance(trainer, SdTrainer) or model.unet is None:
+            return
+        if (names := model_checks.parameter_names(model.unet)) is not None:
+            model_checks.check_names(trainer, names, f"runs.{name}.trainer")
+        scheduler = model_checks.schedule_of(model.unet, model.scheduler)
+        if scheduler and (Path(scheduler) / "scheduler_config.json").is_file():
+            model_checks.read_schedule(scheduler, trainer.prediction_type)
 
     def check_resolutions(self, name: str, run: Run) -> None:
         """Refuse a resolution that the VAE cannot encode without cutting more off.
@@ -379,7 +401,9 @@ class Planner:
         self._take_in_receipts()
         needed: dict[tuple[str, str], dict[str, set[str]]] = {}
         for name, run in runs.items():
+            self._check_kinds(run)
             self.check_resolutions(name, run)
+            self._check_trainer(name, run)
             for part in parts_of(self.config, run):
                 asked = needed.setdefault((part.dataset, part.model), {})
                 asked.setdefault(part.name, set()).add(name)

@@ -102,7 +102,7 @@ def training_digest(
 
     Args:
         unet: where the network lies.
-        scheduler: folder of the noise schedule.
+        scheduler: folder of the noise schedule; "" for that of the network's hub repository.
         file_digest: how a file's digest is found; the planner passes its memo's.
         text_projection: None, `new`, or where a projection lies.
 
@@ -111,13 +111,17 @@ def training_digest(
     """
     refuse_missing(unet)
     schedule = Path(scheduler) / "scheduler_config.json"
-    if not schedule.is_file():
+    if not scheduler:
+        schedule_digest = digest.of_value(["hub", unet.hub, unet.revision, "scheduler"])
+    elif schedule.is_file():
+        schedule_digest = _files_digest([schedule], file_digest)
+    else:
         raise ModelError(
             "this noise schedule does not exist",
             where=schedule,
             mend="name the folder of a diffusers scheduler as the model's `scheduler`",
         )
-    parts = [weights_digest(unet, file_digest), _files_digest([schedule], file_digest)]
+    parts = [weights_digest(unet, file_digest), schedule_digest]
     if text_projection is not None:
         new = text_projection == NEW
         parts.append(NEW if new else projection_digest(text_projection, file_digest))

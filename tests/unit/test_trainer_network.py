@@ -64,7 +64,7 @@ def test_a_truncated_file_is_named(unet: Path, tmp_path: Path) -> None:
 
 def test_another_kind_of_network_is_refused(tmp_path: Path) -> None:
     make_vae(tmp_path / "vae")
-    with pytest.raises(ModelError, match=r"AutoencoderKL; the sd trainer trains"):
+    with pytest.raises(ModelError, match="holds AutoencoderKL, not a UNet"):
         network.load_unet(Weights(path=str(tmp_path / "vae")))
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from latentmake.config import Weights
-from latentmake.errors import CacheError, ModelError, StorageError, TrainingError
+from latentmake.errors import CacheError, ModelError, StorageError, TrainingError, UserError
 from latentmake.recipe import training_digest
 from latentmake.trainers import checkpoint, network
 from latentmake.trainers.launch import train
@@ -26,8 +26,8 @@ from latentmake.trainers.schedule import generator
 from latentmake.trainers.sd import Training
 from latentmake.trainers.storage import WRITE_FAULTS, write_fault
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_world import TEXT_WIDTH, make_manifest, make_order, make_unet, write_order
 
@@ -220,6 +220,57 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     events = EventAccumulator(str(layout.scalars))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(1, STEPS + 1))
+
+
+def _contradict(path: Path, header: str, to: str) -> None:
+    """Change a file's header in as many bytes, and keep its mtime."""
+    data, stat = path.read_bytes(), path.stat()
+    assert data.count(header.encode()) == 1 and len(header) == len(to)
+    path.write_bytes(data.replace(header.encode(), to.encode()))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "to"),
+    [
+        ("16", '"shape":[4,8,8]', '"shape":[4,8,9]'),
+        ("16", '"shape":[4,8,8]', '"shape":[8,8,4]'),
+        ("16x8", '"shape":[4,4,8]', '"shape":[4,8,4]'),
+        ("16", '"dtype":"F32"', '"dtype":"I32"'),
+        ("16", '"dtype":"F32"', '"dtype":"F64"'),
+        ("text", '"shape":[7,16]', '"shape":[9,16]'),
+        ("text", '"shape":[7,16]', '"shape":[16,7]'),
+        ("text", '"dtype":"F32"', '"dtype":"F16"'),
+    ],
+)
+def test_a_cache_file_whose_header_contradicts_its_values_is_named_with_its_repair(
+    tmp_path: Path, kind: str, header: str, to: str
+) -> None:
+    order = make_order(tmp_path).model_copy(update={"captions": 2})
+    bad = tmp_path / f"cache/{kind}/1.safetensors"
+    _contradict(bad, header, to)
+    path = write_order(order, tmp_path / "order.json")
+    with pytest.raises(UserError) as error:
+        train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json", threads=1)
+    said = str(error.value)
+    assert str(bad) in said and "\n" not in said
+    assert "delete it and give the build's command again, which encodes it anew" in said
+
+
+@pytest.mark.parametrize("kind", ["16", "text"])
+def test_a_cache_file_with_nan_is_named_before_the_first_step(tmp_path: Path, kind: str) -> None:
+    order = make_order(tmp_path)
+    bad = tmp_path / f"cache/{kind}/1.safetensors"
+    with safe_open(bad, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(bad)
+    for each in tensors.values():
+        each.view(-1)[3] = float("nan")
+    save_file(tensors, bad, metadata)
+    with pytest.raises(CacheError, match="NaN or infinite values; delete it and give") as error:
+        Training(order).run()
+    assert error.value.where == str(bad)
+    assert not Layout(order).checkpoints.exists()
 
 
 def test_a_mistake_of_the_user_ends_a_training_in_one_line(

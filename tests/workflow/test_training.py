@@ -131,6 +131,25 @@ def test_a_prompt_added_is_drawn_and_no_step_is_trained(trained: Project) -> Non
     assert _weights(trained) == before
 
 
+def test_a_damaged_cache_file_is_encoded_anew_once_it_is_deleted(trained: Project) -> None:
+    (name,) = trained.texts("ant")
+    data = (trained / name).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    trained.write_keeping_mtime(name, data[: 8 + length] + b"\xff" * (len(data) - 8 - length))
+    trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(learning_rate=1e-2))
+    result = trained.run("train_tiny", check=False)
+    assert result.returncode != 0
+    line = result.one_line("error: run tiny: ", name, "holds NaN or infinite values", "delete it")
+    assert "Traceback" not in result.output and "CalledProcessError" not in result.output
+    assert "which encodes it anew" in line
+    (trained / name).unlink()
+    before = _weights(trained)
+    assert trained.run("train_tiny").encoded() == Counts(encoded=1)
+    assert _weights(trained)[0] != before[0]
+    assert (trained / name).read_bytes() == data
+    assert trained.run("train_tiny").idle
+
+
 def test_training_reads_no_image_no_caption_and_no_text_encoder(trained: Project) -> None:
     """Once it is planned, manifest, caches, UNet and (for the pictures) the VAE are enough."""
     before = _weights(trained)

@@ -93,7 +93,7 @@ class SdTrainer(Closed):
         {}, description="Further arguments of the optimiser, such as betas."
     )
     learning_rate: float = Field(
-        1e-4, gt=0, description="Peak learning rate; 1 for prodigy and dadaptation."
+        1e-4, gt=0, description="Peak learning rate; by default 1 for prodigy and dadaptation."
     )
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
         "constant", description="How the learning rate goes on."
@@ -167,6 +167,14 @@ class SdTrainer(Closed):
         None, json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."
     )
     samples: Samples = Field(Samples(), description="Sample pictures.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_of_its_own(cls, values: Any) -> Any:
+        """These two find the rate themselves, and take the setting as a factor."""
+        if isinstance(values, dict) and values.get("optimizer") in ("prodigy", "dadaptation"):
+            return {"learning_rate": 1.0, **values}
+        return values
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -7,6 +7,7 @@ costs little more than a copy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -191,15 +192,16 @@ class Caches:
 
     @staticmethod
     def _same(found: dict[str, Stored], side: int, what: str) -> int:
-        first = next(iter(found.values()))
-        for other in found.values():
-            if other.shape[side] != first.shape[side]:
+        counts = Counter(each.shape[side] for each in found.values())
+        usual = max(counts, key=counts.__getitem__)  # of a few and many, the few are damaged
+        for each in found.values():
+            if each.shape[side] != usual:
                 raise CacheError(
-                    f"has {other.shape[side]} {what}, but {first.path} has {first.shape[side]}",
-                    where=other.path,
+                    f"has {each.shape[side]} {what}, but {counts[usual]} others have {usual}",
+                    where=each.path,
                     mend=MEND,
                 )
-        return first.shape[side]
+        return usual
 
     def plan(self, indices: Sequence[int]) -> Plan:
         """Lay out the examples of these indices as a batch.

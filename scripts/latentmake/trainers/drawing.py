@@ -89,7 +89,7 @@ def _draw(
     first = read_items(Path(order.manifest))[0]
     latents = inspect(min(first.latents.items())[1], LATENTS)
     text_width = inspect(first.text, HIDDEN_STATE).shape[1]
-    schedule = load_noise_schedule(Path(order.scheduler), settings.prediction_type)
+    schedule = load_noise_schedule(order.scheduler, settings.prediction_type, order.unet)
     sampler = make_sampler(order, schedule, latents)
     accelerator = make_accelerator(settings)
     dtype = DTYPES[settings.mixed_precision]

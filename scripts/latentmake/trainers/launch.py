@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 import latentmake
 from latentmake import cachefile
-from latentmake.errors import TrainingError
+from latentmake.errors import CacheError, TrainingError
 from latentmake.trainers import child
 from latentmake.trainers.earlier import take_over
 from latentmake.trainers.node import srun_command
@@ -112,16 +112,29 @@ def _captions(order: TrainingOrder) -> list[Prompt]:
                 item = json.loads(line)
                 if "aside" in item:
                     continue
-                with safe_open(item["text"], framework="np") as text:
-                    caption = (text.metadata() or {}).get("caption", item["stem"])
+                caption = _caption_in(item["text"]) or item["stem"]
                 found.append(Prompt(prompt=caption, text=item["text"]))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainingError(
-            f"the manifest or a cache file that it names cannot be read ({error})",
+            f"the manifest cannot be read ({error})",
             where=order.manifest,
             mend="give the build's command again, which writes it anew",
         ) from None
     return found
+
+
+def _caption_in(path: str) -> str | None:
+    """Return the caption that a cache file of text says it was made from."""
+    try:
+        with safe_open(path, framework="np") as text:
+            caption: str | None = (text.metadata() or {}).get("caption")
+    except (OSError, SafetensorError) as error:
+        raise CacheError(
+            f"this cache file cannot be read ({error})",
+            where=path,
+            mend="delete it and give the build's command again, which encodes it anew",
+        ) from None
+    return caption
 
 
 def _say(text: str) -> None:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from latentmake import cachefile
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, first_line
+from latentmake.model_checks import check_kind, check_names
 from latentmake.projection import load_projection, write_projection
 from latentmake.recipe import NEW
 from latentmake.trainers import parts
@@ -85,7 +86,7 @@ def load_unet(weights: Weights) -> UNet:
             missing = [name for name, each in unet.named_parameters() if each.is_meta]
         else:
             weights_files(weights)
-            _check_config(Path(weights.path) / "config.json")
+            check_kind(weights, "unet", where)
             unet, info = _UNet.from_pretrained(
                 weights.path,
                 local_files_only=True,
@@ -119,19 +120,10 @@ def _single_file(weights: Weights) -> UNet:
             where=weights.path or "",
             mend="set the UNet's `config` to a folder with its config.json",
         )
-    _check_config(config)
+    check_kind(weights, "unet", weights.path or "")
     return _UNet.from_single_file(
         weights.path, config=str(config.parent), local_files_only=True, torch_dtype=torch.float32
     )
-
-
-def _check_config(path: Path) -> None:
-    try:
-        kind = json.loads(path.read_bytes()).get("_class_name", "UNet2DConditionModel")
-    except (OSError, ValueError, AttributeError):
-        raise ModelError("is no configuration", where=path, mend="copy the model again") from None
-    if kind != "UNet2DConditionModel":
-        raise ModelError(f"is the configuration of a {kind}", where=path, mend=_ONLY)
 
 
 class Denoiser(torch.nn.Module):
@@ -239,6 +231,7 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
         TrainingError: a name in `target_modules`, `parts` or `reinitialize` fits nothing.
     """
     unet = denoiser.unet
+    check_names(trainer, [name for name, _ in unet.named_parameters()], "trainer")
     if trainer.gradient_checkpointing:
         unet.enable_gradient_checkpointing()
     new = parts.names_of(unet, trainer.reinitialize)
@@ -261,14 +254,6 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
 
 
 def _add_lora(unet: UNet, trainer: SdTrainer) -> None:
-    names = [name for name, _ in unet.named_modules()]
-    for target in trainer.target_modules:
-        if not any(name == target or name.endswith("." + target) for name in names):
-            raise TrainingError(
-                f"no layer of the UNet is named `{target}`",
-                where="trainer.target_modules",
-                mend="the usual ones are to_q, to_k, to_v, to_out.0",
-            )
     alpha = trainer.rank if trainer.alpha is None else trainer.alpha
     try:
         unet.add_adapter(

@@ -9,7 +9,6 @@ diffusers' FlowMatchEulerDiscreteScheduler has it, and its target is noise - x.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -18,7 +17,9 @@ import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import compute_snr
 
+from latentmake.config import Weights
 from latentmake.errors import ModelError
+from latentmake.model_checks import read_schedule
 from latentmake.trainers.data import Batch, Caches
 from latentmake.trainers.schedule import generator
 
@@ -59,12 +60,16 @@ class Losses(NamedTuple):
     weighted: torch.Tensor
 
 
-def load_noise_schedule(folder: Path, prediction: Prediction | None) -> NoiseSchedule:
+def load_noise_schedule(
+    scheduler: Path | str, prediction: Prediction | None, unet: Weights | None = None
+) -> NoiseSchedule:
     """Read the noise schedule a model was trained with.
 
     Args:
-        folder: holds scheduler_config.json, of any of diffusers' schedulers.
+        scheduler: folder of scheduler_config.json, of any of diffusers' schedulers; "" for that of
+            the UNet's repository on the hub.
         prediction: what the network predicts; None for what the schedule says.
+        unet: the network.
 
     Returns:
         A FlowMatchEulerDiscreteScheduler for flow matching, else a DDPMScheduler.
@@ -72,29 +77,22 @@ def load_noise_schedule(folder: Path, prediction: Prediction | None) -> NoiseSch
     Raises:
         ModelError: it is missing or damaged, or the network predicts something else.
     """
-    file = folder / "scheduler_config.json" if folder.is_dir() else folder
+    config = read_schedule(scheduler, prediction, unet)
+    flows = str(config.get("_class_name", "")).startswith("FlowMatch")
     try:
-        config = json.loads(file.read_bytes())
-        flows = str(config.get("_class_name", "")).startswith("FlowMatch")
-        if prediction == "flow_matching" or (prediction is None and flows):
+        if flows or prediction == "flow_matching":
             known = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
             return _Flow.from_config(config if flows else known)
         changes = {"clip_sample": False, "thresholding": False}  # latents have no bounds
         schedule = _Diffusion.from_config(config, **changes)
-    except (OSError, ValueError, TypeError, AttributeError, NotImplementedError):
+    except (ValueError, TypeError, AttributeError, NotImplementedError):
         raise ModelError(
             "this noise schedule is missing or damaged",
-            where=file,
+            where=scheduler,
             mend="set the model's `scheduler` to the folder of a diffusers scheduler",
         ) from None
     if prediction is not None:
         schedule.register_to_config(prediction_type=prediction)
-    if schedule.config.prediction_type not in ("epsilon", "v_prediction"):
-        raise ModelError(
-            f"a network that predicts `{schedule.config.prediction_type}` cannot be trained",
-            where=file,
-            mend="set the trainer's `prediction_type` to epsilon, v_prediction or flow_matching",
-        )
     return schedule
 
 

@@ -90,7 +90,7 @@ class TrainingOrder(BaseModel):
         resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
         text_projection: None, `new`, or the path of what is trained from the captions' width to the
             network's.
-        scheduler: folder of the noise schedule.
+        scheduler: folder of the noise schedule; "" for that of the network's hub repository.
         vae: decoder of the sample pictures, for a process of its own after training.
         prompts: sample pictures to draw; may be empty.
         captions: how many of the manifest's first captions are drawn besides. Which these are, the

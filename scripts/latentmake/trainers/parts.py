@@ -6,24 +6,15 @@ meet other latents, cross-attention meets other embeddings.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from latentmake.errors import TrainingError
+from latentmake.model_checks import part_of
 
 __all__ = ["names_of", "reinitialize"]
 
-# diffusers' names: attn1 attends to the picture itself, attn2 to the text.
-_PATTERNS = {
-    "unet": r"",
-    "attention": r"(^|\.)attn[12]\.",
-    "cross_attention": r"(^|\.)attn2\.",
-    "cross_attention_qk": r"(^|\.)attn2\.to_[qk]\.",
-    "cross_attention_out": r"(^|\.)attn2\.to_out\.",
-}
 _NORMS = (torch.nn.GroupNorm, torch.nn.LayerNorm)
 
 
@@ -36,9 +27,6 @@ def names_of(unet: Any, parts: Iterable[str]) -> set[str]:
             `up_blocks`, one of the latter (`up_blocks.1`), `norms`, `attention`,
             `cross_attention`, or of that the queries and keys (`cross_attention_qk`) or the
             output (`cross_attention_out`).
-
-    Raises:
-        TrainingError: this UNet has no such part.
     """
     names = [name for name, _ in unet.named_parameters()]
     found: set[str] = set()
@@ -51,14 +39,7 @@ def names_of(unet: Any, parts: Iterable[str]) -> set[str]:
                 for name, _ in module.named_parameters(recurse=False)
             }
         else:
-            pattern = re.compile(_PATTERNS.get(part, rf"^{re.escape(part)}\."))
-            own = {name for name in names if pattern.search(name)}
-        if not own:
-            raise TrainingError(
-                f"this UNet has no `{part}`",
-                where="trainer.parts",
-                mend="see how many blocks its config.json has; the first is 0",
-            )
+            own = part_of(part, names)
         found |= own
     return found
 

@@ -19,7 +19,7 @@ import diffusers
 import torch
 
 from latentmake import cachefile
-from latentmake.errors import TrainingError, UserError
+from latentmake.errors import CacheError, TrainingError, UserError
 from latentmake.progress import Progress
 from latentmake.trainers import checkpoint, network, objective, sampling
 from latentmake.trainers.acceleration import DTYPES, attention, make_accelerator, reseed
@@ -43,6 +43,7 @@ from latentmake.trainers.record import (
 )
 from latentmake.trainers.scalars import Scalars
 from latentmake.trainers.schedule import Schedule, generator, seed_of
+from latentmake.trainers.stored import MEND
 from latentmake.trainers.variants import Variants
 
 __all__ = ["Training", "main"]
@@ -82,7 +83,9 @@ class Training:
         self.wanted = wanted(order)
         self.caches = Caches(read_items(Path(order.manifest)))
         self.objective = objective.Objective(
-            objective.load_noise_schedule(Path(order.scheduler), self.settings.prediction_type),
+            objective.load_noise_schedule(
+                order.scheduler, self.settings.prediction_type, order.unet
+            ),
             snr_gamma=self.settings.snr_gamma,
             noise_offset=self.settings.noise_offset,
         )
@@ -129,6 +132,8 @@ class Training:
             sampling.clear_rows(self.layout.samples)
             shutil.rmtree(self.layout.scalars, ignore_errors=True)
             self.loss_start = self.learner.alone(self._probe)
+            if not math.isfinite(self.loss_start):
+                self._refuse_not_finite(range(len(self.caches.examples)))
             _say(f"loss at the start: {self.loss_start:.4f}")
         steps_with_samples = sample_steps(self.order, self.steps)
         if not resumed and self.step in steps_with_samples:
@@ -274,8 +279,8 @@ class Training:
             if not math.isfinite(loss)
         ]
         batch = [index for each, _ in seen for index in each.indices]
-        files = [str(path) for path in find_not_finite(self.caches, batch)]
-        files = files or [str(self.caches.examples[index].latents) for index in faulty or batch]
+        self._refuse_not_finite(batch)
+        files = [str(self.caches.examples[index].latents) for index in faulty or batch]
         who = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
         kept = checkpoint.find(self.layout.checkpoints, self.wanted)
         state = f"the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
@@ -286,6 +291,13 @@ class Training:
             where=f"run {self.order.run}",
             mend=f"{mend}lower `learning_rate`; {state}".rstrip("; "),
         )
+
+    def _refuse_not_finite(self, indices: Sequence[int]) -> None:
+        """Name the cache files of some examples that hold NaN or infinite values, if any do."""
+        if files := find_not_finite(self.caches, indices):
+            more = f"; so does {', '.join(map(str, files[1:4]))}" if len(files) > 1 else ""
+            more += f" and {len(files) - 4} more" if len(files) > 4 else ""
+            raise CacheError(f"holds NaN or infinite values{more}", where=files[0], mend=MEND)
 
     def _losses(
         self,

@@ -159,6 +159,15 @@ def inspect(path: str | os.PathLike[str], name: str) -> Stored:
     if start < 0 or stop - start != values * DTYPES[dtype].itemsize:
         raise _damaged(path, "its header is damaged")
     is_latents = name == LATENTS
+    if is_latents and {"pixel_width", "pixel_height"} <= metadata.keys():
+        width, height = (_number(metadata, f"pixel_{side}", path) for side in ("width", "height"))
+        if width * shape[1] != height * shape[2]:
+            raise CacheError(
+                f"`{name}` has the shape {list(shape)}, which does not fit its picture of "
+                f"{width:g} x {height:g} pixels",
+                where=path,
+                mend=MEND,
+            )
     return Stored(
         path=path,
         header=len(head),
@@ -214,7 +223,7 @@ def read_text(path: Path) -> torch.Tensor:
     """
     text = read_tensor(path, HIDDEN_STATE).float()
     if not torch.isfinite(text).all():
-        raise CacheError("holds values that are no numbers", where=path, mend=MEND)
+        raise CacheError("holds NaN or infinite values", where=path, mend=MEND)
     return text
 
 
