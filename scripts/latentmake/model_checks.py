@@ -198,12 +198,20 @@ def read_schedule(
     Raises:
         ModelError: it is missing or damaged, or the network predicts something else.
     """
-    place = Path(scheduler) if scheduler or unet is None else _from_hub(unet)
-    file = place / "scheduler_config.json" if place.is_dir() else place
+    place = Path(scheduler)
+    file: Path | str = place / "scheduler_config.json" if place.is_dir() else place
     try:
-        config = dict(json.loads(file.read_bytes()))
+        if not scheduler and unet is not None:
+            file = f"{unet.hub}@{unet.revision}/scheduler"
+            config = _on_hub(unet)
+        else:
+            config = dict(json.loads(Path(file).read_bytes()))
     except (OSError, ValueError, TypeError):
-        raise _no_schedule(file) from None
+        raise ModelError(
+            "this noise schedule is missing or damaged",
+            where=file,
+            mend="set the model's `scheduler` to the folder of a diffusers scheduler",
+        ) from None
     flows = str(config.get("_class_name", "")).startswith("FlowMatch")
     if flows and prediction in ("epsilon", "v_prediction"):
         raise ModelError(
@@ -223,21 +231,9 @@ def read_schedule(
     return config
 
 
-def _no_schedule(where: Path | str) -> ModelError:
-    return ModelError(
-        "this noise schedule is missing or damaged",
-        where=where,
-        mend="set the model's `scheduler` to the folder of a diffusers scheduler",
-    )
+def _on_hub(unet: Weights) -> dict[str, Any]:
+    """Return the schedule of a UNet's repository, fetched where it is not there yet."""
+    from diffusers import DDPMScheduler  # while planning nobody asks
 
-
-def _from_hub(unet: Weights) -> Path:
-    """Return the file of the schedule in a UNet's repository, fetched where it is not there yet."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    name = "scheduler/scheduler_config.json"
-    try:
-        return Path(hf_hub_download(str(unet.hub), name, revision=unet.revision))
-    except (OSError, ValueError, HfHubHTTPError):
-        raise _no_schedule(f"{unet.hub}@{unet.revision}/{name}") from None
+    scheduler: Any = DDPMScheduler
+    return dict(scheduler.load_config(unet.hub, subfolder="scheduler", revision=unet.revision))
