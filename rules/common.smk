@@ -120,3 +120,7 @@ wildcard_constraints:
 # After Snakemake has its lock, and never for a dry run: another build may be at work beside it.
 onstart:
     SESSION.begin()
+
+
+onsuccess:
+    SESSION.end()

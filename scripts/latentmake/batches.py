@@ -5,12 +5,9 @@ All that one order needs stands in it, so that whoever carries it out asks nobod
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake.errors import ModelError
 from latentmake.evaluate import Evaluation, Source
 from latentmake.orders import Target, WorkItem, WorkOrder
 from latentmake.parts import kind_of, size_of
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["batches", "minutes_of", "work_order"]
 
+_REUSED_ITEMS = 16_384  # of a job that encodes nothing
 _UNKNOWN_ITEMS = 1024  # of a job, where no past job tells how long it takes
 
 
@@ -32,7 +30,8 @@ def batches(
 ) -> Iterator[tuple[WorkOrder, str, frozenset[str]]]:
     """Cut what is stale of a dataset and model into jobs.
 
-    Each is of one kind, needed by the same runs, and has an item as a whole.
+    Each is of one kind, needed by the same runs, and has of an item all that is to be encoded, or
+    all that is at hand.
 
     Args:
         planner: knows recipes and settings.
@@ -44,29 +43,19 @@ def batches(
     Yields:
         A work order, its kind, and the runs that need it.
     """
-    groups: dict[tuple[str, frozenset[str]], dict[Source, list[Target]]] = {}
-    kin: dict[Source, tuple[str, ...]] = {}
+    groups: dict[tuple[str, frozenset[str], bool], dict[Source, list[Target]]] = {}
     contents: dict[Source, str] = {}
-    folders: dict[str, list[str]] = {}
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
     for part, wanting in asked.items():
         # A text that lies beside each resolution is encoded once for all of them.
         together = everyone if "@" in part else frozenset(wanting)
-        group = groups.setdefault((kind_of(part), together), {})
         for stale in states[dataset, model].parts[part].stale:
-            if kind_of(part) not in folders:  # not before there is work: weights may be read for it
-                folders[kind_of(part)] = _sisters(planner, dataset, model, kind_of(part), states)
-            target = Target(part, stale.path, stale.found, size_of(part), stale.clip)
+            target = Target(part, stale.path, stale.found, size_of(part), stale.clip, stale.at_hand)
+            group = groups.setdefault((kind_of(part), together, bool(stale.at_hand)), {})
             group.setdefault(stale.source, []).append(target)
-            sisters = tuple(
-                stale.path.replace(f"cache/{dataset}/{model}/", folder, 1)
-                for folder in folders[kind_of(part)]
-            )
-            if stale.kin or sisters:
-                kin[stale.source] = (*kin.get(stale.source, ()), *stale.kin, *sisters)
             if stale.content is not None:
                 contents[stale.source] = stale.content
-    for (kind, runs), group in groups.items():
+    for (kind, runs, at_hand), group in groups.items():
         work = [
             WorkItem(
                 source.stem,
@@ -74,45 +63,15 @@ def batches(
                 source.text,
                 tuple(targets),
                 source.control,
-                kin.get(source, ()),
                 source.media,
                 contents.get(source),
             )
             for source, targets in group.items()
         ]
-        size = _batch_size(planner, f"{kind} {model}", work)
+        size = _REUSED_ITEMS if at_hand else _batch_size(planner, f"{kind} {model}", work)
         for start in range(0, len(work), size):
             batch = tuple(work[start : start + size])
             yield work_order(planner, dataset, model, kind, batch), kind, runs
-
-
-def _sisters(
-    planner: Planner,
-    dataset: str,
-    model: str,
-    kind: str,
-    states: Mapping[tuple[str, str], Evaluation],
-) -> list[str]:
-    """Return the folders of other models whose caches of a dataset are made by the same recipe.
-
-    Two models with one VAE and two text encoders have the same latents: one encodes, the other
-    copies.
-    """
-    if planner.config.models[model].layout != "plain" or dataset not in planner.config.datasets:
-        return []
-    mine = planner.recipe(dataset, model, kind)
-    found = []
-    for other, settings in planner.config.models.items():
-        folder = f"cache/{dataset}/{other}/"
-        if other == model or settings.layout != "plain" or not mine:
-            continue
-        # Weights that nobody has encoded with would have to be read for their digest.
-        if (dataset, other) not in states and not Path(folder).is_dir():
-            continue
-        with contextlib.suppress(ModelError):  # it concerns the runs of that model
-            if planner.recipe(dataset, other, kind) == mine:
-                found.append(folder)
-    return found
 
 
 def _batch_size(planner: Planner, name: str, work: Sequence[WorkItem]) -> int:

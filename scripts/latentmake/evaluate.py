@@ -8,6 +8,7 @@ verdict answers for the whole dataset.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,15 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latentmake import digest, manifest, remote
-from latentmake.buckets import Size
 from latentmake.cachefile import TEMPORARY_SUFFIX, Header, read_header, target_key
 from latentmake.clips import Clip
 from latentmake.config import Dataset
 from latentmake.dataset import fingerprint
 from latentmake.errors import CacheError, SourceError
-from latentmake.layouts import Layout, Named, kind_of, plain, size_of
+from latentmake.layouts import Layout, Named, kind_of, plain
 from latentmake.media import Media
 from latentmake.memo import Memo, SourceStat, TargetStat
+from latentmake.reuse import Keys, Variants
 
 __all__ = [
     "REASONS",
@@ -32,12 +33,16 @@ __all__ = [
     "Folder",
     "PartState",
     "Source",
+    "Sources",
     "Stale",
     "evaluate",
     "unreadable",
 ]
 
-REASONS = ("new", "edited", "changed recipe", "damaged")
+REASONS = ("at hand", "new", "edited", "changed recipe", "damaged")
+
+_SMALL = 16_384  # bytes that are read rather than guessed at: captions
+_ALIKE = 2  # known files that an unknown one is taken for
 
 _PENDING = ""  # the recipe digest of a model that a rule has yet to make
 
@@ -73,8 +78,8 @@ class Stale(NamedTuple):
         reason: one of `REASONS`.
         found: what lies there now: key and mtime.
         clip: which frames it is made of.
-        kin: cache files that may hold just the same.
         content: digest of the source, where it is known.
+        at_hand: files that seem to hold what is to be made.
     """
 
     source: Source
@@ -82,8 +87,8 @@ class Stale(NamedTuple):
     reason: str
     found: str | None
     clip: Clip | None = None
-    kin: tuple[str, ...] = ()
     content: str | None = None
+    at_hand: tuple[str, ...] = ()
 
 
 @dataclass
@@ -114,11 +119,13 @@ class Evaluation:
         images: digest of the images' paths, which a manifest names.
         unreadable: stem -> fault of a source whose content must be known and cannot be read; no
             part counts these items, so they are to be left out and the rest evaluated again.
+        target_keys: makes the keys of its targets; None where a remembered verdict answered.
     """
 
     parts: dict[str, PartState]
     images: str = ""
     unreadable: dict[str, SourceError] = field(default_factory=dict)
+    target_keys: Keys | None = field(default=None, compare=False)
 
 
 Listing = dict[str, TargetStat]
@@ -191,7 +198,7 @@ def _real(path: str) -> str:
     return f"{os.path.realpath(path).rstrip('/')}/"
 
 
-class _Sources:
+class Sources:
     """Digests of sources, each file read at most once and only if its stat is new.
 
     Attributes:
@@ -201,6 +208,7 @@ class _Sources:
     def __init__(self, memo: Memo, *roots: str) -> None:
         self._memo = memo
         self._known: dict[str, tuple[SourceStat, str]] = {}
+        self._same_size: dict[int, list[tuple[int, int, str]]] = {}
         self._lost: dict[str, SourceError] = {}
         self.unreadable: dict[str, SourceError] = {}
         for root in filter(None, roots):
@@ -225,6 +233,50 @@ class _Sources:
         if found is None or found[0] != source.stat or source.control is not None:
             return None
         return found[1]
+
+    def prepare(self, sources: Iterable[Source]) -> None:
+        """Look up sources of the same sizes as some that are unknown, for `presumed`."""
+        sizes = {
+            stat.size
+            for source in sources
+            for path, stat in ((source.path, source.stat), (source.control, source.control_stat))
+            if path and stat and self._known.get(path, (None,))[0] != stat
+        }
+        self._same_size |= self._memo.sources_of_size(sizes)
+
+    def presumed(self, source: Source) -> tuple[str, ...]:
+        """Return the digests that a source may have, for a search that its job verifies.
+
+        A file of no more than a few pages is read. An unknown larger one is not, unless the memo
+        was deleted: it is presumed to be a known one of the same size, of the same inode or mtime
+        if there are several, as one is that was renamed or copied.
+        """
+        if source.path is None or source.stat is None:
+            return tuple(filter(None, [self.digest(source)]))
+        contents = self._presumed(source.path, source.stat)
+        if source.control is None or source.control_stat is None:
+            return contents
+        controls = self._presumed(source.control, source.control_stat)
+        return tuple(digest.of_lines([one, two]) for one in contents for two in controls)
+
+    def _presumed(self, path: str, stat: SourceStat) -> tuple[str, ...]:
+        known = self._known.get(path)
+        if known is not None and known[0] == stat:
+            return (known[1],)
+        small = stat.size <= _SMALL or self._memo.is_new
+        if small and not remote.is_remote(path):
+            with contextlib.suppress(SourceError):  # which the job names
+                return (self._file(path, stat),)
+            return ()
+        found = self._same_size.get(stat.size, [])
+        for same in (
+            [content for _, inode, content in found if inode == stat.inode],
+            [content for mtime_ns, _, content in found if mtime_ns == stat.mtime_ns],
+            [content for _, _, content in found],
+        ):
+            if 0 < len(contents := set(same)) <= _ALIKE:
+                return tuple(sorted(contents))
+        return ()
 
     def _file(self, path: str, stat: SourceStat) -> str:
         known = self._known.get(path)
@@ -256,61 +308,12 @@ class _Sources:
             self._memo.learn_source(path, stat, content)
 
 
-class _Variants:
-    """The parts of keys that say what is done to sources.
-
-    What is done to an image follows from its size, which the memo knows by the image's digest; so
-    does the header of a target that was made of it.
-    """
-
-    def __init__(self, layout: Layout, settings: Dataset | None, memo: Memo) -> None:
-        self._layout = layout
-        self._settings = settings
-        self._memo = memo
-        self._upright = settings is not None and settings.exif_rotation
-        self._sizes: dict[str, Size] = {}
-
-    def prepare(self, contents: Iterable[str]) -> None:
-        """Look up the sizes of some images at once, by their digests."""
-        self._sizes |= self._memo.pictures(contents, upright=self._upright)
-
-    def of(
-        self, part: str, source: Source, content: str, clip: Clip | None, header: Header | None
-    ) -> str | None:
-        """Return the variant of a target; None where it cannot be told, or there can be none.
-
-        Args:
-            part: of the target.
-            source: what it is made from.
-            content: digest of that.
-            clip: which frames.
-            header: of a file made by the same recipe, if there is one.
-        """
-        size: Size | None = Size(0, 0)
-        if (resolution := size_of(part)) is not None:
-            if source.media is not None:
-                size = Size(source.media.width, source.media.height)
-            else:
-                size = self._sizes.get(content)
-            if size is None and header is not None and header.source == content:
-                picture = header.picture
-                if picture is not None and picture.upright == self._upright:
-                    size = self._sizes[content] = Size(picture.width, picture.height)
-        if size is None:
-            return None
-        try:
-            return self._layout.variant(resolution, size, self._settings, clip)
-        except SourceError:  # which the job names
-            return None
-
-
 class _Targets:
     """Keys of cache files, each header read only if its stat is new."""
 
     def __init__(self, memo: Memo, folder: str, found: Listing) -> None:
         self._memo = memo
         self._known = memo.targets_below(folder)
-        self._named: dict[str, list[str]] | None = None
         self.found = found
 
     def key(self, path: str, stat: TargetStat) -> str:
@@ -327,13 +330,9 @@ class _Targets:
             self._memo.learn_picture(header.source, header.picture)
         return header
 
-    def kin(self, path: str) -> tuple[str, ...]:
-        """Return files of the same name in the folders of other parts."""
-        if self._named is None:
-            self._named = {}
-            for each in self.found:
-                self._named.setdefault(each.rpartition("/")[2], []).append(each)
-        return tuple(self._named.get(path.rpartition("/")[2], ()))
+    def gone(self) -> list[str]:
+        """Return the files that the memo knows and that are no longer there."""
+        return [path for path in self._known if path not in self.found]
 
 
 def evaluate(
@@ -367,9 +366,9 @@ def evaluate(
         CacheError: something that is no cache lies in the place of one, or of a folder of them.
     """
     control = settings.control_directory if settings else None
-    known_sources = _Sources(memo, root, remote.normalized(control) if control else "")
+    known_sources = Sources(memo, root, remote.normalized(control) if control else "")
     targets = _Targets(memo, f"cache/{dataset}/{model}", found)
-    variants = _Variants(layout, settings, memo)
+    variants = Variants(layout, settings, memo)
     parts: dict[str, PartState] = {}
     expected: set[str] = set()
     for part, wanted in sources.items():
@@ -394,7 +393,9 @@ def evaluate(
         found,
     )
     _orphans(f"cache/{dataset}/{model}/", layout, expected, kept, kept - without, targets, parts)
-    return Evaluation(parts, unreadable=known_sources.unreadable)
+    memo.forget_targets(targets.gone())
+    keys = Keys(known_sources, variants, recipes)
+    return Evaluation(parts, unreadable=known_sources.unreadable, target_keys=keys)
 
 
 def _part(
@@ -402,20 +403,17 @@ def _part(
     part: str,
     wanted: Sequence[tuple[Source, Sequence[Named]]],
     recipe: str,
-    sources: _Sources,
+    sources: Sources,
     targets: _Targets,
-    variants: _Variants,
+    variants: Variants,
 ) -> PartState:
     state = PartState()
     keys: list[tuple[str, str]] = []
-    spread = part.startswith("text@")  # the same text lies in the folder of each resolution
     for source, several in wanted:
         for path, clip in several:
             stat = targets.found.get(path)
             if stat is None:
-                kin = targets.kin(path) if spread else ()
-                content = sources.known(source)
-                state.stale.append(Stale(source, path, "new", None, clip, kin, content))
+                state.stale.append(Stale(source, path, "new", None, clip, sources.known(source)))
                 continue
             try:
                 key = targets.key(path, stat)
@@ -430,7 +428,7 @@ def _part(
             content = sources.digest(source)
             if content is None:
                 continue
-            variant = variants.of(part, source, content, clip, None)
+            variant = variants.of(part, source, content, clip)
             if variant is None:
                 variant = variants.of(part, source, content, clip, targets.header(path))
             if variant is not None and key == target_key(content, recipe, variant):
@@ -442,7 +440,7 @@ def _part(
                 edited = header.recipe == recipe and header.source != content
                 reason = "edited" if edited else "changed recipe"
                 known = sources.known(source)
-                state.stale.append(Stale(source, path, reason, found, clip, (), known))
+                state.stale.append(Stale(source, path, reason, found, clip, known))
     if not state.stale:
         state.keys = manifest.keys_digest(keys)
     return state

@@ -25,6 +25,7 @@ from latentmake.orders import Target, WorkItem, WorkOrder, spooled
 from latentmake.pixels import upright_size
 from latentmake.progress import Progress
 from latentmake.samples import Sample, samples_of
+from latentmake.store import stored
 
 __all__ = ["Encoder", "Job", "Load", "Loaded", "Reading", "Sample", "Say", "read_source"]
 
@@ -123,6 +124,7 @@ class Job:
     recipe: dict[str, object]
     say: Say
     kept: dict[str, str] = field(default_factory=dict)
+    places: dict[str, Path] = field(default_factory=dict)
     wanted: dict[str, tuple[WorkItem, str]] = field(default_factory=dict)
     sources: dict[str, list[Any]] = field(default_factory=dict)
     faults: list[dict[str, str]] = field(default_factory=list)
@@ -177,7 +179,7 @@ class Job:
                 self.kept[target.path] = key
                 continue
             keys[target] = key
-            if not self._finished(key, item):
+            if not self._finished(key, target):
                 missing[target] = key
         if not missing:
             return Reading(item, content, keys, [], {}, kept, None, sources)
@@ -214,16 +216,12 @@ class Job:
         except (CacheError, OSError):
             return False
 
-    @staticmethod
-    def _finished(key: str, item: WorkItem) -> bool:
-        """Whether the spool holds a target, or a cache file of the same content gives it."""
-        for path in (str(spooled(key)), *item.kin):
+    def _finished(self, key: str, target: Target) -> bool:
+        """Find a file that holds a target: in the spool, in the store, or under another name."""
+        for path in (spooled(key), stored(key), *map(Path, target.at_hand)):
             try:
                 if cachefile.read_header(path).key == key:
-                    if path in item.kin:
-                        # A copy: Snakemake sets the time of what a job made, and with links that
-                        # of the others too.
-                        cachefile.write(spooled(key), Path(path).read_bytes())
+                    self.places[key] = path
                     return True
             except (CacheError, OSError):
                 continue  # not there, or cut short by a power failure
@@ -311,6 +309,7 @@ class Job:
             return
         stamp = cachefile.stamp(key=key, source=source, recipe=self.recipe)
         cachefile.write(spooled(key), self._file(tensors, metadata, stamp))
+        self.places[key] = spooled(key)
         self.counts["encoded"] += 1
 
     def _file(
@@ -412,21 +411,22 @@ class Job:
                 uncounted.remove(key)  # is counted when it is encoded
                 continue
             # The same content twice is encoded once.
-            self.counts["linked" if key in making or key in new else "spooled"] += 1
+            is_spooled = self.places.get(key) == spooled(key) and key not in making | new
+            self.counts["spooled" if is_spooled else "linked"] += 1
         making.update(reading.keys.values())
 
     def lost(self) -> list[WorkItem]:
-        """Return the items whose spooled files another build took away since they were counted."""
+        """Return the items whose files another build took away since they were counted."""
         return list(
             {
                 (item.stem, item.text): item
                 for item, key in self.wanted.values()
-                if item.stem not in self.failed and not spooled(key).is_file()
+                if item.stem not in self.failed and not self.places.get(key, spooled(key)).is_file()
             }.values()
         )
 
     def deliver(self) -> list[WorkItem]:
-        """Give the spooled files of all sound items their names.
+        """Give the files of all sound items their names.
 
         Returns:
             The items of files that another build took away just now: they must be made again.
@@ -437,8 +437,8 @@ class Job:
             if item.stem in self.failed:
                 continue
             # Another plan may tidy the spool as soon as a file in it has its name.
-            for there in (spooled(key), standing.get(key)):
-                if there is not None and _linked(there, Path(path)):
+            for there in (self.places.get(key), spooled(key), standing.get(key)):
+                if there is not None and _linked(there, Path(path), key):
                     standing[key] = Path(path)
                     self.kept[path] = key
                     del self.wanted[path]
@@ -469,11 +469,13 @@ def _within_memory(encode: Encoder, samples: list[Sample]) -> Encoded | None:
     return None
 
 
-def _linked(existing: Path, path: Path) -> bool:
-    """Give a file a further name; False where it is gone."""
+def _linked(existing: Path, path: Path, key: str) -> bool:
+    """Give the file of a key a further name; False where it is gone, or another one by now."""
     try:
+        if existing.parts[0] == path.parts[0] and cachefile.read_header(existing).key != key:
+            return False  # another job has made it anew meanwhile; those of spool and store stay
         cachefile.link(existing, path)
-    except FileNotFoundError:
+    except (FileNotFoundError, CacheError):
         return False
     return True
 

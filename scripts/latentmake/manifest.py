@@ -9,14 +9,14 @@ knows whether a lock still fits.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latentmake import cachefile, digest, layouts
+from latentmake import cachefile, digest, layouts, store
 from latentmake.errors import CacheError, DatasetError
-from latentmake.orders import forget_spooled, read_receipt, run_order
+from latentmake.orders import read_receipt, run_order, spooled
 
 __all__ = [
     "CAPTIONS",
@@ -243,7 +243,8 @@ def write_manifest(
                     "aside": fault["line"],
                 }
             )
-    _remove([*order.orphans, *unread], say)
+    standing = {key for pairs in keys.values() for _, key in pairs}
+    _remove([*order.orphans, *unread], standing, say)
     listed = lines_of(rows)
     parts = {part: keys_digest(pairs) for part, pairs in keys.items()}
     lock = Lock(
@@ -258,7 +259,8 @@ def write_manifest(
     cachefile.write(folder / "manifest.jsonl", listed)
     text = json.dumps(asdict(lock), indent=1, sort_keys=True, ensure_ascii=False)
     cachefile.write(folder / "dataset.lock", f"{text}\n".encode())
-    forget_spooled([*made.values(), *order.replaced])
+    for key in set(order.replaced) - standing:
+        store.put_away(spooled(key), key)
     return lock
 
 
@@ -302,15 +304,21 @@ def _key_of(path: str) -> str:
         ) from None
 
 
-def _remove(orphans: list[str], say: Callable[[str], None]) -> None:
-    """Remove cache files that no item owns; only what a header or its temporary name calls ours."""
+def _remove(orphans: list[str], standing: Collection[str], say: Callable[[str], None]) -> None:
+    """Remove cache files that no item owns; only what a header or its temporary name calls ours.
+
+    They go to the store, but those of keys that other files of the run bear.
+    """
     removed = 0
     for name in orphans:
         path = Path(name)
         try:
-            if not name.endswith(cachefile.TEMPORARY_SUFFIX):
-                cachefile.read_header(path)
-            path.unlink()
+            ours = not name.endswith(cachefile.TEMPORARY_SUFFIX)
+            key = cachefile.read_header(path).key if ours else None
+            if key is None or key in standing:
+                path.unlink()
+            else:
+                store.put_away(path, key)
             removed += 1
         except FileNotFoundError:
             continue

@@ -31,8 +31,8 @@ __all__ = [
     "target_stat",
 ]
 
-_VERSION = 5
-_OLDER = (0, 3, 4)  # what they lack is added
+_VERSION = 6
+_OLDER = (0, 3, 4, 5)  # what they lack is added
 _AT_ONCE = 500  # names looked for by one query
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
@@ -41,6 +41,8 @@ CREATE TABLE IF NOT EXISTS sources (
 CREATE TABLE IF NOT EXISTS targets (
     path TEXT PRIMARY KEY, size INT, mtime_ns INT, inode INT, key TEXT
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS sources_size ON sources (size);
+CREATE INDEX IF NOT EXISTS targets_key ON targets (key);
 CREATE TABLE IF NOT EXISTS media (
     path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT,
     width INT, height INT, frames INT
@@ -176,11 +178,16 @@ class Memo:
 
     Args:
         path: the SQLite file; None keeps everything in memory.
+
+    Attributes:
+        is_new: whether it knew no source when it was opened: it was deleted, or never was.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._database = self._open(path)
+        self.is_new = self.knows_nothing("sources")
         self._sources: list[tuple[object, ...]] = []
+        self._gone: list[tuple[object, ...]] = []
         self._targets: list[tuple[object, ...]] = []
         self._media: list[tuple[object, ...]] = []
         self._pictures: list[tuple[object, ...]] = []
@@ -219,6 +226,7 @@ class Memo:
         """Write what was learnt; a memo that cannot be written is left as it is."""
         work = [
             ("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?, ?)", self._sources),
+            ("DELETE FROM targets WHERE path = ?", self._gone),
             ("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?, ?)", self._targets),
             ("INSERT OR REPLACE INTO media VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._media),
             ("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?)", self._pictures),
@@ -351,6 +359,38 @@ class Memo:
             int(upright),
         )
         return {row[0]: Size(*row[1:]) for row in rows}  # type: ignore[misc, arg-type]
+
+    def knows_nothing(self, table: str, folder: str = "") -> bool:
+        """Return whether one of the tables of files has no file, or none below a folder."""
+        below = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
+        try:
+            row = self._database.execute(
+                f"SELECT 1 FROM {table} WHERE path > ? AND path < ? LIMIT 1",  # noqa: S608
+                below,
+            ).fetchone()
+        except sqlite3.Error:
+            return True
+        return row is None
+
+    def sources_of_size(self, sizes: Iterable[int]) -> dict[int, list[tuple[int, int, str]]]:
+        """Return mtime (ns), inode and digest of every known source of some sizes, by size."""
+        found: dict[int, list[tuple[int, int, str]]] = {}
+        statement = "SELECT size, mtime_ns, inode, digest FROM sources WHERE size"
+        for size, *values in self._each(statement, sizes):
+            found.setdefault(size, []).append(tuple(values))  # type: ignore[arg-type]
+        return found
+
+    def targets_of(self, keys: Iterable[str]) -> Iterator[tuple[str, int, str]]:
+        """Yield path, size in bytes and key of every known cache file that bears one of some keys.
+
+        Whether it is there still, only a look at it tells.
+        """
+        rows = self._each("SELECT path, size, key FROM targets WHERE key", keys)
+        return ((str(path), int(str(size)), str(key)) for path, size, key in rows)
+
+    def forget_targets(self, paths: Iterable[str]) -> None:
+        """Forget cache files that are gone."""
+        self._gone += [(path,) for path in paths]
 
     def learn_picture(self, content: str, picture: Picture) -> None:
         """Remember the size of an image, by the digest of its file."""

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from latentmake import cachefile, digest
+from latentmake import cachefile, digest, store
 from latentmake.buckets import Size
 from latentmake.clips import Clip
 from latentmake.config import Dataset
@@ -35,8 +35,8 @@ __all__ = [
     "WorkItem",
     "WorkOrder",
     "begin",
+    "end",
     "forget_old",
-    "forget_spooled",
     "keep_replaced",
     "newest_run_order",
     "on_disk",
@@ -53,7 +53,7 @@ RUNS = Path(".latentmake/runs")
 SPOOL = Path(".latentmake/spool")
 _BUILDING = Path(".latentmake/building.lock")
 _ITEMS = ".items.json"
-_VERSION = 4  # of a work order's form
+_VERSION = 5  # of a work order's form
 _RECEIPT = ".receipt.json"
 _KEPT_SECONDS = 7 * 24 * 3600
 
@@ -71,6 +71,7 @@ class Target(NamedTuple):
         found: what lies there now: its key and mtime, or None.
         size: width and height asked for, in pixels; None for text.
         clip: which frames of a video it is made of.
+        at_hand: files that seem to hold just what is to be made.
     """
 
     part: str
@@ -78,6 +79,7 @@ class Target(NamedTuple):
     found: str | None
     size: Size | None = None
     clip: Clip | None = None
+    at_hand: tuple[str, ...] = ()
 
 
 class WorkItem(NamedTuple):
@@ -89,7 +91,6 @@ class WorkItem(NamedTuple):
         text: the caption itself, where it lies in no file.
         targets: what to make.
         control: path of the control image or video, if any.
-        kin: cache files that may hold just what is to be made.
         media: size and length of the image or video, where the names of targets tell them.
         content: digest that the source had when the order was written, where it was known.
     """
@@ -99,7 +100,6 @@ class WorkItem(NamedTuple):
     text: str | None
     targets: tuple[Target, ...]
     control: str | None = None
-    kin: tuple[str, ...] = ()
     media: Media | None = None
     content: str | None = None
 
@@ -179,7 +179,8 @@ class WorkOrder:
     @property
     def rule(self) -> str:
         """The name of its rule."""
-        return f"encode_{self.kind}_{self.dataset}_{self.name[:12]}"
+        verb = "reuse" if self.reuses else "encode"
+        return f"{verb}_{self.kind}_{self.dataset}_{self.name[:12]}"
 
     @property
     def log(self) -> str:
@@ -196,12 +197,18 @@ class WorkOrder:
         """The targets that the batch rule declares.
 
         None where the job may find that what lies there is fresh (Snakemake deletes the declared
-        outputs of a job before it runs) or may leave some out (on_error: skip). Names with braces
-        would be patterns to Snakemake; the job makes those undeclared.
+        outputs of a job before it runs) or may leave some out (on_error: skip), and where it links
+        them to files of other names (Snakemake sets the mtime of declared outputs). Names with
+        braces would be patterns to Snakemake; the job makes those undeclared.
         """
-        if self.pending or self.dataset_settings.get("on_error") == "skip":
+        if self.pending or self.reuses or self.dataset_settings.get("on_error") == "skip":
             return []
         return [path for path in dict.fromkeys(self.paths) if not set("{}") & set(path)]
+
+    @cached_property
+    def reuses(self) -> bool:
+        """Whether all that it asks for seems to be at hand, so that nothing has to be encoded."""
+        return all(target.at_hand for item in self.items for target in item.targets)
 
     @property
     def paths(self) -> list[str]:
@@ -264,18 +271,18 @@ def _item(
     text: str | None,
     targets: list[list[Any]],
     control: str | None,
-    kin: list[str],
     media: list[int] | None,
     content: str | None,
 ) -> WorkItem:
     made = tuple(map(_target, targets))
     size = Media(*media) if media else None
-    return WorkItem(stem, source, text, made, control, tuple(kin), size, content)
+    return WorkItem(stem, source, text, made, control, size, content)
 
 
 def _target(values: list[Any]) -> Target:
-    part, path, found, size, clip = values
-    return Target(part, path, found, Size(*size) if size else None, Clip(*clip) if clip else None)
+    part, path, found, size, clip, at_hand = values
+    frames = Clip(*clip) if clip else None
+    return Target(part, path, found, Size(*size) if size else None, frames, tuple(at_hand))
 
 
 @dataclass(frozen=True)
@@ -383,14 +390,14 @@ def forget_old(keep: set[str]) -> None:
         with contextlib.suppress(FileNotFoundError):  # another plan may clean as well
             if path.name.split(".")[0] not in keep and path.stat().st_mtime < limit:
                 path.unlink()
+    forget_delivered()
     if SPOOL.is_dir():
         with os.scandir(SPOOL) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    stat = entry.stat()
                     # Its change time says since when it lies there: one that was kept from being
                     # replaced is older in itself.
-                    if stat.st_nlink > 1 or stat.st_ctime < limit:
+                    if entry.stat().st_ctime < limit:
                         Path(entry.path).unlink()
 
 
@@ -414,6 +421,26 @@ def begin(orders: Sequence[WorkOrder]) -> BinaryIO | None:
         fcntl.flock(held, fcntl.LOCK_SH)
     keep_replaced(orders)
     return held
+
+
+def end(held: BinaryIO | None, orders: Iterable[WorkOrder], keep: int) -> None:
+    """Tidy up after a build that ended well, unless another one runs.
+
+    Args:
+        held: what `begin` returned.
+        orders: that it carried out.
+        keep: bytes that the store may take.
+    """
+    if held is None:
+        return
+    with contextlib.suppress(OSError):
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        forget_delivered()
+        targets = (
+            x for order in orders if order.reuses for item in order.items for x in item.targets
+        )
+        store.forget_taken({path for target in targets for path in target.at_hand})
+        store.prune(keep)
 
 
 def keep_replaced(orders: Iterable[WorkOrder]) -> None:
@@ -440,10 +467,14 @@ def unfinished() -> list[str]:
     return [str(path) for path in SPOOL.glob(f".*{cachefile.TEMPORARY_SUFFIX}")]
 
 
-def forget_spooled(keys: Iterable[str]) -> None:
-    """Delete spooled files whose targets bear their names now."""
-    for key in keys:
-        spooled(key).unlink(missing_ok=True)
+def forget_delivered() -> None:
+    """Delete the spooled files whose targets bear their names now."""
+    if SPOOL.is_dir():
+        with os.scandir(SPOOL) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_nlink > 1:
+                        Path(entry.path).unlink()
 
 
 def spooled(key: str) -> Path:

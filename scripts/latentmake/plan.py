@@ -23,6 +23,7 @@ from latentmake import (
     orders,
     recipe,
     remote,
+    reuse,
     weights,
 )
 from latentmake.batches import batches, minutes_of
@@ -421,6 +422,7 @@ class Planner:
                 self._leave_out(dataset, state.unreadable)
                 again = [each for each in states if each[0] == dataset]
                 pending += [each for each in again if each not in pending]
+        reuse.mark(self.memo, [*states.values()])
         plans = {
             name: RunPlan(
                 name,

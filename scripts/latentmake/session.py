@@ -194,7 +194,7 @@ class Session:
         if self.plan.runs:
             sys.stderr.write(plan_table(self.plan) + "\n")
         for name in names:
-            text = "\n".join(status_lines(self.plan.runs[name]))
+            text = "\n".join(status_lines(self.plan.runs[name], self.config.store.keep))
             _or_exit(partial(_write, self.status_path(name), text))
 
     def begin(self) -> None:
@@ -208,6 +208,10 @@ class Session:
         """Exit with one line at the first unknown target."""
         if self.main:
             _or_exit(lambda: check_known(targets, self.runs, rules=rules, is_made=is_made))
+
+    def end(self) -> None:
+        """Tidy up after a build that ended well, before Snakemake gives its lock back."""
+        orders.end(self._building, self.plan.orders, self.config.store.keep)
 
     # -- what rules ask -----------------------------------------------------------------------
 

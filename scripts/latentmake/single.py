@@ -138,9 +138,7 @@ def _single(
     stale = next((each for each in state.stale if each.path == path), None)
     found = stale.found if stale else None
     target = Target(part, path, found, size_of(part), named.clip)
-    work = WorkItem(
-        source.stem, source.path, source.text, (target,), source.control, (), source.media
-    )
+    work = WorkItem(source.stem, source.path, source.text, (target,), source.control, source.media)
     order = work_order(planner, dataset, model, kind, (work,))
     order.write()
     return order, stale is not None

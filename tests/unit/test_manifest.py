@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake import cachefile, manifest
+from latentmake import cachefile, manifest, store
 from latentmake.errors import CacheError, DatasetError
 from latentmake.layouts import plain
 from latentmake.manifest import (
@@ -310,11 +310,14 @@ def test_a_folder_with_something_else_in_it_stays() -> None:
     assert notes.exists()
 
 
-def test_delivered_files_leave_the_spool() -> None:
-    for key in ("made", "waiting"):
-        cachefile.write(spooled(key), b"x")
-    write(order(item("a")), receipt({plain.path("cats", "tiny", "64", "a"): "made"}))
-    assert [path.name for path in spooled("x").parent.iterdir()] == ["waiting.safetensors"]
+def test_what_was_replaced_goes_to_the_store_and_other_work_stays_in_the_spool() -> None:
+    for key in ("replaced", "made", "waiting"):
+        cachefile.write(spooled(key), key.encode())
+    made = receipt({plain.path("cats", "tiny", "64", "a"): "made"})
+    write(order(item("a"), replaced=["replaced", "made", "gone"]), made)
+    assert {path.stem for path in spooled("x").parent.iterdir()} == {"made", "waiting"}
+    assert store.keys() == {"replaced"}
+    assert store.stored("replaced").read_bytes() == b"replaced"
 
 
 # -- orders ---------------------------------------------------------------------------------------

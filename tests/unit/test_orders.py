@@ -35,7 +35,6 @@ work_items = st.builds(
     text=st.one_of(st.none(), texts),
     targets=st.lists(targets, max_size=3).map(tuple),
     control=st.one_of(st.none(), texts),
-    kin=st.lists(texts, max_size=2).map(tuple),
     media=st.one_of(st.none(), st.builds(Media, *[st.integers(0, 10**6)] * 3)),
     content=st.one_of(st.none(), texts),
 )
@@ -254,7 +253,7 @@ def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
 
 def test_forgetting_what_is_not_there_does_nothing() -> None:
     orders.forget_old(set())
-    orders.forget_spooled(["a", "b"])
+    orders.forget_delivered()
 
 
 @settings(deadline=None)

@@ -20,7 +20,7 @@ def test_latents_of_one_vae_are_encoded_once_for_two_texts(built: Project) -> No
     before = built.snapshot()
     result = built.run("caches_second")
     assert result.encoded("latents").encoded == 0
-    assert result.encoded("latents").spooled == 12  # six pictures at two resolutions
+    assert result.encoded("latents").linked == 12  # six pictures at two resolutions
     assert result.encoded("text").encoded == 5  # six captions, two of them equal
     mine = built / "cache/shapes/other/16/ant.latents.safetensors"
     theirs = built / "cache/shapes/micro/16/ant.latents.safetensors"
@@ -40,7 +40,7 @@ def test_each_kind_of_cache_is_removed_and_rebuilt_alone(built: Project) -> None
     shutil.rmtree(built / "cache/shapes/micro/32")
     result = built.run("latents_tiny")
     assert result.encoded("latents").encoded == 0  # the other model has them
-    assert result.encoded("latents").spooled == 6
+    assert result.encoded("latents").linked == 6
     assert not result.encoded("text").encoded
     assert built.run("caches_tiny", "caches_second").idle
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ByteSize, Field, WithJsonSchema, model_validator
 
 from latentmake.config.fields import Closed, DiskPath, Number, Place, ResolutionField
 from latentmake.config.shapes import MACHINE, PUBLICATION, Shapes
 
-__all__ = ["Export", "MusubiTuner", "PathMap", "Publish", "SdScripts", "Storage"]
+__all__ = ["Export", "MusubiTuner", "PathMap", "Publish", "SdScripts", "Storage", "Store"]
 
 
 class MusubiTuner(Closed):
@@ -132,6 +132,29 @@ class Export(Closed):
     )
     overwrite: bool = Field(
         False, description="Replace files of such names that latentmake did not write."
+    )
+
+
+class Store(Closed):
+    """How much of what builds replace and remove is kept, so that it can be taken back."""
+
+    shapes: ClassVar[Shapes] = MACHINE
+
+    keep: Annotated[
+        ByteSize,
+        Field(ge=0),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "integer", "minimum": 0},
+                    {"type": "string", "pattern": r"^\d+(\.\d+)? *([KMGTP]i?)?B?$"},
+                ]
+            }
+        ),
+    ] = Field(
+        ByteSize(5_000_000_000),
+        description="Most bytes of cache files that were replaced or removed (`5 GB`, `500 MB`); "
+        "the oldest go first. 0 keeps none.",
     )
 
 

@@ -19,6 +19,7 @@ from latentmake.config.machines import (
     Publish,
     SdScripts,
     Storage,
+    Store,
 )
 from latentmake.config.models import Model
 from latentmake.config.sdscripts import check_datasets, check_trainer
@@ -79,6 +80,7 @@ class Config(Closed):
     )
     publish: Publish = Field(Publish(), description="What publish_{run} puts where.")
     export: Export = Field(Export(), description="Where export_{run} writes caches.")
+    store: Store = Field(Store(), description="How much of what builds replace and remove is kept.")
     storage: Storage | None = Field(None, description="Where store_{run} puts finished caches.")
     folders: dict[Name, FolderField] = Field(
         {}, description="Folders of images that compare_... shows beside runs."

@@ -24,9 +24,10 @@ from latentmake.foreign.record import Record
 from latentmake.job import read_source
 from latentmake.layouts import plain
 from latentmake.memo import target_stat
-from latentmake.orders import FOLDER, Receipt, Target, WorkItem, WorkOrder, forget_spooled
+from latentmake.orders import FOLDER, Receipt, Target, WorkItem, WorkOrder, spooled
 from latentmake.progress import Progress
 from latentmake.samples import caption_of
+from latentmake.store import put_away
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +110,8 @@ def adopt(order: AdoptOrder, *, say: Callable[[str], None], threads: int = 1) ->
             total += whole.counts
             receipt = FOLDER / f"adopted-{order.planned}-{number}.receipt.json"
             Receipt(whole.sources, whole.targets, [], dict(whole.counts), 0.0).write(receipt)
-            forget_spooled([*whole.replaced, *(str(each[-1]) for each in whole.targets.values())])
+            for key in whole.replaced:
+                put_away(spooled(key), key)
     say(f"{order.run}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     return total
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
+from latentmake import store
 from latentmake.evaluate import REASONS
 from latentmake.parts import Plan, RunPlan, kind_of
 
@@ -45,12 +46,19 @@ def plan_table(plan: Plan) -> str:
     lines += [f"faulty: {line}" for lines_of in faults.values() for line in lines_of]
     total = sum(len(item.targets) for order in plan.orders for item in order.items)
     if total:
-        lines.append(f"{total} targets to make, in {len(plan.orders)} jobs")
+        at_hand = sum(len(order.paths) for order in plan.orders if order.reuses)
+        beside = f", {at_hand} of them at hand" * bool(at_hand)
+        lines.append(f"{total} targets to make{beside}, in {len(plan.orders)} jobs")
     return "\n".join([*lines, ""])
 
 
-def status_lines(run: RunPlan) -> Iterator[str]:
-    """Yield every stale target of a run with its reason, and what is wrong with its items."""
+def status_lines(run: RunPlan, keep: int) -> Iterator[str]:
+    """Yield every stale target of a run with its reason, and what is wrong with its items.
+
+    Args:
+        run: its plan.
+        keep: bytes that the store may take.
+    """
     stale = 0
     for state in run.parts.values():
         for each in state.stale:
@@ -67,3 +75,8 @@ def status_lines(run: RunPlan) -> Iterator[str]:
         yield f"{run.name}: the manifest is to be written"
     if run.training_order is not None:
         yield f"{run.name}: is to be trained"
+    yield f"store: {_gigabytes(store.used())} of {_gigabytes(keep)} GB used (store.keep)"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3g}"
