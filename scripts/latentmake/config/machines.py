@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, ByteSize, Field, WithJsonSchema, model_validator
 
@@ -152,7 +152,8 @@ class Store(Closed):
             }
         ),
     ] = Field(
-        ByteSize(5_000_000_000),
+        cast(ByteSize, "5 GB"),
+        validate_default=True,
         description="Most bytes of cache files that were replaced or removed (`5 GB`, `500 MB`); "
         "the oldest go first. 0 keeps none.",
     )
