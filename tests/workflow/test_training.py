@@ -76,11 +76,12 @@ def test_a_rebuild_that_changes_nothing_trains_nothing_again(trained: Project) -
     assert trained.run("train_tiny").idle
 
 
-def test_an_edited_caption_trains_again(trained: Project) -> None:
+def test_an_edited_caption_trains_again_and_no_bar_is_drawn_in_a_file(trained: Project) -> None:
     before = _weights(trained)
     (trained / "data/shapes/cat.txt").write_text("a green disc on grey")
     result = trained.run("train_tiny")
     assert result.encoded() == Counts(encoded=1)
+    assert "%|" not in result.output
     assert _weights(trained)[0] != before[0]
     assert trained.run("train_tiny").idle
 
