@@ -71,31 +71,31 @@ def carry_out(
     todo: Sequence[WorkItem] = order.items
     total = sum(len(item.targets) for item in order.items)
     fails = not (may_skip and order.dataset_settings.get("on_error") == "skip")
-    with Progress(total=total, desc=name, unit="target") as progress:
-        while todo:
-            if order.musubi_tuner is None or encoder is not None:
-                job.make(todo, load, threads=threads, progress=progress)
-            else:
-                from latentmake.musubi.scripted import make_by_scripts
-
-                make_by_scripts(job, todo, threads=threads, progress=progress)
-            todo = job.lost()
-            if not todo and not (job.failed and fails):
-                todo = job.deliver()
-    for line in ready[0].remarks() if ready else []:
-        say(line)
     counts = job.counts
-    say(
-        f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "
-        f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
-        f"{len(job.failed)} items faulty"
-    )
-    if job.failed and fails:
-        raise SourceError(
-            f"{len(job.failed)} of {len(order.items)} items are faulty: "
-            + " | ".join(job.failed.values()),
-            mend="the others are done and kept; mend these and give the same command again",
+    while todo:
+        with Progress(total=total, desc=name, unit="target") as progress:
+            while todo:
+                if order.musubi_tuner is None or encoder is not None:
+                    job.make(todo, load, threads=threads, progress=progress)
+                else:
+                    from latentmake.musubi.scripted import make_by_scripts
+
+                    make_by_scripts(job, todo, threads=threads, progress=progress)
+                todo = job.lost()
+        for line in ready[0].remarks() if ready else []:
+            say(line)
+        say(
+            f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "
+            f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
+            f"{len(job.failed)} items faulty"
         )
+        if job.failed and fails:
+            raise SourceError(
+                f"{len(job.failed)} of {len(order.items)} items are faulty: "
+                + " | ".join(job.failed.values()),
+                mend="the others are done and kept; mend these and give the same command again",
+            )
+        todo = job.deliver()
     done = Receipt(
         sources=job.sources,
         targets=job.standing(),
