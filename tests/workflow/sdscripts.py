@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import sdscripts_world
+import torch
 import world
 from project import Project
+from safetensors.torch import save_file
 
 SIZES = {
     "ant": (200, 120),
@@ -59,7 +61,8 @@ def with_trainer(project: Project, **settings: Any) -> Path:
     """Give the run a trainer, and the project an sd-scripts that is none."""
     trainer = {"kind": "sdscripts", "max_train_epochs": 1, **settings}
     folder = sdscripts_world.stand_in(project.folder / "sd-scripts")
-    (project / "models/base.safetensors").write_bytes(b"the network to be trained")
+    network = {"model.diffusion_model.input_blocks.0.0.weight": torch.ones(2, 2)}
+    save_file(network, project / "models/base.safetensors")
     values = project.config
     values["runs"]["tiny"]["trainer"] = trainer
     values["models"]["tiny"]["checkpoint"] = "models/base.safetensors"

@@ -63,9 +63,25 @@ def test_every_kind_of_run_is_checked(
     trainer = {**world.training(), "accelerate_config": "none.yaml"}
     project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
     assert "none.yaml does not exist: correct `accelerate_config`" in checked(project, failing=True)
+    result = project.run("train_tiny", check=False)
+    result.one_line("error", "none.yaml does not exist")
+    assert not result.jobs
     other = sdscripts.make(tmp_path / "other", micro)
     sdscripts.with_trainer(other)
     assert "it knows all flags" in checked(other)
+    vae = {"encoder.conv_norm_out.weight": torch.ones(2)}
+    for words, change in (
+        (["--masked_los", "did you mean --masked_loss"], {"arguments": ["--masked_los"]}),
+        (["lacks xformers: install it there"], {"attention": "xformers"}),
+        (["base.safetensors holds no network of sd1 but a VAE of another model"], {}),
+    ):
+        if not change:
+            save_file(vae, other / "models/base.safetensors")
+        trainer = {"kind": "sdscripts", "max_train_epochs": 1, **change}
+        other.configure(lambda values, to=trainer: values["runs"]["tiny"].update(trainer=to))
+        result = other.run("train_tiny", check=False)
+        result.one_line("error", *words)
+        assert not result.jobs
 
 
 def test_caches_are_counted_by_what_they_are(fresh: Callable[[], Project]) -> None:

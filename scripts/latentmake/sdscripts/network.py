@@ -6,12 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from latentmake import digest
+from latentmake.config.models import Architecture
 from latentmake.errors import ModelError
+from latentmake.musubi.weights import content_of
 from latentmake.sdscripts.command import encoder_places
 from latentmake.sdscripts.order import SdScriptsOrder
 
 __all__ = ["checkpoint_digest", "refuse_unreadable"]
 
+# Parts of names that sd-scripts looks for in the networks it trains.
+_MARKS: dict[Architecture, tuple[str, ...]] = {
+    **dict.fromkeys(("sd1", "sd2", "sdxl"), ("input_blocks.",)),
+    "sd3": ("joint_blocks.",),
+    "flux": ("double_blocks.", "single_transformer_blocks."),
+}
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
 
 
@@ -48,7 +56,7 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
     """Name a network that sd-scripts could not load, before caches are made that may take days.
 
     Raises:
-        ModelError: one is missing, or a folder where it wants a file.
+        ModelError: one is missing, another network, or a folder where it wants a file.
     """
     where = f"models.{order.model_name}"
     place = Path(order.model.checkpoint or "")
@@ -62,6 +70,12 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
             where=f"{where}.checkpoint",
             mend="name the .safetensors file of the original release",
         )
+    if place.suffix == ".safetensors" and (fault := _fault(place, order.architecture)):
+        raise ModelError(
+            f"{place} {fault}",
+            where=f"{where}.checkpoint",
+            mend=f"name a checkpoint of {order.architecture}",
+        )
     for flag, path in encoder_places(order).items():
         if not Path(path).is_file() and order.architecture == "flux":
             raise ModelError(
@@ -69,3 +83,17 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
                 where=f"{where}.{'vae' if flag == '--ae' else 'text'}",
                 mend=f"name the file there, or add [{flag}, FILE] to the trainer's `arguments`",
             )
+
+
+def _fault(file: Path, architecture: Architecture) -> str | None:
+    """Return why a file is no checkpoint of an architecture, from its tensors' names."""
+    try:
+        content = content_of(file)
+    except ValueError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if any(mark in name for mark in _MARKS[architecture] for name in content.tensors):
+        return None
+    kind = f" but a {content.kind}" if content.kind else ""
+    return f"holds no network of {architecture}{kind}"
