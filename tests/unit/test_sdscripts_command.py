@@ -12,7 +12,7 @@ import sdscripts_world
 from latentmake.config import Dataset, Model, PathMap, Publish, SdScripts, SdScriptsTrainer
 from latentmake.config.sdscripts_trainer import scripts_of
 from latentmake.errors import CacheError, SourceError, TrainingError
-from latentmake.layouts.sdscripts import SdScripts as Layout
+from latentmake.layouts.sdscripts import SdScripts as Names
 from latentmake.sdscripts.command import (
     accelerate_arguments,
     caching_arguments,
@@ -21,7 +21,11 @@ from latentmake.sdscripts.command import (
 )
 from latentmake.sdscripts.deploy import dataset_toml, default_blocks, deploy, deployed
 from latentmake.sdscripts.order import SdScriptsOrder
+from latentmake.sdscripts.preflight import command_arguments, is_usable
 from latentmake.sdscripts.publish import findings, publish
+from latentmake.trainers.launched import Layout
+from latentmake.trainers.order import Wanted
+from latentmake.trainers.states import Resume, prepare
 from pydantic import ValidationError
 from sdscripts_world import SWITCHES, VALUES
 
@@ -234,6 +238,69 @@ def test_the_first_script_of_an_architecture_makes_a_lora() -> None:
     assert all(scripts_of(each)[0].endswith("train_network") for each in ARCHITECTURES)
 
 
+# -- resuming -------------------------------------------------------------------------------------
+
+
+def test_scripts_of_a_lora_are_told_the_step_and_others_what_is_left() -> None:
+    saving = {"max_train_epochs": 8, "save_every_n_epochs": 1}
+    found = command_arguments(order(trainer=saving), Resume(Path("s"), 3, True, 5))
+    assert (value(found, "--resume"), value(found, "--initial_step")) == (
+        str(Path("s").absolute()),
+        "15",
+    )
+    assert value(found, "--max_train_epochs") == "8"
+    whole = order(trainer={**saving, "script": "sdxl_train"})
+    found = command_arguments(whole, Resume(Path("s"), 3))
+    assert value(found, "--max_train_epochs") == "5"
+    assert "--initial_step" not in found
+    assert {"--save_state", "--save_last_n_epochs_state"} <= set(found)
+    assert "--save_state" not in command_arguments(order())
+
+
+@pytest.mark.parametrize(
+    ("trainer", "resume", "usable"),
+    [
+        ({"max_train_epochs": 8}, Resume(Path("s"), 3, True, 5), True),
+        ({"max_train_epochs": 8, "lr_scheduler": "cosine"}, Resume(Path("s"), 3, True, 5), True),
+        ({"max_train_epochs": 8}, Resume(Path("s"), 8, True, 5), False),  # it would not begin
+        ({"max_train_epochs": 8}, Resume(Path("s"), 3, True, 0), False),  # steps are not known
+        ({"max_train_steps": 40}, Resume(Path("s"), 3, True, 5), True),
+        ({"max_train_steps": 38}, Resume(Path("s"), 3, True, 5), False),  # 2 too many
+        ({"max_train_epochs": 8}, Resume(Path("s"), 3), True),
+        ({"max_train_epochs": 8, "lr_scheduler": "cosine"}, Resume(Path("s"), 3), False),
+        ({"max_train_epochs": 8}, Resume(Path("s"), 8), False),
+        ({"max_train_steps": 40}, Resume(Path("s"), 3), False),
+    ],
+)
+def test_a_state_is_used_where_just_what_is_left_is_then_trained(
+    trainer: dict[str, Any], resume: Resume, usable: bool
+) -> None:
+    assert is_usable(order(trainer=trainer), resume) == usable
+
+
+def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
+    layout = Layout("cats", "runs/cats")
+    want = Wanted(data="d", settings="s", weights="w")
+    assert prepare(layout, "cats", want, epochs=8) == Resume()
+    # What its state says of steps begins at each start; its name and its epoch go on.
+    for epoch, steps in ((2, 10), (3, 5), (6, 15)):
+        put(
+            *(
+                f"runs/cats/output/cats-{epoch:06d}-state/{x}"
+                for x in ("optimizer.bin", "random_states_0.pkl")
+            )
+        )
+        said = {"current_epoch": epoch, "current_step": steps}
+        Path(f"runs/cats/output/cats-{epoch:06d}-state/train_state.json").write_text(
+            json.dumps(said)
+        )
+        resume = prepare(layout, "cats", want, epochs=8)
+        assert (resume.done, resume.steps, resume.counted) == (epoch, 5, True)
+        assert resume == prepare(layout, "cats", want, epochs=8)
+    other = want.model_copy(update={"settings": "another"})
+    assert prepare(layout, "cats", other, epochs=8) == Resume()
+
+
 # -- the dataset TOML -----------------------------------------------------------------------------
 
 
@@ -266,7 +333,7 @@ def put(*names: str) -> None:
 
 
 def row(stem: str, architecture: str = "sdxl", **more: Any) -> dict[str, Any]:
-    layout = Layout(architecture)
+    layout = Names(architecture)
     latents = {
         part: f"cache/a/big/{part}/{stem}_0040x0030{layout.latents_ending}"
         for part in ("512", "512x768")

@@ -1,0 +1,83 @@
+"""Our command lines against the argument parsers of real trainers, read from their sources."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import FOLDERS, PYTHON, sources
+from latentmake.config import Dataset, Model, Publish, SdScripts, SdScriptsTrainer
+from latentmake.musubi.preflight import command_arguments as musubi_arguments
+from latentmake.sdscripts.order import SdScriptsOrder
+from latentmake.sdscripts.preflight import command_arguments
+from latentmake.trainers.installation import Installation, Program
+from latentmake.trainers.states import Resume
+from musubi_world import make_run
+
+pytestmark = pytest.mark.real_trainer
+
+ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
+SCRIPTS = [
+    *(("sd1", "train_network"), ("sd1", "fine_tune"), ("sd2", "train_network")),
+    *(("sdxl", "sdxl_train_network"), ("sdxl", "sdxl_train")),
+    *(("sd3", "sd3_train_network"), ("flux", "flux_train_network")),
+]
+
+
+def installation(name: str, script: str) -> Installation:
+    program = Program(name, name, FOLDERS[name][1], script, name)
+    return Installation.locate(program, os.fspath(sources(name)), PYTHON)
+
+
+@pytest.mark.parametrize(("architecture", "script"), SCRIPTS)
+def test_sd_scripts_knows_every_flag(
+    architecture: str, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(4):
+        (tmp_path / f"text_{number}.safetensors").write_text("")
+    trainer = {
+        "script": script,
+        "save_every_n_epochs": 1,
+        "gradient_checkpointing": True,
+        "torch_compile": True,
+        "deepspeed": True,
+    }
+    order = SdScriptsOrder(
+        run="cats",
+        manifest="manifest.jsonl",
+        lock="dataset.lock",
+        output="runs/cats",
+        datasets={"a": Dataset(path="data")},
+        resolutions=[(512, 512)],
+        model_name="big",
+        model=Model.model_validate(
+            {
+                "vae": "text_3.safetensors",
+                "text": [f"text_{each}.safetensors" for each in range(ENCODERS[architecture])],
+                "architecture": architecture,
+                "layout": "sdscripts",
+                "checkpoint": "base.safetensors",
+            }
+        ),
+        trainer=SdScriptsTrainer.model_validate({"kind": "sdscripts", **trainer}),
+        sd_scripts=SdScripts(path="sd-scripts"),
+        publish=Publish(),
+    )
+    program = installation("sd-scripts", f"{script}.py")
+    assert program.flags()
+    counted = script.endswith("_network")
+    arguments = command_arguments(order, Resume(Path("state"), 1, counted, 5))
+    assert program.missing_flags(arguments) == []
+    assert program.missing_flags(["--no_such_flag"]) == ["--no_such_flag"]
+
+
+def test_musubi_tuner_knows_every_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = make_run(tmp_path, save_every_n_epochs=1, fp8_base=True, fp8_scaled=True)
+    tuner = installation("musubi-tuner", "wan_train_network.py")
+    arguments = musubi_arguments(order, attention="sdpa", resume=Path("state"))
+    assert tuner.missing_flags(arguments) == []
+    assert tuner.missing_flags(["--cache_latents"]) == ["--cache_latents"]
+    assert tuner.sources.demands_precision
