@@ -122,13 +122,13 @@ def _recipe(order: WorkOrder) -> dict[str, object]:
 def _load(order: WorkOrder, threads: int, batch_size: int, say: Say, alone: bool) -> Loaded:
     """Load the order's model; torch is imported here and not before there is work for it."""
     from latentmake.encoders import load
-    from latentmake.encoders.device import is_out_of_memory
+    from latentmake.encoders.device import within_memory
 
-    try:
-        return load.encoder(order, threads=threads, batch_size=batch_size, say=say, alone=alone)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
+    loaded = within_memory(
+        load.encoder, order, threads=threads, batch_size=batch_size, say=say, alone=alone
+    )
+    if loaded is not None:
+        return loaded
     raise ModelError(
         f"memory does not suffice for the encoders of {order.kind}",
         where=f"models.{order.model}",

@@ -252,10 +252,12 @@ class Job:
         Where memory runs out: half of them at a time, and one alone in the frugal way. What does
         not fit then is refused: no target's bytes depend on how much memory was free.
         """
+        from latentmake.encoders.device import within_memory
+
         groups = [samples]
         while groups:
             group = groups.pop()
-            results = _within_memory(loaded.encode, group)
+            results = within_memory(loaded.encode, group)
             if results is None and len(group) > 1:
                 half = len(group) // 2
                 self.say(f"out of memory with {len(group)} at once: trying half as many")
@@ -263,7 +265,7 @@ class Job:
                 continue
             if results is None and loaded.frugal is not None:
                 self.say(f"out of memory with one of {group[0].shape}: trying it in less memory")
-                results = _within_memory(loaded.frugal, group)
+                results = within_memory(loaded.frugal, group)
             if results is None:
                 self.refused[group[0].key] = self._too_large(group[0])
                 self.refuse(group[0].item, group[0].key)
@@ -450,23 +452,6 @@ class Job:
     def standing(self) -> dict[str, list[Any]]:
         """Return path -> stat (size, mtime_ns, inode) and key of every target that stands."""
         return {path: [*target_stat(Path(path).stat()), key] for path, key in self.kept.items()}
-
-
-def _within_memory(encode: Encoder, samples: list[Sample]) -> Encoded | None:
-    """Encode samples, or return None where memory ran out.
-
-    None is returned after the error is gone, and with its traceback the activations that filled
-    the memory: within the handler nothing could be encoded in their place.
-    """
-    from latentmake.encoders.device import free_memory, is_out_of_memory
-
-    try:
-        return encode(samples)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    free_memory()
-    return None
 
 
 def _linked(existing: Path, path: Path, key: str) -> bool:

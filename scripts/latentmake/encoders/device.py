@@ -5,10 +5,14 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["DTYPES", "compute_dtype", "free_memory", "is_out_of_memory", "pick_device"]
+__all__ = ["DTYPES", "compute_dtype", "pick_device", "within_memory"]
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 # CUDA's allocator has an error of its own; Apple's, the CPU's and those of cuDNN and cuBLAS say it.
 _OUT_OF_MEMORY = re.compile(
@@ -54,17 +58,27 @@ def compute_dtype(device: torch.device, name: str, say: Callable[[str], None]) -
     return dtype
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the memory of a GPU or of this machine does not suffice."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+def within_memory(
+    work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
+) -> Result | None:
+    """Do some work, or return None where the memory of a GPU or of this machine does not suffice.
 
-
-def free_memory() -> None:
-    """Give unused memory back to the device."""
+    None is returned after the error is gone, and with its traceback the activations that filled
+    the memory: within a handler nothing could be computed in their place.
+    """
+    try:
+        return work(*args, **options)
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
+    return None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or _OUT_OF_MEMORY.search(str(error)) is not None
