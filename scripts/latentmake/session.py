@@ -94,7 +94,7 @@ class Session:
             self.plan = Plan({}, given.orders(allowed) if given else orders.on_disk())
 
     def _planned_runs(self, targets: Sequence[str]) -> list[str]:
-        """Return the runs whose caches are asked for; a publication may do without."""
+        """Return the runs to plan; a publication without caches needs no plan of its run."""
         runs_asked_for(targets, self.config.runs)  # each of which there must be
         cached = [target for target in targets if not is_uncached(target, self.config)]
         return runs_asked_for(cached, self.config.runs) if cached or not targets else []
@@ -316,7 +316,7 @@ class Session:
         return order
 
     def publication_inputs(self, run: str) -> dict[str, str]:
-        """Return what publishing a run needs: its order, and its lock where caches are published.
+        """Return the inputs of a publication: its order, and the lock where caches are published.
 
         Empty where it was not asked for.
         """

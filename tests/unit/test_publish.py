@@ -330,7 +330,7 @@ def test_targets_that_cannot_be_written_are_told_in_a_line() -> None:
     order = order_of()
     fill(order, STEMS)
     put("file", "")
-    fails(with_publish(order, path="file"), StorageError, "file", "publish.path")
+    fails(with_publish(order, path="file"), StorageError, "file", "move it away")
     fails(with_publish(order, path="/proc/latentmake"), StorageError, "/proc/latentmake")
     fails(with_publish(order, path="/mnt/q/x"), StorageError, "/mnt/q", "not mounted")
     fails(with_publish(order, path="Q:\\x"), StorageError, "/mnt/q", "not mounted")

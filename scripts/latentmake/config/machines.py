@@ -59,7 +59,7 @@ _PLACEHOLDERS = ("run", "dataset", "model", "resolution", "width", "height")
 
 
 def _folder_pattern(pattern: str) -> str:
-    """Refuse a pattern of folder names that is no name of one folder."""
+    """Refuse a pattern with unknown placeholders, or of more than one folder."""
     known = ", ".join(f"{{{name}}}" for name in _PLACEHOLDERS)
     left = re.sub(rf"\{{({'|'.join(_PLACEHOLDERS)})\}}", "x", pattern)
     if "{" in left or "}" in left:

@@ -57,7 +57,7 @@ def finish_wan(
 
 
 def wan_order(config: Config, name: str) -> MusubiOrder:
-    """Return what is to be known of a Wan run."""
+    """Return the order of a Wan run."""
     run, folder = config.runs[name], run_folder(name)
     return MusubiOrder(
         run=name,

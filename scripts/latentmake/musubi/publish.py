@@ -29,9 +29,9 @@ from latentmake.musubi.texts import Texts
 from latentmake.trainers import publication_checks
 from latentmake.trainers.checks import Finding, passed
 from latentmake.trainers.launched import rows_of
-from latentmake.trainers.made_there import SETTINGS, MadeThere, settings_files
 from latentmake.trainers.order import read_order
 from latentmake.trainers.publication_checks import SYSTEMS, attention, elsewhere
+from latentmake.trainers.published_caches import SETTINGS, PublishedCaches, settings_files
 from latentmake.trainers.publishing import bring, published_folder, script_files, writable
 from latentmake.trainers.remembered import Memory
 
@@ -76,7 +76,7 @@ def publish(order: MusubiOrder, say: Say) -> None:
         bring(order, folder, files, published, say)
         _tell_of_strangers(folder, files, say)
         return
-    made = MadeThere(folder, layouts.of("musubi"), musubi.TEXT_ENDING)
+    made = PublishedCaches(folder, layouts.of("musubi"), musubi.TEXT_ENDING)
     bring(order, folder, files, published, say, partial(_drop, order, made))
     made.tell(order.run, say)
 
@@ -127,8 +127,8 @@ def _findings(order: MusubiOrder, text: Texts, memory: Memory | None = None) -> 
             yield precision(order, models, find())
 
 
-def _drop(order: MusubiOrder, made: MadeThere, name: str) -> None:
-    """Drop what the trainer's machine made from a file that is about to be replaced."""
+def _drop(order: MusubiOrder, made: PublishedCaches, name: str) -> None:
+    """Drop the caches made from a file before it is replaced."""
     place, _, base = name.rpartition("/")
     if base in SETTINGS:
         made.drop(place, SETTINGS[base])
@@ -178,7 +178,7 @@ def _members(
 
 
 def _latents_settings(order: MusubiOrder, dataset: str, resolution: tuple[int, int]) -> list[Any]:
-    """Return what shapes latents besides the VAE's file; of files only the paths are known."""
+    """Return the settings of latents besides the VAE's file; of files, the paths."""
     model = order.model
     clip = None if model.clip is None else model.clip.path
     return [

@@ -50,7 +50,7 @@ def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
 
 
 def caching_arguments(order: SdScriptsOrder, *, vae: str | None) -> list[str]:
-    """Return what a training script is told of the caches that it makes itself.
+    """Return the arguments for caches made by the training script itself.
 
     Flux' VAE has a flag of its own among `encoder_places`. What the user names among the trainer's
     further arguments is left out.

@@ -56,7 +56,7 @@ def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
 
 
 def default_blocks(order: SdScriptsOrder) -> Blocks:
-    """Return the names of the folders of images that a training here reads."""
+    """Return the names of the folders of images for a training here."""
     return {
         (dataset, resolution): f"{dataset}_{resolution_name(*resolution)}"
         for dataset in order.datasets
@@ -201,7 +201,7 @@ def dataset_toml(order: SdScriptsOrder, blocks: Blocks, directory: Callable[[str
 
 
 def bucket_settings(dataset: Dataset, architecture: Architecture) -> dict[str, Any]:
-    """Return the keys of a block that say which sizes images are brought to."""
+    """Return a block's keys of bucketing."""
     if dataset.fit != "bucket":
         return {"enable_bucket": False}
     return {"enable_bucket": True, **bucketing(dataset, architecture)._asdict()}

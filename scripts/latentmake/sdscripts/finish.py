@@ -57,7 +57,7 @@ def finish_sdscripts(
 
 
 def sdscripts_order(config: Config, name: str, trainer: SdScriptsTrainer) -> SdScriptsOrder:
-    """Return what is to be known of a run of sd-scripts."""
+    """Return the order of a run of sd-scripts."""
     run, folder = config.runs[name], run_folder(name)
     assert config.sd_scripts is not None
     return SdScriptsOrder(

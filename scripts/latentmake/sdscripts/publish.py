@@ -27,9 +27,9 @@ from latentmake.sdscripts.order import SdScriptsOrder
 from latentmake.trainers import publication_checks
 from latentmake.trainers.arguments import located
 from latentmake.trainers.checks import Finding, passed
-from latentmake.trainers.made_there import SETTINGS, MadeThere, settings_files
 from latentmake.trainers.order import read_order
 from latentmake.trainers.publication_checks import SYSTEMS, attention, elsewhere
+from latentmake.trainers.published_caches import SETTINGS, PublishedCaches, settings_files
 from latentmake.trainers.publishing import (
     Names,
     block_names,
@@ -84,7 +84,7 @@ def publish(order: SdScriptsOrder, say: Callable[[str], None]) -> None:
         bring(order, folder, files, published, say)
         return
     layout = SdScriptsLayout(order.architecture)
-    made = MadeThere(folder, layout, layout.text_ending)
+    made = PublishedCaches(folder, layout, layout.text_ending)
     bring(order, folder, files, published, say, partial(_drop, folder, files, made))
     made.tell(order.run, say)
 
@@ -103,7 +103,7 @@ def findings(order: SdScriptsOrder, memory: Memory | None = None) -> list[Findin
 
 
 class _Written:
-    """What is written into the published folder besides its items, in the paths of each system."""
+    """Text files of a published folder: dataset TOMLs and commands in the paths of each system."""
 
     def __init__(self, order: SdScriptsOrder, published: str) -> None:
         names, blocks = Names(order, published), block_names(order)
@@ -157,8 +157,10 @@ def _findings(
     )
 
 
-def _drop(folder: Path, files: Mapping[str, Path | bytes], made: MadeThere, name: str) -> None:
-    """Drop what the trainer's machine made from a file that is about to be replaced."""
+def _drop(
+    folder: Path, files: Mapping[str, Path | bytes], made: PublishedCaches, name: str
+) -> None:
+    """Drop the caches made from a file before it is replaced."""
     block, _, base = name.partition("/")
     if base in SETTINGS:
         made.drop(block, SETTINGS[base])
@@ -182,7 +184,7 @@ def _captions(metadata: Path | bytes) -> dict[str, str]:
 
 
 def _settings(order: SdScriptsOrder, dataset: Dataset) -> dict[str, Any]:
-    """Return what shapes latents and text besides images and captions; of files, the paths."""
+    """Return the settings of latents and text; of files, the paths."""
     model = order.model
     shapes = [bucket_settings(dataset, order.architecture), dataset.alpha_mask]
     places = [model.checkpoint, encoder_places(order)]

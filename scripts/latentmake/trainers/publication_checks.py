@@ -35,7 +35,7 @@ def findings(
     further: Sequence[str],
     accelerate_config: str | None,
 ) -> Iterator[Finding]:
-    """Check what is written into a published folder, a finding each.
+    """Check the text files of a published folder, a finding each.
 
     Args:
         commands: what the script of each system does.
@@ -92,7 +92,7 @@ def attention(asked: str, known: Iterable[str], program: str, chosen: bool) -> F
 
 
 def elsewhere(what: str, place: str) -> Finding:
-    """Return what is to be said of a file that is not on this machine."""
+    """Return the finding for a file missing on this machine."""
     if is_windows(place) or Path(place).is_absolute():
         return Finding(what, "ok", f"{place}: not on this machine, taken as it is")
     note = f"{place} does not exist here: correct it, or name the path on the trainer's machine"
@@ -127,7 +127,7 @@ def _number(blocks: Sequence[Any]) -> str:
 
 
 def _names(names: Names) -> Iterator[Finding]:
-    """Report folders that a system has no name for: its script cannot run.
+    """Report folders without a name on a system: its script cannot run.
 
     Failed where that holds for both systems, so that neither script can.
     """

@@ -97,7 +97,7 @@ class Names:
         return self.argument(f"{self.published}/{name}", system, self.published)
 
     def unnamed(self, system: System) -> Iterator[str]:
-        """Yield a line for each folder that was asked for and that a system has no name for."""
+        """Yield a line for each folder without a name on a system, of all paths asked for."""
         mine, other = ("windows", "linux") if system == "windows" else ("linux", "windows")
         for folder in _outermost(self._unnamed[system]):
             yield (
@@ -154,7 +154,7 @@ def block_names(order: Order) -> dict[tuple[str, tuple[int, int]], str]:
 
 
 def launch_options(order: Order) -> list[str]:
-    """Return what `accelerate launch` is told of the processes of the trainer's machine."""
+    """Return the options of `accelerate launch` for the processes of the trainer's machine."""
     number = order.publish.num_processes
     if number is None:
         return []

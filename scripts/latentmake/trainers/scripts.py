@@ -307,7 +307,7 @@ def powershell_script(commands: Commands) -> str:
 
 
 def _listed(arguments: Sequence[str]) -> list[str]:
-    """Return lines of an array of PowerShell, one for each flag with its values."""
+    """Return the lines of a PowerShell array, one for each flag with its values."""
     lines: list[str] = []
     for argument in arguments:
         if argument.startswith("--") or not lines:
@@ -323,7 +323,7 @@ def _literal(text: str) -> str:
 
 
 def _passed(value: str) -> str:
-    """Return an argument as a literal string that PowerShell 5.1 hands on whole.
+    """Quote an argument for a program started by PowerShell 5.1.
 
     It puts an argument with a space between quotation marks and escapes nothing inside of it.
     """

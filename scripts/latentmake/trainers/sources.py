@@ -86,7 +86,7 @@ class Sources:
 
     @property
     def dataset_keys(self) -> frozenset[str] | None:
-        """Keys that its schema of the dataset TOML knows; None where there is no such schema."""
+        """Keys of its dataset TOML's schema; None without such a schema."""
         return frozenset(self._facts["dataset_keys"]) or None
 
     @property

@@ -1,4 +1,4 @@
-"""Caches that the trainer's machine makes in a published folder.
+"""Caches made by the trainer's machine in a published folder.
 
 Trainers take a cache that is there for a fresh one, so that what a publication replaces or removes
 takes its caches along. They lie in no record: their names tell whose they are.
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from latentmake.layouts import Layout
 
-__all__ = ["SETTINGS", "Kind", "MadeThere", "settings_files"]
+__all__ = ["SETTINGS", "Kind", "PublishedCaches", "settings_files"]
 
 Kind = Literal["latents", "text"]
 
@@ -22,11 +22,11 @@ SETTINGS: Mapping[str, Kind] = {
     ".latentmake-latents.json": "latents",
     ".latentmake-text.json": "text",
 }
-"""Names of the files that say by which settings the caches beside them are made."""
+"""Names of the files with the settings of the caches beside them."""
 
 
 def settings_files(place: str, **settings: Any) -> dict[str, bytes]:
-    """Return the files that remember by which settings the caches of a folder are made.
+    """Return the files with the settings of a folder's caches.
 
     Where one is written anew, all caches of its kind are stale.
 
@@ -41,8 +41,8 @@ def settings_files(place: str, **settings: Any) -> dict[str, bytes]:
     }
 
 
-class MadeThere:
-    """The caches in a published folder that the trainer's machine made.
+class PublishedCaches:
+    """The caches made by the trainer's machine in one published folder.
 
     Args:
         folder: the published folder.
