@@ -1,0 +1,301 @@
+"""What is published, read and run by the real trainers: schemas, flags, and a whole script."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wan_world
+import world
+from conftest import PYTHON, SITE
+from latentmake.config import Dataset, MusubiTuner, Publish, SdScripts, parse
+from latentmake.memo import Memo
+from latentmake.musubi import publish as musubi
+from latentmake.musubi.texts import Texts
+from latentmake.plan import Planner
+from latentmake.publication import check_publication, plan_publication
+from latentmake.sample.text import t5_tokenizer
+from latentmake.sdscripts import publish as sdscripts
+from latentmake.sdscripts.order import SdScriptsOrder
+from latentmake.trainers import publisher_of
+from latentmake.trainers.installation import Installation
+from latentmake.trainers.order import read_order
+from publish_world import order_of
+from test_resume_sdscripts import make_run
+
+pytestmark = pytest.mark.real_trainer
+
+# Networks of the real kinds, but small: the real umT5 has 11 GB.
+SMALL = """
+    if script == "tiny.py" or "cache" in script:
+        import functools, os
+        from musubi_tuner.wan.modules import t5, vae
+        small = dict(vocab_size=WORDS, dim_attn=8, dim_ffn=8, num_heads=2, encoder_layers=1)
+        t5.umt5_xxl = functools.partial(t5.umt5_xxl, **small)
+        vae._video_vae = functools.partial(vae._video_vae, dim=8)
+        class Tokenizer(t5.HuggingfaceTokenizer):
+            def __init__(self, name, seq_len, clean, subfolder):
+                super().__init__(name=TOKENIZER, seq_len=seq_len, clean=clean)
+        t5.HuggingfaceTokenizer = Tokenizer
+"""
+TINY = """
+import torch
+from musubi_tuner.wan.configs import WAN_CONFIGS
+from musubi_tuner.wan.modules.model import WanModel
+from musubi_tuner.wan.modules.t5 import umt5_xxl
+from safetensors.torch import save_file
+torch.manual_seed(0)
+c = WAN_CONFIGS["t2v-1.3B"]
+dit = WanModel(model_type="t2v", model_version="2.1", dim=c.dim, ffn_dim=c.ffn_dim,
+               freq_dim=c.freq_dim, in_dim=16, out_dim=16, num_heads=c.num_heads,
+               num_layers=c.num_layers, text_len=512, attn_mode="torch", split_attn=False)
+t5 = umt5_xxl(encoder_only=True, return_tokenizer=False)
+for model, path in ((dit, "there/dit.safetensors"), (t5, "there/t5.safetensors")):
+    state = model.state_dict()
+    save_file({name: torch.randn_like(value) / 8 for name, value in state.items()}, path)
+"""
+
+
+def planner(values: dict[str, Any]) -> Planner:
+    return Planner(parse(values), Memo(Path(".latentmake/memo.sqlite")))
+
+
+def published(values: dict[str, Any]) -> list[str]:
+    """Publish the run without caches; return what was said."""
+    said: list[str] = []
+    order = plan_publication(planner(values), "tiny")
+    publisher_of(order)(order, said.append)
+    return said
+
+
+def run_script(script: Path, program: Installation) -> None:
+    """Run a published script with the Python of the trainers."""
+    environment = program.environment()
+    environment["PATH"] = f"{Path(PYTHON).parent}:{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", script],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trainer: Callable[[str, str], Installation],
+) -> None:
+    tuner = trainer("musubi-tuner", "wan_train_network.py")
+    monkeypatch.chdir(tmp_path)
+    for number, (stem, caption) in enumerate([*world.CAPTIONS.items()][:2]):
+        world.draw(Path(f"data/{stem}.png"), number, (64, 64))
+        Path(f"data/{stem}.txt").write_text(caption)
+    tokenizer = t5_tokenizer(list(world.CAPTIONS.values()))
+    tokenizer.save_pretrained("there/tokenizer")
+    wan_world.write_wan_vae(Path("there"))
+    small = SMALL.replace("WORDS", str(len(tokenizer))).replace(
+        "TOKENIZER", repr(str(tmp_path / "there/tokenizer"))
+    )
+    (tmp_path / "site/sitecustomize.py").write_text(SITE + small)
+    Path("tiny.py").write_text(TINY)
+    subprocess.run([PYTHON, "tiny.py"], env=tuner.environment(), check=True)
+    values = {
+        "datasets": {"shapes": {"path": "data"}},
+        "models": {
+            "wan": {
+                "task": "t2v-1.3B",
+                "vae": {"path": "there/Wan2.1_VAE.safetensors"},
+                "text": "there/t5.safetensors",
+                "dit": "there/dit.safetensors",
+                "vae_dtype": "float32",
+            }
+        },
+        "runs": {
+            "tiny": {
+                "datasets": ["shapes"],
+                "model": "wan",
+                "resolutions": [64],
+                "trainer": {
+                    "kind": "musubi",
+                    "max_train_epochs": 1,
+                    "network_dim": 2,
+                    "mixed_precision": "no",
+                    "max_data_loader_n_workers": 0,
+                },
+            }
+        },
+        "musubi_tuner": {"path": os.fspath(tuner.folder)},
+        "publish": {"caches": False, "batch_size": 1, "num_workers": 1, "num_processes": 1},
+    }
+    published(values)
+    place = Path("published/tiny")
+    run_script(place / "train_tiny.sh", tuner)
+    caches = place / "shapes_64_cache"
+    names = {path.name for path in caches.glob("*.safetensors")}
+    stems = [*world.CAPTIONS][:2]
+    assert names == {
+        f"{stem}_{kind}.safetensors" for stem in stems for kind in ("0064x0064_wan", "wan_te")
+    }
+    assert (place / "output/tiny.safetensors").stat().st_size > 1000
+    times = {path.name: path.stat().st_mtime_ns for path in caches.glob("*.safetensors")}
+    Path(f"data/{stems[0]}.txt").write_text("another caption")
+    published(values)
+    left = {path.name for path in caches.glob("*.safetensors")}
+    assert names - left == {f"{stems[0]}_wan_te.safetensors"}
+    assert {name: (caches / name).stat().st_mtime_ns for name in left}.items() <= times.items()
+
+
+def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trainer: Callable[[str, str], Installation],
+) -> None:
+    program = trainer("sd-scripts", "train_network.py")
+    monkeypatch.chdir(tmp_path)
+    order = read_order(make_run(tmp_path, program), SdScriptsOrder)
+    further = {"max_train_epochs": 1, "save_every_n_epochs": None}
+    order = order.model_copy(
+        update={
+            "publish": Publish(caches=False, batch_size=2, num_processes=1),
+            "trainer": order.trainer.model_copy(update=further),
+            "sd_scripts": SdScripts(path=os.fspath(program.folder)),
+        }
+    )
+    shutil.rmtree("cache")
+    sdscripts.publish(order, print)
+    place = Path("published/cats")
+    assert not list(place.rglob("*.npz"))
+    run_script(place / "train_cats.sh", program)
+    stems = ("ant", "bee", "cat")
+    caches = {place / f"cats_64/{stem}_0064x0064_sd.npz" for stem in stems}
+    assert {*place.rglob("*.npz")} == caches
+    assert (place / "output/cats.safetensors").stat().st_size > 1000
+    world.draw(Path("data/ant.png"), 7, (64, 64))
+    sdscripts.publish(order, print)
+    assert {*place.rglob("*.npz")} == caches - {place / "cats_64/ant_0064x0064_sd.npz"}
+
+
+MUSUBI_RUNS: dict[str, Any] = {
+    "images": {"fit": "bucket", "bucket_no_upscale": True, "num_repeats": 2},
+    "videos": {"target_frames": [1, 5], "frame_extraction": "uniform", "source_fps": 30},
+    "control": {"control_directory": "control", "caption_extension": ".caption"},
+}
+VALIDATE = {
+    "musubi-tuner": """
+import sys, tomllib
+from musubi_tuner.dataset.config_utils import ConfigSanitizer
+for path in sys.argv[1:]:
+    ConfigSanitizer().sanitize_user_config(tomllib.load(open(path, "rb")))
+print("accepted", len(sys.argv) - 1)
+""",
+    "sd-scripts": """
+# The class alone: what its module imports besides needs another transformers.
+import argparse, ast, functools, logging, sys, tomllib, voluptuous
+from typing import *
+from voluptuous import Any, ExactSequence, MultipleInvalid, Object, Required, Schema
+tree = ast.parse(open("library/config_util.py", encoding="utf-8").read())
+tree.body = [node for node in tree.body if getattr(node, "name", "") == "ConfigSanitizer"]
+exec(compile(tree, "config_util.py", "exec"))
+for path in sys.argv[1:]:
+    ConfigSanitizer(False, True, False, True).sanitize_user_config(tomllib.load(open(path, "rb")))
+print("accepted", len(sys.argv) - 1)
+""",
+}
+
+
+def accepted(tuner: Installation, tomls: list[Path]) -> str:
+    """Load dataset TOMLs by the schema of a trainer."""
+    done = subprocess.run(
+        [PYTHON, "-c", VALIDATE[tuner.program.name], *map(str, tomls)],
+        cwd=tuner.folder,
+        env=tuner.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+def test_musubi_tuners_schema_takes_every_toml_and_its_scripts_know_every_flag(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trainer: Callable[[str, str], Installation],
+) -> None:
+    tuner = trainer("musubi-tuner", "wan_train_network.py")
+    monkeypatch.chdir(tmp_path)
+    tomls = []
+    for attention in ("sdpa", "flash_attn", "flash3", "xformers"):
+        order = order_of(
+            datasets={
+                name: Dataset.model_validate({"path": name, **settings})
+                for name, settings in MUSUBI_RUNS.items()
+            },
+            model={"task": "i2v-A14B", "fp8_t5": True, "dit_high_noise": "high.safetensors"},
+            trainer={"fp8_base": True, "fp8_scaled": True, "save_every_n_epochs": 2},
+            musubi_tuner=MusubiTuner(path=os.fspath(tuner.folder)),
+            publish=Publish(caches=False, attention=attention, batch_size=2, num_workers=2),
+        )
+        found = {each.what: each for each in musubi.findings(order)}
+        for what, finding in found.items():
+            if what.startswith(("arguments", "dataset TOML", "attention")):
+                assert finding.verdict == "ok", finding
+        assert "arguments of wan_cache_text_encoder_outputs.py" in found
+    text = Texts(order, str(tmp_path / "published"))
+    for system in ("linux", "windows"):
+        tomls.append(tmp_path / f"{system}.toml")
+        tomls[-1].write_text(text.dataset(system))
+    assert accepted(tuner, tomls) == "accepted 2"
+    known = tuner.sources.dataset_keys
+    assert known is not None and {"source_fps", "bucket_no_upscale", "video_directory"} <= known
+
+
+def test_sd_scripts_schema_takes_every_toml_and_its_scripts_know_every_flag(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trainer: Callable[[str, str], Installation],
+) -> None:
+    tuner = trainer("sd-scripts", "train_network.py")
+    monkeypatch.chdir(tmp_path)
+    world.draw(Path("data/a.png"), 1, (64, 64))
+    Path("data/a.txt").write_text("a red circle")
+    tomls = []
+    dataset = {"path": "data", "fit": "bucket", "flip_aug": True, "alpha_mask": True}
+    for architecture, encoders in (("sd1", 1), ("sd2", 1), ("sdxl", 2), ("sd3", 3), ("flux", 2)):
+        values = {
+            "datasets": {"a": dataset},
+            "models": {
+                "m": {
+                    "architecture": architecture,
+                    "layout": "sdscripts",
+                    "vae": "/there/vae.safetensors",
+                    "text": [f"/there/{number}.safetensors" for number in range(encoders)],
+                    "checkpoint": "/there/checkpoint.safetensors",
+                }
+            },
+            "runs": {
+                "tiny": {
+                    "datasets": ["a"],
+                    "model": "m",
+                    "resolutions": [512],
+                    "trainer": {"kind": "sdscripts"},
+                }
+            },
+            "sd_scripts": {"path": os.fspath(tuner.folder)},
+            "publish": {"path": f"out/{architecture}", "caches": False, "batch_size": 2},
+        }
+        check_publication(planner(values), "tiny")
+        said = published(values)
+        assert "arguments of " in said[0] and "failed" not in said[0]
+        tomls += sorted(Path(f"out/{architecture}/tiny").absolute().glob("*.toml"))
+    assert accepted(tuner, tomls) == "accepted 10"
+    known = tuner.sources.dataset_keys
+    assert known is not None and {"metadata_file", "image_dir", "flip_aug"} <= known
