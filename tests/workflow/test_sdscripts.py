@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -279,7 +280,8 @@ def test_a_published_folder_is_trained_on_by_its_own_script(built: Project) -> N
     assert "shapes_128/sub/cat_0040x0090_sd.npz" in names
     image = "sub/cat.png"
     assert not (place / f"shapes_64/{image}").samefile(built / f"data/shapes/{image}")
-    done = wan.bash(place / "train_tiny.sh", PATH=os.environ["PATH"])
+    activated = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = wan.bash(place / "train_tiny.sh", PATH=activated)
     assert done.returncode == 0, done.stderr
     assert len(called(folder)["items"]) == 12
     assert (place / "output/tiny.safetensors").is_file()
