@@ -339,7 +339,7 @@ def test_files_of_values_that_are_no_numbers_are_found(manifest: Path) -> None:
     assert find_not_finite(caches, [0, 0, 1]) == [bad]
     assert find_not_finite(caches, range(6)) == [bad, worse]
     assert not caches.batch([0]).latents.isfinite().any()
-    with pytest.raises(CacheError, match="no numbers"):
+    with pytest.raises(CacheError, match="NaN or infinite values"):
         read_text(worse)
 
 

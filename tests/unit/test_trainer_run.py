@@ -105,10 +105,9 @@ def test_the_receipt_tells_what_was_trained(launched: Launched) -> None:
     assert receipt["loss_end"] < receipt["loss_start"]
 
 
-def test_the_log_has_progress_and_losses(launched: Launched) -> None:
+def test_the_log_has_losses(launched: Launched) -> None:
     log = (launched.root / "train.log").read_text()
-    assert f"{STEPS}/{STEPS}" in log
-    assert "items/s" in log
+    assert f"loss at the end: {launched.receipt['loss_end']:.4f}" in log
     assert f"loss at the start: {launched.receipt['loss_start']:.4f}" in log
 
 
