@@ -208,7 +208,7 @@ class Sources:
     def __init__(self, memo: Memo, *roots: str) -> None:
         self._memo = memo
         self._known: dict[str, tuple[SourceStat, str]] = {}
-        self._same_size: dict[int, list[tuple[int, int, str]]] = {}
+        self._alike: dict[tuple[int, str, int], set[str]] = {}
         self._lost: dict[str, SourceError] = {}
         self.unreadable: dict[str, SourceError] = {}
         for root in filter(None, roots):
@@ -242,7 +242,9 @@ class Sources:
             for path, stat in ((source.path, source.stat), (source.control, source.control_stat))
             if path and stat and self._known.get(path, (None,))[0] != stat
         }
-        self._same_size |= self._memo.sources_of_size(sizes)
+        for size, mtime_ns, inode, content in self._memo.sources_of_size(sizes):
+            for like in ((size, "inode", inode), (size, "mtime", mtime_ns), (size, "", 0)):
+                self._alike.setdefault(like, set()).add(content)
 
     def presumed(self, source: Source) -> tuple[str, ...]:
         """Return the digests that a source may have, for a search that its job verifies.
@@ -268,13 +270,9 @@ class Sources:
             with contextlib.suppress(SourceError):  # which the job names
                 return (self._file(path, stat),)
             return ()
-        found = self._same_size.get(stat.size, [])
-        for same in (
-            [content for _, inode, content in found if inode == stat.inode],
-            [content for mtime_ns, _, content in found if mtime_ns == stat.mtime_ns],
-            [content for _, _, content in found],
-        ):
-            if 0 < len(contents := set(same)) <= _ALIKE:
+        for like in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
+            contents = self._alike.get((stat.size, *like), ())
+            if 0 < len(contents) <= _ALIKE:
                 return tuple(sorted(contents))
         return ()
 

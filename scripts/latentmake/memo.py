@@ -372,13 +372,10 @@ class Memo:
             return True
         return row is None
 
-    def sources_of_size(self, sizes: Iterable[int]) -> dict[int, list[tuple[int, int, str]]]:
-        """Return mtime (ns), inode and digest of every known source of some sizes, by size."""
-        found: dict[int, list[tuple[int, int, str]]] = {}
+    def sources_of_size(self, sizes: Iterable[int]) -> Iterator[tuple[int, int, int, str]]:
+        """Yield size, mtime (ns), inode and digest of every known source of some sizes."""
         statement = "SELECT size, mtime_ns, inode, digest FROM sources WHERE size"
-        for size, *values in self._each(statement, sizes):
-            found.setdefault(size, []).append(tuple(values))  # type: ignore[arg-type]
-        return found
+        yield from self._each(statement, sizes)  # type: ignore[misc]
 
     def targets_of(self, keys: Iterable[str]) -> Iterator[tuple[str, int, str]]:
         """Yield path, size in bytes and key of every known cache file that bears one of some keys.
