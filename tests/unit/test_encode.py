@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 from latentmake import cachefile, digest
 from latentmake.encode import Sample, carry_out
 from latentmake.errors import SourceError
+from latentmake.job import Job
 from latentmake.media import probe_image
 from latentmake.memo import source_stat, target_stat
-from latentmake.orders import Receipt, WorkOrder, read_receipt, spooled
+from latentmake.orders import Receipt, WorkOrder, forget_delivered, read_receipt, spooled
 from order_world import Encoder, key_of, order, put_image, silent, target, whole_numbers
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -385,3 +387,57 @@ def test_the_outcome_is_said_in_numbers() -> None:
         "latents of cats: 2 encoded, 0 taken from the spool, 0 linked to an equal one, 0 kept, "
         "0 items faulty"
     ]
+
+
+# -- files at hand --------------------------------------------------------------------------------
+
+
+def at_hand(work: WorkOrder, *paths: str) -> WorkOrder:
+    """Return an order whose targets seem to be at hand in some files."""
+    items = tuple(
+        item._replace(targets=tuple(x._replace(at_hand=paths) for x in item.targets))
+        for item in work.items
+    )
+    return dataclasses.replace(work, items=items, dataset="elsewhere")
+
+
+def test_a_file_at_hand_is_linked_where_its_header_keeps_its_word() -> None:
+    sources = cats(2)
+    work = order("latents", sources)
+    carry(work, Encoder())
+    forget_delivered()
+    first, second = (cache_of(stem) for stem in ("00", "01"))
+    again = order("latents", {"new": sources["00"]})
+    encoder = Encoder()
+    done = carry(at_hand(again, "cache/gone", str(second), str(first)), encoder)
+    assert (done.counts["linked"], encoder.stems) == (1, [])
+    assert cache_of("new").samefile(first)
+    assert again.outputs and not at_hand(again, str(first)).outputs  # Snakemake sets no mtime
+    second.unlink()
+    other = order("latents", {"other": sources["01"]})
+    done = carry(at_hand(other, str(second), str(first)), encoder)
+    assert (done.counts["encoded"], encoder.stems) == (1, ["other"])
+
+
+def test_a_file_at_hand_that_becomes_another_meanwhile_is_not_linked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sources = cats(2)
+    work = order("latents", sources)
+    carry(work, Encoder())
+    first, second = (cache_of(stem) for stem in ("00", "01"))
+    forget_delivered()
+    lost = Job.lost
+
+    def replaced(job: Job) -> list[Any]:
+        found = lost(job)
+        if second.exists():
+            second.replace(first)
+        return found
+
+    monkeypatch.setattr(Job, "lost", replaced)
+    encoder = Encoder()
+    carry(at_hand(order("latents", {"new": sources["00"]}), str(first)), encoder)
+    assert encoder.stems == ["new"]
+    header = cachefile.read_header(cache_of("new"))
+    assert header.source == digest.of_file(Path("data/00.png"))

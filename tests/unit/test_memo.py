@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import digest
+from latentmake.cachefile import Picture
 from latentmake.memo import Memo, SourceStat, TargetStat, source_stat, target_stat
 
 SOURCE = SourceStat(1, 2, 3, 4)
@@ -268,3 +269,32 @@ def test_old_verdicts_are_forgotten(place: Path) -> None:
     with Memo(place) as memo:
         assert memo.verdict("question") is None
         assert memo.verdict("another") == "answer"
+
+
+# -- what is at hand ------------------------------------------------------------------------------
+
+
+def test_files_are_found_by_key_and_by_size_until_they_are_forgotten(tmp_path: Path) -> None:
+    with Memo(tmp_path / "memo") as memo:
+        assert memo.is_new and memo.knows_nothing("targets")
+        for number in range(1200):  # more than one query takes
+            memo.learn_target(f"cache/a/b/{number}", TargetStat(number, 1, 1), f"key {number}")
+            memo.learn_source(f"data/{number}", SourceStat(number, 2, 3, 4), f"digest {number}")
+        memo.learn_target("cache/c/d/7", TargetStat(7, 1, 1), "key 7")
+        memo.learn_picture("digest 7", Picture(60, 40, True))
+    with Memo(tmp_path / "memo") as memo:
+        assert not memo.is_new
+        assert not memo.knows_nothing("targets", "cache/a")
+        assert memo.knows_nothing("targets", "cache/a/c")
+        keys = [f"key {number}" for number in range(2000)]
+        assert len([*memo.targets_of(keys)]) == 1201
+        assert set(memo.targets_of(["key 7"])) == {
+            ("cache/a/b/7", 7, "key 7"),
+            ("cache/c/d/7", 7, "key 7"),
+        }
+        assert [*memo.sources_of_size([7, 5000])] == [(7, 2, 4, "digest 7")]
+        assert memo.pictures(["digest 7", "digest 8"], upright=True) == {"digest 7": (60, 40)}
+        assert memo.pictures(["digest 7"], upright=False) == {}
+        memo.forget_targets(["cache/a/b/7", "cache/gone"])
+        memo.save()
+        assert [*memo.targets_of(["key 7"])] == [("cache/c/d/7", 7, "key 7")]

@@ -89,6 +89,24 @@ def test_the_same_command_does_nothing_and_no_memory_is_needed_for_that(built: P
     assert built.changed(before) == NOTHING
 
 
+def test_what_is_renamed_is_linked_under_names_that_sd_scripts_looks_for(built: Project) -> None:
+    before = built.snapshot()
+    for path in (built / "data/shapes/sub").glob("cat.*"):
+        path.rename(path.with_stem("yak"))
+    (built / ".latentmake/memo.sqlite").unlink()
+    result = built.run("caches_tiny")
+    assert result.encoded().encoded == 0
+    changed = built.changed(before)
+    assert changed.removed == latents("sub/cat")
+    assert changed.added == {path.replace("/cat_", "/yak_") for path in latents("sub/cat")}
+    assert not (changed.content or changed.rewritten)
+    now = built.snapshot()
+    assert all(
+        before[path][0] == now[path.replace("/cat_", "/yak_")][0] for path in changed.removed
+    )
+    assert built.run("caches_tiny").idle
+
+
 def test_an_edited_image_of_another_size_leaves_no_old_name(built: Project) -> None:
     before = built.snapshot()
     world.draw(built / "data/shapes/sub/cat.png", 77, (100, 160))

@@ -132,6 +132,24 @@ def test_another_resolution_encodes_no_text_again(built: Project) -> None:
     assert not (changed.content or changed.rewritten or changed.removed)
 
 
+def test_what_is_renamed_is_linked_under_names_that_musubi_tuner_looks_for(built: Project) -> None:
+    before = built.snapshot()
+    for ending in ("png", "txt"):
+        (built / f"data/shapes/ant.{ending}").rename(built / f"data/shapes/yak.{ending}")
+    (built / "data/shapes").rename(built / "data/forms")
+    built.configure(lambda values: values["datasets"]["shapes"].update(path="data/forms"))
+    result = built.run("caches_tiny")
+    assert result.encoded() == (0, 0, 6, 0, 0)  # three resolutions, and a text in each
+    old = latents("ant") | texts("ant")
+    changed = built.changed(before)
+    assert changed.removed == old
+    assert changed.added == {path.replace("/ant_", "/yak_") for path in old}
+    assert not (changed.content or changed.rewritten)
+    now = built.snapshot()
+    assert all(before[path][0] == now[path.replace("/ant_", "/yak_")][0] for path in old)
+    assert built.run("caches_tiny").idle
+
+
 def test_a_removed_item_leaves_nothing_to_be_trained_on(built: Project) -> None:
     (built / "data/shapes/ant.png").unlink()
     (built / "data/shapes/ant.txt").unlink()
