@@ -34,6 +34,7 @@ SESSION = Session(
     dry=bool(ASKED.dryrun),
     home=Path(workflow.basedir),
     buildable={SAMPLE_MODEL: SAMPLE_MODEL_MARKER},
+    deployed=bool(workflow.deployment_settings.deployment_method),
     allowed=ASKED.allowed_rules or [],
 )
 

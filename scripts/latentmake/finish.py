@@ -25,7 +25,7 @@ from latentmake.parts import (
     run_folder,
 )
 from latentmake.sdscripts.finish import finish_sdscripts
-from latentmake.trainers.checks import accelerate_config, refuse_failed
+from latentmake.trainers.checks import own, refuse_failed
 from latentmake.trainers.order import Prompt, TextSchedule, TrainingOrder
 from latentmake.trainers.pictures import are_drawn
 from latentmake.trainers.record import Layout, checkpoint_digest, read_record, wanted_of
@@ -86,7 +86,7 @@ def finish(
     if isinstance(run.trainer, SdTrainer):
         _finish_training(planner, plan, run, run.trainer, settled)
         if train and plan.training_order is not None:
-            refuse_failed(accelerate_config(run.trainer.accelerate_config))
+            refuse_failed(own(run.trainer, here=planner.runs_jobs))
     elif isinstance(run.trainer, SdScriptsTrainer):
         finish_sdscripts(planner, plan, run.trainer, settled, train=train)
     elif planner.config.models[run.model].layout == "musubi":

@@ -61,9 +61,18 @@ class Planner:
         config: the configuration.
         memo: what is known of files.
         buildable: folders that a rule makes; a model there may be missing.
+        runs_jobs: whether jobs run in this very environment, not in one that Snakemake makes.
     """
 
-    def __init__(self, config: Config, memo: Memo, *, buildable: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        memo: Memo,
+        *,
+        buildable: Sequence[str] = (),
+        runs_jobs: bool = True,
+    ) -> None:
+        self.runs_jobs = runs_jobs
         self.config = config
         self.memo = memo
         self._buildable = [Path(folder) for folder in buildable]

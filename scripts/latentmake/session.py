@@ -51,6 +51,7 @@ class Session:
         dry: whether this is a dry run, which starts no process that would need the plan.
         home: folder of the Snakefile.
         buildable: folders that a rule makes.
+        deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it shall know.
     """
 
@@ -64,10 +65,12 @@ class Session:
         dry: bool = False,
         home: Path = Path(),
         buildable: Mapping[str, str] | None = None,
+        deployed: bool = False,
         allowed: Collection[str] = (),
     ) -> None:
         self.main = main
         self._buildable = dict(buildable or {})
+        self._deployed = deployed
         self._planner: Planner | None = None
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self._asked: dict[str, dict[str, str]] = {}
@@ -100,7 +103,9 @@ class Session:
         return runs_asked_for(cached, self.config.runs) if cached or not targets else []
 
     def _planned(self, names: Iterable[str], trained: Collection[str], force: bool) -> Plan:
-        self._planner = Planner(self.config, Memo(MEMO), buildable=list(self._buildable))
+        self._planner = Planner(
+            self.config, Memo(MEMO), buildable=list(self._buildable), runs_jobs=not self._deployed
+        )
         # Plan and graph are millions of small objects that live to the end: looking through them
         # for garbage again and again would cost more than making them.
         gc.disable()

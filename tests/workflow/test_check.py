@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import world
 from project import Project
 from safetensors.torch import save_file
 
-ENCODING = ("latents", "text", "manifest")
+LACKING = {"attention": "xformers", "accelerate_config": None}
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,11 @@ def test_every_kind_of_run_is_checked(
     result = project.run("train_tiny", check=False)
     result.one_line("error", "none.yaml does not exist")
     assert not result.jobs
+    if find_spec("xformers") is None:
+        project.configure(lambda values: values["runs"]["tiny"]["trainer"].update(LACKING))
+        result = project.run("train_tiny", check=False)
+        result.one_line("error", "environment: xformers is not installed")
+        assert not result.jobs
     other = sdscripts.make(tmp_path / "other", micro)
     sdscripts.with_trainer(other)
     assert "it knows all flags" in checked(other)

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
-from latentmake.config import SdTrainer
 from latentmake.musubi import check as musubi
 from latentmake.musubi.preflight import preflight as musubi_preflight
 from latentmake.report.check_order import CheckOrder, PartCounts
 from latentmake.sdscripts import check as sdscripts
 from latentmake.sdscripts.preflight import preflight as sdscripts_preflight
-from latentmake.trainers.checks import Finding, accelerate_config, of_faults
+from latentmake.trainers.checks import Finding, of_faults, own
 
 __all__ = ["check_run"]
-
-_PACKAGES = {
-    "adamw8bit": "bitsandbytes",
-    "lion": "pytorch_optimizer",
-    "prodigy": "pytorch_optimizer",
-    "dadaptation": "pytorch_optimizer",
-    "xformers": "xformers",
-}
 
 
 def check_run(order: CheckOrder) -> Iterator[Finding]:
@@ -41,7 +31,7 @@ def check_run(order: CheckOrder) -> Iterator[Finding]:
             yield sdscripts.data_finding(order.sdscripts)
         yield from sdscripts_preflight(order.sdscripts)
     if order.sd is not None:
-        yield from _own(order.sd)
+        yield from own(order.sd)
 
 
 def _part(part: PartCounts) -> Finding:
@@ -53,12 +43,3 @@ def _part(part: PartCounts) -> Finding:
         note += f", {part.orphans} of items that are gone"
     doubtful = bool(part.stale or part.orphans)
     return Finding(f"caches: {part.name}", "warning" if doubtful else "ok", note)
-
-
-def _own(trainer: SdTrainer) -> Iterator[Finding]:
-    asked = (trainer.optimizer, trainer.attention)
-    packages = [_PACKAGES[each] for each in asked if each in _PACKAGES]
-    missing = [package for package in packages if find_spec(package) is None]
-    faults = (f"{package} is not installed here, which these settings need" for package in missing)
-    yield of_faults("environment", faults, "has what these settings need")
-    yield from accelerate_config(trainer.accelerate_config)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tabulate import tabulate
 
+from latentmake.config import SdTrainer
 from latentmake.errors import TrainingError
 from latentmake.trainers.arguments import missing_files
 from latentmake.trainers.installation import Installation
@@ -26,12 +28,14 @@ __all__ = [
     "failed",
     "flags",
     "of_faults",
+    "own",
     "passed",
     "paths",
     "refuse_failed",
 ]
 
 Verdict = Literal["ok", "warning", "failed"]
+_PACKAGES = {"adamw8bit": "bitsandbytes", "xformers": "xformers"}
 _SHOWN = 3  # faults of one check that are named
 
 
@@ -117,6 +121,22 @@ def accelerate_config(path: str | None) -> Iterator[Finding]:
         yield Finding(
             "accelerate_config", "failed", f"{path} does not exist: correct `accelerate_config`"
         )
+
+
+def own(trainer: SdTrainer, *, here: bool = True) -> Iterator[Finding]:
+    """Check what our own trainer's settings need.
+
+    Args:
+        trainer: its settings.
+        here: whether it is trained in this environment, so that packages can be looked for.
+    """
+    asked = [
+        _PACKAGES[each] for each in (trainer.optimizer, trainer.attention) if each in _PACKAGES
+    ]
+    missing = [package for package in asked if here and find_spec(package) is None]
+    faults = (f"{package} is not installed, which these settings need" for package in missing)
+    yield of_faults("environment", faults, "has what these settings need")
+    yield from accelerate_config(trainer.accelerate_config)
 
 
 def environment(installation: Installation, packages: Iterable[str] = ()) -> Finding:
