@@ -165,7 +165,7 @@ def test_a_text_that_musubi_tuner_rewrote_is_stale(built: Project) -> None:
     path.unlink()  # the other names of the file stay as they are
     save_file(tensors, path, {**said, "caption1": "what somebody else encoded"})
     result = built.run("caches_tiny")
-    assert result.encoded("text").encoded + result.encoded("text").spooled == 1
+    assert result.encoded("text").linked == 1  # to another name that still holds it
     assert metadata(path)["caption1"] == world.CAPTIONS["bee"]
 
 
