@@ -155,8 +155,9 @@ class Folder:
                 # Plain tuples and little else: this loop is what doing nothing costs.
                 with os.scandir(folder) as found:
                     for entry in found:
-                        if entry.is_dir(follow_symlinks=False) or (
-                            entry.is_symlink() and self._leads_out(entry.path)
+                        if not entry.is_file(follow_symlinks=False) and (
+                            entry.is_dir(follow_symlinks=False)
+                            or (entry.is_symlink() and self._leads_out(entry.path))
                         ):
                             pending.append(entry.path)
                             continue
