@@ -272,15 +272,14 @@ def _finish_training(
 def _resumed(planner: Planner, trainer: SdTrainer, folder: Path) -> str:
     """Return the digest of the checkpoint that a training begins with.
 
-    One that is gone, because its own run was trained again, makes no trained weights stale.
+    One that is gone, because its own run was trained again, makes no weights stale that came of it.
     """
     if trainer.resume_from_checkpoint is None:
         return ""
     place = Path(trainer.resume_from_checkpoint)
     record = read_record(folder / "training.json")
-    return checkpoint_digest(place, planner.memo.digest_of_file) or (
-        record.wanted.resumed if record else ""
-    )
+    known = record.wanted.resumed if record else ""
+    return checkpoint_digest(place, planner.memo.digest_of_file) or known or "none"
 
 
 def _text_schedules(planner: Planner, run: Run) -> dict[str, TextSchedule]:

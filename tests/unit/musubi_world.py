@@ -24,7 +24,7 @@ VALUES = (
     *("network_dim", "network_alpha", "mixed_precision", "learning_rate", "optimizer_type"),
     *("max_train_epochs", "gradient_accumulation_steps", "max_data_loader_n_workers"),
     *("output_dir", "output_name", "logging_dir", "timestep_sampling", "discrete_flow_shift"),
-    *("save_every_n_epochs", "resume"),
+    *("save_every_n_epochs", "resume", "blocks_to_swap"),
 )
 
 # Reads TOML and caches as the trainer does. STAND_IN says what goes wrong; it writes its arguments
@@ -46,7 +46,7 @@ _BODY = """
             header = read(path)
             shapes = {key: header[key]["shape"] for key in header if key.startswith("latents_")}
             for key, shape in shapes.items():
-                sides = re.search(r"(\\d+)x(\\d+)x(\\d+)_bfloat16", key).groups()
+                sides = re.search(r"(\\d+)x(\\d+)x(\\d+)_b?float", key).groups()
                 assert shape == [16, *map(int, sides)], (key, shape)
             assert shapes and header["__metadata__"]["architecture"] == "wan"
             assert "varlen_t5_bfloat16" in read(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from latentmake.config import SdTrainer, Weights
-from latentmake.trainers import drawing, earlier, samples
+from latentmake.trainers import drawing, samples
 from latentmake.trainers.launch import train
 from latentmake.trainers.order import Prompt, TrainingOrder
 from latentmake.trainers.pictures import are_drawn, read_index
@@ -19,7 +18,6 @@ from latentmake.trainers.record import Layout, wanted
 from latentmake.trainers.sampling import read_rows
 from latentmake.trainers.sd import Training
 from PIL import Image
-from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_world import make_order, make_unet, write_order
 
@@ -256,39 +254,3 @@ DEFAULTS = {
     "deterministic": False,
     "seed": 0,
 }
-
-
-@pytest.mark.parametrize("changed", [False, True], ids=["same", "prompt added"])
-def test_a_training_of_the_first_release_is_not_trained_again(
-    tmp_path: Path, changed: bool
-) -> None:
-    order = asking(make_order(tmp_path, prompts=True, **SETTINGS, checkpointing_steps=2), 0, 1)
-    build(order, tmp_path)
-    layout = Layout(order)
-    # What that release wrote: one digest of settings, no version, a tensor of all pictures a row.
-    settings = earlier._settings_digest(order)
-    old = {"data": "d" * 64, "settings": settings, "weights": "w" * 64}
-    for path in (
-        layout.record,
-        layout.samples / "index.json",
-        *layout.checkpoints.glob("*/*.json"),
-    ):
-        values = json.loads(path.read_bytes())
-        values.pop("pictures", None)
-        path.write_text(json.dumps({**values, "wanted": old}))
-    for path in layout.samples.glob("*.safetensors"):
-        rows = load_file(path)
-        latents = torch.stack([rows[key] for key in order.picture_keys()])
-        save_file({"latents": latents}, path, {"wanted": json.dumps(old)})
-    (layout.saved / "step-000003/wanted.json").unlink()
-    before = files(order)
-    pictures = {path.name: path.read_bytes() for path in layout.samples.glob("*.png")}
-    asked = asking(order, 0, 1, 2) if changed else order
-    log = build(asked, tmp_path)
-    assert "already trained on exactly this" in log
-    assert "step/s" not in log
-    assert files(order) == before
-    assert {name: (layout.samples / name).read_bytes() for name in pictures} == pictures
-    drawn = [line.split(" step ")[1] for line in log.splitlines() if line.endswith("drawn")]
-    assert drawn == (["0 drawn", "4 drawn"] if changed else [])
-    assert are_drawn(asked, wanted(asked))

@@ -313,6 +313,11 @@ class Model(Closed):
         return self.task is not None and self.task.startswith(("i2v", "flf2v"))
 
     @property
+    def has_two_networks(self) -> bool:
+        """Whether it has a network for high noise and one for low: Wan 2.2."""
+        return self.task in _TWO_NETWORKS
+
+    @property
     def needs_clip(self) -> bool:
         """Whether its latents hold the CLIP image encoder's output: Wan 2.1 image-to-video."""
         return self.task in _NEEDS_CLIP
@@ -411,6 +416,6 @@ class Model(Closed):
             )
         if self.clip is not None and not self.needs_clip:
             raise ValueError(f"{self.task} has no CLIP image encoder: leave out `clip`")
-        if self.dit_high_noise is not None and self.task not in _TWO_NETWORKS:
+        if self.dit_high_noise is not None and not self.has_two_networks:
             raise ValueError(f"{self.task} has one network: leave out `dit_high_noise`")
         return self

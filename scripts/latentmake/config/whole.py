@@ -158,6 +158,13 @@ class Config(Closed):
                 where="musubi_tuner",
                 mend=f"the run {name} needs musubi-tuner: set musubi_tuner.path to its folder",
             )
+        boundary = isinstance(run.trainer, MusubiTrainer) and run.trainer.timestep_boundary
+        if boundary and not model.has_two_networks:
+            raise ConfigError(
+                f"{model.task} has one network, and no boundary between two",
+                where=f"runs.{name}.trainer.timestep_boundary",
+                mend="leave it out",
+            )
         for size in run.resolutions:
             for side in (size.width, size.height):
                 if side % WAN_STEP:

@@ -18,6 +18,7 @@ from latentmake.config import SdTrainer
 from latentmake.errors import TrainingError
 from latentmake.trainers.arguments import missing_files
 from latentmake.trainers.installation import Installation
+from latentmake.trainers.record import CHECKPOINT_WEIGHTS
 
 __all__ = [
     "Finding",
@@ -137,6 +138,10 @@ def own(trainer: SdTrainer, *, here: bool = True) -> Iterator[Finding]:
     faults = (f"{package} is not installed, which these settings need" for package in missing)
     yield of_faults("environment", faults, "has what these settings need")
     yield from accelerate_config(trainer.accelerate_config)
+    begun = trainer.resume_from_checkpoint
+    if begun is not None and not Path(begun, CHECKPOINT_WEIGHTS).is_file():
+        note = f"{begun} is no checkpoint: name a folder such as runs/NAME/checkpoints/step-000500"
+        yield Finding("resume_from_checkpoint", "failed", note)
 
 
 def environment(installation: Installation, packages: Iterable[str] = ()) -> Finding:

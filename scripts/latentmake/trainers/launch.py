@@ -17,7 +17,6 @@ import latentmake
 from latentmake import cachefile
 from latentmake.errors import CacheError, TrainingError
 from latentmake.trainers import child
-from latentmake.trainers.earlier import take_over
 from latentmake.trainers.node import srun_command
 from latentmake.trainers.order import Prompt, TrainingOrder, Wanted, read_order
 from latentmake.trainers.pictures import are_drawn
@@ -58,7 +57,6 @@ def train(
     if known != order:
         order, order_path = known, layout.output / "order.json"
         cachefile.write(order_path, order.model_dump_json(indent=2).encode())
-    take_over(order, want)
     record = _finished(layout, want)
     environment = _environment(threads)
     log.parent.mkdir(parents=True, exist_ok=True)
