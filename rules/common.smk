@@ -70,6 +70,8 @@ def resources_of(kind, order=None):
         gpus = getattr(SESSION.config.cluster, kind).gpus
     else:
         gpus = min(1, len(GPUS)) if kind == "encode" else len(GPUS)
+        if order and order.reuses:
+            gpus = 0  # it links files; where one of them is not what it seemed, it waits for a GPU
     asked = SESSION.order_resources(order) if order else SESSION.resources(kind)
     return {**asked, "gpu": gpus}
 

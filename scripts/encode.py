@@ -11,7 +11,12 @@ with logged(snakemake.log[0]) as say:
     order = WorkOrder.read(Path(snakemake.input.order))
     # A job without a receipt among its outputs makes one file that was asked for by its name.
     batch = str(order.receipt) in snakemake.output
-    with lease(say) as device:
-        say(f"GPU: {device}" if device else "no GPU")
-        threads = snakemake.threads
-        carry_out(order, order.receipt, say=say, threads=threads, may_skip=batch, alone=True)
+    carry_out(
+        order,
+        order.receipt,
+        say=say,
+        threads=snakemake.threads,
+        may_skip=batch,
+        alone=True,
+        lease=lease,
+    )

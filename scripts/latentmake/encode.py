@@ -5,9 +5,12 @@ They get them at the end, all together: until then a killed job has changed no c
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 
 from latentmake import recipe
@@ -18,6 +21,8 @@ from latentmake.orders import Receipt, WorkItem, WorkOrder
 from latentmake.progress import Progress
 
 __all__ = ["Encoder", "Sample", "carry_out"]
+
+Lease = Callable[[Say], AbstractContextManager[object]]
 
 
 def carry_out(
@@ -30,6 +35,7 @@ def carry_out(
     may_skip: bool = True,
     alone: bool = False,
     encoder: Encoder | None = None,
+    lease: Lease = contextlib.nullcontext,
 ) -> Receipt:
     """Carry out a work order and leave its receipt.
 
@@ -43,6 +49,7 @@ def carry_out(
         may_skip: whether the dataset's `on_error: skip` counts; not for a file asked for by name.
         alone: whether this process does nothing else.
         encoder: stands in for the model's own.
+        lease: holds a GPU; entered when there is something to encode, and not before.
 
     Raises:
         SourceError: items were faulty and the dataset says `on_error: fail`; all are named.
@@ -54,9 +61,19 @@ def carry_out(
     ready = [] if encoder is None else [Loaded(encoder, batch_size or 1)]
 
     started: list[float] = []
+    held = contextlib.ExitStack()
+
+    @cache
+    def take_gpu() -> None:
+        nonlocal began
+        asked = time.monotonic()
+        device = held.enter_context(lease(say))
+        began += time.monotonic() - asked  # how long others had it says nothing of this job
+        say(f"GPU: {device}" if isinstance(device, str) else "no GPU")
 
     def load() -> Loaded:
         if not ready:
+            take_gpu()
             # Imports make a great many objects that stay: looking through them takes a tenth of it.
             gc.disable()
             try:
@@ -72,30 +89,33 @@ def carry_out(
     total = sum(len(item.targets) for item in order.items)
     fails = not (may_skip and order.dataset_settings.get("on_error") == "skip")
     counts = job.counts
-    while todo:
-        with Progress(total=total, desc=name, unit="target") as progress:
-            while todo:
-                if order.musubi_tuner is None or encoder is not None:
-                    job.make(todo, load, threads=threads, progress=progress)
-                else:
-                    from latentmake.musubi.scripted import make_by_scripts
+    with held:
+        while todo:
+            with Progress(total=total, desc=name, unit="target") as progress:
+                while todo:
+                    if order.musubi_tuner is None or encoder is not None:
+                        job.make(todo, load, threads=threads, progress=progress)
+                    else:
+                        from latentmake.musubi.scripted import make_by_scripts
 
-                    make_by_scripts(job, todo, threads=threads, progress=progress)
-                todo = job.lost()
-        for line in ready[0].remarks() if ready else []:
-            say(line)
-        say(
-            f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "
-            f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
-            f"{len(job.failed)} items faulty"
-        )
-        if job.failed and fails:
-            raise SourceError(
-                f"{len(job.failed)} of {len(order.items)} items are faulty: "
-                + " | ".join(job.failed.values()),
-                mend="the others are done and kept; mend these and give the same command again",
+                        if not order.reuses:
+                            take_gpu()
+                        make_by_scripts(job, todo, threads=threads, progress=progress)
+                    todo = job.lost()
+            for line in ready[0].remarks() if ready else []:
+                say(line)
+            say(
+                f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "
+                f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
+                f"{len(job.failed)} items faulty"
             )
-        todo = job.deliver()
+            if job.failed and fails:
+                raise SourceError(
+                    f"{len(job.failed)} of {len(order.items)} items are faulty: "
+                    + " | ".join(job.failed.values()),
+                    mend="the others are done and kept; mend these and give the same command again",
+                )
+            todo = job.deliver()
     done = Receipt(
         sources=job.sources,
         targets=job.standing(),

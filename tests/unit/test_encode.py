@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from latentmake import cachefile, digest
 from latentmake.encode import Sample, carry_out
-from latentmake.errors import SourceError
+from latentmake.errors import ModelError, SourceError
 from latentmake.job import Job
 from latentmake.media import probe_image
 from latentmake.memo import source_stat, target_stat
@@ -417,6 +419,28 @@ def test_a_file_at_hand_is_linked_where_its_header_keeps_its_word() -> None:
     other = order("latents", {"other": sources["01"]})
     done = carry(at_hand(other, str(second), str(first)), encoder)
     assert (done.counts["encoded"], encoder.stems) == (1, ["other"])
+
+
+def test_a_job_waits_for_a_gpu_when_it_has_something_to_encode_and_not_before() -> None:
+    sources = cats(2)
+    carry(order("latents", {"00": sources["00"]}), Encoder())
+    forget_delivered()
+    asked: list[str] = []
+
+    @contextlib.contextmanager
+    def lease(say: Callable[[str], None]) -> Iterator[str]:
+        asked.append("a GPU")
+        yield "0"
+
+    again = at_hand(order("latents", {"new": sources["00"]}), str(cache_of("00")))
+    done = carry_out(again, again.receipt, say=asked.append, lease=lease)
+    assert done.counts["linked"] == 1
+    assert "a GPU" not in asked
+    other = order("latents", {"other": sources["01"]})
+    with pytest.raises(ModelError):  # there is no VAE here
+        carry_out(other, other.receipt, say=asked.append, lease=lease)
+    begun = asked.index("a GPU")
+    assert asked[begun + 1] == "GPU: 0"
 
 
 def test_a_file_at_hand_that_becomes_another_meanwhile_is_not_linked(
