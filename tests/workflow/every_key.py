@@ -261,6 +261,24 @@ def together(changes: Mapping[Key, Change], model: str) -> Callable[[Project, Pa
 ONE = "one place of this machine for another"
 ABOUT_WAN = "about Wan"
 
+DATASETS: dict[Key, Change] = {
+    ("datasets", "caption_extension"): Change(".caption"),
+    ("datasets", "tags_extension"): Change(None),
+    ("datasets", "metadata_file"): Change(
+        lambda section: section.update(metadata_file="data/meta.json", metadata_captions="override")
+    ),
+    ("datasets", "metadata_captions"): Change(
+        "join", before={"metadata_file": "data/meta.json", "metadata_captions": "override"}
+    ),
+    ("datasets", "fit"): Change("crop"),
+    ("datasets", "bucket_no_upscale"): Change(True),
+    ("datasets", "max_image_pixels"): Change(10_000_000),
+    ("datasets", "num_repeats"): Change(2),
+    ("datasets", "missing_caption"): nothing("empty", "no caption is missing"),
+    ("datasets", "empty_caption"): nothing("allow", "no caption is empty"),
+    ("datasets", "on_error"): nothing("skip", "no item is bad"),
+    ("datasets", "path"): nothing("data/same", ONE),
+}
 CAPTIONS: dict[Key, Change] = {
     ("datasets", "captions", "variants"): Change(3),
     ("datasets", "captions", "seed"): Change(7),

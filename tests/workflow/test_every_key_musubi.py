@@ -90,40 +90,25 @@ def _caching_scripts(project: Project) -> None:
 
 
 CHANGES: dict[Key, Change] = {
+    **every_key.DATASETS,
     **every_key.CAPTIONS,
     **every_key.MACHINES,
     **every_key.VIDEOS,
     **every_key.EXPORT,
     # -- datasets
-    ("datasets", "path"): nothing("data/same", every_key.ONE),
-    ("datasets", "caption_extension"): Change(".caption"),
-    ("datasets", "tags_extension"): Change(None),
-    ("datasets", "metadata_file"): Change(
-        lambda section: section.update(metadata_file="data/meta.json", metadata_captions="override")
-    ),
-    ("datasets", "metadata_captions"): Change(
-        "join", before={"metadata_file": "data/meta.json", "metadata_captions": "override"}
-    ),
     ("datasets", "captions", "variants"): refused(2, "musubi-tuner reads one text"),
     ("datasets", "captions", "caption_dropout_rate"): refused(0.5, "variants"),
     ("datasets", "captions", "caption_dropout_every_n_epochs"): refused(2, "one text"),
     ("datasets", "captions", "caption_tag_dropout_rate"): refused(0.5, "variants"),
     ("datasets", "captions", "token_warmup_min"): nothing(3, "nothing warms up here"),
     ("datasets", "captions", "token_warmup_step"): refused(2, "variants"),
-    ("datasets", "fit"): Change("crop"),
     ("datasets", "bucket_reso_steps"): refused(32, "musubi-tuner's buckets"),
-    ("datasets", "bucket_no_upscale"): Change(True),
     ("datasets", "min_bucket_reso"): refused(32, "min_bucket_reso"),
     ("datasets", "max_bucket_reso"): refused(64, "max_bucket_reso"),
     ("datasets", "flip_aug"): refused(True, "flip_aug"),
     ("datasets", "alpha_mask"): refused(True, "alpha_mask"),
     ("datasets", "exif_rotation"): refused(False, "exif_rotation"),
     ("datasets", "background"): refused("black", "background"),
-    ("datasets", "max_image_pixels"): Change(10_000_000),
-    ("datasets", "num_repeats"): Change(2),
-    ("datasets", "missing_caption"): nothing("empty", "no caption is missing"),
-    ("datasets", "empty_caption"): nothing("allow", "no caption is empty"),
-    ("datasets", "on_error"): nothing("skip", "no item is bad"),
     ("datasets", "control_directory"): Change("data/control"),
     ("datasets", "target_frames"): refused([1], "no video"),
     # -- models

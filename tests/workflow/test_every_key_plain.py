@@ -105,35 +105,20 @@ def _without(name: str, **others: Any) -> Any:
 
 
 CHANGES: dict[Key, Change] = {
+    **every_key.DATASETS,
     **every_key.CAPTIONS,
     **every_key.MACHINES,
     **every_key.VIDEOS,
     **every_key.WAN,
     **every_key.EXPORT,
     # -- datasets
-    ("datasets", "path"): nothing("data/same", every_key.ONE),
-    ("datasets", "caption_extension"): Change(".caption"),
-    ("datasets", "tags_extension"): Change(None),
-    ("datasets", "metadata_file"): Change(
-        lambda section: section.update(metadata_file="data/meta.json", metadata_captions="override")
-    ),
-    ("datasets", "metadata_captions"): Change(
-        "join", before={"metadata_file": "data/meta.json", "metadata_captions": "override"}
-    ),
-    ("datasets", "fit"): Change("crop"),
     ("datasets", "bucket_reso_steps"): Change(16),
-    ("datasets", "bucket_no_upscale"): Change(True),
     ("datasets", "min_bucket_reso"): refused(64, "min_bucket_reso"),
     ("datasets", "max_bucket_reso"): refused(512, "max_bucket_reso"),
     ("datasets", "flip_aug"): refused(True, "flip_aug"),
     ("datasets", "alpha_mask"): refused(True, "alpha_mask"),
     ("datasets", "exif_rotation"): Change(False),
     ("datasets", "background"): Change("black"),
-    ("datasets", "max_image_pixels"): Change(10_000_000),
-    ("datasets", "num_repeats"): Change(2),
-    ("datasets", "missing_caption"): nothing("empty", "no caption is missing"),
-    ("datasets", "empty_caption"): nothing("allow", "no caption is empty"),
-    ("datasets", "on_error"): nothing("skip", "no item is bad"),
     ("datasets", "control_directory"): refused("data/more", "control_directory"),
     ("datasets", "target_frames"): refused([1], "video"),
     # -- models

@@ -91,21 +91,13 @@ def key_template(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Proje
 
 
 CHANGES: dict[Key, Change] = {
+    **every_key.DATASETS,
     **every_key.CAPTIONS,
     **every_key.MACHINES,
     **every_key.VIDEOS,
     **every_key.WAN,
     **every_key.EXPORT,
     # -- datasets
-    ("datasets", "path"): nothing("data/same", every_key.ONE),
-    ("datasets", "caption_extension"): Change(".caption"),
-    ("datasets", "tags_extension"): Change(None),
-    ("datasets", "metadata_file"): Change(
-        lambda section: section.update(metadata_file="data/meta.json", metadata_captions="override")
-    ),
-    ("datasets", "metadata_captions"): Change(
-        "join", before={"metadata_file": "data/meta.json", "metadata_captions": "override"}
-    ),
     ("datasets", "captions", "caption_separator"): Change("/"),
     ("datasets", "captions", "caption_dropout_every_n_epochs"): refused(2, "epoch"),
     ("datasets", "captions", "shuffle_caption"): Change(
@@ -113,20 +105,13 @@ CHANGES: dict[Key, Change] = {
     ),
     ("datasets", "captions", "token_warmup_min"): nothing(3, "nothing warms up here"),
     ("datasets", "captions", "token_warmup_step"): refused(2, "step or epoch"),
-    ("datasets", "fit"): Change("crop"),
     ("datasets", "bucket_reso_steps"): Change(64),
-    ("datasets", "bucket_no_upscale"): Change(True),
     ("datasets", "min_bucket_reso"): Change(128),
     ("datasets", "max_bucket_reso"): Change(128),
     ("datasets", "flip_aug"): Change(True),
     ("datasets", "alpha_mask"): Change(True),
     ("datasets", "exif_rotation"): refused(False, "exif_rotation"),
     ("datasets", "background"): refused("black", "background"),
-    ("datasets", "max_image_pixels"): Change(10_000_000),
-    ("datasets", "num_repeats"): Change(2),
-    ("datasets", "missing_caption"): nothing("empty", "no caption is missing"),
-    ("datasets", "empty_caption"): nothing("allow", "no caption is empty"),
-    ("datasets", "on_error"): nothing("skip", "no item is bad"),
     ("datasets", "control_directory"): refused("data/more", "control"),
     ("datasets", "target_frames"): refused([1], "video"),
     # -- models
