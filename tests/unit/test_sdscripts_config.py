@@ -113,6 +113,7 @@ def test_captions_of_many_lengths_and_caches_of_others_are_refused() -> None:
 
 def test_our_own_trainer_cannot_read_its_caches() -> None:
     asked = values("sd1")
-    asked["models"]["big"]["unet"] = "unet"
     asked["runs"]["first"]["trainer"] = {"kind": "sd"}
     assert line(asked).startswith("runs.first.trainer.kind: ")
+    asked["models"]["big"]["unet"] = "unet"
+    assert "sd-scripts trains the `checkpoint`: leave out `unet`" in line(asked)

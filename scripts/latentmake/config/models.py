@@ -335,8 +335,11 @@ class Model(Closed):
             raise ValueError("`layout: musubi` and a Wan model's `task` belong together")
         if self.checkpoint is not None and self.layout != "sdscripts":
             raise ValueError("`checkpoint` is what sd-scripts trains: it needs `layout: sdscripts`")
-        if self.layout == "sdscripts" and self.architecture is None:
-            raise ValueError("`layout: sdscripts` needs the model's `architecture`")
+        if self.layout == "sdscripts":
+            if self.architecture is None:
+                raise ValueError("`layout: sdscripts` needs the model's `architecture`")
+            if key := self.first_set("unet", "scheduler", "text_projection"):
+                raise ValueError(f"sd-scripts trains the `checkpoint`: leave out `{key}`")
         if self.architecture is None:
             about = ("clip_skip", "max_token_length", "apply_lg_attn_mask", "apply_t5_attn_mask")
             if key := self.first_set(*about):
