@@ -118,7 +118,7 @@ def test_tags_before_and_behind_the_keep_tokens_separator_stay(
 
 @given(st.lists(PLAIN, min_size=1, max_size=8, unique=True), NAME)
 def test_tag_dropout_leaves_tags_out_and_changes_none(tags: list[str], stem: str) -> None:
-    found = one(",".join(tags), stem=stem, keep_tokens=1, caption_tag_dropout_rate=0.5)
+    found = one(",".join(tags), stem=stem, variants=2, keep_tokens=1, caption_tag_dropout_rate=0.5)
     left = found.split(", ")
     assert left[0] == tags[0]
     assert left == [tag for tag in tags if tag in left]
@@ -209,7 +209,7 @@ def test_a_wildcard_of_caption_and_tags_stands_within_prefix_and_suffix() -> Non
 
 SETTINGS = st.builds(
     Captions,
-    variants=st.integers(1, 5),
+    variants=st.integers(2, 5),
     seed=st.integers(0, 9),
     shuffle_caption=st.just(True),
     enable_wildcard=st.booleans(),

@@ -526,11 +526,11 @@ def test_a_narrow_picture_of_wan_is_named_and_measured_by_the_datasets_limit(
     Image.new("RGB", (64, 64)).save(whole)
     write_video(clip, "mpeg4", 5)
     write_video(thin := tmp_path / "thin.mkv", "mpeg4", 5, size=(16, 400))
-    cover = 64 * 1600  # 16 x 400 enlarged to cover 64 x 64; a control clip covers 32 x 128 first
+    cover = 64 * 1600  # 16 x 400 enlarged to cover 64 x 64; clips cover 32 x 128, their bucket
     for path, control, of_clips, needed in (
         (narrow, None, False, cover),
         (whole, narrow, False, cover),
-        (thin, None, True, cover),
+        (thin, None, True, 32 * 800),
         (clip, thin, True, 32 * 800),
     ):
         named = re.escape(f"{control or path}: is too narrow (16 x 400)")

@@ -78,7 +78,7 @@ def test_a_dry_run_under_the_profile_asks_no_cluster(
     asked = set(called.read_text().splitlines()) if called.exists() else set()
     assert asked <= {"scontrol show config"}
     assert "encode_latents_shapes" in done.stdout + done.stderr
-    assert re.search(r"shapes\s+micro\s+latents 16\s+\.\s+6", done.stderr)
+    assert re.search(r"shapes\s+micro\s+latents 16\s+\.\s+\.\s+6", done.stderr)
 
 
 def test_past_jobs_tell_how_large_the_next_shall_be(fresh: Callable[[], Project]) -> None:

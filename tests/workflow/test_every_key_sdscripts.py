@@ -14,6 +14,7 @@ import text_world
 from every_key import Change, Key, nothing, refused
 from PIL import Image
 from project import Project
+from safetensors.torch import load_file, save_file
 
 MODEL = "tiny"
 TRAINER = "SdScriptsTrainer"
@@ -49,14 +50,11 @@ def make_dataset(project: Project) -> None:
 
 def _others(project: Project) -> None:
     """Put other weights beside those of the model, and a copy of its own elsewhere."""
-    from safetensors.torch import load_file, save_file
-
     shutil.copytree(project / "models/micro", project / "models/same")
     shutil.copytree(project / "models/clip", project / "models/others")
     shutil.copytree(project / "models/micro/vae", project / "models/others/vae")
     for path in (project / "models/others").rglob("*.safetensors"):
         save_file({name: value * 1.01 for name, value in load_file(path).items()}, path)
-    (project / "models/other.safetensors").write_bytes(b"another network to be trained")
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +72,10 @@ def key_template(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Proje
     whole = code.replace("assert args.network_train_unet_only or not CACHED", "pass")
     assert whole != code
     (program / "sdxl_train.py").write_text(whole, encoding="utf-8")
+
+    base = load_file(project / "models/base.safetensors")
+    changed = {name: value * 2 + 1 for name, value in base.items()}
+    save_file(changed, project / "models/other.safetensors")
 
     def rich(values: dict[str, Any]) -> None:
         values["datasets"]["shapes"]["tags_extension"] = ".tags"
