@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from pydantic import ByteSize
 from tabulate import tabulate
 
 from latentmake import store
@@ -74,9 +75,8 @@ def status_lines(run: RunPlan, keep: int) -> Iterator[str]:
     if run.manifest_order is not None:
         yield f"{run.name}: the manifest is to be written"
     if run.training_order is not None:
-        yield f"{run.name}: is to be trained"
-    yield f"store: {_gigabytes(store.used())} of {_gigabytes(keep)} GB used (store.keep)"
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.3g}"
+        yield f"{run.name}: is to be trained, or its sample pictures drawn"
+    used, bound = (
+        ByteSize(size).human_readable(decimal=True, separator=" ") for size in (store.used(), keep)
+    )
+    yield f"store: {used} of {bound} used (store.keep)"
