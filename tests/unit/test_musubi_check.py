@@ -374,6 +374,26 @@ def test_a_trainer_too_old_for_a_flag_fails(root: Path, tmp_path: Path) -> None:
     assert fails(order, "arguments").endswith("does not know --fp8_bas: did you mean --fp8_base?")
 
 
+def test_caching_scripts_too_old_for_a_flag_fail_where_they_encode(root: Path, tuner: Path) -> None:
+    scripts = {
+        "latents": ("--dataset_config", "--vae", "--vae_dtype"),
+        "text_encoder_outputs": ("--dataset_config",),
+    }
+    for name, flags in scripts.items():
+        lines = [f'parser.add_argument("{flag}")' for flag in flags]
+        head = "import argparse\nparser = argparse.ArgumentParser()\n"
+        code = head + "\n".join([*lines, "args = parser.parse_args()\n"])
+        (tuner / f"wan_cache_{name}.py").write_text(code, encoding="utf-8")
+    order = make_run(root, tuner=tuner)
+    assert not failed(check(order))
+    model = order.model.model_copy(update={"encoder": "musubi"})
+    found = [x for x in check(order.model_copy(update={"model": model})) if x.verdict == "failed"]
+    notes = {x.what.rpartition(" ")[2]: x.note for x in found if "wan_cache" in x.what}
+    assert "--keep_cache" in notes["wan_cache_latents.py"]
+    assert "--vae_dtype" not in notes["wan_cache_latents.py"]
+    assert "--t5" in notes["wan_cache_text_encoder_outputs.py"]
+
+
 def test_an_environment_that_lacks_an_import_fails(root: Path, tuner: Path) -> None:
     script = tuner / "wan_train_network.py"
     script.write_text("import torch\nimport toml\n" + script.read_text())

@@ -12,7 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from latentmake.errors import TrainingError
-from latentmake.musubi.command import TRAINING_SCRIPT, training_arguments
+from latentmake.musubi.command import (
+    LATENTS_SCRIPT,
+    TEXT_SCRIPT,
+    TRAINING_SCRIPT,
+    latents_arguments,
+    text_arguments,
+    training_arguments,
+)
 from latentmake.musubi.installation import Installation, pick_attention
 from latentmake.musubi.model_files import ModelFile, model_files, number_format
 from latentmake.musubi.order import MusubiOrder
@@ -68,6 +75,9 @@ def preflight(
         yield Finding("attention", "failed", str(error))
     resume = Path("state") if order.trainer.save_every_n_epochs else None
     yield checks.flags(tuner, command_arguments(order, attention=attention, resume=resume))
+    if order.model.encoder == "musubi":
+        for script, arguments in caching_commands(order):
+            yield checks.flags(tuner, arguments, script)
     if resume and depends_on_length(order.trainer.arguments):
         note = (
             "the learning rate depends on the number of epochs, which musubi-tuner counts from one "
@@ -95,6 +105,19 @@ def command_arguments(
         attention=attention,
         resume=None if resume is None else _absolute(resume),
     )
+
+
+def caching_commands(order: MusubiOrder) -> list[tuple[str, list[str]]]:
+    """Return the scripts that make the caches of a run, with their flags; the paths stand for any.
+
+    They are those of `encoder: musubi`.
+    """
+    model = order.model
+    clip = None if model.clip is None else "clip"
+    return [
+        (LATENTS_SCRIPT, latents_arguments(model, vae="vae", clip=clip, dataset_config="toml")),
+        (TEXT_SCRIPT, text_arguments(model, t5="t5", dataset_config="toml")),
+    ]
 
 
 def model_finding(file: ModelFile) -> Finding:
