@@ -164,7 +164,11 @@ class Job:
             return Reading(item, "", {}, [], {}, 0, str(error), sources)
         except OSError as error:
             path = error.filename or item.place
-            line = SourceError(f"cannot be read ({error.strerror})", where=path, mend="see to it")
+            line = SourceError(
+                f"cannot be read ({error.strerror})",
+                where=path,
+                mend="check that the file exists and is readable",
+            )
             return Reading(item, "", {}, [], {}, 0, str(line), sources)
         try:
             wanted = self._keys(item, data, content, sources)

@@ -163,7 +163,9 @@ def _file(path: str) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise SourceError(
-            f"cannot be read ({_reason(error)})", where=path, mend="see to it"
+            f"cannot be read ({_reason(error)})",
+            where=path,
+            mend="check that the file exists and is readable",
         ) from None
 
 

@@ -75,7 +75,9 @@ def entries_of(dataset: str, file: str, root: str, memo: Memo) -> Listed:
         ) from None
     except OSError as error:
         raise DatasetError(
-            f"{file} cannot be read ({error.strerror})", where=where, mend="see its rights"
+            f"{file} cannot be read ({error.strerror})",
+            where=where,
+            mend="check the file's permissions",
         ) from None
     except sqlite3.Error as error:
         raise DatasetError(

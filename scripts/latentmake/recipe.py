@@ -67,7 +67,9 @@ def _files_digest(files: list[Path], file_digest: FileDigest) -> str:
         return digest.of_value([file_digest(file) for file in files])
     except OSError as error:
         raise ModelError(
-            f"cannot be read ({error.strerror})", where=str(error.filename), mend="see its rights"
+            f"cannot be read ({error.strerror})",
+            where=str(error.filename),
+            mend="check the file's permissions",
         ) from None
 
 

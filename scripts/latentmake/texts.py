@@ -134,7 +134,7 @@ class _Files:
             raise _FaultyTextError(path, what, "save it as UTF-8") from None
         except OSError as error:
             what = f"cannot be read ({error.strerror})"
-            raise _FaultyTextError(path, what, "see its rights") from None
+            raise _FaultyTextError(path, what, "check the file's permissions") from None
         self._memo.learn_text(path, stat, text)
         return text
 

@@ -191,7 +191,7 @@ def _unpickled(path: Path) -> Any:
             ) from None
     except OSError as error:
         raise ModelError(
-            f"cannot be read ({error.strerror})", where=path, mend="see its rights"
+            f"cannot be read ({error.strerror})", where=path, mend="check the file's permissions"
         ) from None
     except (ValueError, RuntimeError, EOFError, LookupError, TypeError, AttributeError):
         pass  # what a damaged file says is of no help

@@ -146,7 +146,11 @@ def _export(order: ExportOrder, file: _File) -> tuple[str, Path | None]:
             metadata = cache.metadata() or {}
     except (OSError, SafetensorError) as error:
         where = getattr(error, "filename", None) or file.cache
-        raise CacheError(f"cannot be read ({error})", where=where, mend="see to it") from None
+        raise CacheError(
+            f"cannot be read ({error})",
+            where=where,
+            mend="check that the file exists and is readable",
+        ) from None
     mine = (cachefile.KEY, cachefile.SOURCE, cachefile.RECIPE)
     stamp = {name: metadata[name] for name in mine}
     wanted = naming.write(file.kind, file.padded, tensor, stamp)

@@ -34,7 +34,9 @@ def networks_digest(model: Model, file_digest: Callable[[Path], str] = digest.of
             files = []
         except OSError as error:
             raise ModelError(
-                f"cannot be read ({error.strerror})", where=place, mend="see its rights"
+                f"cannot be read ({error.strerror})",
+                where=place,
+                mend="check the file's permissions",
             ) from None
         if not files:
             raise ModelError(f"this `{key}` does not exist", where=place, mend="correct its path")

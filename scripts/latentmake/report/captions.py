@@ -129,7 +129,7 @@ def _texts(item: Captioned) -> list[str]:
         raise SourceError(what, where=item.caption, mend="save it as UTF-8") from None
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
-        raise SourceError(what, where=item.caption, mend="see its rights") from None
+        raise SourceError(what, where=item.caption, mend="check the file's permissions") from None
 
 
 def _lines(

@@ -45,7 +45,7 @@ def checkpoint_digest(
         found = []
     except OSError as error:
         raise ModelError(
-            f"cannot be read ({error.strerror})", where=path, mend="see its rights"
+            f"cannot be read ({error.strerror})", where=path, mend="check the file's permissions"
         ) from None
     if not found:
         raise ModelError("this `checkpoint` does not exist", where=path, mend="correct its path")

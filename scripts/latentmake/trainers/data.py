@@ -285,10 +285,10 @@ class Caches:
 
 
 def find_not_finite(caches: Caches, indices: Sequence[int]) -> list[Path]:
-    """Name the files of examples that hold values that are no numbers, each once.
+    """Name the files of examples that hold NaN or infinite values, each once.
 
     No encoder of the build writes such values, and looking for them takes time at every batch. So a
-    training does that only when its loss is no number any more.
+    training does that only when its loss is NaN or infinite.
 
     Raises:
         CacheError: a file is missing or damaged.

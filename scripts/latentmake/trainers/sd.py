@@ -286,8 +286,7 @@ class Training:
         state = f"the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
         mend = "set `mixed_precision` to bf16 or " if self.dtype == torch.float16 else ""
         raise TrainingError(
-            f"the {'loss' if faulty else 'gradient'} is no number any more at step {step}, for "
-            f"{who}",
+            f"the {'loss' if faulty else 'gradient'} is NaN or infinite at step {step}, for {who}",
             where=f"run {self.order.run}",
             mend=f"{mend}lower `learning_rate`; {state}".rstrip("; "),
         )
