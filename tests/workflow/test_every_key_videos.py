@@ -1,0 +1,56 @@
+"""Every key about videos, changed on a built run of Wan that musubi-tuner trains."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import every_key
+import musubi_world
+import pytest
+import video_world
+import wan
+from every_key import Change, Key, refused
+from project import Project
+
+MODEL = "wan"
+TRAINER = "MusubiTrainer"
+
+
+@pytest.fixture(scope="session")
+def key_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A run trained on clips of one video. Not to be changed: copy it."""
+    models = tmp_path_factory.mktemp("models") / "wan"
+    wan.make_model(models)
+    values = wan.config()
+    values["datasets"]["shapes"] = {"path": "data/shapes", "target_frames": [1, 5]}
+    values["runs"]["tiny"] |= {
+        "resolutions": [64],
+        "trainer": {"kind": "musubi", "max_train_epochs": 1, "network_dim": 4},
+    }
+    values["musubi_tuner"] = {"path": "musubi-tuner", "venv": str(Path(sys.prefix))}
+    project = Project.make(tmp_path_factory.mktemp("keys") / "project", values, models)
+    musubi_world.stand_in(project / "musubi-tuner", own_venv=False)
+    folder = project / "data/shapes"
+    folder.mkdir(parents=True)
+    video_world.write_video(folder / "walk.mp4", "mpeg4", 16, size=(64, 48))
+    (folder / "walk.txt").write_text("a walk\n", encoding="utf-8")
+    project.run("train_tiny")
+    assert project.run("train_tiny").idle
+    return project
+
+
+CHANGES: dict[Key, Change] = {
+    ("datasets", "target_frames"): Change([1, 9]),
+    ("datasets", "frame_extraction"): Change("chunk"),
+    ("datasets", "frame_stride"): Change(2, before={"frame_extraction": "slide"}),
+    ("datasets", "frame_sample"): Change(3, before={"frame_extraction": "uniform"}),
+    ("datasets", "max_frames"): Change(9, before={"frame_extraction": "full"}),
+    ("datasets", "source_fps"): Change(24.0),
+    ("datasets", "fit"): refused("crop", "fit: bucket"),
+    ("datasets", "bucket_no_upscale"): refused(True, "bucket_no_upscale"),
+}
+
+test_what_a_key_shapes_is_made_and_then_nothing_is_left = every_key.one_by_one(
+    CHANGES, MODEL, TRAINER
+)
