@@ -9,6 +9,9 @@ from latentmake.orders import WorkOrder
 
 with logged(snakemake.log[0]) as say:
     order = WorkOrder.read(Path(snakemake.input.order))
+    external = None
+    if order.musubi_tuner is not None:
+        from latentmake.musubi.scripted import make_by_scripts as external
     # A job without a receipt among its outputs makes one file that was asked for by its name.
     batch = str(order.receipt) in snakemake.output
     carry_out(
@@ -18,5 +21,6 @@ with logged(snakemake.log[0]) as say:
         threads=snakemake.threads,
         may_skip=batch,
         alone=True,
+        external=external,
         lease=lease,
     )

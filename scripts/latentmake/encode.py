@@ -16,7 +16,7 @@ from pathlib import Path
 from latentmake import recipe
 from latentmake.config import Dataset, Model
 from latentmake.errors import ModelError, SourceError
-from latentmake.job import Encoder, Job, Loaded, Sample, Say
+from latentmake.job import Encoder, ExternalEncoder, Job, Loaded, Sample, Say
 from latentmake.orders import Receipt, WorkItem, WorkOrder
 from latentmake.progress import Progress
 
@@ -35,6 +35,7 @@ def carry_out(
     may_skip: bool = True,
     alone: bool = False,
     encoder: Encoder | None = None,
+    external: ExternalEncoder | None = None,
     lease: Lease = contextlib.nullcontext,
 ) -> Receipt:
     """Carry out a work order and leave its receipt.
@@ -48,7 +49,8 @@ def carry_out(
             then gives the same bytes whatever lies beside it, more on a GPU.
         may_skip: whether the dataset's `on_error: skip` counts; not for a file asked for by name.
         alone: whether this process does nothing else.
-        encoder: stands in for the model's own.
+        encoder: replaces the model's own.
+        external: an external program's encoder, used instead of the model's own.
         lease: holds a GPU; entered when there is something to encode, and not before.
 
     Raises:
@@ -93,14 +95,12 @@ def carry_out(
         while todo:
             with Progress(total=total, desc=name, unit="target") as progress:
                 while todo:
-                    if order.musubi_tuner is None or encoder is not None:
+                    if external is None:
                         job.make(todo, load, threads=threads, progress=progress)
                     else:
-                        from latentmake.musubi.scripted import make_by_scripts
-
                         if not order.reuses:
                             take_gpu()
-                        make_by_scripts(job, todo, threads=threads, progress=progress)
+                        external(job, todo, threads=threads, progress=progress)
                     todo = job.lost()
             for line in ready[0].remarks() if ready else []:
                 say(line)

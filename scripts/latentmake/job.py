@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from latentmake import cachefile, digest, layouts, remote
 from latentmake.buckets import Size
@@ -27,7 +27,17 @@ from latentmake.progress import Progress
 from latentmake.samples import Sample, samples_of
 from latentmake.store import stored
 
-__all__ = ["Encoder", "Job", "Load", "Loaded", "Reading", "Sample", "Say", "read_source"]
+__all__ = [
+    "Encoder",
+    "ExternalEncoder",
+    "Job",
+    "Load",
+    "Loaded",
+    "Reading",
+    "Sample",
+    "Say",
+    "read_source",
+]
 
 Say = Callable[[str], None]
 
@@ -456,6 +466,15 @@ class Job:
     def standing(self) -> dict[str, list[Any]]:
         """Return path -> stat (size, mtime_ns, inode) and key of every target that stands."""
         return {path: [*target_stat(Path(path).stat()), key] for path, key in self.kept.items()}
+
+
+class ExternalEncoder(Protocol):
+    """An encoder of another program."""
+
+    def __call__(
+        self, job: Job, items: Sequence[WorkItem], *, threads: int, progress: Progress
+    ) -> None:
+        """Put the missing targets of some items into the job's spool."""
 
 
 def _linked(existing: Path, path: Path, key: str) -> bool:
