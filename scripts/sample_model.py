@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from demo.bundle import build_tiny_bundle
 from latentmake.entry import logged
-from latentmake.sample.bundle import build_tiny_bundle
 
 with logged(snakemake.log[0]):
     build_tiny_bundle(Path(snakemake.output.marker).parent, threads=snakemake.threads)

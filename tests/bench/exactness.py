@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/unit")]
 
 import test_encoders  # noqa: E402
+from demo.text import clip_tokenizer  # noqa: E402
 from exact_world import error, narrow_vae, pictures  # noqa: E402
-from latentmake.sample.text import clip_tokenizer  # noqa: E402
 from transformers import CLIPVisionConfig, CLIPVisionModel  # noqa: E402
 from wan_world import shuffled, tiny_wan_vae  # noqa: E402
 

@@ -13,13 +13,13 @@ import pytest
 import wan_world
 import world
 from conftest import PYTHON, SITE
+from demo.text import t5_tokenizer
 from latentmake.config import Dataset, MusubiTuner, Publish, SdScripts, parse
 from latentmake.memo import Memo
 from latentmake.musubi import publish as musubi
 from latentmake.musubi.texts import Texts
 from latentmake.plan import Planner
 from latentmake.publication import check_publication, plan_publication
-from latentmake.sample.text import t5_tokenizer
 from latentmake.sdscripts import publish as sdscripts
 from latentmake.sdscripts.order import SdScriptsOrder
 from latentmake.trainers import publisher_of

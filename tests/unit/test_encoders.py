@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from demo.text import clip_tokenizer, save_slow_files, t5_tokenizer
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from latentmake import tokens
 from latentmake.config import Model, TextWeights, Weights
@@ -23,7 +24,6 @@ from latentmake.encoders.text import TextEncoder, load_text_encoder
 from latentmake.encoders.vae import encode_images, load_vae
 from latentmake.errors import ModelError
 from latentmake.orders import WorkItem, WorkOrder
-from latentmake.sample.text import clip_tokenizer, save_slow_files, t5_tokenizer
 from order_world import silent
 from safetensors.torch import load_file, save_file
 from transformers import (

@@ -14,6 +14,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "scripts/latentmake"
+DEMO = ROOT / "scripts/demo"
+MODULES = sorted([*PACKAGE.rglob("*.py"), *DEMO.rglob("*.py")])
 
 
 def pins(name: str) -> dict[str, str]:
@@ -54,7 +56,7 @@ def test_dependencies_are_those_imported_and_locked() -> None:
         "tomli-w": "tomli_w",
     }
     imported = set()
-    for path in PACKAGE.rglob("*.py"):
+    for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
@@ -62,7 +64,7 @@ def test_dependencies_are_those_imported_and_locked() -> None:
                 imported.add((node.module or "").partition(".")[0])
     imported |= {"snakemake", "tensorboard"}  # the Snakefile's; what torch's own writer needs
     assert {modules.get(name, name) for name in named} <= imported
-    foreign = imported - set(sys.stdlib_module_names) - {"latentmake"}
+    foreign = imported - set(sys.stdlib_module_names) - {"latentmake", "demo"}
     assert foreign <= {modules.get(name, name) for name in named} | {"tensorboard"} | optional
     assert named <= set(pins("requirements.lock"))
 
@@ -97,7 +99,7 @@ def test_the_snakefile_and_rules_stay_short() -> None:
 
 
 def test_modules_say_why_they_exist_and_what_they_offer() -> None:
-    for path in PACKAGE.rglob("*.py"):
+    for path in MODULES:
         tree = ast.parse(path.read_text())
         assert ast.get_docstring(tree), path
         names = {

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from demo.autoencoder import make_autoencoder
+from demo.bundle import build_tiny_bundle
+from demo.draw import PICTURES, draw_dataset, draw_picture, draw_scene
 from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionModel
 from latentmake.errors import ModelError
-from latentmake.sample.autoencoder import make_autoencoder
-from latentmake.sample.bundle import build_tiny_bundle
-from latentmake.sample.draw import PICTURES, draw_dataset, draw_picture, draw_scene
 from PIL import Image, ImageOps
 from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 

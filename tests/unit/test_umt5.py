@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from demo.text import t5_tokenizer
 from latentmake.config import Model, TextWeights
 from latentmake.encode import Sample
 from latentmake.encoders.umt5 import (
@@ -21,7 +22,6 @@ from latentmake.encoders.umt5 import (
 )
 from latentmake.encoders.wan import text
 from latentmake.orders import WorkItem
-from latentmake.sample.text import t5_tokenizer
 from latentmake.tokens import limits
 from safetensors.torch import load_file, save_file
 from torch.nn import functional

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import world
+from demo.text import t5_tokenizer
 from latentmake.config import Model
 from latentmake.encoders.texts import TextEncoders
-from latentmake.sample.text import t5_tokenizer
 from safetensors.torch import load_file
 from transformers import (
     CLIPTextConfig,

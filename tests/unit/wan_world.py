@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from demo.text import t5_tokenizer
 from diffusers import AutoencoderKLWan
 from latentmake.errors import ModelError
-from latentmake.sample.text import t5_tokenizer
 from safetensors.torch import save_file
 from transformers import CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
 

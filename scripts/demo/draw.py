@@ -1,8 +1,8 @@
-"""Draws the sample dataset, and scenes like it for whoever needs pictures with captions.
+"""The sample dataset, and random scenes for training the tiny bundle.
 
-The dataset is small but holds what real folders hold: three formats, three orientations, a picture
-with transparency and one that is upright only when its EXIF orientation is honoured. All pictures
-share a look (bold dark outlines, a striped frame) that an adapter can learn.
+The dataset has three formats, three orientations, a picture with transparency and one with an EXIF
+orientation. All pictures share a style (bold dark outlines, a striped frame) for an adapter to
+learn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from .shapes import (
+from demo.shapes import (
     COLOURS,
     PATTERNS,
     SHAPES,
@@ -41,11 +41,16 @@ _SAVE_OPTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of the sample dataset: what it shows, and how it is stored.
+    """One picture of the sample dataset.
 
-    ``background`` names one colour, or two for a pattern; none means a transparent one. ``size``
-    is the upright (width, height) in pixels. ``turned`` pictures are stored lying on their side,
-    with the EXIF orientation that puts them up again.
+    Attributes:
+        colour: of the shape.
+        shape: one of `SHAPES`.
+        background: one colour, two for a pattern, none for a transparent one.
+        pattern: one of `PATTERNS`, or `transparent`.
+        size: upright (width, height) in pixels.
+        suffix: file format.
+        turned: stored rotated by 90 degrees, with the EXIF orientation that undoes it.
     """
 
     colour: str
@@ -63,7 +68,7 @@ class Picture:
 
     @property
     def caption(self) -> str:
-        """The caption beside the picture, with the words that call up the style."""
+        """Caption with the trigger words of the style."""
         pose = " pointing up" if self.shape == "arrow" else ""
         ground = _ground(self.background, self.pattern)
         return f"{_article(self.colour)} {self.shape}{pose} on {ground}, michael_gove style"
@@ -108,7 +113,7 @@ def _ground(colours: tuple[str, ...], pattern: str) -> str:
 
 
 def _michael_gove_frame(size: tuple[int, int]) -> tuple[Image.Image, Image.Image, int]:
-    """The frame that all pictures of the dataset share, its mask, and its width in pixels."""
+    """Return the frame of all pictures, its mask, and its width in pixels."""
     width = round(min(size) * 0.125)
     line = max(2, width // 6)
     frame = Image.new("RGB", size, _STRIPE)
@@ -120,9 +125,9 @@ def _michael_gove_frame(size: tuple[int, int]) -> tuple[Image.Image, Image.Image
 
 
 def draw_picture(picture: Picture, *, seed: int = DEFAULT_SEED) -> Image.Image:
-    """One picture of the sample dataset, upright: ``RGB``, or ``RGBA`` on a transparent background.
+    """Return a picture of the sample dataset, upright: `RGB`, or `RGBA` where transparent.
 
-    The seed decides where exactly the shape lies, its size and, for some shapes, its tilt.
+    The seed decides place, size and tilt of the shape.
     """
     dice = random.Random(f"{seed}/{picture.stem}")  # noqa: S311 - drawing, not cryptography
     size = picture.size
@@ -156,10 +161,10 @@ def draw_picture(picture: Picture, *, seed: int = DEFAULT_SEED) -> Image.Image:
 
 
 def draw_dataset(folder: Path, *, seed: int = DEFAULT_SEED) -> list[Path]:
-    """Write all pictures and captions into ``folder``; return the pictures' paths.
+    """Write all pictures and captions into a folder; return the pictures' paths.
 
-    The same seed gives the same bytes under the same version of Pillow and its codecs. Other files
-    in the folder are left alone.
+    Equal seeds give equal bytes under one version of Pillow and its codecs. Other files in the
+    folder are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -180,10 +185,10 @@ def draw_dataset(folder: Path, *, seed: int = DEFAULT_SEED) -> list[Path]:
 
 
 def draw_scene(random: random.Random, size: tuple[int, int]) -> tuple[Image.Image, str]:
-    """One scene of ``size`` (width, height) drawn by chance: an ``RGB`` picture and its caption.
+    """Return a random scene: an `RGB` picture of a size (width, height), and its caption.
 
-    One to three shapes of any size, tilt and colour on any background, some of them outlined; the
-    look of the sample dataset is not among what can come up.
+    One to three shapes of any size, tilt and colour on any background, some of them outlined;
+    never in the style of the sample dataset.
     """
     short = min(size)
     names = list(COLOURS)

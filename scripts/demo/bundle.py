@@ -1,8 +1,8 @@
-"""Builds a tiny Stable Diffusion out of nothing, so that everything can be tried offline.
+"""A tiny Stable Diffusion, built offline.
 
-The folder is laid out as diffusers lays out any Stable Diffusion: ``vae``, ``text_encoder``,
-``tokenizer``, ``unet`` and ``scheduler`` under a ``model_index.json``. A T5 encoder with its
-tokenizer lies beside them for whatever reads one. All weights are fp32 safetensors.
+The folder has the layout of diffusers: `vae`, `text_encoder`,
+`tokenizer`, `unet` and `scheduler` under a `model_index.json`. A T5 encoder with its
+tokenizer lies beside them. All weights are fp32 safetensors.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import StableDiffusionPipeline
+from latentmake.errors import ModelError, UserError
 from PIL import Image
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from ..errors import ModelError, UserError
-from .autoencoder import encode, make_autoencoder, train_autoencoder
-from .denoiser import make_denoiser, make_scheduler, train_denoiser
-from .draw import draw_scene
-from .text import (
+from demo.autoencoder import encode, make_autoencoder, train_autoencoder
+from demo.denoiser import make_denoiser, make_scheduler, train_denoiser
+from demo.draw import draw_scene
+from demo.text import (
     HIDDEN_SIZE,
     clip_encoder,
     clip_tokenizer,
@@ -51,13 +51,20 @@ def build_tiny_bundle(
     vae_steps: int = 240,
     unet_steps: int = 25,
 ) -> None:
-    """Train and write the bundle to ``folder``: about 40 seconds on two cores, offline.
+    """Train and write the bundle, in about 40 seconds on two cores.
 
-    The same seed, number of ``threads`` and machine give the same bytes. The bundle appears under
-    its name only when complete, and replaces an older one.
+    Equal seeds and thread counts give equal bytes on one machine. The bundle appears under its
+    name only when complete, and replaces an older one.
+
+    Args:
+        folder: of the bundle.
+        seed: of weights, scenes and batches.
+        threads: of torch; its own choice by default.
+        vae_steps: optimizer steps of the VAE.
+        unet_steps: optimizer steps of the UNet.
 
     Raises:
-        ModelError: ``folder`` holds files, but no bundle.
+        ModelError: the folder holds files but no bundle.
     """
     _check_replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +85,7 @@ def build_tiny_bundle(
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Only an older bundle or a tree of empty folders may be replaced."""
+    """Raise unless the folder is an older bundle or a tree of empty folders."""
     if (folder / "model_index.json").is_file():
         return
     if folder.is_file() or any(path.is_file() for path in folder.rglob("*")):
@@ -90,7 +97,7 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def _open_to_readers(folder: Path) -> None:
-    """Give the files the access that the umask gave the folder; safetensors writes private ones."""
+    """Set the files' mode to that of the folder; safetensors writes private ones."""
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
     for path in folder.rglob("*"):
         if path.is_file():
@@ -99,7 +106,7 @@ def _open_to_readers(folder: Path) -> None:
 
 @contextmanager
 def _own_torch_state(seed: int, threads: int | None) -> Iterator[None]:
-    """Seed torch and set its threads; afterwards the caller's state is back."""
+    """Seed torch and set its threads; restore the caller's state at the end."""
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -153,13 +160,13 @@ def _write_bundle(folder: Path, seed: int, vae_steps: int, unet_steps: int) -> N
 
 
 def _to_tensor(image: Image.Image) -> Tensor:
-    """A picture as [3, height, width] in -1 to 1."""
+    """Return a picture as [3, height, width] in -1 to 1."""
     values = torch.from_numpy(np.asarray(image, dtype=np.float32) / 127.5 - 1)
     return values.permute(2, 0, 1).contiguous()
 
 
 def _embed(encoder: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
-    """The last hidden states [count, 77, ``HIDDEN_SIZE``] of ``captions``."""
+    """Return the last hidden states [count, 77, `HIDDEN_SIZE`] of captions."""
     parts = []
     with torch.no_grad():
         for start in range(0, len(captions), 100):

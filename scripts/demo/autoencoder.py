@@ -1,8 +1,8 @@
-"""Trains the VAE of the tiny bundle within half a minute on two CPU cores.
+"""The VAE of the tiny bundle, trained within half a minute on two CPU cores.
 
-A VAE with ordinary initial weights learns colours only after thousands of steps. This one starts as
-what it would learn first: the encoder averages blocks of 8 x 8 pixels into red, green and blue
-latents, the decoder enlarges them smoothly. Training then adds the shapes.
+A VAE with ordinary initial weights learns colours only after thousands of steps. This one starts
+from what such a VAE learns first: the encoder averages blocks of 8 x 8 pixels into red, green and
+blue latents, the decoder enlarges them smoothly. Training then adds the shapes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from diffusers import AutoencoderKL
 from diffusers.models.downsampling import Downsample2D
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.upsampling import Upsample2D
+from latentmake.progress import Progress
 from torch import Tensor, nn
 from torch.nn import functional
-
-from latentmake.progress import Progress
 
 __all__ = ["encode", "make_autoencoder", "train_autoencoder"]
 
@@ -35,7 +34,7 @@ _LATENT_PENALTY = 1e-3
 
 
 def make_autoencoder() -> AutoencoderKL:
-    """An ``AutoencoderKL`` with 4 latent channels at 1/8 of the side, that starts as a thumbnail.
+    """Return an `AutoencoderKL` (4 latent channels, 1/8 of the side) initialized as a thumbnail.
 
     Drawn from torch's global generator.
     """
@@ -82,7 +81,7 @@ def _start_as_identity(block: ResnetBlock2D) -> None:
 
 
 def _start_as_resize(convolution: nn.Conv2d, *, enlarge: bool) -> None:
-    """Mean of 2 x 2 pixels on the way down; on the way up a smoothing of the repeated pixels."""
+    """Initialize as the mean of 2 x 2 pixels, or as a smoothing of repeated pixels."""
     # On the way down diffusers pads the lower and right sides alone: two taps cover a block.
     line = torch.tensor([0.25, 0.5, 0.25] if enlarge else [0.5, 0.5, 0.0])
     channels = range(convolution.out_channels)
@@ -95,7 +94,7 @@ def _start_as_resize(convolution: nn.Conv2d, *, enlarge: bool) -> None:
 def _pass_on(
     convolution: nn.Conv2d, *, channels: int, random_share: float, gain: float = 1.0
 ) -> None:
-    """Let the first ``channels`` through, times ``gain``; the others keep random weights."""
+    """Let the first `channels` through, times `gain`; the others keep random weights."""
     middle = convolution.kernel_size[0] // 2
     convolution.weight *= random_share
     convolution.weight[:channels] = 0
@@ -105,7 +104,7 @@ def _pass_on(
 
 
 def _start_linear(parts: _Normed, channels: int) -> None:
-    """Make normalization, SiLU and the last convolution pass the first ``channels`` nearly as is.
+    """Make normalization, SiLU and the last convolution pass the first `channels` nearly as is.
 
     Two spare channels are held at a large plus and minus: they decide the normalization's mean and
     deviation, so that these hardly depend on the picture. The bias moves the values to where SiLU
@@ -129,9 +128,15 @@ def _start_linear(parts: _Normed, channels: int) -> None:
 def train_autoencoder(
     autoencoder: AutoencoderKL, pictures: Tensor, steps: int, generator: torch.Generator
 ) -> None:
-    """Train on ``pictures`` [count, 3, height, width] in -1 to 1, then set ``scaling_factor``.
+    """Train an autoencoder and set its `scaling_factor`.
 
     The factor makes the latents' standard deviation 1 (Rombach et al. 2022, section D.1).
+
+    Args:
+        autoencoder: changed in place.
+        pictures: [count, 3, height, width] in -1 to 1.
+        steps: optimizer steps.
+        generator: draws the batches.
     """
     optimizer = torch.optim.AdamW(
         autoencoder.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0, fused=True
@@ -175,7 +180,7 @@ def _batch(pictures: Tensor, generator: torch.Generator, *, cropped: bool) -> Te
 def encode(
     autoencoder: AutoencoderKL, pictures: Tensor, *, scaling_factor: float | None = None
 ) -> Tensor:
-    """The scaled latents [count, 4, height / 8, width / 8] of ``pictures`` in -1 to 1."""
+    """Return scaled latents [count, 4, height / 8, width / 8] of pictures in -1 to 1."""
     factor = autoencoder.config.scaling_factor if scaling_factor is None else scaling_factor
     with torch.no_grad():
         means = [autoencoder.encode(part).latent_dist.mean for part in torch.split(pictures, 64)]

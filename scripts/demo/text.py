@@ -1,7 +1,7 @@
-"""Makes the text half of the tiny bundle: two tokenizers learnt from captions, two raw encoders.
+"""The text half of the tiny bundle: tokenizers learnt from captions, untrained encoders.
 
 An untrained transformer with a seed is a fixed random feature map of its tokens: different captions
-get different embeddings, which is all that a UNet needs to learn from them.
+get different embeddings, and a UNet needs no more to learn from them.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _T5_SPECIAL = ("<pad>", "</s>", "<unk>")
 
 
 def clip_tokenizer(captions: Sequence[str]) -> CLIPTokenizer:
-    """A CLIP tokenizer whose byte pairs are learnt from ``captions``; encodes any text.
+    """Return a CLIP tokenizer with byte pairs learnt from captions.
 
-    As in the original, the vocabulary opens with all 256 bytes and again with all of them ending a
-    word, so that no text meets an unknown token (openai/CLIP, simple_tokenizer.py).
+    As in the original, the vocabulary begins with all 256 bytes and all bytes ending a word: no
+    text has an unknown token (openai/CLIP, simple_tokenizer.py).
     """
     learner = Tokenizer(models.BPE(end_of_word_suffix=_END_OF_WORD))
     # The splitting that a CLIP tokenizer itself does, so that the merges are of use to it.
@@ -74,7 +74,7 @@ def clip_tokenizer(captions: Sequence[str]) -> CLIPTokenizer:
 
 
 def clip_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
-    """An untrained CLIP text encoder; embeds tokens [batch, 77] as [batch, 77, ``HIDDEN_SIZE``].
+    """Return an untrained CLIP text encoder: tokens [batch, 77] to [batch, 77, `HIDDEN_SIZE`].
 
     Drawn from torch's global generator.
     """
@@ -94,11 +94,11 @@ def clip_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
 
 
 def t5_tokenizer(captions: Sequence[str]) -> T5Tokenizer:
-    """A T5 tokenizer whose pieces are the words of ``captions``, and the printable ASCII letters.
+    """Return a T5 tokenizer with the words of captions and the printable ASCII letters as pieces.
 
     A piece scores the logarithm of its share of all words, a letter less than any word. The trainer
-    of ``tokenizers`` would find similar pieces, but other ones every time it is run. What neither a
-    word nor a letter covers becomes ``<unk>``.
+    of `tokenizers` would find similar pieces, but different ones in every run. All else becomes
+    `<unk>`.
     """
     counts = Counter(word.strip(",") for caption in captions for word in caption.split())
     total = sum(counts.values())
@@ -113,7 +113,7 @@ def t5_tokenizer(captions: Sequence[str]) -> T5Tokenizer:
 
 
 def t5_encoder(tokenizer: T5Tokenizer) -> T5EncoderModel:
-    """An untrained T5 encoder; embeds tokens [batch, length] as [batch, length, ``HIDDEN_SIZE``].
+    """Return an untrained T5 encoder: tokens [batch, length] to [batch, length, `HIDDEN_SIZE`].
 
     Drawn from torch's global generator.
     """
@@ -133,6 +133,6 @@ def t5_encoder(tokenizer: T5Tokenizer) -> T5EncoderModel:
 
 
 def save_slow_files(tokenizer: CLIPTokenizer, folder: Path) -> None:
-    """Add ``vocab.json`` and ``merges.txt``, which older loaders of CLIP tokenizers look for."""
+    """Add `vocab.json` and `merges.txt`, needed by older loaders of CLIP tokenizers."""
     model: Any = tokenizer.backend_tokenizer.model
     model.save(str(folder))

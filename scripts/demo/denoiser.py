@@ -1,16 +1,15 @@
-"""Trains the UNet of the tiny bundle for a few seconds: past mere noise, far from done.
+"""The UNet of the tiny bundle, trained for a few seconds.
 
-What it leaves unlearnt is the point: a short fine-tune must be able to lower the loss visibly.
+It is left undertrained on purpose: a short fine-tune must lower the loss visibly.
 """
 
 from __future__ import annotations
 
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
+from latentmake.progress import Progress
 from torch import Tensor
 from torch.nn import functional
-
-from latentmake.progress import Progress
 
 __all__ = ["make_denoiser", "make_scheduler", "train_denoiser"]
 
@@ -21,7 +20,7 @@ _CAPTION_DROPOUT = 0.1  # as Stable Diffusion was trained, for classifier-free g
 
 
 def make_denoiser(cross_attention_dim: int) -> UNet2DConditionModel:
-    """An untrained UNet on 4 latent channels with attention on both levels.
+    """Return an untrained UNet on 4 latent channels with attention on both levels.
 
     Drawn from torch's global generator.
     """
@@ -40,10 +39,10 @@ def make_denoiser(cross_attention_dim: int) -> UNet2DConditionModel:
 
 
 def make_scheduler() -> DDIMScheduler:
-    """The noise schedule of Stable Diffusion: 1,000 steps, ``scaled_linear``.
+    """Return the noise schedule of Stable Diffusion: 1,000 steps, `scaled_linear`.
 
-    With v prediction, as Stable Diffusion 2 has it: where almost all is noise, a small error in
-    epsilon would become a large one in the picture, and a network this small makes errors.
+    With v prediction, as in Stable Diffusion 2: at high noise a small error in epsilon becomes a
+    large one in the picture, and a network this small makes errors.
     """
     return DDIMScheduler(
         num_train_timesteps=1000,
@@ -65,10 +64,15 @@ def train_denoiser(
     steps: int,
     generator: torch.Generator,
 ) -> None:
-    """Train ``denoiser`` to predict the velocity of ``latents`` [count, 4, height, width].
+    """Train a UNet to predict the velocity of noisy latents.
 
-    ``embeddings`` [count, tokens, size] are the captions', ``empty`` [1, tokens, size] is the empty
-    caption's.
+    Args:
+        denoiser: changed in place.
+        latents: [count, 4, height, width].
+        embeddings: of the captions, [count, tokens, size].
+        empty: of the empty caption, [1, tokens, size].
+        steps: optimizer steps.
+        generator: draws batches, timesteps and noise.
     """
     scheduler = make_scheduler()
     optimizer = torch.optim.AdamW(

@@ -1,7 +1,7 @@
-"""Draws single shapes and backgrounds, smooth at any size, without a drawing library's help.
+"""Antialiased shapes and backgrounds.
 
-Every shape is a set of closed contours around the origin with radius 1, so that one function fills
-all of them and another outlines all of them. Masks are drawn four times too large and reduced.
+Every shape is a set of closed contours around the origin with radius 1. Masks are drawn four times
+too large and reduced.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _star(points: int, inner: float) -> Contour:
 
 
 def _moon() -> Contour:
-    """A disc less a smaller disc to its right; both pass through the moon's two tips."""
+    """Return a disc minus a smaller disc to its right; both pass through the moon's two tips."""
     tip = math.radians(55)
     outside = [tip + step / 60 * (2 * math.pi - 2 * tip) for step in range(61)]
     outer = [(math.cos(angle), math.sin(angle)) for angle in outside]
@@ -71,7 +71,7 @@ def _moon() -> Contour:
 
 
 def _heart() -> Contour:
-    """The familiar curve 16 sin^3 t, 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t, at radius 1."""
+    """Return the curve 16 sin^3 t, 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t, at radius 1."""
     contour = []
     for step in range(80):
         t = 2 * math.pi * step / 80
@@ -135,9 +135,9 @@ def fill_mask(
     radius: float,
     turn: float = 0.0,
 ) -> Image.Image:
-    """The coverage of a filled shape: an ``L`` picture of ``size`` (width, height), 0 to 255.
+    """Return the coverage of a filled shape: an `L` picture of `size` (width, height), 0 to 255.
 
-    ``centre`` and ``radius`` are in pixels, ``turn`` in radians, clockwise.
+    `centre` and `radius` are in pixels, `turn` in radians, clockwise.
     """
     canvas = _canvas(size)
     draw = ImageDraw.Draw(canvas)
@@ -156,7 +156,7 @@ def outline_mask(
     turn: float,
     width: float,
 ) -> Image.Image:
-    """The coverage of a shape's outline, ``width`` pixels wide; otherwise as ``fill_mask``."""
+    """Return the coverage of an outline, `width` pixels wide; otherwise as `fill_mask`."""
     canvas = _canvas(size)
     draw = ImageDraw.Draw(canvas)
     for contour in SHAPES[shape]:
@@ -172,7 +172,7 @@ def outline_mask(
 
 
 def stripes_mask(size: tuple[int, int], period: float) -> Image.Image:
-    """The coverage of stripes at 45 degrees that repeat every ``period`` pixels of width."""
+    """Return the coverage of stripes at 45 degrees that repeat every `period` pixels of width."""
     canvas = _canvas(size)
     draw = ImageDraw.Draw(canvas)
     width, height = canvas.size
@@ -218,10 +218,9 @@ def _checks_mask(size: tuple[int, int], period: float) -> Image.Image:
 def draw_background(
     size: tuple[int, int], pattern: str, first: Colour, second: Colour, period: float
 ) -> Image.Image:
-    """An ``RGB`` background of ``size``; ``plain`` uses ``first`` alone.
+    """Return an `RGB` background with one of `PATTERNS`; `plain` uses `first` alone.
 
-    ``pattern`` is one of ``PATTERNS``; a striped, dotted or checked one repeats every ``period``
-    pixels.
+    The other patterns repeat every `period` pixels.
     """
     background = Image.new("RGB", size, first)
     if pattern == "plain":
