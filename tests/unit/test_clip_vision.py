@@ -198,7 +198,7 @@ def test_the_true_clip_is_known_by_its_shapes() -> None:
         state = original_clip(CLIPVisionModel(CLIPVisionConfig(**true)).state_dict())
     assert state["visual.pos_embedding"].shape == (1, 257, 1280)
     assert state["visual.transformer.31.attn.to_qkv.weight"].shape == (3840, 1280)
-    assert _inferred(_converted(state), "") == true
+    assert _inferred(_converted(state)) == true
 
 
 def test_the_configuration_of_a_dit_beside_the_file_is_not_clips(

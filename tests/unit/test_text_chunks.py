@@ -195,7 +195,7 @@ def refusal(root: Path, architecture: str, **changes: Any) -> str:
 def test_what_an_architecture_cannot_use_is_refused_in_a_line(root: Path) -> None:
     encoders_of(root, "sd1", clip_skip=4)
     assert "has 4 layers" in refusal(root, "sd1", clip_skip=5)
-    assert "lack text_projection.weight" in refusal(root, "sdxl", kinds=("clip", "open"))
+    assert "lacks text_projection.weight" in refusal(root, "sdxl", kinds=("clip", "open"))
     assert "its model_type is t5" in refusal(root, "sdxl", kinds=("clip", "t5"))
     assert "its model_type is clip" in refusal(root, "flux", kinds=("clip", "clip"))
 

@@ -342,7 +342,7 @@ def test_the_true_umt5_is_known_by_its_shapes() -> None:
     state = original_umt5(whole.state_dict())
     assert len(state) == 242
     assert state["blocks.23.pos_embedding.embedding.weight"].shape == (32, 64)
-    assert _inferred(_converted(state, original=True)) == true
+    assert _inferred(_converted(state)) == true
 
 
 def test_the_embedding_is_held_once(places: dict[str, Path]) -> None:

@@ -15,18 +15,7 @@ import torch
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from latentmake.config import Weights
-from latentmake.encoders.state import (
-    LOAD_FAULTS,
-    State,
-    build,
-    fill,
-    is_config_of,
-    kind_of,
-    local_config,
-    local_state,
-    refusal,
-)
-from latentmake.errors import ModelError
+from latentmake.encoders.state import Kind, State, load_network
 
 __all__ = ["ClipVision", "load_clip_vision"]
 
@@ -34,10 +23,6 @@ __all__ = ["ClipVision", "load_clip_vision"]
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 _HEAD_SIZE = 80  # of ViT-huge; no shape tells it
-_MEND = (
-    "set `clip` to models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth or its .safetensors, "
-    "or to the `image_encoder` folder of a Wan pipeline"
-)
 # Names inside a block: the original's, then transformers'.
 _BLOCK = {
     "norm1": "layer_norm1",
@@ -55,8 +40,8 @@ _OUTSIDE = {
     "post_norm.weight": "post_layernorm.weight",
     "post_norm.bias": "post_layernorm.bias",
 }
-# What belongs to CLIP, but not to the hidden states of its image encoder.
-_FOREIGN = re.compile(
+# Parts of CLIP that the hidden states of its image encoder do not depend on.
+_FOREIGN = (
     r"textual\.|visual\.head$|log_scale$|text_model\.|(text|visual)_projection\.|logit_scale$"
     r"|(.+\.)?position_ids$"
 )
@@ -118,48 +103,15 @@ def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype)
     Raises:
         ModelError: it is missing, incomplete, or another kind of network.
     """
-    where = weights.path or weights.hub or ""
-    try:
-        network = _from_disk(weights, where) if weights.hub is None else _from_hub(weights, dtype)
-    except LOAD_FAULTS as error:
-        raise refusal(error, weights, "a CLIP image encoder", _MEND) from None
-    return ClipVision(network.to(device=device, dtype=dtype).eval().requires_grad_(False))
-
-
-def _from_hub(weights: Weights, dtype: torch.dtype) -> CLIPVisionModel:
-    network, info = CLIPVisionModel.from_pretrained(
-        weights.hub,
-        revision=weights.revision,
-        subfolder=weights.subfolder or "",
-        dtype=dtype,
-        output_loading_info=True,
-    )
-    unknown = [name for name in info["unexpected_keys"] if not _FOREIGN.match(name)]
-    if faults := list(info["missing_keys"]) + unknown:
-        raise ValueError(f"{faults[0]} and {len(faults) - 1} more are missing or unknown")
-    return network
-
-
-def _from_disk(weights: Weights, where: str) -> CLIPVisionModel:
-    config = local_config(weights)
-    if config is not None and not is_config_of(config, ["clip_vision_model", "clip"]):
-        own = config.get("model_type") or config.get("_class_name")
-        raise ModelError(f"is {own}, not clip_vision_model", where=where, mend=_MEND)
-    state = local_state(weights)
-    if (kind := kind_of(state)) != "a CLIP image encoder":
-        raise ModelError(f"is {kind}, not a CLIP image encoder", where=where, mend=_MEND)
-    state = _converted(state)
-    settings = _inferred(state, where) if config is None else config.get("vision_config", config)
-    network = build(lambda: CLIPVisionModel(CLIPVisionConfig.from_dict(settings)), where=where)
-    fill(network, state, kind="CLIP image encoder", where=where, mend=_MEND)
+    network = load_network(_KIND, weights)
     positions = network.embeddings.num_positions
     network.embeddings.position_ids = torch.arange(positions)[None]  # in no file
-    return network
+    return ClipVision(network.to(device=device, dtype=dtype).eval().requires_grad_(False))
 
 
 def _converted(state: State) -> State:
     """Return weights by transformers' names, without what is not the image encoder's."""
-    state = {name: value for name, value in state.items() if not _FOREIGN.match(name)}
+    state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
     if not any(name.startswith("visual.") for name in state):
         return {name.removeprefix("vision_model."): value for name, value in state.items()}
     found: State = {}
@@ -181,15 +133,11 @@ def _converted(state: State) -> State:
     return found
 
 
-def _inferred(state: State, where: str) -> dict[str, Any]:
+def _inferred(state: State) -> dict[str, Any]:
     """Read the settings off the shapes of the weights, taking it for a ViT-huge otherwise."""
     width, _, patch, _ = state["embeddings.patch_embedding.weight"].shape
     if width % _HEAD_SIZE:
-        raise ModelError(
-            f"is a CLIP image encoder of width {width}, which is no ViT-huge",
-            where=where,
-            mend=_MEND,
-        )
+        raise ValueError(f"it has width {width}, which is no ViT-huge")
     tokens = state["embeddings.position_embedding.weight"].shape[0]
     layers = [re.match(r"encoder\.layers\.(\d+)\.", name) for name in state]
     return {
@@ -201,3 +149,19 @@ def _inferred(state: State, where: str) -> dict[str, Any]:
         "image_size": patch * math.isqrt(tokens - 1),
         "hidden_act": "gelu",
     }
+
+
+_KIND = Kind(
+    name="a CLIP image encoder",
+    from_pretrained=CLIPVisionModel.from_pretrained,
+    models=("clip_vision_model", "clip"),
+    contents=("a CLIP image encoder",),
+    hint="set `clip` to models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth or its "
+    ".safetensors, or to the `image_encoder` folder of a Wan pipeline",
+    convert=_converted,
+    infer=_inferred,
+    build=lambda config: CLIPVisionModel(
+        CLIPVisionConfig.from_dict(config.get("vision_config", config))
+    ),
+    foreign=_FOREIGN,
+)

@@ -20,7 +20,7 @@ from transformers import (
 from latentmake import tokens
 from latentmake.config import TextWeights
 from latentmake.encoders.projection import load_text_projection
-from latentmake.encoders.state import LOAD_FAULTS, refusal
+from latentmake.encoders.state import LOAD_FAULTS, pretrained, refusal, refuse_faults
 from latentmake.errors import ModelError
 from latentmake.weights import config_file, weights_files
 
@@ -100,48 +100,27 @@ def _model_class(config: Any, kind: Kind | None) -> type[PreTrainedModel]:
 
 def _load(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTrainedModel:
     if weights.hub is not None:
-        place = {"revision": weights.revision, "subfolder": weights.subfolder or ""}
-        config = AutoConfig.from_pretrained(weights.hub, **place)
-        return _checked(_model_class(config, kind), weights.hub, dtype, **place)
-    files = weights_files(weights)
-    config_path = config_file(weights)
-    if config_path is None:
-        raise ModelError(
-            "a single file does not say what network it holds",
-            where=weights.path or "",
-            mend="name the folder of its config.json as `config`",
+        config = AutoConfig.from_pretrained(
+            weights.hub, revision=weights.revision, subfolder=weights.subfolder or ""
         )
-    config = AutoConfig.from_pretrained(config_path.parent, local_files_only=True)
+    else:
+        files, config_path = weights_files(weights), config_file(weights)
+        if config_path is None:
+            raise ModelError(
+                "a single file does not say what network it holds",
+                where=weights.path or "",
+                mend="name the folder of its config.json as `config`",
+            )
+        config = AutoConfig.from_pretrained(config_path.parent, local_files_only=True)
     model_class = _model_class(config, kind)
-    path = Path(weights.path or "")
-    if path.is_dir():
-        return _checked(model_class, str(path), dtype, local_files_only=True)
+    if not Path(weights.path or "").is_file():
+        loaded: PreTrainedModel = pretrained(model_class.from_pretrained, weights, dtype=dtype)
+        return loaded
     model = model_class(config)
-    missing, _ = model.load_state_dict(_named_for(model, load_file(files[-1])), strict=False)
-    _refuse_missing(model, list(missing))
+    state = load_file(files[-1])
+    if not any(name.startswith(_PREFIX) for name in model.state_dict()):
+        # CLIP's names come with this prefix or without.
+        state = {name.removeprefix(_PREFIX): value for name, value in state.items()}
+    missing, _ = model.load_state_dict(state, strict=False)
+    refuse_faults(name for name in missing if name not in (model.all_tied_weights_keys or ()))
     return model
-
-
-def _named_for(model: PreTrainedModel, state: dict[str, Any]) -> dict[str, Any]:
-    """Return weights under a network's names: CLIP's stand in files with a prefix or without."""
-    if any(name.startswith(_PREFIX) for name in model.state_dict()):
-        return state
-    return {name.removeprefix(_PREFIX): value for name, value in state.items()}
-
-
-def _checked(
-    model_class: type[PreTrainedModel], place: str, dtype: torch.dtype, **options: Any
-) -> PreTrainedModel:
-    """Load a network as transformers does, but refuse weights that it would make up."""
-    model, info = model_class.from_pretrained(
-        place, dtype=dtype, output_loading_info=True, **options
-    )
-    _refuse_missing(model, list(info["missing_keys"]))
-    return model
-
-
-def _refuse_missing(model: PreTrainedModel, missing: list[str]) -> None:
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    lacking = [name for name in missing if name not in tied and not name.endswith("position_ids")]
-    if lacking:
-        raise ValueError(f"the weights lack {lacking[0]} and {len(lacking) - 1} more")

@@ -1,6 +1,6 @@
 """umT5, Wan's text encoder: captions to the embeddings of their own tokens.
 
-From a transformers folder, or from the one file of the original release
+Weights: a transformers folder, or the one file of the original release
 (models_t5_umt5-xxl-enc-bf16.pth, or .safetensors of the same names) with a tokenizer's folder.
 """
 
@@ -16,28 +16,13 @@ import torch
 from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 
 from latentmake.config import TextWeights
-from latentmake.encoders.state import (
-    LOAD_FAULTS,
-    State,
-    build,
-    fill,
-    is_config_of,
-    kind_of,
-    local_config,
-    local_state,
-    refusal,
-)
-from latentmake.errors import ModelError
+from latentmake.encoders.state import Kind, State, load_network
 from latentmake.tokens import load as load_tokenizer
 
 __all__ = ["Umt5Encoder", "clean_caption", "load_umt5"]
 
 _LENGTH = 512  # tokens that Wan's DiT attends to
 _LARGEST_IN_8_BITS = torch.finfo(torch.float8_e4m3fn).max
-_MEND = (
-    "set `text` to models_t5_umt5-xxl-enc-bf16.pth or its .safetensors, or to the `text_encoder` "
-    "folder of a Wan pipeline"
-)
 # Names inside a block: the original's, then transformers'.
 _BLOCK = {
     "norm1": "layer.0.layer_norm",
@@ -55,9 +40,8 @@ _OUTSIDE = {
     "token_embedding.weight": "shared.weight",
     "norm.weight": "encoder.final_layer_norm.weight",
 }
-# What files of whole models hold besides the encoder; the last is ComfyUI's copy of the tokenizer.
-_FOREIGN = ("decoder.", "lm_head.", "spiece_model")
-
+# In files of complete models; the last is ComfyUI's copy of the tokenizer.
+_FOREIGN = r"decoder\.|lm_head\.|spiece_model"
 _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
 
 
@@ -167,12 +151,9 @@ def load_umt5(
     Raises:
         ModelError: something is missing, incomplete or of another kind.
     """
-    where = weights.path or weights.hub or ""
-    try:
-        network = _from_disk(weights, where) if weights.hub is None else _from_hub(weights, dtype)
-        tokenizer = load_tokenizer(weights)
-    except LOAD_FAULTS as error:
-        raise refusal(error, weights, "umT5", _MEND) from None
+    network = load_network(_KIND, weights)
+    network.set_input_embeddings(network.shared)  # one tensor, which filling took apart
+    tokenizer = load_tokenizer(weights)
     if fp8:
         _pack(network)
     network = network.to(device=device, dtype=dtype).eval().requires_grad_(False)
@@ -186,51 +167,18 @@ def _pack(network: torch.nn.Module) -> None:
                 setattr(module, name, _EightBitLinear(child.weight))
 
 
-def _from_hub(weights: TextWeights, dtype: torch.dtype) -> UMT5EncoderModel:
-    network, info = UMT5EncoderModel.from_pretrained(
-        weights.hub,
-        revision=weights.revision,
-        subfolder=weights.subfolder or "",
-        dtype=dtype,
-        output_loading_info=True,
-    )
-    missing = [name for name in info["missing_keys"] if name != "encoder.embed_tokens.weight"]
-    unknown = [name for name in info["unexpected_keys"] if not name.startswith(_FOREIGN)]
-    if faults := missing + unknown:
-        raise ValueError(f"{faults[0]} and {len(faults) - 1} more are missing or unknown")
-    return network
-
-
-def _from_disk(weights: TextWeights, where: str) -> UMT5EncoderModel:
-    config = local_config(weights)
-    if config is not None and not is_config_of(config, ["umt5"]):
-        own = config.get("model_type") or config.get("_class_name")
-        raise ModelError(f"is {own}, not umt5", where=where, mend=_MEND)
-    state = local_state(weights)
-    if (kind := kind_of(state)) not in ("a umT5 encoder", "a T5 or umT5 encoder"):
-        raise ModelError(f"is {kind}, not a umT5 encoder", where=where, mend=_MEND)
-    if any(name.endswith(_SCALES) for name in state):
-        raise ModelError(
-            "is in 8 bits with scales, which cannot be read",
-            where=where,
-            mend=f"{_MEND}; `fp8_t5` then brings it to 8 bits",
-        )
-    state = _converted(state, original=kind == "a umT5 encoder")
-    settings = _inferred(state) if config is None else config
-    network = build(lambda: UMT5EncoderModel(UMT5Config.from_dict(settings)), where=where)
-    fill(network, state, kind="umT5 encoder", where=where, mend=_MEND)
-    network.set_input_embeddings(network.shared)  # one and the same, which filling took apart
-    return network
-
-
-def _converted(state: State, *, original: bool) -> State:
+def _converted(state: State) -> State:
     """Return weights by transformers' names, without a decoder's."""
-    if original:
-        # Without the prefix of a whole model's encoder.
+    if any(name.endswith(_SCALES) for name in state):
+        raise ValueError(
+            "it is in 8 bits with scales, which cannot be read; `fp8_t5` brings 16 bits to 8"
+        )
+    if any("blocks.0.ffn.gate." in name for name in state):
+        # The original's names, in files of complete models with the prefix of the encoder.
         state = {
             _modern_name(name.removeprefix("encoder.")): value for name, value in state.items()
         }
-    state = {name: value for name, value in state.items() if not name.startswith(_FOREIGN)}
+    state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
     for one, other in (
         ("shared.weight", "encoder.embed_tokens.weight"),
         ("encoder.embed_tokens.weight", "shared.weight"),
@@ -263,3 +211,17 @@ def _inferred(state: State) -> dict[str, Any]:
         "relative_attention_num_buckets": buckets,
         "feed_forward_proj": "gated-gelu",  # the approximation by tanh
     }
+
+
+_KIND = Kind(
+    name="umT5",
+    from_pretrained=UMT5EncoderModel.from_pretrained,
+    models=("umt5",),
+    contents=("a umT5 encoder", "a T5 or umT5 encoder"),
+    hint="set `text` to models_t5_umt5-xxl-enc-bf16.pth or its .safetensors, or to the "
+    "`text_encoder` folder of a Wan pipeline",
+    convert=_converted,
+    infer=_inferred,
+    build=lambda config: UMT5EncoderModel(UMT5Config.from_dict(config)),
+    foreign=_FOREIGN,
+)

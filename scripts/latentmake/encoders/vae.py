@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL
 from safetensors.torch import load_file
 
 from latentmake.config import Weights
-from latentmake.encoders.state import LOAD_FAULTS, refusal
+from latentmake.encoders.state import LOAD_FAULTS, pretrained, refusal
 from latentmake.weights import config_file, weights_files
 
 __all__ = ["encode_images", "load_vae"]
@@ -33,25 +33,14 @@ def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> Auto
         ModelError: it is missing, incomplete, or no AutoencoderKL.
     """
     try:
-        if weights.hub is not None:
-            vae = AutoencoderKL.from_pretrained(
-                weights.hub, revision=weights.revision, subfolder=weights.subfolder or ""
-            )
-        elif Path(weights.path or "").is_dir():
-            weights_files(weights)  # names what is missing
-            vae, info = AutoencoderKL.from_pretrained(
-                weights.path,
-                local_files_only=True,
-                low_cpu_mem_usage=False,
-                output_loading_info=True,
-            )
-            if missing := info["missing_keys"]:  # diffusers would make them up
-                raise ValueError(f"the weights lack {missing[0]} and {len(missing) - 1} more")
+        files = [] if weights.hub is not None else weights_files(weights)  # names what is missing
+        if Path(weights.path or "").is_file():
+            vae = _from_single_file(files[-1], config_file(weights))
         else:
-            vae = _from_single_file(weights)
+            vae = pretrained(AutoencoderKL.from_pretrained, weights, low_cpu_mem_usage=False)
     except LOAD_FAULTS as error:
-        mend = "name the folder of a VAE, and see that it is complete"
-        raise refusal(error, weights, "an AutoencoderKL", mend) from None
+        hint = "name the folder of a VAE, with all its files"
+        raise refusal(error, weights, "an AutoencoderKL", hint) from None
     if dtype == torch.float16 and vae.config.get("force_upcast"):
         dtype = torch.float32
     vae = vae.to(device)
@@ -60,18 +49,11 @@ def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> Auto
     return vae.eval().requires_grad_(False)
 
 
-def _from_single_file(weights: Weights) -> AutoencoderKL:
-    config_path = config_file(weights)
-    path = Path(weights.path or "")
-    weights_files(weights)
+def _from_single_file(path: Path, config_path: Path | None) -> AutoencoderKL:
     state = load_file(path)
     prefix = "first_stage_model."
-    if any(name.startswith(prefix) for name in state):
-        state = {
-            name.removeprefix(prefix): value
-            for name, value in state.items()
-            if name.startswith(prefix)
-        }
+    inner = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+    state = inner or state
     if "encoder.conv_in.weight" not in state:
         raise ValueError("it holds no image encoder")
     original = any(name.startswith("encoder.down.") for name in state)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,17 +17,7 @@ from diffusers import AutoencoderKLWan
 from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
 
 from latentmake.config import Weights
-from latentmake.encoders.state import (
-    LOAD_FAULTS,
-    State,
-    build,
-    fill,
-    is_config_of,
-    kind_of,
-    local_config,
-    local_state,
-    refusal,
-)
+from latentmake.encoders.state import Kind, State, load_network
 from latentmake.errors import ModelError
 
 __all__ = ["LATENTS_MEAN", "LATENTS_STD", "WanVae", "clamp_to", "load_wan_vae", "vae_dtype"]
@@ -46,7 +37,7 @@ LATENTS_STD = (
 _MASK_CHANNELS = 4
 _FACTOR = 8  # pixels a side of one latent
 _FRAMES = 4  # frames of one latent, after the first, which is alone
-_MEND = "set `vae` to Wan2.1_VAE.pth or its .safetensors, or to the `vae` folder of a Wan pipeline"
+_HINT = "set `vae` to Wan2.1_VAE.pth or its .safetensors, or to the `vae` folder of a Wan pipeline"
 
 
 def vae_dtype(device_is_rocm: bool, wanted: torch.dtype) -> torch.dtype:
@@ -195,12 +186,8 @@ def load_wan_vae(
     Raises:
         ModelError: it is missing, incomplete, or another kind of network.
     """
-    where = weights.path or weights.hub or ""
-    try:
-        network = _from_hub(weights) if weights.hub is not None else _from_disk(weights, where)
-    except LOAD_FAULTS as error:
-        raise refusal(error, weights, "Wan's VAE", _MEND) from None
-    _check_settings(network.config, where)
+    network = load_network(_KIND, weights)
+    _check_settings(network.config, weights.path or weights.hub or "")
     network.decoder = network.post_quant_conv = None  # more than half of the memory
     rocm = device.type == "cuda" and torch.version.hip is not None
     # Module's own: diffusers' warns of layers to be kept in float32, of which there are none.
@@ -211,34 +198,11 @@ def load_wan_vae(
     return vae
 
 
-def _from_hub(weights: Weights) -> AutoencoderKLWan:
-    network, info = AutoencoderKLWan.from_pretrained(
-        weights.hub,
-        revision=weights.revision,
-        subfolder=weights.subfolder or "",
-        low_cpu_mem_usage=False,
-        output_loading_info=True,
-    )
-    if faults := info["missing_keys"] + info["unexpected_keys"]:
-        raise ValueError(f"{faults[0]} and {len(faults) - 1} more are missing or unknown")
-    return network
-
-
-def _from_disk(weights: Weights, where: str) -> AutoencoderKLWan:
-    config = local_config(weights)
-    if config is not None and not is_config_of(config, ["AutoencoderKLWan"]):
-        own = config.get("_class_name") or config.get("model_type")
-        raise ModelError(f"is {own}, not AutoencoderKLWan", where=where, mend=_MEND)
-    state = local_state(weights)
-    if (kind := kind_of(state)) != "Wan's VAE":
-        raise ModelError(f"is {kind}, not Wan's VAE", where=where, mend=_MEND)
+def _converted(state: State) -> State:
     if any(name.startswith("encoder.downsamples.") for name in state):
-        state = convert_wan_vae_to_diffusers(state)
-    if config is None:
-        config = _inferred(state)
-    network = build(lambda: AutoencoderKLWan.from_config(config), where=where)
-    fill(network, state, kind="VAE of Wan", where=where, mend="copy it again")
-    return network
+        converted: State = convert_wan_vae_to_diffusers(state)
+        return converted
+    return state
 
 
 def _inferred(state: State) -> dict[str, Any]:
@@ -272,7 +236,7 @@ def _check_settings(config: Any, where: str) -> None:
             f"is the VAE of another model: its latents have {config['z_dim']} channels, not "
             f"{len(LATENTS_MEAN)}",
             where=where,
-            mend=_MEND,
+            mend=_HINT,
         )
     for name, values in (("latents_mean", LATENTS_MEAN), ("latents_std", LATENTS_STD)):
         if tuple(config[name]) != values:
@@ -280,5 +244,18 @@ def _check_settings(config: Any, where: str) -> None:
                 f"its configuration has another {name} than Wan, so that its latents would not "
                 "fit the DiT",
                 where=where,
-                mend=_MEND,
+                mend=_HINT,
             )
+
+
+_KIND = Kind(
+    name="Wan's VAE",
+    from_pretrained=partial(AutoencoderKLWan.from_pretrained, low_cpu_mem_usage=False),
+    models=("AutoencoderKLWan",),
+    contents=("Wan's VAE",),
+    hint=_HINT,
+    convert=_converted,
+    infer=_inferred,
+    build=AutoencoderKLWan.from_config,
+    foreign="(?!)",  # nothing
+)
