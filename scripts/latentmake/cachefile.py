@@ -8,17 +8,15 @@ The format: 8 bytes with the header's length (little endian), a JSON header, the
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import struct
-import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake import digest, npzfile
-from latentmake.errors import CacheError, storage_error
+from latentmake.errors import CacheError
+from latentmake.files.safetensors import read_head
 from latentmake.regular import open_regular
 
 if TYPE_CHECKING:
@@ -32,16 +30,12 @@ __all__ = [
     "ORIGINAL_WIDTH",
     "RECIPE",
     "SOURCE",
-    "TEMPORARY_SUFFIX",
     "Header",
     "Picture",
-    "link",
-    "read_head",
     "read_header",
     "serialize",
     "stamp",
     "target_key",
-    "write",
 ]
 
 ADOPTED = "latentmake.adopted"
@@ -51,8 +45,6 @@ ORIGINAL_HEIGHT = "original_height"
 ORIGINAL_WIDTH = "original_width"
 RECIPE = "latentmake.recipe"
 SOURCE = "latentmake.source"
-TEMPORARY_SUFFIX = ".latentmake-partial"
-_MAX_HEADER = 100_000_000  # the format's own limit, in bytes
 
 
 class Picture(NamedTuple):
@@ -121,86 +113,6 @@ def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) 
     return struct.pack("<Q", len(text)) + text + data[8 + length :]
 
 
-def _temporary(path: Path) -> Path:
-    # Short, whatever the name's length; process and thread tell writers of one name apart.
-    unique = f"{digest.of_bytes(path.name.encode())[:16]}.{os.getpid()}.{threading.get_ident()}"
-    return path.with_name(f".{unique}{TEMPORARY_SUFFIX}")
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a file so that its name only ever stands for the whole of it.
-
-    It is written under a temporary name in the same folder and renamed. There is no fsync: a file
-    that a power failure cut short has the wrong length and is found damaged.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-        OSError: anything else the system refuses.
-    """
-    temporary = _temporary(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # on a read-only disk even that is refused
-            temporary.unlink(missing_ok=True)
-        raise storage_error(error, path) or error from None
-    except BaseException:  # Ctrl-C
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def link(existing: Path, path: Path) -> None:
-    """Give a finished file a second name, replacing what bears it; copy where links fail.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-        OSError: anything else the system refuses.
-    """
-    temporary = _temporary(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(existing, temporary)
-        except OSError:
-            write(path, existing.read_bytes())
-            return
-        temporary.replace(path)
-        temporary.unlink(missing_ok=True)  # rename does nothing between two names of one file
-    except OSError as error:
-        with contextlib.suppress(OSError):  # on a read-only disk even that is refused
-            temporary.unlink(missing_ok=True)
-        raise storage_error(error, path) or error from None
-
-
-def read_head(path: str | os.PathLike[str]) -> tuple[bytes, int]:
-    """Read what stands before the first tensor of a safetensors file, by one read as a rule.
-
-    Returns:
-        8 bytes with the length of the JSON that follows, and that JSON; and the size of the file
-        (format: https://github.com/huggingface/safetensors#format).
-
-    Raises:
-        ValueError: it is cut short, no safetensors file, or no regular file at all.
-        OSError: it cannot be read.
-    """
-    file, size = open_regular(path)
-    with file:
-        head = file.read(4096)
-        length = struct.unpack_from("<Q", head)[0] if len(head) >= 8 else _MAX_HEADER
-        if length >= _MAX_HEADER or 8 + length > size:
-            raise ValueError("is cut short or no safetensors file")
-        while len(head) < 8 + length:
-            more = file.read(8 + length - len(head))
-            if not more:
-                raise ValueError("is cut short")
-            head += more
-    return head[: 8 + length], size
-
-
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read what a cache file says of itself, and check that it is whole; tensors are not read.
 
@@ -213,26 +125,21 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     if os.fspath(path).endswith(".npz"):
         return _read_npz(path)
     try:
-        head, size = read_head(path)
+        head = read_head(path)
     except ValueError as error:
         if _begins_an_npz(path):
             return _read_npz(path)
         raise CacheError(str(error), where=path) from None
+    metadata = head.metadata
     try:
-        text = head[8:]
-        header = json.loads(text)
-        metadata = header.pop("__metadata__", {})
-        end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
         recipe, key, source = (metadata.get(name) for name in (RECIPE, KEY, SOURCE))
         content = digest.of_bytes(recipe.encode()) if isinstance(recipe, str) else None
         picture = _picture(metadata, recipe) if isinstance(recipe, str) else None
-    except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError):
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         raise CacheError("has a damaged header", where=path) from None
-    if len(head) + end != size:
-        raise CacheError("is cut short or has grown", where=path)
     if not (content is not None and isinstance(key, str) and isinstance(source, str)):
         raise CacheError("was not made by latentmake", where=path)
-    if not _is_as_written(text, metadata):
+    if not _is_as_written(head.data, metadata):
         raise CacheError("was rewritten by another program", where=path)
     return Header(key, source, content, str(metadata.get(ADOPTED, "")), picture)
 
@@ -272,13 +179,13 @@ def _read_npz(path: str | os.PathLike[str]) -> Header:
     return Header(key, source, content, str(metadata.get(ADOPTED, "")))
 
 
-def _is_as_written(text: bytes, metadata: Mapping[str, object]) -> bool:
+def _is_as_written(head: bytes, metadata: Mapping[str, object]) -> bool:
     """Whether a header is as `serialize` writes one, and of the caption that it was made of.
 
     musubi-tuner, encoding a text again, puts its own tensors into the file and leaves all metadata
     that it does not know, our key among them.
     """
-    if not text.startswith(b'{"__metadata__":{') or list(metadata) != sorted(metadata):
+    if not head.startswith(b'{"__metadata__":{', 8) or list(metadata) != sorted(metadata):
         return False
     caption = metadata.get(CAPTION)
     return caption is None or caption == digest.of_bytes(str(metadata.get("caption1")).encode())

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 __all__ = [
     "CacheError",
@@ -98,12 +99,17 @@ _STORAGE_FAULTS = {
 }
 
 
-def storage_error(error: OSError, where: str | os.PathLike[str]) -> StorageError | None:
+def storage_error(error: Exception, where: str | os.PathLike[str]) -> StorageError | None:
     """Return the one-line error for a fault of the disk, or None where it is another fault.
 
-    The mend names the same command, because finished work lies in the spool and is not done again.
+    safetensors says `os error 28`; torch's archive writer only that it failed writing.
     """
-    fault = _STORAGE_FAULTS.get(error.errno or 0)
+    number = error.errno if isinstance(error, OSError) else None
+    if match := re.search(r"os error (\d+)", str(error)):
+        number = int(match[1])
+    elif "failed writing file" in str(error) or "unexpected pos" in str(error):
+        number = errno.ENOSPC
+    fault = _STORAGE_FAULTS.get(number or 0)
     if fault is None:
         return None
     what, mend = fault

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latentmake import digest, manifest, remote
-from latentmake.cachefile import TEMPORARY_SUFFIX, Header, read_header, target_key
+from latentmake.cachefile import Header, read_header, target_key
 from latentmake.clips import Clip
 from latentmake.config import Dataset
 from latentmake.dataset import fingerprint
 from latentmake.errors import CacheError, SourceError
+from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.layouts import Layout, Named, kind_of, plain
 from latentmake.media import Media
 from latentmake.memo import Memo, SourceStat, TargetStat

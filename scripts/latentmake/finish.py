@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake import cachefile, digest, layouts, manifest, recipe
+from latentmake import digest, layouts, manifest, recipe
 from latentmake.config import Run, SdScriptsTrainer, SdTrainer
 from latentmake.errors import ModelError
+from latentmake.files import atomic
 from latentmake.model_checks import schedule_of
 from latentmake.musubi.finish import finish_wan
 from latentmake.orders import run_order, unfinished
@@ -265,7 +266,7 @@ def _finish_training(
     ):
         return
     path = run_order(plan.name, "train", order.planned)
-    cachefile.write(path, order.model_dump_json().encode())
+    atomic.write(path, order.model_dump_json().encode())
     plan.training_order = path
 
 

@@ -13,8 +13,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from latentmake import cachefile
 from latentmake.errors import LatentmakeError
+from latentmake.files import atomic
 from latentmake.orders import FOLDER, RUNS, WorkOrder
 
 __all__ = ["VARIABLE", "Handover"]
@@ -44,7 +44,7 @@ class Handover:
             StorageError: the disk is full or cannot be written.
         """
         path = RUNS / f"plan.{planned}.json"
-        cachefile.write(path, json.dumps(vars(self)).encode())
+        atomic.write(path, json.dumps(vars(self)).encode())
         os.environ[VARIABLE] = str(path)
         return path
 

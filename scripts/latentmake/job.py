@@ -19,6 +19,7 @@ from latentmake import cachefile, digest, layouts, remote
 from latentmake.buckets import Size
 from latentmake.config import Model
 from latentmake.errors import CacheError, SourceError
+from latentmake.files import atomic
 from latentmake.layouts import Layout
 from latentmake.memo import source_stat, target_stat
 from latentmake.orders import Target, WorkItem, WorkOrder, spooled
@@ -324,7 +325,7 @@ class Job:
             self.refuse(item, key)
             return
         stamp = cachefile.stamp(key=key, source=source, recipe=self.recipe)
-        cachefile.write(spooled(key), self._file(tensors, metadata, stamp))
+        atomic.write(spooled(key), self._file(tensors, metadata, stamp))
         self.places[key] = spooled(key)
         self.counts["encoded"] += 1
 
@@ -482,7 +483,7 @@ def _linked(existing: Path, path: Path, key: str) -> bool:
     try:
         if existing.parts[0] == path.parts[0] and cachefile.read_header(existing).key != key:
             return False  # another job has made it anew meanwhile; those of spool and store stay
-        cachefile.link(existing, path)
+        atomic.link(existing, path)
     except (FileNotFoundError, CacheError):
         return False
     return True

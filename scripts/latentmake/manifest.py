@@ -16,6 +16,7 @@ from typing import Any
 
 from latentmake import cachefile, digest, layouts, store
 from latentmake.errors import CacheError, DatasetError
+from latentmake.files import atomic
 from latentmake.orders import read_receipt, run_order, spooled
 
 __all__ = [
@@ -133,7 +134,7 @@ class ManifestOrder:
         """
         head = {**vars(self), "items": None}
         lines = [json.dumps(head), *(json.dumps(list(vars(item).values())) for item in self.items)]
-        cachefile.write(self.path, "\n".join(lines).encode())
+        atomic.write(self.path, "\n".join(lines).encode())
         return self.path
 
     @classmethod
@@ -256,9 +257,9 @@ def write_manifest(
         images={name: images_digest(paths) for name, paths in images.items()},
         manifest=digest.of_bytes(listed),
     )
-    cachefile.write(folder / "manifest.jsonl", listed)
+    atomic.write(folder / "manifest.jsonl", listed)
     text = json.dumps(asdict(lock), indent=1, sort_keys=True, ensure_ascii=False)
-    cachefile.write(folder / "dataset.lock", f"{text}\n".encode())
+    atomic.write(folder / "dataset.lock", f"{text}\n".encode())
     for key in set(order.replaced) - standing:
         store.put_away(spooled(key), key)
     return lock
@@ -313,7 +314,7 @@ def _remove(orphans: list[str], standing: Collection[str], say: Callable[[str], 
     for name in orphans:
         path = Path(name)
         try:
-            ours = not name.endswith(cachefile.TEMPORARY_SUFFIX)
+            ours = not name.endswith(atomic.TEMPORARY_SUFFIX)
             key = cachefile.read_header(path).key if ours else None
             if key is None or key in standing:
                 path.unlink()

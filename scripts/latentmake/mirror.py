@@ -15,8 +15,9 @@ from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
-from latentmake import cachefile, digest
+from latentmake import digest
 from latentmake.errors import SourceError, StorageError, storage_error
+from latentmake.files import atomic
 
 __all__ = ["RECORD", "Changes", "mirror"]
 
@@ -193,7 +194,7 @@ class _Mirror:
             self.unchanged += 1
         else:
             self.replacing(name)
-            cachefile.write(path, data)
+            atomic.write(path, data)
             self.copied += 1
         self.record[name] = _Entry(None, _stamp(path), digest.of_bytes(data))
 
@@ -221,34 +222,21 @@ def _digest(source: Path) -> str:
         raise _unreadable(source, error) from None
 
 
-def _temporary(path: Path) -> Path:
-    # The same each time, so that what a killed call left is written over by the next.
-    unique = digest.of_bytes(path.name.encode())[:16]
-    return path.with_name(f".{unique}{cachefile.TEMPORARY_SUFFIX}")
-
-
 def _copy(source: Path, path: Path) -> str:
     """Copy a file, and return the digest of what was copied."""
-    temporary = _temporary(path)
     seen = hashlib.sha256()
     try:
         file = source.open("rb")
     except OSError as error:
         raise _unreadable(source, error) from None
-    try:
-        with file:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as copy:
-                while piece := _piece(file, source):
-                    seen.update(piece)
-                    copy.write(piece)
-        temporary.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _storage(error, path) from None
-        raise
+    with (
+        file,
+        atomic.replacing(path, one_writer=True) as temporary,
+        temporary.open("wb") as copy,
+    ):
+        while piece := _piece(file, source):
+            seen.update(piece)
+            copy.write(piece)
     return seen.hexdigest()
 
 
@@ -262,16 +250,12 @@ def _piece(file: Any, source: Path) -> bytes:
 
 def _link(existing: Path, path: Path) -> bool:
     """Give a file a second name; return False where the file system cannot."""
-    temporary = _temporary(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        os.link(existing, temporary)
-    except OSError:
-        return False  # the copy that is made instead meets what is worse than that
-    temporary.replace(path)
-    temporary.unlink(missing_ok=True)  # rename does nothing between two names of one file
-    return True
+    with contextlib.suppress(OSError, StorageError):  # the copy made instead meets it too
+        with atomic.replacing(path, one_writer=True) as temporary:
+            temporary.unlink(missing_ok=True)
+            os.link(existing, temporary)
+        return True
+    return False
 
 
 def _unreadable(source: Path, error: OSError) -> SourceError:
@@ -315,4 +299,4 @@ def _write(folder: Path, record: Mapping[str, _Entry]) -> None:
     with contextlib.suppress(OSError):
         if path.read_bytes() == data:
             return
-    cachefile.write(path, data)
+    atomic.write(path, data)

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from latentmake.cachefile import read_head
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError
+from latentmake.files.safetensors import read_head
 from latentmake.weights import config_file, weights_files
 
 __all__ = [
@@ -125,8 +125,8 @@ def _names_in(files: Iterable[Path]) -> list[str]:
     names: list[str] = []
     for file in files:
         try:
-            names += [name for name in json.loads(read_head(file)[0][8:]) if name != "__metadata__"]
-        except (OSError, ValueError, TypeError):
+            names += read_head(file).entries
+        except (OSError, ValueError):
             return []  # whoever loads it says so
     return names
 

@@ -24,6 +24,7 @@ from latentmake.buckets import Size
 from latentmake.clips import Clip
 from latentmake.config import Dataset
 from latentmake.errors import CacheError, LatentmakeError
+from latentmake.files import atomic
 from latentmake.media import Media
 
 __all__ = [
@@ -227,8 +228,8 @@ class WorkOrder:
         if self._is_waiting():
             return
         # The items lie beside the order: Snakemake digests its input once for each of the outputs.
-        cachefile.write(self._items_path, self._items.encode())
-        cachefile.write(self.path, self._head.encode())
+        atomic.write(self._items_path, self._items.encode())
+        atomic.write(self.path, self._head.encode())
         found = (target.found for item in self.items for target in item.targets)
         touch(self.path, max((int(each.split("@")[1]) for each in found if each), default=0))
 
@@ -316,7 +317,7 @@ class Receipt:
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        cachefile.write(path, json.dumps(vars(self), separators=(",", ":")).encode())
+        atomic.write(path, json.dumps(vars(self), separators=(",", ":")).encode())
 
 
 def read_receipt(path: Path) -> Receipt:
@@ -464,7 +465,7 @@ def unfinished() -> list[str]:
     """Return the files that killed writers left in the spool under temporary names."""
     if not SPOOL.is_dir():
         return []
-    return [str(path) for path in SPOOL.glob(f".*{cachefile.TEMPORARY_SUFFIX}")]
+    return [str(path) for path in SPOOL.glob(f".*{atomic.TEMPORARY_SUFFIX}")]
 
 
 def forget_delivered() -> None:

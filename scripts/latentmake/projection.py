@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from latentmake import cachefile
 from latentmake.errors import ModelError
+from latentmake.files import atomic
 from latentmake.weights import projection_file
 
 __all__ = ["load_projection", "write_projection"]
@@ -67,5 +68,5 @@ def write_projection(layer: torch.nn.Linear, folder: Path) -> None:
         "out_features": layer.out_features,
     }
     tensors = {name: each.detach().cpu().float() for name, each in layer.named_parameters()}
-    cachefile.write(folder / "model.safetensors", cachefile.serialize(tensors, {}))
-    cachefile.write(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+    atomic.write(folder / "model.safetensors", cachefile.serialize(tensors, {}))
+    atomic.write(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())

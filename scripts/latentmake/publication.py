@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake import cachefile
 from latentmake.config import Config, SdScriptsTrainer
 from latentmake.errors import DatasetError
+from latentmake.files import atomic
 from latentmake.finish import manifest_items
 from latentmake.manifest import lines_of, row_of
 from latentmake.musubi.finish import wan_order
@@ -64,10 +64,10 @@ def plan_publication(planner: Planner, name: str) -> Path:
     if not rows:
         raise DatasetError("no item is left to publish", where=f"run {name}")
     items = run_order(name, "items", order.planned).with_suffix(".jsonl")
-    cachefile.write(items, lines_of(rows))
+    atomic.write(items, lines_of(rows))
     path = run_order(name, kind, order.planned)
     changed = order.model_copy(update={"manifest": str(items)})
-    cachefile.write(path, changed.model_dump_json().encode())
+    atomic.write(path, changed.model_dump_json().encode())
     planner.memo.save()
     return path
 

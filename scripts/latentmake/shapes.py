@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from latentmake.config import TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.musubi.weights import read_tensors
+from latentmake.files.safetensors import read_head
 from latentmake.weights import config_file, projection_file, vae_factor
 
 __all__ = [
@@ -93,8 +93,7 @@ def text_width(weights: TextWeights) -> int | None:
 def _projected_width(projection: str) -> int:
     file = projection_file(projection)
     try:
-        tensors, _ = read_tensors(file)
-        (shape,) = (each.shape for each in tensors.values() if len(each.shape) == 2)
+        (shape,) = (x.shape for x in read_head(file).tensors.values() if len(x.shape) == 2)
     except (OSError, ValueError):
         raise ModelError(
             "is no linear projection", where=file, mend="name the file of a linear layer"

@@ -20,6 +20,7 @@ from typing import Any
 from latentmake import cachefile, remote
 from latentmake.config import Config, Run
 from latentmake.errors import CacheError, ConfigError, StorageError
+from latentmake.files import atomic
 from latentmake.layouts.plain import DROPPED
 from latentmake.orders import run_order
 from latentmake.parts import PROMPTS, Part, RunPlan, prompt_path, prompts_of, read_lock, run_folder
@@ -68,14 +69,14 @@ def plan_store(config: Config, plan: RunPlan, run: Run, planned: int) -> Path:
         name = "/".join(part[:2]) + f"/{part.name}.{digest[:20]}"
         archives[_key(part)] = name
         order = {"paths": sorted(paths)}
-        cachefile.write(ARCHIVES / f"{name}.json", json.dumps(order).encode())
+        atomic.write(ARCHIVES / f"{name}.json", json.dumps(order).encode())
     content = {"archives": archives, "lock": vars(read_lock(plan.name))}
     newest, before = _newest(root, plan.name)
     place = newest if before == content else f"{root}/runs/{plan.name}/{planned:020}.json"
     urls = [f"{root}/{name}.tar" for name in archives.values()]
     order_path = run_order(plan.name, "store", planned)
     text = {"record": place, "archives": urls, "content": content}
-    cachefile.write(order_path, json.dumps(text).encode())
+    atomic.write(order_path, json.dumps(text).encode())
     return order_path
 
 
@@ -107,7 +108,7 @@ def plan_fetch(config: Config, plan: RunPlan, planned: int) -> Path:
         if state.stale and _key(part) in stored["archives"]
     }
     path = run_order(plan.name, "fetch", planned)
-    cachefile.write(path, json.dumps({"archives": wanted}).encode())
+    atomic.write(path, json.dumps({"archives": wanted}).encode())
     return path
 
 
@@ -147,7 +148,7 @@ def pack(order: Path, archive: Path) -> None:
 
 def write_record(order: Path, path: Path) -> None:
     """Write the record that an order holds."""
-    cachefile.write(path, json.dumps(json.loads(order.read_bytes())["content"]).encode())
+    atomic.write(path, json.dumps(json.loads(order.read_bytes())["content"]).encode())
 
 
 def unpack(order: Path, archives: Sequence[Path], say: Callable[[str], None]) -> None:
@@ -169,13 +170,13 @@ def unpack(order: Path, archives: Sequence[Path], say: Callable[[str], None]) ->
         asked = json.loads(order.read_bytes())["archives"]
         for (place, names), archive in zip(asked.items(), archives, strict=True):
             for name, data in _members(archive, place, set(names)):
-                cachefile.write(staged, data)
+                atomic.write(staged, data)
                 try:
                     cachefile.read_header(staged)
                 except CacheError as error:
                     say(f"{place}: {name} {error.what}; it will be encoded")
                     continue
-                cachefile.link(staged, Path(name))
+                atomic.link(staged, Path(name))
                 taken += 1
     finally:
         staged.unlink(missing_ok=True)

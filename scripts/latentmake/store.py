@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from latentmake.cachefile import TEMPORARY_SUFFIX
+from latentmake.files.atomic import TEMPORARY_SUFFIX
 
 __all__ = ["STORE", "forget_taken", "keys", "prune", "put_away", "stored", "used"]
 

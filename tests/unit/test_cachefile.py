@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from latentmake import cachefile, digest
 from latentmake.cachefile import KEY, RECIPE, SOURCE, Header
 from latentmake.errors import CacheError, StorageError, storage_error
+from latentmake.files import atomic
 from safetensors import safe_open
 from safetensors.torch import load, save_file
 
@@ -56,7 +57,7 @@ def test_the_order_of_tensors_and_metadata_changes_no_byte() -> None:
 
 
 def test_safetensors_reads_what_is_written(path: Path) -> None:
-    cachefile.write(path, WHOLE)
+    atomic.write(path, WHOLE)
     with safe_open(path, "pt") as file:
         assert file.metadata() == STAMP | {"caption": "a café ☕"}
         assert set(file.keys()) == set(TENSORS)
@@ -105,8 +106,8 @@ def test_a_key_tells_source_recipe_and_resolution_apart() -> None:
 def test_the_umask_says_who_may_read(path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
-        cachefile.write(path, WHOLE)
-        cachefile.link(path, path.with_name("second"))
+        atomic.write(path, WHOLE)
+        atomic.link(path, path.with_name("second"))
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == mode
@@ -114,37 +115,37 @@ def test_the_umask_says_who_may_read(path: Path, umask: int, mode: int) -> None:
 
 
 def test_writing_replaces_and_leaves_nothing_beside(path: Path) -> None:
-    cachefile.write(path, b"old")
-    cachefile.write(path, WHOLE)
+    atomic.write(path, b"old")
+    atomic.write(path, WHOLE)
     assert path.read_bytes() == WHOLE
     assert everything_in(path.parent) == [path.name]
 
 
 def test_replacing_a_file_leaves_its_second_name_alone(path: Path) -> None:
-    cachefile.write(path, b"old")
+    atomic.write(path, b"old")
     second = path.with_name("second")
     os.link(path, second)
-    cachefile.write(path, b"new")
+    atomic.write(path, b"new")
     assert (path.read_bytes(), second.read_bytes()) == (b"new", b"old")
 
 
 def test_the_longest_name_a_file_may_have_can_be_written_and_linked(tmp_path: Path) -> None:
     longest = tmp_path / ("n" * 255)
-    cachefile.write(longest, WHOLE)
-    cachefile.link(longest, tmp_path / ("m" * 255))
+    atomic.write(longest, WHOLE)
+    atomic.link(longest, tmp_path / ("m" * 255))
     assert everything_in(tmp_path) == ["m" * 255, "n" * 255]
 
 
 def write_more_than_allowed(path: Path, answers: multiprocessing.Queue[tuple[str, str]]) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
     try:
-        cachefile.write(path, b"x" * 5000)
+        atomic.write(path, b"x" * 5000)
     except Exception as error:
         answers.put((type(error).__name__, str(error)))
 
 
 def test_a_write_that_fails_half_way_leaves_the_old_file_and_nothing_else(path: Path) -> None:
-    cachefile.write(path, b"old")
+    atomic.write(path, b"old")
     context = multiprocessing.get_context("fork")
     answers: multiprocessing.Queue[tuple[str, str]] = context.Queue()
     child = context.Process(target=write_more_than_allowed, args=(path, answers))
@@ -178,7 +179,7 @@ def test_a_fault_of_the_disk_says_that_finished_work_is_kept(fault: int, line: s
 def test_a_folder_in_the_place_of_the_file_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "name").mkdir()
     with pytest.raises(StorageError, match=r"name: a folder lies where a file belongs; move it"):
-        cachefile.write(tmp_path / "name", WHOLE)
+        atomic.write(tmp_path / "name", WHOLE)
     assert everything_in(tmp_path) == []
 
 
@@ -186,7 +187,7 @@ def test_a_folder_in_the_place_of_the_file_leaves_nothing_behind(tmp_path: Path)
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(StorageError, match=rf"{place}: a file lies where a folder belongs; move"):
-        cachefile.write(tmp_path / place, WHOLE)
+        atomic.write(tmp_path / place, WHOLE)
     assert everything_in(tmp_path) == ["file"]
 
 
@@ -194,21 +195,21 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, place: str) ->
 
 
 def test_a_link_shares_the_file_and_replaces_what_bore_the_name(path: Path) -> None:
-    cachefile.write(path, WHOLE)
+    atomic.write(path, WHOLE)
     second = path.parent / "deeper" / "second"
-    cachefile.write(second, b"old")
-    cachefile.link(path, second)
+    atomic.write(second, b"old")
+    atomic.link(path, second)
     assert second.read_bytes() == WHOLE
     assert second.samefile(path)
     assert everything_in(path.parent) == ["deeper/second", path.name]
 
 
 def test_linking_two_names_of_one_file_changes_nothing(path: Path) -> None:
-    cachefile.write(path, WHOLE)
+    atomic.write(path, WHOLE)
     second = path.with_name("second")
     for _ in range(2):
-        cachefile.link(path, second)
-    cachefile.link(path, path)
+        atomic.link(path, second)
+    atomic.link(path, path)
     assert second.samefile(path)
     assert everything_in(path.parent) == [path.name, "second"]
 
@@ -220,8 +221,8 @@ def test_where_links_fail_a_copy_is_made(path: Path) -> None:
     source = memory / f"latentmake-test-{os.getpid()}"
     source.write_bytes(WHOLE)
     try:
-        cachefile.write(path, b"old")
-        cachefile.link(source, path)
+        atomic.write(path, b"old")
+        atomic.link(source, path)
         assert not path.samefile(source)
     finally:
         source.unlink()
@@ -233,13 +234,13 @@ def test_where_links_fail_a_copy_is_made(path: Path) -> None:
 
 
 def test_a_header_says_what_the_file_was_made_from(path: Path) -> None:
-    cachefile.write(path, WHOLE)
+    atomic.write(path, WHOLE)
     assert cachefile.read_header(path) == HEADER
     assert cachefile.read_header(str(path)) == HEADER
 
 
 def test_a_header_longer_than_one_read_is_read_whole(path: Path) -> None:
-    cachefile.write(path, cachefile.serialize(TENSORS, STAMP | {"caption": "word " * 3000}))
+    atomic.write(path, cachefile.serialize(TENSORS, STAMP | {"caption": "word " * 3000}))
     assert cachefile.read_header(path) == HEADER
 
 

@@ -15,6 +15,7 @@ import torch
 from latentmake import cachefile, digest
 from latentmake.encode import Sample, carry_out
 from latentmake.errors import ModelError, SourceError
+from latentmake.files import atomic
 from latentmake.job import Job
 from latentmake.media import probe_image
 from latentmake.memo import source_stat, target_stat
@@ -156,7 +157,7 @@ def test_what_another_build_takes_from_the_spool_at_the_last_moment_is_made_agai
 ) -> None:
     put_image(Path("data/same.png"), (0, 2, 3))  # the content of 00
     sources = {**cats(3), "same": Path("data/same.png")}
-    work, link = order("latents", sources, parts=("16", "32")), cachefile.link
+    work, link = order("latents", sources, parts=("16", "32")), atomic.link
     taken: list[Path] = []
 
     def another_build_tidies(existing: Path, path: Path) -> None:

@@ -19,6 +19,7 @@ from latentmake.buckets import Size
 from latentmake.config import Dataset
 from latentmake.errors import CacheError
 from latentmake.evaluate import Evaluation, Folder, Source, recall, remember
+from latentmake.files import atomic
 from latentmake.layouts import plain, size_of
 from latentmake.memo import Memo, source_stat
 from safetensors.torch import save_file
@@ -65,7 +66,7 @@ class World:
         stamp = cachefile.stamp(key=key, source=source, recipe=recipe)
         said = {} if part == "text" else plain.latents_metadata(1.0, 0.0, (80, 60), (64, 64))
         data = cachefile.serialize({"x": torch.ones(2)}, said | stamp)
-        cachefile.write(self.target(stem, part), data)
+        atomic.write(self.target(stem, part), data)
 
     def make_all(self) -> None:
         for stem in self.stems():
@@ -248,14 +249,14 @@ def test_targets_that_changed_places_are_stale(world: World) -> None:
     world.evaluate()
     one, other = world.target("a", "64"), world.target("b", "64")
     data = one.read_bytes()
-    cachefile.write(one, other.read_bytes())
-    cachefile.write(other, data)
+    atomic.write(one, other.read_bytes())
+    atomic.write(other, data)
     assert reasons(world.evaluate()) == {("a", "64"): "edited", ("b", "64"): "edited"}
 
 
 def test_a_target_of_another_resolution_does_not_serve(world: World) -> None:
     world.make_all()
-    cachefile.write(world.target("a", "64"), world.target("a", "96").read_bytes())
+    atomic.write(world.target("a", "64"), world.target("a", "96").read_bytes())
     assert reasons(world.evaluate()) == {("a", "64"): "changed recipe"}
 
 
@@ -267,7 +268,7 @@ def test_a_caption_in_no_file_is_known_by_its_text(
     key = cachefile.target_key(digest.of_bytes(b"hello"), recipe, "")
     stamp = cachefile.stamp(key=key, source="s", recipe=RECIPES["text"])
     path = plain.path("_prompts", "tiny", "text", "p")
-    cachefile.write(Path(path), cachefile.serialize({"x": torch.ones(1)}, stamp))
+    atomic.write(Path(path), cachefile.serialize({"x": torch.ones(1)}, stamp))
     for text, expected in (("hello", {}), ("goodbye", {("p", "text"): "edited"})):
         found = evaluate.evaluate(
             dataset="_prompts",
@@ -343,7 +344,7 @@ def test_files_that_are_not_ours_are_no_orphans(world: World) -> None:
 
 def test_what_a_killed_job_left_half_written_is_an_orphan(world: World) -> None:
     world.make_all()
-    left = world.target("sub/c", "64").parent / f".x{cachefile.TEMPORARY_SUFFIX}"
+    left = world.target("sub/c", "64").parent / f".x{atomic.TEMPORARY_SUFFIX}"
     left.write_bytes(b"half")
     assert orphans(world.evaluate()) == [str(left.relative_to(world.root))]
 
@@ -363,7 +364,7 @@ def test_a_file_that_vanishes_while_it_is_listed_hides_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.make_all()
-    fleeting = world.target("a", "64").parent / f".x{cachefile.TEMPORARY_SUFFIX}"
+    fleeting = world.target("a", "64").parent / f".x{atomic.TEMPORARY_SUFFIX}"
     fleeting.write_bytes(b"half")
     scandir = os.scandir
 
@@ -515,7 +516,7 @@ def test_after_any_edits_exactly_their_targets_are_stale(
                 for part in RECIPES:
                     target = world.target(stem, part)
                     if target.exists():
-                        cachefile.write(target, target.read_bytes())
+                        atomic.write(target, target.read_bytes())
             elif edit == "cut" and (target := world.target(stem, "96")).exists():
                 os.truncate(target, target.stat().st_size // 2)
                 stale.add((stem, "96"))
@@ -526,7 +527,7 @@ def test_after_any_edits_exactly_their_targets_are_stale(
                 save_file({"x": torch.ones(1)}, world.target(stem, "64"))
                 stale.add((stem, "64"))
             elif edit == "swap":
-                cachefile.write(world.target(stem, "text"), b"nothing")
+                atomic.write(world.target(stem, "text"), b"nothing")
                 stale.add((stem, "text"))
             elif edit == "remove":
                 image.unlink()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import cachefile, manifest, store
 from latentmake.errors import CacheError, DatasetError
+from latentmake.files import atomic
 from latentmake.layouts import plain
 from latentmake.manifest import (
     Lock,
@@ -38,7 +39,7 @@ def make(stem: str, part: str, key: str, dataset: str = "cats") -> str:
     """Write a cache file of some key and return its path."""
     path = plain.path(dataset, "tiny", part, stem)
     stamp = cachefile.stamp(key=key, source="s", recipe={})
-    cachefile.write(Path(path), cachefile.serialize({"x": torch.ones(1)}, stamp))
+    atomic.write(Path(path), cachefile.serialize({"x": torch.ones(1)}, stamp))
     return path
 
 
@@ -281,7 +282,7 @@ def test_the_folder_of_a_dataset_and_model_stays() -> None:
 
 
 def test_a_half_written_file_is_removed() -> None:
-    left = Path("cache/cats/tiny/64") / f".x{cachefile.TEMPORARY_SUFFIX}"
+    left = Path("cache/cats/tiny/64") / f".x{atomic.TEMPORARY_SUFFIX}"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
     write(order(item("a"), orphans=[str(left)]))
@@ -312,7 +313,7 @@ def test_a_folder_with_something_else_in_it_stays() -> None:
 
 def test_what_was_replaced_goes_to_the_store_and_other_work_stays_in_the_spool() -> None:
     for key in ("replaced", "made", "waiting"):
-        cachefile.write(spooled(key), key.encode())
+        atomic.write(spooled(key), key.encode())
     made = receipt({plain.path("cats", "tiny", "64", "a"): "made"})
     write(order(item("a"), replaced=["replaced", "made", "gone"]), made)
     assert {path.stem for path in spooled("x").parent.iterdir()} == {"made", "waiting"}

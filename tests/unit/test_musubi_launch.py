@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from latentmake.errors import TrainingError
+from latentmake.files.safetensors import read_head
 from latentmake.musubi.launch import train
 from latentmake.musubi.order import MusubiOrder
-from latentmake.musubi.weights import read_tensors
 from latentmake.trainers.launched import Layout, read_record, wanted
 from latentmake.trainers.states import prepare
 from musubi_world import RUN, called, install, make_run, stand_in, write_order
@@ -57,7 +57,7 @@ def is_trained(order: MusubiOrder) -> bool:
 
 def epochs(path: Path = LORA) -> int:
     """Return how many epochs went into a LoRA."""
-    return int(read_tensors(path)[1]["epochs"])
+    return int(read_head(path).metadata["epochs"])
 
 
 def flag(tuner: Path, name: str) -> str:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from latentmake import cachefile, digest, npzfile, storage
 from latentmake.cachefile import Header
 from latentmake.errors import CacheError
+from latentmake.files import atomic
 
 ARRAYS = {
     "latents": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
@@ -46,7 +47,7 @@ def test_the_same_content_gives_the_same_bytes_whatever_the_clock_and_the_order(
 
 
 def test_numpy_reads_what_is_written(path: Path) -> None:
-    cachefile.write(path, WHOLE)
+    atomic.write(path, WHOLE)
     with np.load(path, allow_pickle=False) as found:
         assert set(found.files) == set(ARRAYS)
         for name, array in ARRAYS.items():
@@ -55,7 +56,7 @@ def test_numpy_reads_what_is_written(path: Path) -> None:
 
 
 def test_every_array_is_stored_uncompressed_and_none_needs_zip64(path: Path) -> None:
-    cachefile.write(path, WHOLE)
+    atomic.write(path, WHOLE)
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
@@ -64,7 +65,7 @@ def test_every_array_is_stored_uncompressed_and_none_needs_zip64(path: Path) -> 
 
 def test_an_array_that_is_a_view_is_written_as_its_values(path: Path) -> None:
     turned = np.arange(6.0).reshape(2, 3).T
-    cachefile.write(path, npzfile.serialize({"x": turned}, {}))
+    atomic.write(path, npzfile.serialize({"x": turned}, {}))
     with np.load(path) as found:
         assert np.array_equal(found["x"], turned)
 
@@ -78,7 +79,7 @@ def test_metadata_that_an_archive_cannot_hold_is_refused() -> None:
 
 
 def test_a_header_says_what_the_file_was_made_from_under_either_name(path: Path) -> None:
-    cachefile.write(path, WHOLE)
+    atomic.write(path, WHOLE)
     spooled = path.with_name("key.safetensors")
     os.link(path, spooled)
     assert cachefile.read_header(path) == HEADER
@@ -87,7 +88,7 @@ def test_a_header_says_what_the_file_was_made_from_under_either_name(path: Path)
 
 
 def test_a_comment_longer_than_one_read_is_read_whole(path: Path) -> None:
-    cachefile.write(path, npzfile.serialize(ARRAYS, STAMP | {"note": "word " * 3000}))
+    atomic.write(path, npzfile.serialize(ARRAYS, STAMP | {"note": "word " * 3000}))
     assert cachefile.read_header(path) == HEADER
 
 
@@ -102,13 +103,13 @@ def test_a_file_cut_at_any_length_is_found_damaged(tmp_path: Path, name: str) ->
 
 
 def test_a_file_without_its_beginning_is_found_damaged(path: Path) -> None:
-    cachefile.write(path, WHOLE[1:])
+    atomic.write(path, WHOLE[1:])
     with pytest.raises(CacheError):
         cachefile.read_header(path)
 
 
 def test_a_file_that_lost_its_middle_is_found_damaged(path: Path) -> None:
-    cachefile.write(path, WHOLE[:100] + WHOLE[101:])
+    atomic.write(path, WHOLE[:100] + WHOLE[101:])
     with pytest.raises(CacheError):
         cachefile.read_header(path)
 
@@ -143,7 +144,7 @@ def test_a_changed_byte_never_stops_the_reader(
 
 
 def test_a_file_that_numpy_wrote_again_is_no_longer_ours(path: Path) -> None:
-    cachefile.write(path, WHOLE)
+    atomic.write(path, WHOLE)
     with np.load(path) as found:
         arrays = {name: found[name] for name in found.files}
     np.savez(path, **arrays)
@@ -152,7 +153,7 @@ def test_a_file_that_numpy_wrote_again_is_no_longer_ours(path: Path) -> None:
 
 
 def test_a_safetensors_file_under_an_npz_name_is_no_npz(path: Path) -> None:
-    cachefile.write(path, struct.pack("<Q", 2) + b"{}")
+    atomic.write(path, struct.pack("<Q", 2) + b"{}")
     with pytest.raises(CacheError, match="no npz file"):
         cachefile.read_header(path)
 
@@ -164,17 +165,17 @@ def test_a_larger_archive_than_32_bits_can_say_is_read(path: Path) -> None:
     record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 3, 3, size, offset)
     locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, end, 1)
     short = WHOLE[end : end + 12] + b"\xff" * 8 + WHOLE[end + 20 :]
-    cachefile.write(path, WHOLE[:end] + record + locator + short)
+    atomic.write(path, WHOLE[:end] + record + locator + short)
     with np.load(path) as found:
         assert np.array_equal(found["latents"], ARRAYS["latents"])
     assert cachefile.read_header(path) == HEADER
-    cachefile.write(path, WHOLE[:end] + record + b"x" + locator + short)
+    atomic.write(path, WHOLE[:end] + record + b"x" + locator + short)
     with pytest.raises(CacheError):
         cachefile.read_header(path)
 
 
 def test_the_umask_says_who_may_read(path: Path) -> None:
-    cachefile.write(path, WHOLE)
+    atomic.write(path, WHOLE)
     before = os.umask(0)
     os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~before
@@ -186,7 +187,7 @@ def test_an_archive_carries_it_to_another_machine_whole_or_not_at_all(
     monkeypatch.chdir(tmp_path)
     names = ["cache/cats/big/64/a_0040x0036_sdxl.npz", "cache/cats/big/64/b_0040x0036_sdxl.npz"]
     for name in names:
-        cachefile.write(Path(name), WHOLE)
+        atomic.write(Path(name), WHOLE)
     Path("store.json").write_text(json.dumps({"paths": names}))
     storage.pack(Path("store.json"), Path("caches.tar"))
     data = Path("caches.tar").read_bytes()

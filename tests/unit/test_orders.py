@@ -16,6 +16,7 @@ from latentmake import cachefile, orders
 from latentmake.buckets import Size
 from latentmake.clips import Clip
 from latentmake.errors import LatentmakeError
+from latentmake.files import atomic
 from latentmake.media import Media
 from latentmake.orders import Receipt, Target, WorkItem, WorkOrder, read_receipt, spooled
 
@@ -213,7 +214,7 @@ def test_what_another_build_has_made_since_is_kept_under_its_own_key() -> None:
     found = [None, "old@5", "damaged@5"]
     targets = [Target("64", f"cache/{each}", each, (64, 64)) for each in found]
     for target in targets:
-        cachefile.write(Path(target.path), data)
+        atomic.write(Path(target.path), data)
     for target in targets:
         orders.keep_replaced([work_order(items=(WorkItem("a", "a.png", None, (target,)),))])
         assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("new").name]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from latentmake import cachefile, digest, pixels
 from latentmake.buckets import Placement, Size, placement
 from latentmake.errors import CacheError, SourceError
+from latentmake.files import atomic
 from latentmake.foreign import of
 from latentmake.foreign.orders import AdoptOrder
 from latentmake.foreign.record import Record
@@ -250,7 +251,7 @@ class _Batch:
             self.record.note(self._name(file), file.digest, source)
         stamp = cachefile.stamp(key=key, source=source, recipe=self.work.recipe)
         header = {**metadata, **stamp, cachefile.ADOPTED: digests}
-        cachefile.write(Path(target.path), cachefile.serialize(tensors, header))
+        atomic.write(Path(target.path), cachefile.serialize(tensors, header))
         outcome.targets[target.path] = [*target_stat(Path(target.path).stat()), key]
         outcome.counts[_ADOPTED] += 1
         if there is not None:

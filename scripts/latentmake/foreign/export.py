@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from latentmake import cachefile, digest
 from latentmake.errors import CacheError, StorageError
+from latentmake.files import atomic
 from latentmake.foreign import of
 from latentmake.foreign.orders import ExportOrder
 from latentmake.layouts import plain
@@ -189,7 +190,7 @@ def _equal(data: bytes, ours: bytes) -> bool:
 
 def _write(path: Path, data: bytes, order: ExportOrder) -> None:
     try:
-        cachefile.write(path, data)
+        atomic.write(path, data)
     except StorageError as error:
         if order.folder is not None or os.access(path.parent, os.W_OK):
             raise

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake import cachefile
 from latentmake.config import Adopt, Model, Run
 from latentmake.dataset import IMAGE_EXTENSIONS
 from latentmake.errors import ConfigError, ModelError
+from latentmake.files import atomic
 from latentmake.foreign.orders import AdoptOrder, ExportOrder, Text
 from latentmake.orders import run_order
 from latentmake.parts import PROMPTS, RunPlan, run_folder
@@ -107,7 +107,7 @@ def plan_adopt(planner: Planner, plan: RunPlan, run: Run) -> Path:
         planned=planned,
     )
     path = run_order(plan.name, "adopt", planned)
-    cachefile.write(path, order.model_dump_json().encode())
+    atomic.write(path, order.model_dump_json().encode())
     return path
 
 
@@ -165,7 +165,7 @@ def plan_export(planner: Planner, plan: RunPlan, run: Run) -> Path:
         overwrite=export.overwrite,
     )
     path = run_order(plan.name, "export", time.time_ns())
-    cachefile.write(path, order.model_dump_json().encode())
+    atomic.write(path, order.model_dump_json().encode())
     return path
 
 

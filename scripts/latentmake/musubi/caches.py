@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from latentmake.buckets import Size, wan_size
+from latentmake.files.safetensors import Tensor, read_head
 from latentmake.layouts import musubi
 from latentmake.musubi.order import ManifestRow, MusubiOrder
-from latentmake.musubi.weights import Tensor, read_tensors
 
 __all__ = ["cache_faults", "folder_faults", "item_faults", "stray_files"]
 
@@ -91,7 +91,8 @@ def _apart(path: str, folder: str, stem: str) -> str | None:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | str:
     try:
-        return read_tensors(path)
+        head = read_head(path)
+        return head.tensors, head.metadata
     except FileNotFoundError:
         return "is missing"
     except (OSError, ValueError) as error:

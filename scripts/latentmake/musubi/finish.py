@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from latentmake import cachefile
 from latentmake.config import Config, MusubiTrainer, Run
 from latentmake.errors import ModelError
+from latentmake.files import atomic
 from latentmake.musubi.model_files import networks
 from latentmake.musubi.networks import networks_digest
 from latentmake.musubi.order import MusubiOrder
@@ -44,7 +44,7 @@ def finish_wan(
     trained = isinstance(run.trainer, MusubiTrainer)
     order = wan_order(planner.config, plan.name)
     path = run_order(plan.name, "wan", order.planned)
-    cachefile.write(path, order.model_dump_json().encode())
+    atomic.write(path, order.model_dump_json().encode())
     plan.launch_order = path
 
     def weights() -> str:

@@ -10,7 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from latentmake import cachefile
+from latentmake.files import atomic
 from latentmake.musubi.check import check, training_toml
 from latentmake.musubi.command import TRAINING_SCRIPT, accelerate_arguments
 from latentmake.musubi.installation import Installation, pick_attention
@@ -71,7 +71,7 @@ def _train(
     if belongs(layout, want) and not weights_fault(layout.trained):
         say(f"{order.run}: all epochs were done before", log)
         return accept(order.run, "LoRA", layout, want, "", log, 0.0, lambda: tidy(layout))
-    cachefile.write(layout.dataset_config, training_toml(order).encode())
+    atomic.write(layout.dataset_config, training_toml(order).encode())
     needs_count = depends_on_length(order.trainer.arguments)
     resume = prepare(
         layout,

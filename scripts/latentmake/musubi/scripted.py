@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import tomli_w
 from safetensors import SafetensorError, safe_open
 
-from latentmake import cachefile
 from latentmake.buckets import Size, wan_size
 from latentmake.config import Dataset, Model, MusubiTuner
 from latentmake.errors import ModelError, SourceError
+from latentmake.files import atomic
 from latentmake.job import Job
 from latentmake.layouts import musubi
 from latentmake.musubi.command import (
@@ -109,7 +109,7 @@ def _run(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> ModelErro
     folder.mkdir(parents=True)
     toml = folder / "dataset.toml"
     blocks = [*_blocks(order, wanted, folder)]
-    cachefile.write(toml, tomli_w.dumps({"datasets": blocks}).encode())
+    atomic.write(toml, tomli_w.dumps({"datasets": blocks}).encode())
     options: dict[str, Any] = {"dataset_config": str(toml), "skip_existing": False}
     if order.kind == "text":
         script = installation.script(TEXT_SCRIPT)
@@ -161,7 +161,7 @@ def _blocks(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> Iterat
     for place, (size, members) in parts.items():
         list_file = folder / f"{place}.jsonl"
         lines = [json.dumps(_line(each, kind)) for each in members]
-        cachefile.write(list_file, "".join(f"{line}\n" for line in lines).encode())
+        atomic.write(list_file, "".join(f"{line}\n" for line in lines).encode())
         yield {
             f"{kind}_jsonl_file": str(list_file),
             "cache_directory": str(folder / place),

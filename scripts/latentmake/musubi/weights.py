@@ -7,7 +7,6 @@ is read opcode by opcode and never carried out.
 
 from __future__ import annotations
 
-import json
 import pickletools
 import struct
 import zipfile
@@ -15,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
-from latentmake.cachefile import read_head
+from latentmake.files.safetensors import Tensor, read_head
 
-__all__ = ["Content", "Kind", "Tensor", "content_of", "not_finite", "read_tensors", "weight_file"]
+__all__ = ["Content", "Kind", "content_of", "weight_file"]
 
 Kind = Literal[
     "Wan DiT",
@@ -36,16 +35,8 @@ _CONVERTED: dict[Kind, tuple[str, ...]] = {
     "umT5 text encoder": ("encoder.block.0.", ".SelfAttention."),
     "CLIP image encoder": ("vision_model.", "embeddings.class_embedding"),
 }
-_EXPONENTS = {"BF16": (16, 0x7F80), "F16": (16, 0x7C00), "F32": (32, 0x7F800000)}
 _SAFETENSORS = ".safetensors"
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
-
-
-class Tensor(NamedTuple):
-    """A tensor as a header has it: the format's name of its dtype (`BF16`), and its shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Content(NamedTuple):
@@ -69,55 +60,6 @@ class Content(NamedTuple):
         if not any(mark in name for mark in marks for name in map(_bare, self.tensors)):
             return None
         return "diffusers" if self.kind in ("Wan DiT", "Wan VAE") else "transformers"
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the header of a safetensors file, and check that the file is whole.
-
-    Returns:
-        The tensors by name, and the metadata.
-
-    Raises:
-        ValueError: it is cut short or no safetensors file.
-        OSError: it cannot be read.
-    """
-    head, size = read_head(path)
-    try:
-        header = json.loads(head[8:])
-        metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-        tensors = {
-            name: Tensor(str(entry["dtype"]), tuple(int(side) for side in entry["shape"]))
-            for name, entry in header.items()
-        }
-        end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        raise ValueError("has a damaged header") from None
-    if len(head) + end != size:
-        raise ValueError("is cut short or has grown")
-    return tensors, metadata
-
-
-def not_finite(path: Path) -> Iterator[str]:
-    """Yield the names of the tensors in a sound safetensors file that hold NaN or infinities.
-
-    A number of the format is not finite where all bits of its exponent are set; other formats than
-    those of 16 and 32 bits are passed over.
-    """
-    import numpy as np  # which planning, that looks at headers alone, does without
-
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name == "__metadata__" or entry["dtype"] not in _EXPONENTS:
-                continue
-            begin, end = entry["data_offsets"]
-            file.seek(8 + length + begin)
-            bits, pattern = _EXPONENTS[entry["dtype"]]
-            mask = np.dtype(f"<u{bits // 8}").type(pattern)
-            numbers = np.frombuffer(file.read(end - begin), mask.dtype)
-            if bool(((numbers & mask) == mask).any()):
-                yield str(name)
 
 
 def weight_file(path: Path) -> Path:
@@ -146,9 +88,9 @@ def content_of(path: Path) -> Content:
     if path.stat().st_size == 0:
         raise ValueError("is an empty file")
     if path.suffix == _SAFETENSORS:
-        tensors = read_tensors(path)[0]
+        tensors = read_head(path).tensors
     elif path.suffix in _TORCH:
-        tensors = dict.fromkeys(_torch_names(path), Tensor("", ()))
+        tensors = dict.fromkeys(_torch_names(path), Tensor("", (), 0, 0))
     else:
         raise ValueError("is neither a .safetensors nor a .pth file")
     return Content(_kind({_bare(name): tensor for name, tensor in tensors.items()}), tensors)

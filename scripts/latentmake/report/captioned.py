@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latentmake import cachefile
 from latentmake.config import Model, Run
+from latentmake.files import atomic
 from latentmake.orders import run_order
 from latentmake.parts import RunPlan
 
@@ -68,7 +68,7 @@ class CaptionsOrder:
         head = {**vars(self), "items": None}
         path = run_order(self.run, "captions", self.planned)
         lines = [json.dumps(head), *map(json.dumps, self.items)]
-        cachefile.write(path, "\n".join(lines).encode())
+        atomic.write(path, "\n".join(lines).encode())
         return path
 
     @classmethod

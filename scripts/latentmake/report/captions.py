@@ -17,9 +17,10 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from latentmake import cachefile, remote, tokens
+from latentmake import remote, tokens
 from latentmake.config import Model
 from latentmake.errors import SourceError
+from latentmake.files import atomic
 from latentmake.media import VIDEO_EXTENSIONS
 from latentmake.pixels import decode
 from latentmake.progress import Progress
@@ -80,9 +81,9 @@ def write_captions(
             continue
         rows.append((item, texts))
         listed += [f"{json.dumps(row)}\n" for row in _lines(item, texts, limits)]
-    cachefile.write(lines, "".join(listed).encode())
+    atomic.write(lines, "".join(listed).encode())
     values = _view(order.run, rows, limits, faults)
-    cachefile.write(html, page("captions", f"Captions of {order.run}", values).encode())
+    atomic.write(html, page("captions", f"Captions of {order.run}", values).encode())
     for limit, found in zip(limits, values["encoders"], strict=True):
         say(
             f"{limit.encoder}: {found['cut']} of {found['texts']} texts are cut, the longest has "

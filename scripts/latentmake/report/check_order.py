@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from latentmake import cachefile
 from latentmake.config import Run, SdScriptsTrainer, SdTrainer
+from latentmake.files import atomic
 from latentmake.musubi.finish import wan_order
 from latentmake.musubi.order import MusubiOrder
 from latentmake.orders import run_order
@@ -115,5 +115,5 @@ def plan_check(planner: Planner, plan: RunPlan, run: Run) -> Path:
         planned=time.time_ns(),
     )
     path = run_order(plan.name, "check", order.planned)
-    cachefile.write(path, order.model_dump_json().encode())
+    atomic.write(path, order.model_dump_json().encode())
     return path

@@ -17,8 +17,9 @@ from typing import Any
 from PIL import Image
 from pydantic import JsonValue
 
-from latentmake import cachefile, digest
+from latentmake import digest
 from latentmake.errors import CacheError, SourceError, TrainingError
+from latentmake.files import atomic
 from latentmake.pixels import decode
 from latentmake.report.compared import (
     PageOrder,
@@ -268,5 +269,5 @@ def compare(order_path: Path, page: Path, say: Callable[[str], object]) -> None:
         ) from None
     view = gather(order.sources, say)
     text = render(view, state_of(order.sources, digest.of_file)).encode()
-    cachefile.write(page, text)
+    atomic.write(page, text)
     say(f"{page}: {len(view.pictures)} pictures, {len(text) / 1e6:.1f} MB")

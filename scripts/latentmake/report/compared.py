@@ -14,10 +14,11 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from latentmake import cachefile, digest
+from latentmake import digest
 from latentmake.config import Config, nearest
 from latentmake.dataset import IMAGE_EXTENSIONS
 from latentmake.errors import ConfigError, DatasetError, TrainingError
+from latentmake.files import atomic
 from latentmake.parts import run_folder
 from latentmake.report.page import state_in, template_digest
 from latentmake.trainers.order import Wanted
@@ -174,7 +175,7 @@ def plan_page(
             raise _without_pictures(target, source, config)
     name = _BETWEEN.join(source.name for source in sources)
     path = ORDERS / f"{name}.json"
-    cachefile.write(path, PageOrder(sources=sources, planned=planned).model_dump_json().encode())
+    atomic.write(path, PageOrder(sources=sources, planned=planned).model_dump_json().encode())
     receipts = [str(run_folder(run) / "trained.json") for run in awaited]
     page = Page(name, str(path), True, receipts)
     shown = state_in(Path(page.path))

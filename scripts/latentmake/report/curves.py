@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from latentmake import cachefile
+from latentmake.files import atomic
 
 __all__ = ["Curve", "draw_curves", "is_noisy", "read_curves", "smoothed"]
 
@@ -171,5 +171,5 @@ def draw_curves(events: Path, out: Path, *, title: str = "") -> bool:
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, parse_math=False)
     data = io.BytesIO()
     canvas.print_figure(data, format="png", metadata={"Software": None})
-    cachefile.write(out, data.getvalue())
+    atomic.write(out, data.getvalue())
     return True

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from latentmake import cachefile
 from latentmake.config import Config, SdScriptsTrainer
+from latentmake.files import atomic
 from latentmake.orders import run_order
 from latentmake.parts import RunPlan, run_folder
 from latentmake.sdscripts.network import checkpoint_digest
@@ -44,7 +44,7 @@ def finish_sdscripts(
     """
     order = sdscripts_order(planner.config, plan.name, trainer)
     path = run_order(plan.name, "sdscripts", order.planned)
-    cachefile.write(path, order.model_dump_json().encode())
+    atomic.write(path, order.model_dump_json().encode())
     plan.launch_order = path
 
     def weights() -> str:

@@ -17,11 +17,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from latentmake import cachefile
-from latentmake.errors import TrainingError
+from latentmake.errors import TrainingError, storage_error
+from latentmake.files import atomic
 from latentmake.trainers.order import Wanted
 from latentmake.trainers.record import CHECKPOINT_STATE, CHECKPOINT_WEIGHTS, History
-from latentmake.trainers.storage import WRITE_FAULTS, open_to_group, write_fault
 
 __all__ = ["Checkpoint", "Progress", "State", "find", "load", "prune", "read", "save"]
 
@@ -123,7 +122,7 @@ def save(checkpoints: Path, progress: Progress, state: State) -> Path:
         StorageError: the disk is full or cannot be written.
     """
     folder = checkpoints / f"step-{progress.step:06d}"
-    partial = checkpoints / f".{folder.name}{cachefile.TEMPORARY_SUFFIX}"
+    partial = checkpoints / f".{folder.name}{atomic.TEMPORARY_SUFFIX}"
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
@@ -131,13 +130,13 @@ def save(checkpoints: Path, progress: Progress, state: State) -> Path:
         save_file(state[0], partial / CHECKPOINT_WEIGHTS)
         with (partial / CHECKPOINT_STATE).open("wb") as file:  # so that a full disk is an OSError
             torch.save(state[1], file)
-        cachefile.write(partial / _PROGRESS, progress.model_dump_json(indent=2).encode())
-        open_to_group(partial)
+        atomic.write(partial / _PROGRESS, progress.model_dump_json(indent=2).encode())
+        atomic.open_to_group(partial)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-    except WRITE_FAULTS as error:
+    except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise write_fault(error, folder) or error from None
+        raise storage_error(error, folder) or error from None
     return folder
 
 
@@ -157,5 +156,5 @@ def prune(checkpoints: Path, wanted: Wanted, keep: int, *, others: bool) -> None
         for _, folder in _folders(checkpoints):
             if folder not in ours:
                 shutil.rmtree(folder, ignore_errors=True)
-        for partial in checkpoints.glob(f".*{cachefile.TEMPORARY_SUFFIX}"):
+        for partial in checkpoints.glob(f".*{atomic.TEMPORARY_SUFFIX}"):
             shutil.rmtree(partial, ignore_errors=True)

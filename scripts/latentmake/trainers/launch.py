@@ -14,8 +14,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 import latentmake
-from latentmake import cachefile
 from latentmake.errors import CacheError, TrainingError
+from latentmake.files import atomic
 from latentmake.trainers import child
 from latentmake.trainers.node import srun_command
 from latentmake.trainers.order import Prompt, TrainingOrder, Wanted, read_order
@@ -56,7 +56,7 @@ def train(
     )
     if known != order:
         order, order_path = known, layout.output / "order.json"
-        cachefile.write(order_path, order.model_dump_json(indent=2).encode())
+        atomic.write(order_path, order.model_dump_json(indent=2).encode())
     record = _finished(layout, want)
     environment = _environment(threads)
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from latentmake import cachefile
 from latentmake.errors import ModelError, TrainingError
+from latentmake.files import atomic
 from latentmake.trainers.order import Wanted, lock_digest
 
 __all__ = [
@@ -108,7 +108,7 @@ class Receipt(Record):
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        cachefile.write(path, (self.model_dump_json(indent=2) + "\n").encode())
+        atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
 def wanted(order: Order) -> Wanted:

@@ -9,15 +9,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from latentmake import cachefile, digest
+from latentmake import digest
 from latentmake.errors import TrainingError
+from latentmake.files import atomic
+from latentmake.files.safetensors import not_finite, read_head
 from latentmake.memo import source_stat
-from latentmake.musubi.weights import not_finite, read_tensors
 from latentmake.orders import FOLDER, Receipt
 from latentmake.trainers import child
 from latentmake.trainers.launched import Layout, Record
 from latentmake.trainers.order import Wanted
-from latentmake.trainers.storage import open_to_group
 
 __all__ = ["accept", "digest_with_receipt", "failure", "say", "weights_fault"]
 
@@ -36,7 +36,7 @@ def say(text: str, log: Path) -> None:
 def weights_fault(path: Path) -> str | None:
     """Return why a file is no result of a training; None where it is whole and holds a tensor."""
     try:
-        tensors = read_tensors(path)[0]
+        tensors = read_head(path).tensors
     except FileNotFoundError:
         return "is not there"
     except (OSError, ValueError) as error:
@@ -108,10 +108,10 @@ def accept(
             f"({layout.trained} {fault}); what it said last: {hint[:300]}",
             mend=f"all output: {log}",
         )
-    open_to_group(layout.work, f"{glob.escape(run)}*.safetensors")
-    cachefile.link(layout.trained, layout.lora)
+    atomic.open_to_group(layout.work, f"{glob.escape(run)}*.safetensors")
+    atomic.link(layout.trained, layout.lora)
     record = Record(wanted=want, weights=str(layout.lora), seconds=round(seconds, 3))
-    cachefile.write(layout.record, (record.model_dump_json(indent=2) + "\n").encode())
+    atomic.write(layout.record, (record.model_dump_json(indent=2) + "\n").encode())
     tidy()
     say(f"{run}: trained: {layout.lora}", log)
     return record

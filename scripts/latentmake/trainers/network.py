@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 
 from latentmake import cachefile
 from latentmake.config import SdTrainer, Weights
-from latentmake.errors import ModelError, TrainingError, first_line
+from latentmake.errors import ModelError, TrainingError, first_line, storage_error
+from latentmake.files import atomic
 from latentmake.model_checks import check_kind, check_names
 from latentmake.projection import load_projection, write_projection
 from latentmake.recipe import NEW
@@ -31,7 +32,6 @@ from latentmake.trainers.record import (
     UNET_WEIGHTS,
     Layout,
 )
-from latentmake.trainers.storage import WRITE_FAULTS, open_to_group, write_fault
 from latentmake.weights import config_file, weights_files
 
 __all__ = [
@@ -326,21 +326,21 @@ def write_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    new = folder.with_name(f".{folder.name}{cachefile.TEMPORARY_SUFFIX}")
+    new = folder.with_name(f".{folder.name}{atomic.TEMPORARY_SUFFIX}")
     try:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
         if lora:
-            cachefile.write(new / LORA_WEIGHTS, _lora_bytes(denoiser.unet))
+            atomic.write(new / LORA_WEIGHTS, _lora_bytes(denoiser.unet))
         else:
             _save_unet(denoiser.unet, new / UNET_FOLDER)
         if denoiser.text_projection is not None:
             write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
-    except WRITE_FAULTS as error:
+    except Exception as error:
         shutil.rmtree(new, ignore_errors=True)
-        raise write_fault(error, folder) or error from None
+        raise storage_error(error, folder) or error from None
 
 
 def read_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
@@ -376,7 +376,7 @@ def read_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
 
 def _save_unet(unet: UNet, folder: Path) -> None:
     unet.save_pretrained(folder, safe_serialization=True, max_shard_size="1TB")
-    open_to_group(folder)
+    atomic.open_to_group(folder)
 
 
 def write_trained(denoiser: Denoiser, layout: Layout, *, lora: bool) -> None:
@@ -388,8 +388,8 @@ def write_trained(denoiser: Denoiser, layout: Layout, *, lora: bool) -> None:
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    new = layout.output / f".new{cachefile.TEMPORARY_SUFFIX}"
-    old = layout.output / f".old{cachefile.TEMPORARY_SUFFIX}"
+    new = layout.output / f".new{atomic.TEMPORARY_SUFFIX}"
+    old = layout.output / f".old{atomic.TEMPORARY_SUFFIX}"
     try:
         write_copy(denoiser, new, lora=lora)
         shutil.rmtree(old, ignore_errors=True)
@@ -403,6 +403,6 @@ def write_trained(denoiser: Denoiser, layout: Layout, *, lora: bool) -> None:
         layout.grid.unlink(missing_ok=True)
         for folder in (new, old):
             shutil.rmtree(folder, ignore_errors=True)
-    except WRITE_FAULTS as error:
+    except Exception as error:
         shutil.rmtree(new, ignore_errors=True)
-        raise write_fault(error, layout.output) or error from None
+        raise storage_error(error, layout.output) or error from None

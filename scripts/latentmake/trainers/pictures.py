@@ -13,7 +13,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints, ValidationError
 
-from latentmake import cachefile, digest
+from latentmake import digest
+from latentmake.files import atomic
 from latentmake.trainers.order import TrainingOrder, Wanted
 from latentmake.trainers.record import Layout
 
@@ -141,7 +142,7 @@ def write_pictures(
         if data is not None
     }
     for name, data in files.items():
-        cachefile.write(folder / name, data)
+        atomic.write(folder / name, data)
     if folder.is_dir():
         for path in folder.iterdir():
             if re.fullmatch(_NAME, path.name) and path.name not in files:
@@ -165,4 +166,4 @@ def write_pictures(
         curves=curves,
         settings=settings_of(order, want),
     )
-    cachefile.write(folder / INDEX, (index.model_dump_json(indent=2) + "\n").encode())
+    atomic.write(folder / INDEX, (index.model_dump_json(indent=2) + "\n").encode())

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from latentmake import cachefile, digest
+from latentmake import digest
+from latentmake.files import atomic
 from latentmake.trainers.order import TRAINER_VERSION, TrainingOrder, Wanted, lock_digest
 
 __all__ = [
@@ -134,7 +135,7 @@ class Receipt(BaseModel):
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        cachefile.write(path, (self.model_dump_json(indent=2) + "\n").encode())
+        atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
 def wanted(order: TrainingOrder) -> Wanted:

@@ -19,17 +19,16 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch.utils.tensorboard import SummaryWriter
 
-from latentmake import cachefile
 from latentmake.encoders.device import pick_device
 from latentmake.encoders.vae import load_vae
-from latentmake.errors import UserError
+from latentmake.errors import UserError, storage_error
+from latentmake.files import atomic
 from latentmake.report.curves import draw_curves
 from latentmake.trainers.child import say_error
 from latentmake.trainers.drawing import draw_missing
 from latentmake.trainers.order import TrainingOrder, read_order
 from latentmake.trainers.pictures import CURVES, write_pictures
 from latentmake.trainers.record import Layout, wanted
-from latentmake.trainers.storage import WRITE_FAULTS, write_fault
 
 __all__ = ["decode", "draw_grid", "main", "write_events", "write_samples"]
 
@@ -145,8 +144,8 @@ def write_events(folder: Path, pictures: Pictures) -> None:
                     f"samples/{number:02d}", np.asarray(picture), step, dataformats="HWC"
                 )
         writer.close()
-    except WRITE_FAULTS as error:
-        raise write_fault(error, folder) or error from None
+    except Exception as error:
+        raise storage_error(error, folder) or error from None
 
 
 def write_samples(order: TrainingOrder) -> None:
@@ -171,7 +170,7 @@ def write_samples(order: TrainingOrder) -> None:
             for step, drawn in rows.items()
         }
         grid = draw_grid(list(pictures.items()), [prompt.prompt for prompt in order.prompts])
-        cachefile.write(layout.grid, _png(grid))
+        atomic.write(layout.grid, _png(grid))
     write_events(layout.scalars / layout.samples.name, pictures)
     files = {
         step: [None if picture is None else _png(picture) for picture in row]

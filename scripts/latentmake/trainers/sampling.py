@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 from latentmake import cachefile, weights
+from latentmake.files import atomic
 from latentmake.trainers.data import pad
 from latentmake.trainers.objective import Network, NoiseSchedule
 from latentmake.trainers.order import TrainingOrder, Wanted
@@ -181,7 +182,7 @@ def write_row(folder: Path, step: int, drawn: Drawn, wanted: Wanted) -> None:
         StorageError: the disk is full or cannot be written.
     """
     data = cachefile.serialize(drawn, {"wanted": wanted.model_dump_json()})
-    cachefile.write(folder / f"step-{step:06d}.safetensors", data)
+    atomic.write(folder / f"step-{step:06d}.safetensors", data)
 
 
 def _rows(folder: Path) -> list[tuple[int, Path]]:

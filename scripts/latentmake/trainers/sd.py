@@ -18,8 +18,8 @@ from typing import NamedTuple
 import diffusers
 import torch
 
-from latentmake import cachefile
 from latentmake.errors import CacheError, TrainingError, UserError
+from latentmake.files import atomic
 from latentmake.progress import Progress
 from latentmake.trainers import checkpoint, network, objective, sampling
 from latentmake.trainers.acceleration import DTYPES, attention, make_accelerator, reseed
@@ -355,7 +355,7 @@ class Training:
         if self.main:
             folder = self.layout.saved / f"step-{self.step:06d}"
             self.learner.write(network.write_copy, folder)
-            cachefile.write(folder / COPIED, self.wanted.model_dump_json().encode())
+            atomic.write(folder / COPIED, self.wanted.model_dump_json().encode())
             _say(f"weights of step {self.step}: {folder}")
 
     def _finish(self) -> None:
@@ -370,7 +370,7 @@ class Training:
             seconds=round(self.seconds, 3),
             history=self.history.points,
         )
-        cachefile.write(self.layout.record, (record.model_dump_json(indent=2) + "\n").encode())
+        atomic.write(self.layout.record, (record.model_dump_json(indent=2) + "\n").encode())
         checkpoint.prune(self.layout.checkpoints, self.wanted, 1, others=True)
 
 

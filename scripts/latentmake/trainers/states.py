@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from latentmake import cachefile
+from latentmake.files import atomic
 from latentmake.trainers.launched import Layout
 from latentmake.trainers.order import Wanted
 
@@ -104,7 +104,7 @@ def prepare(
         found = [_resume(state, number, progress) for number, state in _collected(layout, run)]
         resume = next(filter(usable, found), resume)
     text = _Progress(wanted=want, epochs=resume.done, steps=resume.steps).model_dump_json(indent=2)
-    cachefile.write(layout.progress, f"{text}\n".encode())
+    atomic.write(layout.progress, f"{text}\n".encode())
     return resume
 
 

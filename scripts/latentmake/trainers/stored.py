@@ -6,7 +6,6 @@ hand, which costs about half of what opening the file with safetensors does.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import zlib
@@ -18,8 +17,8 @@ from typing import NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from latentmake.cachefile import read_head
 from latentmake.errors import CacheError
+from latentmake.files.safetensors import read_head
 from latentmake.layouts import plain
 
 __all__ = [
@@ -106,7 +105,7 @@ class Scale(NamedTuple):
     pixels: float | None
 
 
-def _damaged(path: str, error: object) -> CacheError:
+def _damaged(path: str, error: Exception) -> CacheError:
     if isinstance(error, FileNotFoundError):
         return CacheError(
             "this cache file is missing",
@@ -135,29 +134,20 @@ def inspect(path: str | os.PathLike[str], name: str) -> Stored:
     """
     path = os.fspath(path)
     try:
-        head, size = read_head(path)
-        content = json.loads(head[8:])
-        metadata = content.pop("__metadata__", {})
-        end = max((int(tensor["data_offsets"][1]) for tensor in content.values()), default=0)
-        if len(head) + end != size:
-            raise ValueError("it is cut short or has grown")
-        if name not in content:
-            raise ValueError(f"it has no tensor `{name}`")
-        found = content[name]
-        start, stop = (int(offset) for offset in found["data_offsets"])
-        shape = tuple(int(side) for side in found["shape"])
-        dtype = sys.intern(str(found["dtype"]))
+        head = read_head(path)
+        if name not in head.entries:
+            raise ValueError(f"has no tensor `{name}`")
+        dtype, shape, start, stop = head.tensors[name]
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
-    except (LookupError, TypeError, AttributeError, RecursionError):
-        raise _damaged(path, "its header is damaged") from None
     if len(shape) != _DIMENSIONS[name] or 0 in shape:
         raise CacheError(f"`{name}` has the shape {list(shape)}", where=path, mend=MEND)
     if dtype not in DTYPES:
         raise CacheError(f"`{name}` is stored as {dtype}", where=path, mend=MEND)
     values = torch.Size(shape).numel()
     if start < 0 or stop - start != values * DTYPES[dtype].itemsize:
-        raise _damaged(path, "its header is damaged")
+        raise _damaged(path, ValueError("has a damaged header"))
+    metadata = head.metadata
     is_latents = name == LATENTS
     if is_latents and {"pixel_width", "pixel_height"} <= metadata.keys():
         width, height = (_number(metadata, f"pixel_{side}", path) for side in ("width", "height"))
@@ -170,12 +160,12 @@ def inspect(path: str | os.PathLike[str], name: str) -> Stored:
             )
     return Stored(
         path=path,
-        header=len(head),
-        check=zlib.crc32(head),
+        header=len(head.data),
+        check=zlib.crc32(head.data),
         start=start,
         size=stop - start,
         shape=shape,
-        dtype=dtype,
+        dtype=sys.intern(dtype),
         scaling=_number(metadata, "scaling_factor", path) if is_latents else 1.0,
         shift=_number(metadata, "shift_factor", path, "0.0") if is_latents else 0.0,
         pixels=_number(metadata, "pixel_width", path) if "pixel_width" in metadata else None,

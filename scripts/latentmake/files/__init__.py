@@ -1,0 +1,1 @@
+"""Bytes on a disk: atomic writes, headers of files, folders in sync, paths, media."""

@@ -1,0 +1,85 @@
+"""Write, link and copy files so that a name never stands for half a file.
+
+Each file is made under a temporary name in the same folder and renamed. There is no fsync: a cache
+file that a power failure cut short has the wrong length and is found damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from latentmake import digest
+from latentmake.errors import storage_error
+
+__all__ = ["TEMPORARY_SUFFIX", "link", "open_to_group", "replacing", "write"]
+
+TEMPORARY_SUFFIX = ".latentmake-partial"
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, one_writer: bool = False) -> Iterator[Path]:
+    """Yield a temporary name whose file takes a path's place at the end of the `with`.
+
+    Args:
+        path: its folder is made where it is missing.
+        one_writer: whether nobody else writes this path: its temporary name is the same each time,
+            so that the next call writes over what a killed one left.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+        OSError: anything else the system refuses.
+    """
+    # Short, whatever the name's length; process and thread tell writers of one name apart.
+    unique = digest.of_bytes(path.name.encode())[:16]
+    if not one_writer:
+        unique = f"{unique}.{os.getpid()}.{threading.get_ident()}"
+    temporary = path.with_name(f".{unique}{TEMPORARY_SUFFIX}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(path)
+        temporary.unlink(missing_ok=True)  # rename does nothing between two names of one file
+    except BaseException as error:  # Ctrl-C too
+        with contextlib.suppress(OSError):  # on a read-only disk even that is refused
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise storage_error(error, path) or error from None
+        raise
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+        OSError: anything else the system refuses.
+    """
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def link(existing: Path, path: Path) -> None:
+    """Give a finished file a second name, replacing what bears it; copy where links fail.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+        OSError: anything else the system refuses.
+    """
+    with replacing(path) as temporary:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(existing, temporary)
+        except OSError:
+            temporary.write_bytes(existing.read_bytes())
+
+
+def open_to_group(folder: Path, pattern: str = "*") -> None:
+    """Set the permissions that the umask says; safetensors lets only their owner read its files."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for file in filter(Path.is_file, folder.glob(pattern)):
+        file.chmod(0o666 & ~umask)
