@@ -104,7 +104,7 @@ def work_order(
     """Return the order for some work of one dataset, model and kind."""
     settings = planner.config.datasets.get(dataset)
     tuner = planner.config.musubi_tuner
-    scripted = planner.config.models[model].encoder == "musubi"
+    scripted = planner.config.models[model].scripted
     return WorkOrder(
         kind=kind,
         dataset=dataset,

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from latentmake import digest, manifest, remote
+from latentmake import digest, layouts, manifest, remote
 from latentmake.cachefile import Header, read_header, target_key
 from latentmake.clips import Clip
 from latentmake.config import Dataset
 from latentmake.dataset import fingerprint
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
-from latentmake.layouts import Layout, Named, kind_of, plain
+from latentmake.layouts import Layout, Named, kind_of
 from latentmake.media import Media
 from latentmake.memo import Memo, SourceStat, TargetStat
 from latentmake.reuse import Keys, Variants
@@ -45,6 +45,7 @@ REASONS = ("at hand", "new", "edited", "changed recipe", "damaged")
 _SMALL = 16_384  # bytes that are read rather than guessed at: captions
 _ALIKE = 2  # known files that an unknown one is taken for
 
+_PLAIN = layouts.of("plain")
 _PENDING = ""  # the recipe digest of a model that a rule has yet to make
 
 
@@ -345,7 +346,7 @@ def evaluate(
     recipes: Mapping[str, str],
     memo: Memo,
     found: Listing,
-    layout: Layout = plain,
+    layout: Layout = _PLAIN,
     settings: Dataset | None = None,
 ) -> Evaluation:
     """Find the stale targets of one dataset and model.

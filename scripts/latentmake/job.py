@@ -298,7 +298,7 @@ class Job:
             return Refusal("", what, "end other programs and give the same command again")
         what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
         mend = "end other programs and give the same command again, or lower the resolution"
-        if self.order.layout == "musubi" and not self.order.model_settings.get("vae_cache_cpu"):
+        if self._model.spec.wan and not self._model.vae_cache_cpu:
             mend += "; `vae_cache_cpu: true` in the model makes all its latents anew, in tiles"
         return Refusal("", what, mend)
 
@@ -332,7 +332,7 @@ class Job:
     def _file(
         self, tensors: dict[str, Any], metadata: dict[str, str], stamp: dict[str, str]
     ) -> bytes:
-        if self.order.layout != "sdscripts":
+        if not self._layout.npz:
             return cachefile.serialize(tensors, metadata | stamp)
         from latentmake.sdscripts.arrays import file_bytes
 

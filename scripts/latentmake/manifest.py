@@ -17,6 +17,7 @@ from typing import Any
 from latentmake import cachefile, digest, layouts, store
 from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic
+from latentmake.layouts import Layout
 from latentmake.orders import read_receipt, run_order, spooled
 
 __all__ = [
@@ -217,7 +218,7 @@ def write_manifest(
     unread: list[str] = []
     for item in order.items:
         if (item.dataset, item.stem) in without:
-            if order.layout == "musubi":  # which trains on whatever lies in its folder
+            if layout.drops_skipped:
                 unread += [target for each in item.targets.values() for target, _ in each]
             continue
         paths: dict[str, list[str]] = {}
@@ -230,7 +231,7 @@ def write_manifest(
         if item.said is not None:
             keys.setdefault(f"{item.dataset}/{CAPTIONS}", []).append((item.stem, item.said))
         images.setdefault(item.dataset, []).append(item.source)
-        rows.append(row_of(item, paths, order.repeats[item.dataset], order.layout))
+        rows.append(row_of(item, paths, order.repeats[item.dataset], layout))
     if not rows:
         raise DatasetError("no item is left to train on", where=f"run {order.run}")
     for name, faults in aside.items():
@@ -266,7 +267,7 @@ def write_manifest(
 
 
 def row_of(
-    item: ManifestItem, paths: Mapping[str, Sequence[str]], repeats: int, layout: str
+    item: ManifestItem, paths: Mapping[str, Sequence[str]], repeats: int, layout: Layout
 ) -> dict[str, Any]:
     """Return a manifest's line of one item.
 
@@ -274,17 +275,16 @@ def row_of(
         item: the item.
         paths: part -> paths of its cache files.
         repeats: how often an epoch shows it.
-        layout: name of the layout of the cache files.
+        layout: of the cache files.
     """
-    plainly = layout == "plain"
     return {
         "dataset": item.dataset,
         "stem": item.stem,
         "source": item.source,
         "repeats": repeats,
-        **layouts.of(layout).row(paths),
+        **layout.row(paths),
         **({} if item.texts is None else {"texts": item.texts}),
-        **({} if plainly else {"caption": item.caption, "control": item.control}),
+        **({"caption": item.caption, "control": item.control} if layout.lists_sources else {}),
     }
 
 

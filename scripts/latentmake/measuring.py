@@ -13,7 +13,7 @@ from typing import Any
 from latentmake.config import Dataset
 from latentmake.dataset import IMAGE_EXTENSIONS, Fault, Item, Scan
 from latentmake.errors import SourceError
-from latentmake.layouts import Layout, musubi
+from latentmake.layouts import Layout
 from latentmake.media import VIDEO_EXTENSIONS, probe_image, probe_video
 from latentmake.memo import Memo, SourceStat
 from latentmake.progress import Progress
@@ -76,7 +76,7 @@ def measured(
                 what = "has a name too long for its cache file"
                 faults.append(Fault(item.image, item.stem, what, "rename it"))
                 continue
-            if settings.video and not musubi.clips_of(media, settings):
+            if settings.video and not layout.clips(media, settings):
                 what = f"has {media.frames} frames, too few for any clip of target_frames"
                 faults.append(Fault(item.image, item.stem, what, "use shorter clips, or remove it"))
                 continue

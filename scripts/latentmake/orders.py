@@ -19,12 +19,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from latentmake import cachefile, digest, store
+from latentmake import cachefile, digest, layouts, store
 from latentmake.buckets import Size
 from latentmake.clips import Clip
 from latentmake.config import Dataset
+from latentmake.config.models import layout_name
 from latentmake.errors import CacheError, LatentmakeError
 from latentmake.files import atomic
+from latentmake.layouts import Layout
 from latentmake.media import Media
 
 __all__ = [
@@ -138,9 +140,9 @@ class WorkOrder:
     musubi_tuner: dict[str, Any] | None = None
 
     @property
-    def layout(self) -> str:
-        """Which names and tensors its targets have."""
-        return str(self.model_settings.get("layout", "plain"))
+    def layout(self) -> Layout:
+        """Layout of its targets."""
+        return layouts.of(layout_name(self.model_settings))
 
     @cached_property
     def dataset_model(self) -> Dataset | None:

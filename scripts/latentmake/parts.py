@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latentmake import digest, layouts, manifest
-from latentmake.config import Config, Dataset, Run, SdTrainer
+from latentmake.config import Config, Dataset, Run
 from latentmake.dataset import Fault, Item
 from latentmake.evaluate import PartState, Source
 from latentmake.layouts import kind_of, plain, size_of
@@ -128,16 +128,12 @@ def text_parts(settings: Dataset) -> list[str]:
     """Return a part for each variant of the items' texts: `text`, `text.1`, ..., `text.dropped`."""
     names = ["text", *(f"text.{number}" for number in range(1, settings.text_variants))]
     making = settings.captions
-    return [*names, plain.DROPPED] if making and making.caption_dropout_every_n_epochs else names
+    return [*names, layouts.DROPPED] if making and making.caption_dropout_every_n_epochs else names
 
 
 def prompts_of(run: Run) -> list[str]:
     """Return the prompts whose embeddings a run needs besides those of its captions."""
-    if not isinstance(run.trainer, SdTrainer):
-        return []
-    samples = run.trainer.samples
-    guided = [samples.negative_prompt] if samples.guidance_scale > 1 else []
-    return list(dict.fromkeys([*samples.prompts, *guided]))
+    return run.trainer.prompts if run.trainer else []
 
 
 def prompt_stem(text: str) -> str:
@@ -175,7 +171,7 @@ def source_of(part: str, item: Item, texts: Sequence[str] | None = None) -> Sour
         )
     if texts is not None:
         variant = part.partition(".")[2]
-        text = "" if part == plain.DROPPED else texts[int(variant or 0)]
+        text = "" if part == layouts.DROPPED else texts[int(variant or 0)]
         return Source(item.stem, None, None, text)
     if item.caption is None:
         return Source(item.stem, None, None, "")

@@ -124,8 +124,8 @@ class Planner:
                 made = self._compose(name, found)
                 found = [item for item in found if item.stem in made.found]
                 faults = sorted([*faults, *made.faults])
-            if self.layout(model) != "plain":
-                layout, root = layouts.of(self.layout(model)), self.scan(name).root
+            if (layout := layouts.of(self.layout(model))).names_media:
+                root = self.scan(name).root
                 control = self.control(name)
                 found, further = measured(layout, settings, root, found, control, self.memo)
                 faults = sorted([*faults, *further])
@@ -184,13 +184,13 @@ class Planner:
                 if any(self.is_pending(place.path) for place in places):
                     found: dict[str, object] = {}
                 else:
-                    if settings.layout == "musubi" and (wrong := encoder_fault(settings, kind)):
+                    if settings.spec.wan and (wrong := encoder_fault(settings, kind)):
                         raise ModelError(
                             wrong[1], where=f"models.{model}.{wrong[0]}", mend="name the right file"
                         )
                     data = self.config.datasets.get(dataset)
                     found = recipe.make(kind, data, settings, self.memo.digest_of_file)
-                    if settings.encoder == "musubi" and self.config.musubi_tuner is not None:
+                    if settings.scripted and self.config.musubi_tuner is not None:
                         found["program"] = program_digest(self.config.musubi_tuner, kind, self.memo)
             except ModelError as error:
                 if error.where.startswith("models."):
@@ -207,7 +207,7 @@ class Planner:
     def _check_kinds(self, run: Run) -> None:
         """Refuse networks of another kind than their keys say."""
         model, key = self.config.models[run.model], f"models.{run.model}"
-        if model.layout == "musubi":
+        if model.spec.wan:
             return  # whose files the recipe looks at
         for kind, places in (("vae", [model.vae]), ("text", model.text), ("unet", [model.unet])):
             for place in places:
@@ -232,13 +232,13 @@ class Planner:
             ConfigError: the first mistake.
         """
         model = self.config.models[run.model]
-        if model.layout != "plain":
-            return  # whose steps the configuration has been checked for
+        if not layouts.of(model.layout_name).any_size:
+            return  # the configuration has been checked for its rule
         known = None if self.is_pending(model.vae.path) else weights.vae_factor(model.vae)
         factor = known or 8  # that of every Stable Diffusion VAE
         asked = [("resolutions", size) for size in run.resolutions]
-        if isinstance(run.trainer, SdTrainer) and run.trainer.samples.resolution is not None:
-            asked.append(("trainer.samples.resolution", run.trainer.samples.resolution))
+        if run.trainer and (size := run.trainer.sample_resolution):
+            asked.append(("trainer.samples.resolution", size))
         for key, size in asked:
             wrong = [side for side in (size.width, size.height) if side % factor]
             if wrong:
@@ -290,8 +290,8 @@ class Planner:
         without = {fault["stem"] for fault in aside}
         wanted = [item for item in items if item.stem not in without]
         owned = {item.stem for item in items} | {fault.stem for fault in faults}
-        if layout == "musubi" and settings["on_error"] == "skip":
-            owned = {item.stem for item in wanted}  # its trainer would find what is set aside
+        if layouts.of(layout).drops_skipped and settings["on_error"] == "skip":
+            owned = {item.stem for item in wanted}
         evaluation = evaluate.evaluate(
             dataset=dataset,
             model=model,

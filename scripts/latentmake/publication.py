@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from latentmake import layouts
 from latentmake.config import Config, SdScriptsTrainer
 from latentmake.errors import DatasetError
 from latentmake.files import atomic
@@ -50,7 +51,7 @@ def plan_publication(planner: Planner, name: str) -> Path:
     config, run = planner.config, planner.config.runs[name]
     kind, order = _order(config, name)
     without = _left_out(planner, name)
-    layout = config.models[run.model].layout_name
+    layout = layouts.of(config.models[run.model].layout_name)
     rows = [
         row_of(
             item,

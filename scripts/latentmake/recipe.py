@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from latentmake import digest
+from latentmake import digest, layouts
 from latentmake.config import Dataset, Model, Weights
 from latentmake.config.shapes import shaping
 from latentmake.errors import ModelError
@@ -144,7 +144,7 @@ def make(
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    files = original_files if model.layout == "musubi" else weights_files
+    files = original_files if model.spec.wan else weights_files
     if kind == "text":
         return text_recipe(model, text_weights_digests(model, file_digest, files))
     assert dataset is not None
@@ -169,7 +169,7 @@ def latents_recipe(
         clip: the digest of the CLIP image encoder, if the latents hold what it gives.
     """
     recipe: dict[str, object] = {
-        "format": FORMAT_VERSIONS["wan" if model.layout == "musubi" else "autoencoder_kl"],
+        "format": FORMAT_VERSIONS["wan" if model.spec.wan else "autoencoder_kl"],
         "kind": "latents",
         "layout": model.layout,
         "weights": weights,
@@ -177,7 +177,7 @@ def latents_recipe(
         **shaping(dataset, "latents", model.layout, defaults=False),
         **_without(shaping(model, "latents", model.layout, defaults=False), "architecture", "task"),
     }
-    if model.layout == "sdscripts":
+    if layouts.of(model.layout_name).names_architecture:
         recipe["architecture"] = model.architecture
     if model.image_to_video:
         recipe["image_to_video"] = True
@@ -233,7 +233,7 @@ def text_weights_digests(
         elif place.hub is not None:
             tokenizer = digest.of_value(["hub", own and own.path])
         else:
-            umt5 = model.layout == "musubi"
+            umt5 = model.spec.wan
             tokenizer = _files_digest(tokenizer_files(place, umt5=umt5), file_digest)
         digests = [weights_digest(place, file_digest, files), tokenizer]
         if place.projection is not None:

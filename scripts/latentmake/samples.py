@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,15 +69,26 @@ def samples_of(
     """
     settings = order.dataset_settings
     if order.kind == "text":
-        text = caption_of(data, item, settings)
-        if order.layout == "musubi":  # which reads captions as text, whatever ends their lines
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        text = order.layout.caption(caption_of(data, item, settings))
         return [Sample(key, content, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
-    if order.layout == "musubi":
-        make = _clips if settings.get("target_frames") else _wan_images
-        return make(item, data, control, content, missing, settings)
-    if order.layout == "sdscripts":
-        return _sdscripts_images(order, item, data, content, missing)
+    return _PIXELS[order.layout.pixels](order, item, data, control, content, missing)
+
+
+_Make = Callable[
+    [WorkOrder, WorkItem, bytes, bytes, str, Mapping[Target, str]],
+    list[Sample],
+]
+
+
+def _images(
+    order: WorkOrder,
+    item: WorkItem,
+    data: bytes,
+    control: bytes,
+    content: str,
+    missing: Mapping[Target, str],
+) -> list[Sample]:
+    settings = order.dataset_settings
     image = pixels.decode(data, item.source or "", settings)
     return [
         Sample(
@@ -92,7 +103,12 @@ def samples_of(
 
 
 def _sdscripts_images(
-    order: WorkOrder, item: WorkItem, data: bytes, content: str, missing: Mapping[Target, str]
+    order: WorkOrder,
+    item: WorkItem,
+    data: bytes,
+    control: bytes,
+    content: str,
+    missing: Mapping[Target, str],
 ) -> list[Sample]:
     from latentmake.sdscripts import pixels as sdscripts  # OpenCV is not needed by others
     from latentmake.sdscripts.buckets import placement
@@ -122,6 +138,18 @@ def _size(image: tuple[int, int], target: Target, settings: Mapping[str, Any]) -
         bucket=settings["fit"] == "bucket",
         no_upscale=settings["bucket_no_upscale"],
     )
+
+
+def _wan(
+    order: WorkOrder,
+    item: WorkItem,
+    data: bytes,
+    control: bytes,
+    content: str,
+    missing: Mapping[Target, str],
+) -> list[Sample]:
+    make = _clips if order.dataset_settings.get("target_frames") else _wan_images
+    return make(item, data, control, content, missing, order.dataset_settings)
 
 
 def _wan_images(
@@ -180,6 +208,10 @@ def _clips(
         Sample(key, content, item, clip, original, other, clip=True)
         for key, clip, other in zip(missing.values(), made, beside, strict=True)
     ]
+
+
+_PIXELS: dict[str, _Make] = {"plain": _images, "sdscripts": _sdscripts_images, "wan": _wan}
+"""`Layout.pixels` -> what makes the samples of an item."""
 
 
 def _changed(item: WorkItem) -> SourceError:

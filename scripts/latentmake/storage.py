@@ -21,7 +21,7 @@ from latentmake import cachefile, remote
 from latentmake.config import Config, Run
 from latentmake.errors import CacheError, ConfigError, StorageError
 from latentmake.files import atomic
-from latentmake.layouts.plain import DROPPED
+from latentmake.layouts import DROPPED
 from latentmake.orders import run_order
 from latentmake.parts import PROMPTS, Part, RunPlan, prompt_path, prompts_of, read_lock, run_folder
 

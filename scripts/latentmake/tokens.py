@@ -219,13 +219,13 @@ def limits(model: Model) -> list[Limit]:
     Raises:
         ModelError: a configuration cannot be read.
     """
-    if model.layout == "musubi":
+    if model.spec.wan:
         length = min(model.text[0].max_length or T5_LENGTH, T5_LENGTH)
         return [Limit("umT5", length - _T5_SPECIAL)]
     return [
         Limit(
             encoder_name(index),
-            _limit(place, model.max_token_length, model.text_kinds[index : index + 1]),
+            _limit(place, model.max_token_length, model.spec.text_encoders[index : index + 1]),
         )
         for index, place in enumerate(model.text)
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from latentmake import cachefile, digest, recipe
+from latentmake import cachefile, digest, layouts, recipe
 from latentmake.buckets import Size
 from latentmake.config import Dataset, Model
 from latentmake.encode import Sample
@@ -35,7 +35,7 @@ def target(stem: str, part: str, *, dataset: str = "cats", found: str | None = N
 def key_of(order: WorkOrder, source: Path, part: str) -> str:
     """Return the key that a target of an order gets: of a text, or of an image with no EXIF."""
     size = Size(0, 0) if part == "text" else Size(*probe_image(str(source))[:2])
-    variant = plain.variant(size_of(part), size, order.dataset_model, None)
+    variant = layouts.of("plain").variant(size_of(part), size, order.dataset_model, None)
     recipe_digest = digest.of_value(order.recipe)
     return cachefile.target_key(digest.of_file(source), recipe_digest, variant)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake import cachefile, digest, evaluate, manifest
+from latentmake import cachefile, digest, evaluate, layouts, manifest
 from latentmake.buckets import Size
 from latentmake.config import Dataset
 from latentmake.errors import CacheError
@@ -60,7 +60,7 @@ class World:
     def make(self, stem: str, part: str) -> None:
         """Write a target as a job would."""
         source = digest.of_file(self.source(stem, part))
-        variant = plain.variant(size_of(part), Size(80, 60), SETTINGS, None)
+        variant = layouts.of("plain").variant(size_of(part), Size(80, 60), SETTINGS, None)
         recipe = self.recipes[part]
         key = cachefile.target_key(source, digest.of_value(recipe), variant)
         stamp = cachefile.stamp(key=key, source=source, recipe=recipe)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from latentmake.config.architectures import (
+    ARCHITECTURES,
+    GENERIC,
+    WAN,
+    Architecture,
+    ArchitectureName,
+)
 from latentmake.config.fields import Closed, DiskPath, Dtype, Ending, Number, listed, place
 from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
 
-__all__ = ["Adopt", "Architecture", "Location", "Model", "TextWeights", "WanTask", "Weights"]
+__all__ = ["Adopt", "Location", "Model", "TextWeights", "WanTask", "Weights", "layout_name"]
 
 
 WanTask = Literal[
@@ -25,15 +33,6 @@ WanTask = Literal[
     "i2v-A14B",
     "t2v-A14B",
 ]
-Architecture = Literal["sd1", "sd2", "sdxl", "sd3", "flux"]
-_TEXT_ENCODERS: dict[Architecture, tuple[str, ...]] = {
-    "sd1": ("CLIP-L",),
-    "sd2": ("OpenCLIP-H",),
-    "sdxl": ("CLIP-L", "CLIP-G"),
-    "sd3": ("CLIP-L", "CLIP-G", "T5"),
-    "flux": ("CLIP-L", "T5"),
-}
-_CHUNKED = frozenset({"sd1", "sd2", "sdxl"})
 _NEEDS_CLIP = frozenset({"i2v-14B", "flf2v-14B", "i2v-14B-FC"})
 _TWO_NETWORKS = frozenset({"i2v-A14B", "t2v-A14B"})
 
@@ -143,6 +142,12 @@ _TextPlace = Annotated[
 ]
 
 
+def layout_name(settings: Mapping[str, Any]) -> str:
+    """Return the name of the layout of a model's section."""
+    name = str(settings.get("layout", "plain"))
+    return f"{name}-{settings['architecture']}" if name == "sdscripts" else name
+
+
 class Model(Closed):
     """The encoders whose caches a trainer reads, and the network that is trained."""
 
@@ -178,7 +183,7 @@ class Model(Closed):
         json_schema_extra=WEIGHTS,
         description="Folder of the noise schedule; by default `scheduler` beside the UNet.",
     )
-    architecture: Architecture | None = Field(
+    architecture: ArchitectureName | None = Field(
         None,
         json_schema_extra=Shapes("latents", "text", "weights"),
         description="Which model this is; decides which of the text encoders' layers and vectors "
@@ -293,14 +298,21 @@ class Model(Closed):
     )
 
     @property
-    def text_kinds(self) -> tuple[str, ...]:
-        """What each of its text encoders is, such as CLIP-L or T5; none without architecture."""
-        return () if self.architecture is None else _TEXT_ENCODERS[self.architecture]
+    def spec(self) -> Architecture:
+        """Facts about its architecture."""
+        if self.task is not None:
+            return WAN
+        return GENERIC if self.architecture is None else ARCHITECTURES[self.architecture]
+
+    @property
+    def scripted(self) -> bool:
+        """Whether musubi-tuner's own scripts encode for it."""
+        return self.encoder == "musubi"
 
     @property
     def layout_name(self) -> str:
         """Name of its layout, of which sd-scripts has one for each architecture."""
-        return f"{self.layout}-{self.architecture}" if self.layout == "sdscripts" else self.layout
+        return layout_name(vars(self))
 
     @property
     def caption_dtype(self) -> Dtype:
@@ -347,7 +359,7 @@ class Model(Closed):
             return self
         if self.task is not None:
             raise ValueError("a Wan model has a `task`, and no `architecture`")
-        encoders = _TEXT_ENCODERS[self.architecture]
+        encoders = self.spec.text_encoders
         if len(self.text) != len(encoders):
             raise ValueError(
                 f"{self.architecture} has {len(encoders)} text encoders ({', '.join(encoders)}), "
@@ -359,9 +371,9 @@ class Model(Closed):
                     f"how many tokens {name} keeps is said by `max_token_length`: leave out its "
                     "`max_length`"
                 )
-        if self.clip_skip is not None and self.architecture not in ("sd1", "sd2"):
+        if self.clip_skip is not None and not self.spec.picks_layer:
             raise ValueError(f"{self.architecture} has fixed layers: leave out `clip_skip`")
-        if self.max_token_length != 75 and self.architecture not in _CHUNKED:
+        if self.max_token_length != 75 and not self.spec.chunks_captions:
             raise ValueError(
                 f"{self.architecture} takes 77 tokens of CLIP: leave out `max_token_length`"
             )
@@ -369,7 +381,7 @@ class Model(Closed):
             raise ValueError("`apply_lg_attn_mask` is about sd3")
         if self.layout == "sdscripts" and self.max_token_length not in (75, 150, 225):
             raise ValueError("sd-scripts wants captions of one length: set `max_token_length`")
-        if self.apply_t5_attn_mask and self.architecture not in ("sd3", "flux"):
+        if self.apply_t5_attn_mask and "T5" not in encoders:
             raise ValueError("`apply_t5_attn_mask` is about sd3 and flux")
         return self
 

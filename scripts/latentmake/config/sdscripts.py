@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import SdScripts
-from latentmake.config.models import Architecture, Model
+from latentmake.config.models import Model
 from latentmake.config.sdscripts_trainer import SdScriptsTrainer, scripts_of
 from latentmake.errors import ConfigError
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Bucketing", "bucketing", "check_datasets", "check_trainer"]
 
-_STEPS: dict[Architecture, int] = {"sd1": 64, "sd2": 64, "sdxl": 32, "sd3": 64, "flux": 64}
-_DIVISOR: dict[Architecture, int] = {"sd1": 64, "sd2": 64, "sdxl": 32, "sd3": 32, "flux": 32}
-_SIDE: dict[Architecture, int] = {"sd1": 8, "sd2": 8, "sdxl": 8, "sd3": 16, "flux": 16}
 _LEAST, _MOST = 256, 1024
 
 
@@ -43,9 +41,9 @@ class Bucketing(NamedTuple):
     max_bucket_reso: int
 
 
-def bucketing(dataset: Dataset, architecture: Architecture) -> Bucketing:
+def bucketing(dataset: Dataset, architecture: ArchitectureName) -> Bucketing:
     """Return what a dataset's buckets are made by, with the defaults of an architecture."""
-    steps = dataset.bucket_reso_steps or _STEPS[architecture]
+    steps = dataset.bucket_reso_steps or ARCHITECTURES[architecture].bucket_steps
     least = dataset.min_bucket_reso or _LEAST
     most = dataset.max_bucket_reso or _MOST
     return Bucketing(steps, dataset.bucket_no_upscale, least - least % steps, most + -most % steps)
@@ -63,8 +61,7 @@ def check_datasets(name: str, run: Run, model: Model, datasets: Mapping[str, Dat
     Raises:
         ConfigError: the first mistake.
     """
-    assert model.architecture is not None
-    side = _SIDE[model.architecture]
+    side = model.spec.side
     for size in run.resolutions:
         for pixels in (size.width, size.height):
             if pixels % side:
@@ -90,21 +87,20 @@ def check_datasets(name: str, run: Run, model: Model, datasets: Mapping[str, Dat
                 where=f"datasets.{dataset}.captions.{key}",
                 mend="leave it out",
             )
-        for error in _mistakes(dataset, datasets[dataset], run, model.architecture):
+        for error in _mistakes(dataset, datasets[dataset], run, model):
             raise error
 
 
-def _mistakes(
-    name: str, dataset: Dataset, run: Run, architecture: Architecture
-) -> Iterator[ConfigError]:
+def _mistakes(name: str, dataset: Dataset, run: Run, model: Model) -> Iterator[ConfigError]:
     if dataset.fit != "bucket":
         return
-    found, divisor = bucketing(dataset, architecture), _DIVISOR[architecture]
+    assert model.architecture is not None
+    found, divisor = bucketing(dataset, model.architecture), model.spec.bucket_divisor
     where = f"datasets.{name}"
     if found.bucket_reso_steps % divisor:
         yield ConfigError(
             f"{found.bucket_reso_steps} is not a multiple of {divisor}, as sd-scripts asks for "
-            f"{architecture}",
+            f"{model.architecture}",
             where=f"{where}.bucket_reso_steps",
             mend=f"use a multiple of {divisor}",
         )
@@ -161,7 +157,7 @@ def check_trainer(name: str, run: Run, model: Model, place: SdScripts | None) ->
             where=f"runs.{name}.trainer.script",
             mend=f"use {' or '.join(known)}",
         )
-    if model.architecture not in ("sd1", "sd2") and (flag := trainer.forbidden()):
+    if model.spec.caches_text and (flag := trainer.forbidden()):
         raise ConfigError(
             f"{flag} does not go with cached text",
             where=f"runs.{name}.trainer.arguments",

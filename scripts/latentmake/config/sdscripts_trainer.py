@@ -7,10 +7,11 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from latentmake.config.architectures import ArchitectureName
 from latentmake.config.arguments import SD_SCRIPTS, flags_of, refuse_ours
-from latentmake.config.fields import Closed, DiskPath, Number
-from latentmake.config.models import Architecture
+from latentmake.config.fields import DiskPath, Number
 from latentmake.config.shapes import MACHINE, WEIGHTS, Shapes
+from latentmake.config.trainers import Trainer
 
 __all__ = ["Script", "SdScriptsTrainer", "scripts_of"]
 
@@ -22,7 +23,7 @@ Script = Literal[
     "fine_tune",
     "sdxl_train",
 ]
-_SCRIPTS: dict[Architecture, tuple[Script, ...]] = {
+_SCRIPTS: dict[ArchitectureName, tuple[Script, ...]] = {
     "sd1": ("train_network", "fine_tune"),
     "sd2": ("train_network", "fine_tune"),
     "sdxl": ("sdxl_train_network", "sdxl_train"),
@@ -45,12 +46,12 @@ _OF_CAPTIONS = frozenset(
 )
 
 
-def scripts_of(architecture: Architecture) -> tuple[Script, ...]:
+def scripts_of(architecture: ArchitectureName) -> tuple[Script, ...]:
     """Return the scripts that train an architecture, the default first."""
     return _SCRIPTS[architecture]
 
 
-class SdScriptsTrainer(Closed):
+class SdScriptsTrainer(Trainer):
     """The trainer `sdscripts`; keys have the names of its options."""
 
     shapes: ClassVar[Shapes] = WEIGHTS

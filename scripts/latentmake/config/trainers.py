@@ -8,10 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from latentmake.config.arguments import MUSUBI, refuse_ours
-from latentmake.config.fields import UNET_PART, Closed, DiskPath, Number, ResolutionField, expanded
+from latentmake.config.fields import (
+    UNET_PART,
+    Closed,
+    DiskPath,
+    Number,
+    Resolution,
+    ResolutionField,
+    expanded,
+)
 from latentmake.config.shapes import MACHINE, PICTURES, WEIGHTS, Shapes
 
-__all__ = ["MusubiTrainer", "Samples", "SdTrainer"]
+__all__ = ["MusubiTrainer", "Samples", "SdTrainer", "Trainer"]
 
 
 class Samples(Closed):
@@ -58,7 +66,21 @@ class Samples(Closed):
 UNetPart = Annotated[str, StringConstraints(pattern=UNET_PART)]
 
 
-class SdTrainer(Closed):
+class Trainer(Closed):
+    """A trainer's section; the defaults are the answers of one that draws no sample pictures."""
+
+    @property
+    def prompts(self) -> list[str]:
+        """Texts whose embeddings it needs besides those of the captions, none twice."""
+        return []
+
+    @property
+    def sample_resolution(self) -> Resolution | None:
+        """Size of its sample pictures, where it sets one."""
+        return None
+
+
+class SdTrainer(Trainer):
     """The trainer `sd`: UNets of Stable Diffusion 1.x and 2.x, trained from caches alone."""
 
     shapes: ClassVar[Shapes] = WEIGHTS
@@ -168,6 +190,18 @@ class SdTrainer(Closed):
     )
     samples: Samples = Field(Samples(), description="Sample pictures.")
 
+    @property
+    def prompts(self) -> list[str]:
+        """Its prompts and, where guidance needs one, the negative prompt."""
+        samples = self.samples
+        guided = [samples.negative_prompt] if samples.guidance_scale > 1 else []
+        return list(dict.fromkeys([*samples.prompts, *guided]))
+
+    @property
+    def sample_resolution(self) -> Resolution | None:
+        """Size of its sample pictures, where it sets one."""
+        return self.samples.resolution
+
     @model_validator(mode="before")
     @classmethod
     def _rate_of_its_own(cls, values: Any) -> Any:
@@ -198,7 +232,7 @@ class SdTrainer(Closed):
         return self
 
 
-class MusubiTrainer(Closed):
+class MusubiTrainer(Trainer):
     """The trainer `musubi`: musubi-tuner's wan_train_network.py, in its own environment."""
 
     shapes: ClassVar[Shapes] = WEIGHTS

@@ -8,48 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from latentmake import tokens
 from latentmake.config import Model
+from latentmake.config.architectures import ClipOutput
 from latentmake.encoders.text_model import Kind, load_text_model
 from latentmake.errors import ModelError
 
-__all__ = ["ClipTextEncoder", "Kept", "kept", "load_clip_text"]
+__all__ = ["ClipTextEncoder", "kept", "load_clip_text"]
 
 _LENGTH = tokens.CHUNK + 2
 
 
-class Kept(NamedTuple):
-    """What is kept of what a CLIP gives.
-
-    Attributes:
-        layer: whose hidden states, counted from the last (1); None: the last, normalised.
-        normalised: whether those go through the final normalisation too.
-        pooled: which vector of the whole caption: `own`, the one that the network itself takes,
-            projected where it projects; `bare`, the same never projected; `end`, the last layer's
-            state of the first EOS, projected; None: no vector.
-        projects: whether the network must have a projection.
-    """
-
-    layer: int | None
-    normalised: bool
-    pooled: Literal["own", "bare", "end"] | None
-    projects: bool = False
-
-
-def kept(model: Model, index: int) -> Kept:
-    """Return what a model's architecture keeps of its CLIP at `index`."""
-    if model.architecture == "sdxl":
-        return Kept(2, False, "end", True) if index else Kept(2, False, None)
-    if model.architecture == "sd3":
-        return Kept(2, False, "own", True)
-    if model.architecture == "flux":
-        return Kept(None, True, "bare")
-    return Kept(model.clip_skip, True, "own")
+def kept(model: Model, index: int) -> ClipOutput:
+    """Return the output that a model's architecture keeps of its CLIP at `index`."""
+    output = model.spec.clips[index]
+    return output._replace(layer=model.clip_skip) if model.spec.picks_layer else output
 
 
 @dataclass(frozen=True)
@@ -67,7 +45,7 @@ class ClipTextEncoder:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    kept: Kept
+    kept: ClipOutput
     limit: int | None
     masked: bool = False
     projection: torch.nn.Module | None = None
@@ -167,7 +145,7 @@ def load_clip_text(
     network, tokenizer, projection = load_text_model(place, device, dtype, kind)
     config = getattr(network.config, "text_config", network.config)
     where = place.path or place.hub or ""
-    own = f"name {model.architecture}'s own {model.text_kinds[index]}"
+    own = f"name {model.architecture}'s own {model.spec.text_encoders[index]}"
     if config.max_position_embeddings < _LENGTH:
         raise ModelError(
             f"has room for {config.max_position_embeddings} tokens and not for {_LENGTH}",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from latentmake import layouts
 from latentmake.config import Model
 from latentmake.encoders.device import DTYPES, compute_dtype, pick_device
 from latentmake.encoders.lean import without
@@ -50,7 +51,7 @@ def encoder(
     torch.set_num_threads(threads)
     device = pick_device()
     model = Model.model_validate(order.model_settings)
-    is_wan = order.layout == "musubi"
+    is_wan = model.spec.wan
     size = batch_size or (1 if device.type == "cpu" else _ON_A_GPU[is_wan, order.kind])
     say(f"encoding on {device.type}, {size} at once")
     if line := _too_little_memory(model, order.kind, device):
@@ -65,7 +66,7 @@ def encoder(
 
             load_wan = wan.latents if order.kind == "latents" else wan.text
             return load_wan(model, device, size, say)
-        if order.layout == "sdscripts" and order.kind == "latents":
+        if layouts.of(model.layout_name).npz and order.kind == "latents":
             from latentmake.encoders import sdscripts
 
             return Loaded(sdscripts.latents(model, order.dataset_settings, device, say), size)
@@ -81,7 +82,7 @@ def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | N
         list(model.text) if kind == "text" else [model.vae, *([model.clip] if model.clip else [])]
     )
     local = [place for place in places if place.path is not None]
-    find = original_files if model.layout == "musubi" else weights_files
+    find = original_files if model.spec.wan else weights_files
     size = sum(file.stat().st_size for place in local for file in find(place))
     free, total = torch.cuda.mem_get_info(device)
     if free >= size + _REST:

@@ -18,10 +18,6 @@ from latentmake.sdscripts.buckets import crop_ltrb
 
 __all__ = ["latents"]
 
-# Flux' latents alone are kept scaled: its AutoEncoder.encode does it (library/flux_models.py), by
-# constants of its own whatever a configuration beside the weights says.
-_FLUX_SHIFT, _FLUX_SCALE = 0.1159, 0.3611
-
 
 def latents(
     model: Model, settings: Mapping[str, Any], device: torch.device, say: Callable[[str], None]
@@ -46,7 +42,10 @@ def latents(
 
     def encoded(pixels: torch.Tensor, seeds: list[int] | None) -> torch.Tensor:
         found = encode_images(vae, pixels, seeds=seeds)
-        return (found - _FLUX_SHIFT) * _FLUX_SCALE if architecture == "flux" else found
+        if model.spec.scale is None:
+            return found
+        shift, factor = model.spec.scale
+        return (found - shift) * factor
 
     def encode(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[str, str]]]:
         pixels = torch.from_numpy(np.stack([np.asarray(sample.content) for sample in samples]))

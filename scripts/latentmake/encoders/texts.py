@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from latentmake import tokens
+from latentmake import layouts, tokens
 from latentmake.config import Model
 from latentmake.encoders.clip_text import ClipTextEncoder, load_clip_text
 from latentmake.encoders.text import TextEncoder, load_t5, load_text_encoder
@@ -69,9 +69,9 @@ def _load(
     place = model.text[index]
     if model.architecture is None:
         return load_text_encoder(place, device, dtype)
-    if model.text_kinds[index] != "T5":
+    if model.spec.text_encoders[index] != "T5":
         return load_clip_text(model, index, device, dtype)
     # sd-scripts fills T5's captions up and lets it see the padding, unless it is told otherwise.
-    padded = model.layout == "sdscripts"
+    padded = layouts.of(model.layout_name).pads_t5
     masked = model.apply_t5_attn_mask or not padded
     return load_t5(place, device, dtype, padded=padded, masked=masked)

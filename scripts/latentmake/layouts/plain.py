@@ -1,4 +1,4 @@
-"""The layout of our own trainers.
+"""Layout of our own trainers.
 
     cache/{dataset}/{model}/{resolution}/{stem}.latents.safetensors    latents [C, h, w], unscaled
     cache/{dataset}/{model}/text/{stem}.text.safetensors               {encoder}.hidden_state [T, D]
@@ -9,128 +9,75 @@ Images in sub-folders keep their relative path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from latentmake.buckets import Size, placement
 from latentmake.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
 from latentmake.clips import Clip
 from latentmake.config import Dataset
-from latentmake.layouts import Named
+from latentmake.layouts.layout import Layout, Named
 from latentmake.media import Media
 
 __all__ = [
-    "DROPPED",
     "LATENTS",
-    "LATENTS_ENDING",
-    "TEXT_ENDING",
-    "base",
+    "Plain",
     "encoder_name",
-    "ending",
-    "folder",
     "hidden_state",
-    "identity",
     "latents_metadata",
-    "longest_ending",
-    "named",
-    "owners",
-    "parts",
     "path",
-    "row",
-    "variant",
 ]
-
-DROPPED = "text.dropped"
-"""The part of the empty captions that stand in for others in some epochs."""
 
 LATENTS = "latents"
 LATENTS_ENDING = ".latents.safetensors"
 TEXT_ENDING = ".text.safetensors"
-longest_ending = LATENTS_ENDING
-
-
-def parts(resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
-    """Return the parts of one dataset and model: each resolution, and each variant of the text."""
-    return [*resolutions, *texts]
-
-
-def ending(part: str) -> str:
-    """Return what a target's name ends in; `part` is one of text or a resolution's name."""
-    return TEXT_ENDING if part.startswith("text") else LATENTS_ENDING
-
-
-def folder(dataset: str, model: str, part: str) -> str:
-    """Return the folder of one dataset's targets of one model and part."""
-    return f"cache/{dataset}/{model}/{part}"
 
 
 def path(dataset: str, model: str, part: str, stem: str) -> str:
-    """Return a target's path."""
-    return f"{folder(dataset, model, part)}/{stem}{ending(part)}"
+    """Return a target's path; `part` is one of text or a resolution's name."""
+    ending = TEXT_ENDING if part.startswith("text") else LATENTS_ENDING
+    return f"cache/{dataset}/{model}/{part}/{stem}{ending}"
 
 
-def named(
-    folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
-) -> Sequence[Named]:
-    """Return an item's one target of a part."""
-    if part.startswith("text"):
-        return (Named(f"{folder}/{stem}{TEXT_ENDING}"),)
-    return (Named(f"{folder}/{stem}{LATENTS_ENDING}"),)
+class Plain(Layout):
+    """Layout of our own trainers."""
 
+    name = "plain"
+    pixels = "plain"
+    text_ending = TEXT_ENDING
+    latents_ending = LATENTS_ENDING
+    longest_ending = LATENTS_ENDING
+    names_media = False
+    any_size = True
+    lists_sources = False
 
-def variant(
-    resolution: Size | None, image: Size, settings: Dataset | None, clip: Clip | None
-) -> str:
-    """Return how an image is scaled and cut; "" for text."""
-    if resolution is None or settings is None:
-        return ""
-    return placement(image, resolution, vars(settings)).name
+    def named(
+        self, folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
+    ) -> Sequence[Named]:
+        """Return an item's one target of a part."""
+        ending = TEXT_ENDING if part.startswith("text") else LATENTS_ENDING
+        return (Named(f"{folder}/{stem}{ending}"),)
 
+    def _resizing(self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None) -> str:
+        return placement(image, resolution, vars(settings)).name
 
-def base(stem: str) -> str:
-    """Return the stem: cache files keep it whole."""
-    return stem
-
-
-def owners(name: str) -> Sequence[str]:
-    """Return the stem of the item that a file below a part's folder belongs to."""
-    for each in (LATENTS_ENDING, TEXT_ENDING):
-        if name.endswith(each):
-            return (name[: -len(each)],)
-    return ()
-
-
-def identity(stem: str, path: str) -> str:
-    """Return the stem: there is one target of it in a part."""
-    return stem
-
-
-def row(targets: Mapping[str, Sequence[str]]) -> dict[str, object]:
-    """Return `latents` (resolution -> path), `text` (path), and paths of further variants of it.
-
-    These are `variants`, with the first, where there are several, and `dropped`, the empty caption.
-    """
-    texts = {part: paths[0] for part, paths in targets.items() if part.startswith("text")}
-    row: dict[str, object] = {
-        "latents": {part: paths[0] for part, paths in targets.items() if part not in texts},
-        "text": texts["text"],
-    }
-    if DROPPED in texts:
-        row["dropped"] = texts.pop(DROPPED)
-    if len(texts) > 1:
-        row["variants"] = list(texts.values())
-    return row
+    def owners(self, name: str) -> Sequence[str]:
+        """Return the stem of the item that a file below a part's folder belongs to."""
+        for ending in (LATENTS_ENDING, TEXT_ENDING):
+            if name.endswith(ending):
+                return (name.removesuffix(ending),)
+        return ()
 
 
 def latents_metadata(
     scaling: float, shift: float, original: tuple[int, int], pixels: tuple[int, int]
 ) -> dict[str, str]:
-    """Return what a latents file's header says besides our key.
+    """Return the metadata of a latents file.
 
     Args:
-        scaling: factor by which a network expects latents to be multiplied.
-        shift: what it expects to be subtracted before.
+        scaling: factor that a network expects latents to be multiplied by.
+        shift: number that it expects to be subtracted before.
         original: width and height of the upright image, in pixels.
-        pixels: width and height of what was encoded.
+        pixels: width and height of the encoded image.
     """
     return {
         "scaling_factor": repr(scaling),
@@ -148,8 +95,5 @@ def hidden_state(index: int) -> str:
 
 
 def encoder_name(index: int) -> str:
-    """Return the name under which the text encoder at `index` (from 0) keeps its tensors.
-
-    These are the names of a diffusers pipeline's parts: text_encoder, text_encoder_2 and so on.
-    """
+    """Return a text encoder's name as in a diffusers pipeline: text_encoder, text_encoder_2, ..."""
     return "text_encoder" if index == 0 else f"text_encoder_{index + 1}"

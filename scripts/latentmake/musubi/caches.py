@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from latentmake import layouts
 from latentmake.buckets import Size, wan_size
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.layouts import musubi
@@ -58,7 +59,7 @@ def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[st
         checked: set[tuple[int, int]] = set()
         for part, size in parts.items():
             folder = order.cache_folder(row.dataset, size)
-            stem = musubi.base(row.stem)
+            stem = layouts.of("musubi").base(row.stem)
             for path in row.latents.get(part, ()):
                 fault = _apart(path, folder, stem) or _latents_fault(order, row, Path(path), size)
                 if fault:

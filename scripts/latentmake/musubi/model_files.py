@@ -61,7 +61,7 @@ def model_files(model: Model, *, scripted: bool = False) -> Iterator[ModelFile]:
     """
     yield from networks(model)
     for file in _encoders(model):
-        yield _original(file, scripted or model.encoder == "musubi")
+        yield _original(file, scripted or model.scripted)
     if model.clip is None and model.task in ("i2v-14B", "flf2v-14B", "i2v-14B-FC"):
         yield ModelFile("clip", "", fault=f"is not set, and {model.task} needs it")
 
@@ -105,7 +105,7 @@ def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
     Returns:
         Its key in the configuration, and what is wrong with its file; None where all may do.
     """
-    files = (_original(file, model.encoder == "musubi") for file in _encoders(model, kind))
+    files = (_original(file, model.scripted) for file in _encoders(model, kind))
     return next(((file.key, f"{file.place}: {file.fault}") for file in files if file.fault), None)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from latentmake import digest
+from latentmake import digest, layouts
 from latentmake.config import (
     Dataset,
     Model,
@@ -16,7 +16,6 @@ from latentmake.config import (
     resolution_name,
 )
 from latentmake.config.shapes import shaping
-from latentmake.layouts import musubi
 
 __all__ = ["ManifestRow", "MusubiOrder"]
 
@@ -61,7 +60,7 @@ class MusubiOrder(BaseModel):
 
     def cache_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
         """Return the folder of one dataset's caches at one resolution."""
-        return musubi.folder(dataset, self.model_name, resolution_name(*resolution))
+        return layouts.of("musubi").folder(dataset, self.model_name, resolution_name(*resolution))
 
 
 class ManifestRow(NamedTuple):

@@ -75,7 +75,7 @@ def preflight(
         yield Finding("attention", "failed", str(error))
     resume = Path("state") if order.trainer.save_every_n_epochs else None
     yield checks.flags(tuner, command_arguments(order, attention=attention, resume=resume))
-    if order.model.encoder == "musubi":
+    if order.model.scripted:
         for script, arguments in caching_commands(order):
             yield checks.flags(tuner, arguments, script)
     if resume and depends_on_length(order.trainer.arguments):

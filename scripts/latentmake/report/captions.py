@@ -98,7 +98,7 @@ def _counting(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[
     """Return what tells what each encoder sees of a text; equal texts are cut once."""
     tokenizers = [tokens.load(place) for place in model.text]
     cleaned: Callable[[str], str] = str
-    if model.layout == "musubi":
+    if model.spec.wan:
         from latentmake.encoders.umt5 import clean_caption
 
         cleaned = clean_caption

@@ -63,16 +63,16 @@ def text_arrays(model: Model, tensors: Mapping[str, torch.Tensor]) -> Arrays:
     def mask(index: int) -> NDArray[Any]:
         return found[f"{plain.encoder_name(index)}.attention_mask"].astype(np.int64)
 
-    if model.architecture == "sdxl":
+    clips = len(model.spec.clips)
+    if clips == len(model.text):
         return {"hidden_state1": states(0), "hidden_state2": states(1), "pool2": pooled(1)}
-    t5 = len(model.text) - 1
     arrays: Arrays = {
-        "t5_out": states(t5),
-        "t5_attn_mask": mask(t5),
+        "t5_out": states(clips),
+        "t5_attn_mask": mask(clips),
         "apply_t5_attn_mask": np.array(model.apply_t5_attn_mask),
     }
-    if model.architecture == "flux":
-        ids = np.zeros((len(states(t5)), 3), np.float32)
+    if clips == 1:
+        ids = np.zeros((len(states(clips)), 3), np.float32)
         return arrays | {"l_pooled": pooled(0), "txt_ids": ids}
     return arrays | {
         "lg_out": np.concatenate([states(0), states(1)], axis=-1),

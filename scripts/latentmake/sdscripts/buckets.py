@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from latentmake.buckets import Placement, Size, refuse_narrow
 from latentmake.config import Dataset
-from latentmake.config.models import Architecture
+from latentmake.config.architectures import ArchitectureName
 from latentmake.config.sdscripts import Bucketing, bucketing
 from latentmake.errors import SourceError
 
@@ -39,7 +39,7 @@ def bucket_sizes(resolution: Size, buckets: Bucketing) -> tuple[Size, ...]:
 
 
 def placement(
-    image: Size, resolution: Size, dataset: Dataset, architecture: Architecture, path: str = ""
+    image: Size, resolution: Size, dataset: Dataset, architecture: ArchitectureName, path: str = ""
 ) -> Placement:
     """Return how an image is brought to its size.
 

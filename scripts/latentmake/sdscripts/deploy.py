@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from latentmake.config import Dataset, resolution_name
-from latentmake.config.models import Architecture
+from latentmake.config.architectures import ArchitectureName
 from latentmake.config.sdscripts import bucketing
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts
@@ -200,7 +200,7 @@ def dataset_toml(order: SdScriptsOrder, blocks: Blocks, directory: Callable[[str
     return tomli_w.dumps({"general": {"shuffle_caption": False}, "datasets": sections})
 
 
-def bucket_settings(dataset: Dataset, architecture: Architecture) -> dict[str, Any]:
+def bucket_settings(dataset: Dataset, architecture: ArchitectureName) -> dict[str, Any]:
     """Return a block's keys of bucketing."""
     if dataset.fit != "bucket":
         return {"enable_bucket": False}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config.models import Architecture
+from latentmake.config.architectures import ArchitectureName
 from latentmake.errors import ModelError
 from latentmake.musubi.weights import content_of
 from latentmake.sdscripts.command import encoder_places
@@ -15,7 +15,7 @@ from latentmake.sdscripts.order import SdScriptsOrder
 __all__ = ["checkpoint_digest", "refuse_unreadable"]
 
 # Parts of names that sd-scripts looks for in the networks it trains.
-_MARKS: dict[Architecture, tuple[str, ...]] = {
+_MARKS: dict[ArchitectureName, tuple[str, ...]] = {
     **dict.fromkeys(("sd1", "sd2", "sdxl"), ("input_blocks.",)),
     "sd3": ("joint_blocks.",),
     "flux": ("double_blocks.", "single_transformer_blocks."),
@@ -64,7 +64,7 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
         raise ModelError(
             f"{place} does not exist", where=f"{where}.checkpoint", mend="correct its path"
         )
-    if place.is_dir() and order.architecture in ("sd3", "flux"):
+    if place.is_dir() and order.model.spec.single_file:
         raise ModelError(
             f"{place} is a folder, and sd-scripts reads {order.architecture} from one file",
             where=f"{where}.checkpoint",
@@ -85,7 +85,7 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
             )
 
 
-def _fault(file: Path, architecture: Architecture) -> str | None:
+def _fault(file: Path, architecture: ArchitectureName) -> str | None:
     """Return why a file is no checkpoint of an architecture, from its tensors' names."""
     try:
         content = content_of(file)

@@ -14,7 +14,7 @@ from latentmake.config import (
     SdScripts,
     SdScriptsTrainer,
 )
-from latentmake.config.models import Architecture
+from latentmake.config.architectures import ArchitectureName
 from latentmake.config.sdscripts_trainer import Script, scripts_of
 from latentmake.config.shapes import shaping
 
@@ -56,7 +56,7 @@ class SdScriptsOrder(BaseModel):
     planned: int = 0
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> ArchitectureName:
         """Which model is trained."""
         assert self.model.architecture is not None
         return self.model.architecture
@@ -69,7 +69,7 @@ class SdScriptsOrder(BaseModel):
     @property
     def cached_text(self) -> bool:
         """Whether its text is cached; else sd-scripts encodes captions while it trains."""
-        return self.architecture not in ("sd1", "sd2")
+        return self.model.spec.caches_text
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""

@@ -1,0 +1,126 @@
+"""Model architectures: a table of facts, so that the rest of the package compares no names.
+
+Sources: sd-scripts' library/strategy_sd.py, strategy_sdxl.py, strategy_sd3.py, strategy_flux.py and
+flux_models.py; `verify_bucket_reso_steps` in its training scripts; musubi-tuner's wan/configs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+__all__ = ["ARCHITECTURES", "GENERIC", "WAN", "Architecture", "ArchitectureName", "ClipOutput"]
+
+ArchitectureName = Literal["sd1", "sd2", "sdxl", "sd3", "flux"]
+
+
+class ClipOutput(NamedTuple):
+    """Tensors kept of a CLIP's output.
+
+    Attributes:
+        layer: whose hidden states, counted from the last (1); None: the last, normalised.
+        normalised: whether those go through the final normalisation too.
+        pooled: which vector of the caption: `own`, the one that the network itself takes,
+            projected where it projects; `bare`, the same never projected; `end`, the last layer's
+            state of the first EOS, projected; None: no vector.
+        projects: whether the network must have a projection.
+    """
+
+    layer: int | None
+    normalised: bool
+    pooled: Literal["own", "bare", "end"] | None
+    projects: bool = False
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Facts about one model architecture.
+
+    Attributes:
+        name: as the configuration has it; "" for a model that names none.
+        text_encoders: what each is, in order.
+        clips: tensors kept of each CLIP among them.
+        picks_layer: whether `clip_skip` chooses the layer of CLIP.
+        chunks_captions: whether CLIP takes captions in chunks of 75 tokens.
+        caches_text: whether sd-scripts reads embeddings from caches; else it encodes captions while
+            it trains.
+        single_file: whether sd-scripts reads the network from one file only.
+        scale: (shift, factor) applied to cached latents; None: they are cached unscaled.
+        sized_arrays: whether names of sd-scripts' arrays contain the size of the latents.
+        side: sides of resolutions are multiples of this, in pixels.
+        bucket_steps: sd-scripts' default for `bucket_reso_steps`, in pixels.
+        bucket_divisor: `bucket_reso_steps` must be a multiple of this, in pixels.
+        wan: whether its encoders are Wan's: they may be files of the original release, which need
+            no configuration beside them; captions are cleaned, images encoded as videos, in tiles
+            with `vae_cache_cpu`.
+    """
+
+    name: str
+    text_encoders: tuple[str, ...] = ()
+    clips: tuple[ClipOutput, ...] = ()
+    picks_layer: bool = False
+    chunks_captions: bool = False
+    caches_text: bool = True
+    single_file: bool = False
+    scale: tuple[float, float] | None = None
+    sized_arrays: bool = False
+    side: int = 8
+    bucket_steps: int = 64
+    bucket_divisor: int = 64
+    wan: bool = False
+
+
+GENERIC = Architecture("")
+"""A model that names no architecture: the last layer of each text encoder is kept."""
+
+WAN = Architecture("wan", text_encoders=("umT5",), side=16, bucket_steps=16, wan=True)
+
+_SD1_CLIP = ClipOutput(1, True, "own")
+_SD3_CLIP = ClipOutput(2, False, "own", projects=True)
+ARCHITECTURES: Mapping[ArchitectureName, Architecture] = {
+    "sd1": Architecture(
+        "sd1",
+        text_encoders=("CLIP-L",),
+        clips=(_SD1_CLIP,),
+        picks_layer=True,
+        chunks_captions=True,
+        caches_text=False,
+    ),
+    "sd2": Architecture(
+        "sd2",
+        text_encoders=("OpenCLIP-H",),
+        clips=(_SD1_CLIP,),
+        picks_layer=True,
+        chunks_captions=True,
+        caches_text=False,
+    ),
+    "sdxl": Architecture(
+        "sdxl",
+        text_encoders=("CLIP-L", "CLIP-G"),
+        clips=(ClipOutput(2, False, None), ClipOutput(2, False, "end", projects=True)),
+        chunks_captions=True,
+        bucket_steps=32,
+        bucket_divisor=32,
+    ),
+    "sd3": Architecture(
+        "sd3",
+        text_encoders=("CLIP-L", "CLIP-G", "T5"),
+        clips=(_SD3_CLIP, _SD3_CLIP),
+        single_file=True,
+        sized_arrays=True,
+        side=16,
+        bucket_divisor=32,
+    ),
+    "flux": Architecture(
+        "flux",
+        text_encoders=("CLIP-L", "T5"),
+        clips=(ClipOutput(None, True, "bare"),),
+        single_file=True,
+        # By constants of its AutoEncoder.encode, whatever a configuration beside the weights says.
+        scale=(0.1159, 0.3611),
+        sized_arrays=True,
+        side=16,
+        bucket_divisor=32,
+    ),
+}

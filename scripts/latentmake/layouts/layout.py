@@ -1,0 +1,158 @@
+"""A layout: names of the cache files that a trainer reads, and their other peculiarities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from latentmake.buckets import Size
+from latentmake.clips import Clip
+from latentmake.config import Dataset
+from latentmake.media import Media
+
+__all__ = ["DROPPED", "Layout", "Named", "kind_of", "size_of"]
+
+DROPPED = "text.dropped"
+"""Part of the empty captions that replace the others in some epochs."""
+
+
+def kind_of(part: str) -> str:
+    """Return whether a part is `text` or `latents`."""
+    return "text" if part.startswith("text") else "latents"
+
+
+def size_of(part: str) -> Size | None:
+    """Return width and height of a part of latents (`64`, `512x768`); None for text."""
+    if kind_of(part) == "text":
+        return None
+    width, _, height = part.partition("x")
+    return Size(int(width), int(height or width))
+
+
+class Named(NamedTuple):
+    """One target of an item.
+
+    Attributes:
+        path: its cache file.
+        clip: frames that it is made of; None for an image or a caption.
+    """
+
+    path: str
+    clip: Clip | None = None
+
+
+class Layout:
+    """A layout with everything that may differ between layouts; the defaults are the usual answers.
+
+    A part of a dataset and model is a resolution (`64`, `512x768`) or a text (`text`, `text.1`).
+
+    Attributes:
+        name: as `of` takes it.
+        pixels: module of `caches.pixels` that makes its pixels.
+        text_ending: end of the name of a text cache; None where text is not cached.
+        latents_ending: end of the name of a latents cache.
+        longest_ending: the longest text that follows an item's own name in that of a cache file.
+        names_media: whether names contain the size or clips of images and videos, so that planning
+            must probe these.
+        any_size: whether resolutions must fit the VAE alone; else `config.checks` knows the rule.
+        drops_skipped: whether its trainer trains on all files of a folder, so that caches of
+            skipped items must go.
+        lists_sources: whether a manifest's row names caption and control file.
+        npz: whether cache files are .npz and not .safetensors.
+        names_architecture: whether the recipe of latents contains the model's architecture.
+        pads_t5: whether T5's captions are padded, and the padding is visible to it.
+    """
+
+    name: str
+    pixels: ClassVar[str]
+    text_ending: str | None
+    latents_ending: str
+    longest_ending: str
+    names_media: ClassVar[bool] = True
+    any_size: ClassVar[bool] = False
+    drops_skipped: ClassVar[bool] = False
+    lists_sources: ClassVar[bool] = True
+    npz: ClassVar[bool] = False
+    pads_t5: ClassVar[bool] = False
+    names_architecture: ClassVar[bool] = False
+
+    def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
+        """Return the parts of one dataset and model.
+
+        Args:
+            resolutions: their names.
+            texts: `text`, and a name for each further variant of an item's text.
+        """
+        return [*resolutions, *(texts if self.text_ending else ())]
+
+    def folder(self, dataset: str, model: str, part: str) -> str:
+        """Return the folder of a part's cache files."""
+        return f"cache/{dataset}/{model}/{part}"
+
+    def named(
+        self, folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
+    ) -> Sequence[Named]:
+        """Return the targets of one item in one part's folder."""
+        raise NotImplementedError
+
+    def clips(self, media: Media, settings: Dataset) -> list[Clip]:
+        """Return the clips that are made of a video."""
+        return []
+
+    def variant(
+        self, resolution: Size | None, image: Size, settings: Dataset | None, clip: Clip | None
+    ) -> str:
+        """Return the part of a target's key for resizing and clips; "" for text.
+
+        Args:
+            resolution: the size asked for, in pixels; None for text.
+            image: size of the source, in pixels: upright for `plain`, as stored for the others.
+            settings: the dataset's section of the configuration.
+            clip: frames of a video that it is made of.
+
+        Raises:
+            SourceError: no target can be made of a source of this size.
+        """
+        if resolution is None or settings is None:
+            return ""
+        return self._resizing(resolution, image, settings, clip)
+
+    def _resizing(self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None) -> str:
+        raise NotImplementedError
+
+    def base(self, stem: str) -> str:
+        """Return the beginning of the names of an item's cache files."""
+        return stem
+
+    def owners(self, name: str) -> Sequence[str]:
+        """Return the bases that a file below a part's folder may belong to; none: no cache file."""
+        raise NotImplementedError
+
+    def identity(self, stem: str, path: str) -> str:
+        """Return the name under which a target's key enters the digest of its part."""
+        return stem
+
+    def row(self, targets: Mapping[str, Sequence[str]]) -> dict[str, object]:
+        """Return the entries of a manifest's row for an item's cache files.
+
+        Args:
+            targets: part -> paths.
+
+        Returns:
+            `latents` (resolution -> path), `text` (path, or None), `dropped` (path of the empty
+            caption) and, where there are several texts, `variants`: the paths of all of them.
+        """
+        texts = {part: paths[0] for part, paths in targets.items() if kind_of(part) == "text"}
+        row: dict[str, object] = {
+            "latents": {part: paths[0] for part, paths in targets.items() if part not in texts},
+            "text": texts.get("text"),
+        }
+        if DROPPED in texts:
+            row["dropped"] = texts.pop(DROPPED)
+        if len(texts) > 1:
+            row["variants"] = list(texts.values())
+        return row
+
+    def caption(self, text: str) -> str:
+        """Return a caption as its trainer would read it."""
+        return text
