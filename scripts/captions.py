@@ -7,5 +7,5 @@ from latentmake.report.captioned import CaptionsOrder
 from latentmake.report.captions import write_captions
 
 with logged(snakemake.log[0]) as say:
-    order = CaptionsOrder.read(Path(snakemake.input.order))
+    order = CaptionsOrder.model_validate_json(Path(snakemake.input.order).read_bytes())
     write_captions(order, Path(snakemake.output.lines), Path(snakemake.output.page), say)

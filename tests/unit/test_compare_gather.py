@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.config import Config, parse
 from latentmake.errors import ConfigError, DatasetError, TrainingError
-from latentmake.report.compare import Pictures, compare, flat, gather, settings_table
+from latentmake.report.compare import Side, View, compare, flat, gather, settings_table
 from latentmake.report.compared import (
     PageOrder,
     Source,
@@ -29,7 +29,8 @@ from latentmake.report.compared import (
     plan_page,
     resolve,
 )
-from latentmake.report.page import Side, View, render, state_in
+from latentmake.report.images import Pictures
+from latentmake.report.page import state_in
 from PIL import Image
 
 
@@ -316,13 +317,13 @@ def view_of(text: str) -> View:
     return View(text, [side], [text], "prompt", [0, 5], [picture], [text], [(text, [text])])
 
 
-PLAIN = Reader(render(view_of("plain"), "0" * 64))
+PLAIN = Reader(view_of("plain").page("0" * 64))
 NASTY = [
     "<script>alert(1)</script>",
     "</script><script>alert(1)</script>",
     "<!--<script>",
     '"><img src=x onerror=alert(1)>',
-    "&lt;b&gt; &amp; @@data@@ @@script@@ \\1 \\g<0>",
+    "&lt;b&gt; &amp; {{ data }} {% raw %} {{ script | safe }} {# #} \\1",
     "\u2028\u2029\x00\ud800",
     "]]>' `${1}`",
 ]
@@ -330,7 +331,7 @@ NASTY = [
 
 @pytest.mark.parametrize("text", NASTY)
 def test_a_text_is_never_markup(text: str) -> None:
-    page = render(view_of(text), "0" * 64)
+    page = view_of(text).page("0" * 64)
     reader = Reader(page)
     assert [tag for tag, _ in reader.elements] == [tag for tag, _ in PLAIN.elements]
     ((_, data),) = [each for each in reader.of("script") if each[0].get("type")]
@@ -343,7 +344,7 @@ def test_a_text_is_never_markup(text: str) -> None:
 
 @given(st.text())
 def test_data_survives_the_page(text: str) -> None:
-    reader = Reader(render(view_of(text), "0" * 64))
+    reader = Reader(view_of(text).page("0" * 64))
     assert len(reader.elements) == len(PLAIN.elements)
     ((_, data),) = [each for each in reader.of("script") if each[0].get("type")]
     assert json.loads(data)["sides"][0]["cells"] == [{"0": 0, "5": text}]

@@ -1,18 +1,17 @@
-"""What `captions_{run}` is asked to show: every text of a run, as it will be encoded.
+"""Order of `captions_{run}`: the texts of a run.
 
-No tokenizer here: the planner writes this down, a job counts tokens and makes the page.
+The planner writes it; the job loads tokenizers and writes the page.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latentmake.config import Model, Run
+from pydantic import BaseModel, ConfigDict
+
+from latentmake.config import Run
 from latentmake.files import atomic
 from latentmake.orders import run_order
 from latentmake.parts import RunPlan
@@ -27,11 +26,11 @@ class Captioned(NamedTuple):
     """One item.
 
     Attributes:
-        dataset: its dataset's name.
-        stem: names it there.
+        dataset: name of its dataset.
+        stem: its name there.
         image: path of its image or video.
-        caption: path of its caption file; None stands for the empty caption.
-        texts: the variants of its text; None where it is what the caption file holds.
+        caption: path of its caption file; None for the empty caption.
+        texts: variants of its text; None where it is that of the caption file.
     """
 
     dataset: str
@@ -41,75 +40,44 @@ class Captioned(NamedTuple):
     texts: list[str] | None
 
 
-@dataclass(frozen=True)
-class CaptionsOrder:
-    """What the job is asked to show.
+class CaptionsOrder(BaseModel):
+    """Order to list the texts of a run.
 
     Attributes:
         run: its name.
-        model: the model's section of the configuration, whose tokenizers count.
-        faults: what is wrong with items, a line each.
-        planned: when, in nanoseconds: no two orders are the same file to Snakemake.
+        model: the model's section of the configuration, for its tokenizers.
+        faults: of items, a line each.
+        planned: time in nanoseconds; makes each order another file.
         items: of all datasets.
     """
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
     run: str
     model: dict[str, Any]
     faults: list[str]
     planned: int
     items: list[Captioned]
 
-    def write(self) -> Path:
-        """Write it and return its path.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
-        head = {**vars(self), "items": None}
-        path = run_order(self.run, "captions", self.planned)
-        lines = [json.dumps(head), *map(json.dumps, self.items)]
-        atomic.write(path, "\n".join(lines).encode())
-        return path
-
-    @classmethod
-    def read(cls, path: Path) -> CaptionsOrder:
-        """Read an order.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is not one.
-        """
-        head, *lines = path.read_text(encoding="utf-8").split("\n")
-        return cls(**{**json.loads(head), "items": [Captioned(*json.loads(x)) for x in lines]})
-
 
 def plan_captions(planner: Planner, plan: RunPlan, run: Run) -> Path:
-    """Write the order to show a run's texts.
-
-    Args:
-        planner: knows the datasets.
-        plan: of the run.
-        run: its section of the configuration.
-
-    Returns:
-        Path of the order.
+    """Write the order to list a run's texts; return its path.
 
     Raises:
         UserError: a dataset cannot be read.
         StorageError: the disk is full or cannot be written.
     """
-    model = planner.config.models[run.model]
-    return CaptionsOrder(
+    found = {name: planner.items(name, run.model) for name in run.datasets}
+    order = CaptionsOrder(
         run=plan.name,
-        model=Model.model_dump(model, mode="json"),
-        faults=[fault.line for name in run.datasets for fault in planner.items(name, run.model)[1]],
+        model=planner.config.models[run.model].model_dump(mode="json"),
+        faults=[fault.line for _, faults in found.values() for fault in faults],
         planned=time.time_ns(),
-        items=list(_items(planner, run)),
-    ).write()
-
-
-def _items(planner: Planner, run: Run) -> Iterator[Captioned]:
-    for name in run.datasets:
-        for item in planner.items(name, run.model)[0]:
-            texts = planner.texts(name, item.stem)
-            yield Captioned(name, item.stem, item.image, item.caption, texts)
+        items=[
+            Captioned(name, item.stem, item.image, item.caption, planner.texts(name, item.stem))
+            for name, (items, _) in found.items()
+            for item in items
+        ],
+    )
+    path = run_order(plan.name, "captions", order.planned)
+    atomic.write(path, order.model_dump_json().encode())
+    return path

@@ -1,17 +1,15 @@
-"""Every text of a run as it will be encoded: its tokens for each encoder, and what is cut off.
+"""Texts of a run as they are encoded: tokens for each encoder, and what is cut off.
 
-    reports/captions_{run}.jsonl    a line a text
-    reports/captions_{run}.html     the same to look at, with small pictures
+    reports/captions_{run}.jsonl    a line for each text
+    reports/captions_{run}.html     the same as a page, with small pictures
 
 Tokenizers are loaded, networks are not.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import median_low
@@ -22,27 +20,21 @@ from latentmake.config import Model
 from latentmake.errors import SourceError
 from latentmake.files import atomic
 from latentmake.media import VIDEO_EXTENSIONS
-from latentmake.pixels import decode
 from latentmake.progress import Progress
 from latentmake.report.captioned import Captioned, CaptionsOrder
+from latentmake.report.images import decoded, embedded
 from latentmake.report.page import page
 
 __all__ = ["write_captions"]
 
-_ON_PAGE = 20_000  # texts: a browser takes a second for so many
+_ON_PAGE = 20_000  # texts: a browser needs a second for as many
 _PICTURES = 200  # items with a picture on the page
 _SIDE = 96  # pixels of such a picture
 _BARS = 40  # of a histogram
-_READING = {"exif_rotation": True, "background": "white", "max_image_pixels": 178_956_970}
 
 
 class _Text(NamedTuple):
-    """One text of an item.
-
-    Attributes:
-        text: itself.
-        seen: what each encoder sees of it.
-    """
+    """One text of an item, and what each encoder keeps of it."""
 
     text: str
     seen: list[tokens.Cut]
@@ -51,6 +43,19 @@ class _Text(NamedTuple):
     def is_cut(self) -> bool:
         return any(each.kept < each.tokens for each in self.seen)
 
+    @property
+    def split(self) -> list[str]:
+        """The text in three parts: kept by all encoders, by some of them, by none."""
+        ends = [
+            len(self.text) - len(seen.rest) if self.text.endswith(seen.rest) else len(self.text)
+            for seen in self.seen
+        ]
+        first, last = min(ends), max(ends)
+        return [self.text[:first], self.text[first:last], self.text[last:]]
+
+
+_Row = tuple[Captioned, list[_Text]]
+
 
 def write_captions(
     order: CaptionsOrder, lines: Path, html: Path, say: Callable[[str], object]
@@ -58,10 +63,10 @@ def write_captions(
     """Write the texts of a run as JSONL and as a page.
 
     Args:
-        order: what to show.
+        order: of the run.
         lines: the JSONL file.
         html: the page.
-        say: is told how many texts are cut, and what could not be read.
+        say: receives the number of cut texts, and faults.
 
     Raises:
         ModelError: a tokenizer is missing.
@@ -71,22 +76,19 @@ def write_captions(
     limits = tokens.limits(model)
     see = _counting(model, limits)
     faults = list(order.faults)
-    rows: list[tuple[Captioned, list[_Text]]] = []
-    listed: list[str] = []
+    rows: list[_Row] = []
     for item in Progress(order.items, desc=f"captions of {order.run}", unit="item"):
         try:
-            texts = [_Text(text, see(text)) for text in _texts(item)]
+            rows.append((item, [_Text(text, see(text)) for text in _texts(item)]))
         except SourceError as error:
             faults.append(str(error))
-            continue
-        rows.append((item, texts))
-        listed += [f"{json.dumps(row)}\n" for row in _lines(item, texts, limits)]
+    listed = [json.dumps(line) + "\n" for row in rows for line in _lines(*row, limits)]
     atomic.write(lines, "".join(listed).encode())
-    values = _view(order.run, rows, limits, faults)
-    atomic.write(html, page("captions", f"Captions of {order.run}", values).encode())
-    for limit, found in zip(limits, values["encoders"], strict=True):
+    data = _data(order.run, rows, limits, faults)
+    atomic.write(html, page("captions", f"Captions of {order.run}", data).encode())
+    for found in data["encoders"]:
         say(
-            f"{limit.encoder}: {found['cut']} of {found['texts']} texts are cut, the longest has "
+            f"{found['name']}: {found['cut']} of {found['texts']} texts are cut, the longest has "
             f"{found['longest']} tokens"
         )
     for fault in faults:
@@ -95,7 +97,7 @@ def write_captions(
 
 
 def _counting(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[tokens.Cut]]:
-    """Return what tells what each encoder sees of a text; equal texts are cut once."""
+    """Return a function from a text to what each encoder keeps of it; equal texts are cut once."""
     tokenizers = [tokens.load(place) for place in model.text]
     cleaned: Callable[[str], str] = str
     if model.spec.wan:
@@ -105,9 +107,8 @@ def _counting(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[
 
     @cache
     def see(text: str) -> list[tokens.Cut]:
-        text = cleaned(text)
         return [
-            tokens.cut(text, tokenizer, limit.tokens)
+            tokens.cut(cleaned(text), tokenizer, limit.tokens)
             for tokenizer, limit in zip(tokenizers, limits, strict=True)
         ]
 
@@ -135,9 +136,9 @@ def _texts(item: Captioned) -> list[str]:
 
 def _lines(
     item: Captioned, texts: list[_Text], limits: list[tokens.Limit]
-) -> Iterator[dict[str, object]]:
-    for number, each in enumerate(texts):
-        yield {
+) -> list[dict[str, object]]:
+    return [
+        {
             "dataset": item.dataset,
             "stem": item.stem,
             "variant": number,
@@ -152,18 +153,16 @@ def _lines(
                 for limit, seen in zip(limits, each.seen, strict=True)
             },
         }
+        for number, each in enumerate(texts)
+    ]
 
 
 # -- the page -------------------------------------------------------------------------------------
 
 
-def _view(
-    run: str,
-    rows: list[tuple[Captioned, list[_Text]]],
-    limits: list[tokens.Limit],
-    faults: list[str],
+def _data(
+    run: str, rows: list[_Row], limits: list[tokens.Limit], faults: list[str]
 ) -> dict[str, Any]:
-    shown = _shown(rows)
     datasets = sorted({item.dataset for item, _ in rows})
     return {
         "run": run,
@@ -177,25 +176,22 @@ def _view(
                 "dataset": datasets.index(item.dataset),
                 "stem": item.stem,
                 "picture": _picture(item) if number < _PICTURES else None,
-                "texts": [[_parts(text), [list(seen[:2]) for seen in text.seen]] for text in texts],
+                "texts": [[text.split, [seen[:2] for seen in text.seen]] for text in texts],
             }
-            for number, (item, texts) in enumerate(shown)
+            for number, (item, texts) in enumerate(_shown(rows))
         ],
         "total": len(rows),
         "faults": faults,
     }
 
 
-def _shown(
-    rows: list[tuple[Captioned, list[_Text]]],
-) -> list[tuple[Captioned, list[_Text]]]:
-    """Return the items that a page has room for: first of all those with a text that is cut."""
+def _shown(rows: list[_Row]) -> list[_Row]:
+    """Return as many items as fit on a page, those with a cut text first."""
     if sum(len(texts) for _, texts in rows) <= _ON_PAGE:
         return rows
-    ordered = sorted(rows, key=lambda row: not any(text.is_cut for text in row[1]))
-    found: list[tuple[Captioned, list[_Text]]] = []
+    found: list[_Row] = []
     texts = 0
-    for row in ordered:
+    for row in sorted(rows, key=lambda row: not any(text.is_cut for text in row[1])):
         texts += len(row[1])
         if texts > _ON_PAGE and found:
             break
@@ -221,26 +217,14 @@ def _counts(limit: tokens.Limit, seen: list[tokens.Cut]) -> dict[str, Any]:
     }
 
 
-def _parts(text: _Text) -> list[str]:
-    """Return a text in three parts: seen by all encoders, by some of them, and by none."""
-    ends = [
-        len(text.text) - len(seen.rest) if text.text.endswith(seen.rest) else len(text.text)
-        for seen in text.seen
-    ]
-    first, last = min(ends), max(ends)
-    return [text.text[:first], text.text[first:last], text.text[last:]]
-
-
 def _picture(item: Captioned) -> str | None:
-    """Return a small picture of an item; None where it cannot be shown."""
+    """Return a small picture of an item; None for a video, a remote or a damaged image."""
     path = Path(item.image)
     if path.suffix.lower() in VIDEO_EXTENSIONS or remote.is_remote(item.image):
         return None
     try:
-        image = decode(path.read_bytes(), str(path), _READING)
+        image = decoded(path.read_bytes(), path)
     except (SourceError, OSError):
-        return None  # a build names what is wrong with it
+        return None  # a build names the fault
     image.thumbnail((_SIDE, _SIDE))
-    data = io.BytesIO()
-    image.save(data, "WEBP", quality=75)
-    return f"data:image/webp;base64,{base64.b64encode(data.getvalue()).decode()}"
+    return embedded(image, "webp", quality=75)

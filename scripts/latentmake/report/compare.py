@@ -1,142 +1,101 @@
-"""Gathers the pictures of runs and folders side by side, and embeds them in one page.
+"""Comparison page: sample pictures of runs and images of folders, side by side.
 
-Runs meet by the texts of their prompts and by steps, folders by the names of their pictures. What
-is large is made smaller; small pictures are kept as they are, pixel by pixel.
+Runs are matched by prompt text and step, folders by the names of their images.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import json
-import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from PIL import Image
 from pydantic import JsonValue
 
 from latentmake import digest
-from latentmake.errors import CacheError, SourceError, TrainingError
+from latentmake.errors import CacheError, TrainingError
 from latentmake.files import atomic
-from latentmake.pixels import decode
-from latentmake.report.compared import (
-    PageOrder,
-    Source,
-    index_of,
-    pictures_in,
-    state_of,
-)
-from latentmake.report.page import Side, View, render
-from latentmake.trainers.pictures import PictureIndex
+from latentmake.report.compared import PageOrder, Source, index_of, pictures_in, state_of
+from latentmake.report.images import Pictures, as_text
+from latentmake.report.page import page
+from latentmake.trainers.pictures import PictureIndex, picture_name
 
-__all__ = ["Pictures", "compare", "flat", "gather", "settings_table"]
+__all__ = ["Side", "View", "compare", "flat", "gather", "settings_table"]
 
 _ALL_STEPS = "*"
-_WIDTH, _HEIGHT = 1024, 2048  # pixels; larger pictures are made smaller
-_PIXEL_ART = 256  # pixels; pictures smaller than that are kept as they are
-_PAGE = 14_000_000  # bytes of all pictures of a page; a third more as text
-_LEAST, _MOST = 60_000, 400_000  # bytes of one picture, whatever their number
-_QUALITIES = (90, 80, 70, 60, 50)
-_READING = {"exif_rotation": True, "background": "white", "max_image_pixels": 178_956_970}
-_DIGEST = 12  # digits that tell digests apart on a page
+_DIGEST = 12  # digits of a digest on a page
 
 Row = tuple[str, int]
-"""A prompt and which of its occurrences it is, from 0; or a picture's name."""
+"""A prompt and its occurrence, from 0; or a picture's name and -1."""
+
+Cells = dict[str, int | str]
+"""Step (in digits, or `*` for all) -> number of a picture, or why it cannot be shown."""
 
 
-class Pictures:
-    """Pictures on their way into a page, each of equal bytes once.
+class Side(NamedTuple):
+    """A run or a folder, with its cells in each row; `kind` is `run` or `folder`."""
 
-    Args:
-        count: how many there will be, for how large each may be.
+    name: str
+    kind: str
+    cells: list[Cells]
+
+
+class View(NamedTuple):
+    """Data of a comparison page.
+
+    Attributes:
+        rows: prompts, or names of pictures.
+        rows_are: `prompt` or `picture`.
+        steps: of all runs, ascending; none of folders alone.
+        pictures: data URI, width and height in pixels, whether to show it pixel by pixel.
+        runs: names of the settings' columns.
+        settings: (name, a text for each run).
     """
 
-    def __init__(self, count: int) -> None:
-        self._limit = max(_LEAST, min(_MOST, _PAGE // max(1, count)))
-        self._quality = 0  # index of the one that the last picture got
-        self._numbers: dict[str, int] = {}
-        self.embedded: list[tuple[str, int, int, bool]] = []
-        self.faults: list[str] = []
+    title: str
+    sides: list[Side]
+    rows: list[str]
+    rows_are: str
+    steps: list[int]
+    pictures: list[tuple[str, int, int, bool]]
+    runs: list[str]
+    settings: list[tuple[str, list[str]]]
 
-    def add(self, path: Path) -> int | str:
-        """Return the number of a picture, or in words why it cannot be shown."""
-        try:
-            data = path.read_bytes()
-            name = digest.of_bytes(data)
-            if name not in self._numbers:
-                image = decode(data, str(path), _READING)
-                self._numbers[name] = len(self.embedded)
-                self.embedded.append(self._embed(image))
-            return self._numbers[name]
-        except SourceError as error:
-            self.faults.append(f"{path}: {error.what}")
-            return _shown(error.what)
-        except OSError as error:
-            self.faults.append(f"{path}: cannot be read ({error.strerror})")
-            return f"cannot be read ({error.strerror})"
-
-    def _embed(self, image: Image.Image) -> tuple[str, int, int, bool]:
-        """Return a picture as a page holds it: data URI, width, height, whether it is pixel art."""
-        data = io.BytesIO()
-        if max(image.size) < _PIXEL_ART:
-            image.save(data, "PNG", optimize=True)
-            return _uri("png", data.getvalue()), *image.size, True
-        image.thumbnail((_WIDTH, _HEIGHT), Image.Resampling.LANCZOS)
-        # Most pictures of a page need about the same quality: begin a little above the last one's.
-        self._quality = max(0, self._quality - 1)
-        while True:
-            data = io.BytesIO()
-            image.save(data, "WEBP", quality=_QUALITIES[self._quality], method=2)
-            if data.tell() <= self._limit:
-                break
-            if self._quality < len(_QUALITIES) - 1:
-                self._quality += 1
-            elif max(image.size) >= 2 * _PIXEL_ART:
-                size = (max(1, image.width * 3 // 4), max(1, image.height * 3 // 4))
-                image = image.resize(size, Image.Resampling.LANCZOS)
-            else:
-                break
-        return _uri("webp", data.getvalue()), *image.size, False
-
-
-def _uri(kind: str, data: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def _shown(name: str) -> str:
-    """Return a name that may hold bytes of no encoding as text that any file can hold."""
-    return os.fsencode(name).decode("utf-8", "replace")
+    def page(self, state: str) -> str:
+        """Return the page; `state` is the digest of what it shows."""
+        sides = [side._asdict() for side in self.sides]
+        return page("compare", self.title, {**self._asdict(), "sides": sides}, state)
 
 
 def _rows_of(index: PictureIndex) -> list[Row]:
-    """Return the rows of a run: the same prompt twice is two of them."""
-    seen: dict[str, int] = {}
+    """Return the rows of a run: a prompt given twice has two."""
+    seen: Counter[str] = Counter()
     rows = []
     for prompt in index.prompts:
-        rows.append((prompt, seen.get(prompt, 0)))
-        seen[prompt] = seen.get(prompt, 0) + 1
+        rows.append((prompt, seen[prompt]))
+        seen[prompt] += 1
     return rows
 
 
 def _names_at(
     row: Row, steps: Sequence[int], runs: Mapping[str, PictureIndex]
 ) -> dict[str, list[str]]:
-    """Return step -> the names that a folder's picture of this row and step may bear."""
+    """Return step -> the names of a folder's pictures that belong to this row and step."""
     numbers = {rows.index(row) for index in runs.values() if row in (rows := _rows_of(index))}
     names = {
-        str(step): [f"step-{step:06d}_{number:02d}" for number in sorted(numbers)] for step in steps
+        str(step): [Path(picture_name(step, number)).stem for number in sorted(numbers)]
+        for step in steps
     }
     return {**names, _ALL_STEPS: [*(f"{number:02d}" for number in sorted(numbers)), row[0]]}
 
 
 def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
-    """Bring the pictures of runs and folders together.
+    """Collect the pictures of runs and folders.
 
     Args:
         sources: at least one.
-        say: is told of pictures that cannot be read, and of folders that nothing stands beside.
+        say: receives warnings: unreadable pictures, folders without a match.
 
     Raises:
         TrainingError: a run has no pictures.
@@ -164,11 +123,11 @@ def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
         if runs and others and len(others) == len(found):
             say(
                 f"{name}: none of its pictures is named like those of a run "
-                "(step-000500_00, 00, or a prompt): they stand alone"
+                "(step-000500_00, 00, or a prompt): each gets a row of its own"
             )
         rows |= {(stem, -1): None for stem in others}
     count = sum(len(index.steps) * len(index.prompts) for index in runs.values())
-    pictures = Pictures(count + sum(len(found) for found in folders.values()))
+    pictures = Pictures(count + sum(map(len, folders.values())))
     sides = []
     for source in sources:
         if source.kind == "run":
@@ -194,32 +153,32 @@ def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
 
 
 def _label(name: str, occurrence: int) -> str:
-    name = _shown(name) or "(the empty prompt)"
+    name = as_text(name) or "(the empty prompt)"
     return f"{name} ({occurrence + 1})" if occurrence > 0 else name
 
 
 def _cells_of_run(
     folder: Path, index: PictureIndex, rows: list[Row], pictures: Pictures
-) -> list[dict[str, int | str]]:
-    own = _rows_of(index)
+) -> list[Cells]:
+    own = {row: number for number, row in enumerate(_rows_of(index))}
     return [
         {
             str(step): pictures.add(folder / name)
             for step, names in zip(index.steps, index.files, strict=True)
-            if (name := names[own.index(row)]) is not None
+            if row in own and (name := names[own[row]]) is not None
         }
-        if row in own
-        else {}
         for row in rows
     ]
 
 
 def _cells_of_folder(
     found: Mapping[str, Path], row: Row, names_at: Mapping[str, list[str]], pictures: Pictures
-) -> dict[str, int | str]:
-    names = names_at or {_ALL_STEPS: [row[0]]}
-    there = {step: [each for each in those if each in found] for step, those in names.items()}
-    return {step: pictures.add(found[those[0]]) for step, those in there.items() if those}
+) -> Cells:
+    cells: Cells = {}
+    for step, names in (names_at or {_ALL_STEPS: [row[0]]}).items():
+        if existing := [name for name in names if name in found]:
+            cells[step] = pictures.add(found[existing[0]])
+    return cells
 
 
 def flat(settings: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:
@@ -240,7 +199,7 @@ def _text(key: str, value: JsonValue) -> str:
 
 
 def settings_table(settings: Sequence[Mapping[str, JsonValue]]) -> list[tuple[str, list[str]]]:
-    """Return the settings of runs side by side: (name, a text for each run, "–" for none)."""
+    """Return the settings of runs: (name, a text for each run, "–" for a missing one)."""
     levels = [flat(each) for each in settings]
     keys: dict[str, Any] = {key: None for level in levels for key in level}
     return [
@@ -254,10 +213,10 @@ def compare(order_path: Path, page: Path, say: Callable[[str], object]) -> None:
     Args:
         order_path: a JSON file.
         page: the page.
-        say: is told what was written.
+        say: receives warnings, and the size of the page.
 
     Raises:
-        UserError: there are no pictures, or the disk is full; one line.
+        UserError: there are no pictures, or the disk is full.
     """
     try:
         order = PageOrder.model_validate_json(order_path.read_bytes())
@@ -268,6 +227,6 @@ def compare(order_path: Path, page: Path, say: Callable[[str], object]) -> None:
             mend="give the same command again, which writes it anew",
         ) from None
     view = gather(order.sources, say)
-    text = render(view, state_of(order.sources, digest.of_file)).encode()
+    text = view.page(state_of(order.sources, digest.of_file)).encode()
     atomic.write(page, text)
     say(f"{page}: {len(view.pictures)} pictures, {len(text) / 1e6:.1f} MB")

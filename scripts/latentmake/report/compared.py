@@ -1,7 +1,7 @@
-"""What a target `compare_{a}_vs_{b}` names, whether its pictures are there, and what they are.
+"""Planning of `compare_{a}_vs_{b}`: names, orders, and whether a page is up to date.
 
-No Pillow here: the planner asks this. A page bears the state of all that it shows, a digest, so
-that it is made anew when a picture is another one and not because a file is newer.
+A page holds the digest of what it shows: it is written again when a picture has other content. No
+Pillow: the planner imports this.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from pydantic import BaseModel, ConfigDict
 from latentmake import digest
 from latentmake.config import Config, nearest
 from latentmake.dataset import IMAGE_EXTENSIONS
-from latentmake.errors import ConfigError, DatasetError, TrainingError
+from latentmake.errors import ConfigError, DatasetError, TrainingError, UserError
 from latentmake.files import atomic
 from latentmake.parts import run_folder
 from latentmake.report.page import state_in, template_digest
-from latentmake.trainers.order import Wanted
 from latentmake.trainers.pictures import INDEX, PictureIndex, read_index
 from latentmake.trainers.record import read_record
 
@@ -43,11 +42,7 @@ _TARGET = re.compile(r"compare_(.+)|reports/compare_(.+)\.html")
 
 
 class Source(BaseModel):
-    """A run or a folder of images.
-
-    Attributes:
-        path: folder of the pictures.
-    """
+    """A run or a folder of images, with the folder of its pictures."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str
@@ -56,7 +51,7 @@ class Source(BaseModel):
 
 
 class PageOrder(BaseModel):
-    """What a page is to show; `planned` (ns) makes each order another file."""
+    """Order of a page; `planned` (ns) makes each order another file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     sources: list[Source]
@@ -64,13 +59,13 @@ class PageOrder(BaseModel):
 
 
 class Page(NamedTuple):
-    """A page that was asked for.
+    """A requested page.
 
     Attributes:
         name: what follows `compare_` in its target.
         order: path of its order.
-        stale: whether it is missing, or shows other pictures than there are.
-        trained: receipts of the trainings, asked for beside it, whose pictures it shows.
+        stale: whether it is missing or shows other pictures.
+        trained: receipts of trainings of the same command whose pictures it shows.
     """
 
     name: str
@@ -80,7 +75,7 @@ class Page(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """Path of the page."""
         return f"reports/compare_{self.name}.html"
 
 
@@ -93,7 +88,7 @@ def resolve(target: str, config: Config) -> list[str]:
     """Return the runs and folders that a target names, in its order.
 
     Raises:
-        ConfigError: one that there is not, one named twice, or names that can be read in two ways.
+        ConfigError: an unknown name, a name given twice, or an ambiguous target.
     """
     match = _TARGET.fullmatch(target)
     assert match is not None
@@ -126,25 +121,18 @@ def _readings(text: str, known: Collection[str]) -> Iterator[list[str]]:
 
 
 def _unknown(target: str, text: str, known: Sequence[str]) -> ConfigError:
-    """Say which part of a target is no known name: as few and as short ones as can be."""
-    pieces = text.split(_BETWEEN)
-    # best[i]: the fewest unknown pieces among the first i, and the names that they were read as.
-    best: list[tuple[int, list[str]]] = [(0, [])]
-    for end in range(1, len(pieces) + 1):
-        ways = []
-        for start in range(end):
-            name = _BETWEEN.join(pieces[start:end])
-            unknown, names = best[start]
-            if name in known or start == end - 1:
-                ways.append((unknown + (name not in known), [*names, name]))
-        best.append(min(ways, key=lambda way: (way[0], len(way[1]))))
-    names = best[-1][1]
+    pieces, names = text.split(_BETWEEN), []
+    while pieces:  # the longest known name, else one piece
+        lengths = range(len(pieces), 0, -1)
+        length = next((n for n in lengths if _BETWEEN.join(pieces[:n]) in known), 1)
+        names.append(_BETWEEN.join(pieces[:length]))
+        del pieces[:length]
     wrong = next(name for name in names if name not in known)
     mend = f"known: {', '.join(known)}"
     if guess := nearest(wrong, known):
-        guesses = [name if name in known else nearest(name, known) or name for name in names]
-        whole = f"compare_{_BETWEEN.join(guesses)}"
-        mend = f"did you mean `{whole if set(guesses) <= set(known) else guess}`?"
+        guesses = [name if name in known else nearest(name, known) for name in names]
+        full = f"compare_{_BETWEEN.join(map(str, guesses))}"
+        mend = f"did you mean `{full if all(guesses) else guess}`?"
     return ConfigError(f"there is no run or folder `{wrong}`", where=target, mend=mend)
 
 
@@ -162,22 +150,21 @@ def plan_page(
         target: asks for it.
         config: knows runs and folders.
         digest_of: returns a file's digest.
-        trained: the runs that the same command trains before.
-        planned: when, in nanoseconds.
+        trained: runs that the same command trains first.
+        planned: time in nanoseconds.
 
     Raises:
-        UserError: a name that there is not, or no pictures; one line.
+        UserError: an unknown name, or no pictures.
     """
     sources = [_source(name, config) for name in resolve(target, config)]
     awaited = [each.name for each in sources if each.kind == "run" and each.name in trained]
     for source in sources:
-        if source.name not in awaited and not _pictures(source):
+        if source.name not in awaited and not _has_pictures(source):
             raise _without_pictures(target, source, config)
     name = _BETWEEN.join(source.name for source in sources)
     path = ORDERS / f"{name}.json"
     atomic.write(path, PageOrder(sources=sources, planned=planned).model_dump_json().encode())
-    receipts = [str(run_folder(run) / "trained.json") for run in awaited]
-    page = Page(name, str(path), True, receipts)
+    page = Page(name, str(path), True, [str(run_folder(run) / "trained.json") for run in awaited])
     shown = state_in(Path(page.path))
     fresh = shown is not None and not awaited and shown == state_of(sources, digest_of)
     return page._replace(stale=not fresh)
@@ -189,21 +176,18 @@ def _source(name: str, config: Config) -> Source:
     return Source(name=name, kind="folder", path=config.folders[name].path)
 
 
-def _pictures(source: Source) -> bool:
+def _has_pictures(source: Source) -> bool:
     if source.kind == "run":
         return index_of(source) is not None
     return bool(pictures_in(source))
 
 
-def _without_pictures(
-    target: str, source: Source, config: Config
-) -> ConfigError | DatasetError | TrainingError:
+def _without_pictures(target: str, source: Source, config: Config) -> UserError:
     if source.kind == "folder":
         return DatasetError(
             "holds no images", where=f"{target}: {source.path}", mend=f"see folders.{source.name}"
         )
-    trainer = config.runs[source.name].trainer
-    if trainer is None or trainer.kind != "sd":
+    if not hasattr(config.runs[source.name].trainer, "samples"):
         return ConfigError(
             f"the run {source.name} draws no sample pictures, for only the trainer sd does",
             where=target,
@@ -217,30 +201,28 @@ def _without_pictures(
 
 
 def index_of(source: Source) -> PictureIndex | None:
-    """Return the index of a run's pictures; None where it has none, or weights of another run."""
+    """Return the index of a run's pictures; None without pictures of the present weights."""
     folder = Path(source.path)
     index = read_index(folder)
     record = read_record(folder.with_name("training.json"))
     if index is None or not index.prompts or not index.steps:
         return None
-    wanted: Wanted = index.wanted if record is None else record.wanted
-    return index if wanted == index.wanted else None
+    return index if record is None or record.wanted == index.wanted else None
 
 
 def pictures_in(source: Source) -> dict[str, Path]:
     """Return the images of a folder and its sub-folders: relative path without ending -> path.
 
-    Hidden files and folders are passed over.
+    Hidden files and folders are ignored.
 
     Raises:
-        DatasetError: there is no such folder, or two images differ in their ending alone.
+        DatasetError: the folder does not exist, or two images differ in their ending alone.
     """
     root = Path(source.path)
+    where = f"folders.{source.name}"
     if not root.is_dir():
         raise DatasetError(
-            f"the folder {root} does not exist",
-            where=f"folders.{source.name}",
-            mend="correct the path or create it",
+            f"the folder {root} does not exist", where=where, mend="correct the path or create it"
         )
     found: dict[str, Path] = {}
     for folder, folders, files in os.walk(root):
@@ -253,7 +235,7 @@ def pictures_in(source: Source) -> dict[str, Path]:
             if stem in found:
                 raise DatasetError(
                     f"{found[stem].name} and {path.name} differ in their ending alone",
-                    where=f"folders.{source.name}",
+                    where=where,
                     mend="rename or remove one of them",
                 )
             found[stem] = path
@@ -261,13 +243,13 @@ def pictures_in(source: Source) -> dict[str, Path]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort `step 9` before `step 10`."""
+    """Return a key that sorts `step 9` before `step 10`."""
     parts = re.split(r"([0-9]+)", name)
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
 def state_of(sources: Sequence[Source], digest_of: Callable[[Path], str]) -> str:
-    """Return the digest of all that a page of some runs and folders shows.
+    """Return the digest of what a page of some runs and folders shows.
 
     Raises:
         DatasetError: a folder does not exist.
@@ -276,15 +258,15 @@ def state_of(sources: Sequence[Source], digest_of: Callable[[Path], str]) -> str
     def content_of(path: Path) -> str:
         try:
             return digest_of(path)
-        except OSError:  # the page says so in its place
-            return "cannot be read"
+        except OSError:
+            return "cannot be read"  # as the page says
 
-    state: list[object] = [template_digest()]
+    state: list[object] = [template_digest("compare")]
     for source in sources:
         if source.kind == "run":
             content: object = content_of(Path(source.path, INDEX))
         else:
             found = pictures_in(source)
-            content = [[os.fsencode(name).hex(), content_of(found[name])] for name in found]
+            content = [[os.fsencode(name).hex(), content_of(path)] for name, path in found.items()]
         state.append([source.name, source.kind, content])
     return digest.of_value(state)

@@ -1,103 +1,39 @@
-"""Writes a report as one HTML page that needs nothing else: no network, no other file.
+"""Self-contained HTML pages: one file each, no network.
 
-What the page shows is data (JSON), put there by a script as texts and never as markup. A policy
-within the page allows that one script, that one style sheet and embedded pictures, nothing more.
+A page's content is data (JSON) that its script shows as text, never as markup. The page's content
+security policy allows that script, that style sheet and embedded pictures, nothing else.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
-import hashlib
-import html
-import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from latentmake import digest
 
-__all__ = ["Side", "View", "page", "render", "state_in", "template_digest"]
+__all__ = ["page", "state_in", "template_digest"]
 
 _FOLDER = Path(__file__).parent
-_HEAD = 4096  # bytes of a page within which its state stands
+_HEAD = 4096  # bytes: the state stands within these
 _STATE = re.compile(rb'<meta name="latentmake-state" content="([0-9a-f]{64})">')
 
 
-class Side(NamedTuple):
-    """A run or a folder, beside others.
-
-    Attributes:
-        name: what it is called.
-        kind: `run` or `folder`.
-        cells: row -> step (in digits, or `*` for all) -> number of a picture, or what is wrong
-            with it.
-    """
-
-    name: str
-    kind: str
-    cells: list[dict[str, int | str]]
+def _source(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8").strip()
 
 
-class View(NamedTuple):
-    """All that a page shows.
-
-    Attributes:
-        title: of the page.
-        sides: what is compared.
-        rows: prompts, or names of pictures.
-        rows_are: `prompt` or `picture`.
-        steps: of all runs, ascending; none where folders alone are compared.
-        pictures: data URI, width and height in pixels, and whether it is shown pixel by pixel.
-        runs: whose settings are compared.
-        settings: (name, a text for each run).
-    """
-
-    title: str
-    sides: list[Side]
-    rows: list[str]
-    rows_are: str
-    steps: list[int]
-    pictures: list[tuple[str, int, int, bool]]
-    runs: list[str]
-    settings: list[tuple[str, list[str]]]
+def template_digest(kind: str) -> str:
+    """Return the digest of a kind of page: its templates, style sheets and script."""
+    names = ("page.html", "page.css", f"{kind}.html", f"{kind}.css", f"{kind}.js")
+    return digest.of_value([_source(name) for name in names])
 
 
-@functools.cache
-def _parts(kind: str) -> dict[str, str]:
-    """Return markup, style and script of a kind of page: `compare` or `captions`."""
-    html_, script, *styles = (
-        (_FOLDER / name).read_text(encoding="utf-8").strip()
-        for name in (f"{kind}.html", f"{kind}.js", "page.css", f"{kind}.css")
-    )
-    return {"page": html_, "style": "\n".join(styles), "script": script}
-
-
-def template_digest() -> str:
-    """Return the digest of all that comparisons have in common."""
-    return digest.of_value(_parts("compare"))
-
-
-def _fingerprint(text: str) -> str:
-    """Name a script or a style sheet as a content security policy does (W3C CSP3, section 2.3)."""
-    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
-
-
-def _data(values: Any) -> str:
-    """Return values as JSON that cannot end the element it stands in."""
-    text = json.dumps(values, separators=(",", ":"))  # everything beyond ASCII is escaped
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def render(view: View, state: str) -> str:
-    """Return the page of a comparison.
-
-    Args:
-        view: what it shows.
-        state: digest of all that it was made of.
-    """
-    values = {**view._asdict(), "sides": [side._asdict() for side in view.sides]}
-    return page("compare", view.title, values, state)
+def _allowed(text: str) -> str:
+    """Name a script or a style sheet in a content security policy (W3C CSP3, section 2.3)."""
+    sha256 = bytes.fromhex(digest.of_bytes(text.encode()))
+    return f"'sha256-{base64.b64encode(sha256).decode()}'"
 
 
 def page(kind: str, title: str, data: Any, state: str = "") -> str:
@@ -106,28 +42,28 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     Args:
         kind: `compare` or `captions`.
         title: of the page.
-        data: what its script shows, of what JSON knows.
-        state: digest of all that it was made of, if anybody asks for it.
+        data: JSON values for its script.
+        state: digest of what it was made of, for `state_in`.
     """
-    parts = _parts(kind)
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {_fingerprint(parts['style'])}; "
-        f"script-src {_fingerprint(parts['script'])}; base-uri 'none'; form-action 'none'"
+    from jinja2 import Environment, FileSystemLoader  # not while planning
+
+    templates = Environment(
+        loader=FileSystemLoader(_FOLDER), autoescape=True, keep_trailing_newline=True
     )
-    values = {
-        "title": html.escape(title),
-        "state": html.escape(state),
-        "policy": html.escape(policy, quote=False).replace('"', "&quot;"),
-        "style": parts["style"],
-        "script": parts["script"],
-        "data": _data(data),
-    }
-    # In one pass: what is put in is not looked through for places to put something.
-    return re.sub(r"@@(\w+)@@", lambda match: values[match[1]], parts["page"]) + "\n"
+    # Written in its own order, and without spaces.
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    style, script = f"{_source('page.css')}\n{_source(f'{kind}.css')}", _source(f"{kind}.js")
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {_allowed(style)}; "
+        f"script-src {_allowed(script)}; base-uri 'none'; form-action 'none'"
+    )
+    return templates.get_template(f"{kind}.html").render(
+        title=title, data=data, state=state, policy=policy, style=style, script=script
+    )
 
 
 def state_in(path: Path) -> str | None:
-    """Return the state that a page was made of; None where there is no page of ours."""
+    """Return the state of a page; None without a page of ours."""
     try:
         with path.open("rb") as file:
             match = _STATE.search(file.read(_HEAD))
