@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from math import ceil, floor
 
 from latentmake.config import Captions
+from latentmake.errors import SourceError
 
-__all__ = ["CaptionError", "clean", "texts", "warming"]
+__all__ = ["CaptionError", "clean", "decode_caption", "texts", "warming"]
 
 _WILDCARD = re.compile(r"\{([^{}]+)\}")
 _ATTEMPTS = 16  # draws of a variant that shall differ from those before it
@@ -50,6 +51,24 @@ class _Random:
             other = int(self._source.random() * (last + 1))
             result[last], result[other] = result[other], result[last]
         return result
+
+
+def decode_caption(data: bytes, path: str) -> str:
+    """Return the text of a caption file: UTF-8, without byte order mark and surrounding space.
+
+    Args:
+        data: what the file holds.
+        path: names it in errors.
+
+    Raises:
+        SourceError: it is not UTF-8.
+    """
+    try:
+        return data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"is not UTF-8 (byte {error.start + 1})", where=path, mend="save it as UTF-8"
+        ) from None
 
 
 def clean(text: str) -> str:

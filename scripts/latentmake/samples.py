@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from latentmake import pixels
 from latentmake.buckets import Size, wan_size
+from latentmake.captions import decode_caption
 from latentmake.errors import SourceError
 from latentmake.orders import Target, WorkItem, WorkOrder
 
@@ -232,12 +233,7 @@ def caption_of(data: bytes, item: WorkItem, settings: Mapping[str, Any]) -> str:
         SourceError: it is not UTF-8, or empty where that is not allowed.
     """
     where = item.place
-    try:
-        caption = data.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"is not UTF-8 (byte {error.start + 1})", where=where, mend="save it as UTF-8"
-        ) from None
+    caption = decode_caption(data, where)
     if not caption and item.source is not None and settings.get("empty_caption") != "allow":
         raise SourceError(
             "is an empty caption",

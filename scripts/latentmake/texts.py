@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latentmake import captions
-from latentmake.captions import CaptionError, clean
+from latentmake.captions import CaptionError, clean, decode_caption
 from latentmake.config import Captions, Dataset
 from latentmake.dataset import Fault, Item
+from latentmake.errors import SourceError
 from latentmake.memo import Entry, Listed, Memo, SourceStat
 from latentmake.progress import Progress
 
@@ -34,12 +35,6 @@ class Texts(NamedTuple):
     found: dict[str, list[str]]
     faults: list[Fault]
     alike: list[str]
-
-
-class _FaultyTextError(ValueError):
-    def __init__(self, path: str, what: str, mend: str) -> None:
-        super().__init__(what)
-        self.path, self.what, self.mend = path, what, mend
 
 
 def texts_of(
@@ -68,8 +63,8 @@ def texts_of(
                 entry = entries.get(item.stem)
                 caption, tags = _sources(settings, making, files, item, entry)
                 variants = captions.texts(item.stem, caption, tags, making)
-            except _FaultyTextError as error:
-                faults.append(Fault(error.path, item.stem, error.what, error.mend))
+            except SourceError as error:
+                faults.append(Fault(error.where, item.stem, error.what, error.mend))
                 continue
             except CaptionError as error:
                 path = item.caption or item.tags or settings.metadata_file or item.image
@@ -128,13 +123,13 @@ class _Files:
         if self.progress is not None:
             self.progress.update()
         try:
-            text = clean(Path(path).read_bytes().decode("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            what = f"is not UTF-8 (byte {error.start + 1})"
-            raise _FaultyTextError(path, what, "save it as UTF-8") from None
+            text = clean(decode_caption(Path(path).read_bytes(), path))
         except OSError as error:
-            what = f"cannot be read ({error.strerror})"
-            raise _FaultyTextError(path, what, "check the file's permissions") from None
+            raise SourceError(
+                f"cannot be read ({error.strerror})",
+                where=path,
+                mend="check the file's permissions",
+            ) from None
         self._memo.learn_text(path, stat, text)
         return text
 
@@ -162,11 +157,11 @@ def _sources(
             files_ = " or ".join(f"{item.stem}{each}" for each in endings if each)
             entries = f", or an entry in {settings.metadata_file}" if settings.metadata_file else ""
             mend = f"write {files_}{entries}, or set missing_caption: empty"
-            raise _FaultyTextError(item.image, "has no caption", mend)
+            raise SourceError("has no caption", where=item.image, mend=mend)
     elif settings.empty_caption == "error":
         path = item.caption or item.tags or settings.metadata_file or item.image
         what = "is an empty caption" if item.caption or item.tags else f"has an empty {item.stem}"
-        raise _FaultyTextError(path, what, "describe the image, or set empty_caption: allow")
+        raise SourceError(what, where=path, mend="describe the image, or set empty_caption: allow")
     return "", ""
 
 
@@ -181,10 +176,10 @@ def _of_both(text: str, listed: str, path: str, settings: Dataset, making: Capti
             f"{line}{making.caption_separator}{listed.replace(chr(10), making.caption_separator)}"
             for line in text.split("\n")
         )
-    raise _FaultyTextError(
-        path,
+    raise SourceError(
         f"says something else than {settings.metadata_file}",
-        "set metadata_captions: override or join, or leave one of them out",
+        where=path,
+        mend="set metadata_captions: override or join, or leave one of them out",
     )
 
 

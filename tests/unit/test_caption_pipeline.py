@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from latentmake.captions import CaptionError, clean, texts
+from latentmake.captions import CaptionError, clean, decode_caption, texts
 from latentmake.config import Captions
 
 # What no step divides at: no separators, no braces, no line ends, no space around.
@@ -21,6 +21,21 @@ NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 def one(caption: str, tags: str = "", stem: str = "a", **settings: Any) -> str:
     return texts(stem, clean(caption), clean(tags), Captions(**settings))[0]
+
+
+# -- decoding -------------------------------------------------------------------------------------
+
+SPACE = st.text(" \t\r\n\x0b\x1c\x85\u2003")
+
+
+@given(st.booleans(), SPACE, ANY, SPACE)
+def test_a_caption_is_what_stands_between_mark_and_spaces_whatever_its_lines(
+    mark: bool, before: str, text: str, after: str
+) -> None:
+    text = text.lstrip("\ufeff")
+    data = f"{before}{text}{after}".encode("utf-8-sig" if mark else "utf-8")
+    assert decode_caption(data, "a.txt") == text.strip()
+    assert clean(decode_caption(data, "a.txt")) == clean(f"{before}{text}{after}")
 
 
 # -- wildcards ------------------------------------------------------------------------------------
@@ -95,9 +110,7 @@ def test_a_shuffle_loses_no_tag_and_leaves_those_that_are_kept(
     assert sorted(found) == sorted(tags)
 
 
-@given(
-    st.lists(PLAIN.filter(lambda tag: ";;;" not in tag), min_size=3, max_size=9), st.data(), NAME
-)
+@given(st.lists(PLAIN.filter(lambda tag: ";" not in tag), min_size=3, max_size=9), st.data(), NAME)
 def test_tags_before_and_behind_the_keep_tokens_separator_stay(
     tags: list[str], data: st.DataObject, stem: str
 ) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from latentmake import layouts
 from latentmake.buckets import Size, wan_size
+from latentmake.captions import decode_caption
+from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.layouts import musubi
 from latentmake.musubi.order import ManifestRow, MusubiOrder
@@ -77,8 +79,8 @@ def _caption(row: ManifestRow) -> str | None:
     if row.caption is None:
         return ""
     try:
-        return Path(row.caption).read_text(encoding="utf-8-sig").strip()
-    except (OSError, UnicodeDecodeError):
+        return decode_caption(Path(row.caption).read_bytes(), row.caption)
+    except (OSError, SourceError):
         return None  # said elsewhere, or not to be compared
 
 

@@ -16,6 +16,7 @@ from statistics import median_low
 from typing import Any, NamedTuple
 
 from latentmake import remote, tokens
+from latentmake.captions import decode_caption
 from latentmake.config import Model
 from latentmake.errors import SourceError
 from latentmake.files import atomic
@@ -125,10 +126,7 @@ def _texts(item: Captioned) -> list[str]:
             data = remote.read(item.caption)[0]
         else:
             data = Path(item.caption).read_bytes()
-        return [data.decode("utf-8-sig").strip()]
-    except UnicodeDecodeError as error:
-        what = f"is not UTF-8 (byte {error.start + 1})"
-        raise SourceError(what, where=item.caption, mend="save it as UTF-8") from None
+        return [decode_caption(data, item.caption)]
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
         raise SourceError(what, where=item.caption, mend="check the file's permissions") from None
