@@ -8,8 +8,8 @@ from contextlib import redirect_stderr
 from functools import partial
 from io import StringIO
 
-from latentmake.devices import visible
-from latentmake.handover import VARIABLE
+from latentmake.caches.gpu import visible
+from latentmake.plan.plan_file import VARIABLE
 from latentmake.session import Session
 from snakemake.cli import parse_args
 from snakemake.logging import logger

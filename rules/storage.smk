@@ -2,7 +2,7 @@
 # Makes: store_{run} puts an archive for each part of a run on S3, and a record that names them;
 #        fetch_{run} brings those that are missing here, so that the next build encodes nothing.
 
-from latentmake.storage import archived, record
+from latentmake.exchange.archives import archived, record
 
 STORED = SESSION.config.storage.caches.rstrip("/")
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.foreign.adopt import adopt
-from latentmake.foreign.orders import AdoptOrder
+from latentmake.exchange.ai_training.adopt import adopt
+from latentmake.exchange.ai_training.orders import AdoptOrder
 
 with logged(snakemake.log[0]) as say:
     order = AdoptOrder.read(Path(snakemake.input.order))

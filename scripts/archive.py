@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.storage import pack
+from latentmake.exchange.archives import pack
 
 with logged(snakemake.log[0]):
     pack(Path(snakemake.input.order), Path(snakemake.output.archive))

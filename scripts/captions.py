@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.report.captioned import CaptionsOrder
-from latentmake.report.captions import write_captions
+from latentmake.reports.captions import write_captions
+from latentmake.reports.captions_order import CaptionsOrder
 
 with logged(snakemake.log[0]) as say:
     order = CaptionsOrder.model_validate_json(Path(snakemake.input.order).read_bytes())

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.report.check_order import CheckOrder
-from latentmake.report.check_run import check_run
-from latentmake.trainers.checks import passed
-from latentmake.trainers.order import read_order
+from latentmake.reports.check_order import CheckOrder
+from latentmake.reports.check_run import check_run
+from latentmake.training.checks import passed
+from latentmake.training.order import read_order
 
 with logged(snakemake.log[0]):
     order = read_order(Path(snakemake.input.order), CheckOrder)

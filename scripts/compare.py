@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.report.compare import compare
+from latentmake.reports.comparison import compare
 
 with logged(snakemake.log[0]) as say:
     compare(Path(snakemake.input.order), Path(snakemake.output.page), say)

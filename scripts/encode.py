@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from latentmake.devices import lease
-from latentmake.encode import carry_out
+from latentmake.caches.encode import carry_out
+from latentmake.caches.gpu import lease
 from latentmake.entry import logged
-from latentmake.orders import WorkOrder
+from latentmake.plan.orders import WorkOrder
 
 with logged(snakemake.log[0]) as say:
     order = WorkOrder.read(Path(snakemake.input.order))
     external = None
     if order.musubi_tuner is not None:
-        from latentmake.musubi.scripted import make_by_scripts as external
+        from latentmake.training.external.musubi.encode import make_by_scripts as external
     # A job without a receipt among its outputs makes one file that was asked for by its name.
     batch = str(order.receipt) in snakemake.output
     carry_out(

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.foreign.export import export
-from latentmake.foreign.orders import ExportOrder
+from latentmake.exchange.ai_training.export import export
+from latentmake.exchange.ai_training.orders import ExportOrder
 
 with logged(snakemake.log[0]) as say:
     order = ExportOrder.read(Path(snakemake.input.order))

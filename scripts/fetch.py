@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.storage import unpack
+from latentmake.exchange.archives import unpack
 
 with logged(snakemake.log[0]) as say:
     archives = [Path(archive) for archive in snakemake.input.archives]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.manifest import ManifestOrder, write_manifest
+from latentmake.plan.manifest import ManifestOrder, write_manifest
 
 with logged(snakemake.log[0]) as say:
     order = ManifestOrder.read(Path(snakemake.input.order))

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from latentmake.backends import publisher_of
 from latentmake.entry import logged
-from latentmake.trainers import publisher_of
 
 with logged(snakemake.log[0]) as say:
     order = Path(snakemake.input.order)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.storage import write_record
+from latentmake.exchange.archives import write_record
 
 with logged(snakemake.log[0]):
     write_record(Path(snakemake.input.order), Path(snakemake.output.record[0]))

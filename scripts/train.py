@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from latentmake.backends import trainer_of
 from latentmake.entry import logged
-from latentmake.trainers import trainer_of
 
 with logged(snakemake.log[0]):
     order = Path(snakemake.input.order)

@@ -15,22 +15,27 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from latentmake import orders, storage, workspace
 from latentmake.config import Config, Run, SdScriptsTrainer, TrainingJob, parse
 from latentmake.errors import LatentmakeError, UserError, storage_error
-from latentmake.foreign.plan import plan_adopt, plan_export, refuse_company
-from latentmake.handover import Handover
-from latentmake.memo import Memo
-from latentmake.orders import WorkOrder, newest_run_order
-from latentmake.parts import Plan, RunPlan
-from latentmake.plan import Planner
-from latentmake.publication import check_publication, is_uncached, plan_publication
-from latentmake.report.captioned import plan_captions
-from latentmake.report.check_order import plan_check
-from latentmake.report.compared import Page, is_page, plan_page
-from latentmake.report.table import plan_table, status_lines
-from latentmake.single import single
-from latentmake.targets import ON_REQUEST, check_known, is_training_asked, runs_asked_for
+from latentmake.exchange import archives
+from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
+from latentmake.index.memo import Memo
+from latentmake.plan import orders, workspace
+from latentmake.plan.orders import WorkOrder, newest_run_order
+from latentmake.plan.parts import Plan, RunPlan
+from latentmake.plan.plan_file import Handover
+from latentmake.plan.planner import Planner
+from latentmake.plan.single import single
+from latentmake.plan.targets import ON_REQUEST, check_known, is_training_asked, runs_asked_for
+from latentmake.reports.captions_order import plan_captions
+from latentmake.reports.check_order import plan_check
+from latentmake.reports.comparison_order import Page, is_page, plan_page
+from latentmake.reports.plan_table import plan_table, status_lines
+from latentmake.training.external.publication import (
+    check_publication,
+    is_uncached,
+    plan_publication,
+)
 
 __all__ = ["Session"]
 
@@ -77,7 +82,7 @@ class Session:
         if main:
             _or_exit(lambda: workspace.check(home, dry=dry))
         self.config: Config = _or_exit(lambda: parse(values))
-        _or_exit(lambda: storage.check_plugin(self.config))
+        _or_exit(lambda: archives.check_plugin(self.config))
         self.plan = Plan({}, [])
         self.pages: list[Page] = []
         if main:
@@ -143,8 +148,8 @@ class Session:
         assert planner is not None
         refuse_company(targets, self.runs)
         makers: dict[str, Callable[[RunPlan, Run], Path]] = {
-            "store": lambda plan, run: storage.plan_store(config, plan, run, time.time_ns()),
-            "fetch": lambda plan, run: storage.plan_fetch(config, plan, time.time_ns()),
+            "store": lambda plan, run: archives.plan_store(config, plan, run, time.time_ns()),
+            "fetch": lambda plan, run: archives.plan_fetch(config, plan, time.time_ns()),
             "adopt": lambda plan, run: plan_adopt(planner, plan, run),
             "export": lambda plan, run: plan_export(planner, plan, run),
             "captions": lambda plan, run: plan_captions(planner, plan, run),

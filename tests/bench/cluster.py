@@ -28,9 +28,9 @@ ENTRY = """
 import sys
 from pathlib import Path
 import torch
-from latentmake.encode import carry_out
+from latentmake.caches.encode import carry_out
 from latentmake.entry import logged
-from latentmake.orders import WorkOrder
+from latentmake.plan.orders import WorkOrder
 
 def nothing(samples):
     return [({"latents": torch.ones(4, 8, 8)}, {}) for _ in samples]

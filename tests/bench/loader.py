@@ -42,9 +42,9 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from latentmake import cachefile
-from latentmake.trainers.data import HIDDEN_STATE, Caches, Item, prefetched
-from latentmake.trainers.schedule import Schedule
+from latentmake.files import cachefile
+from latentmake.training.sd.batch_order import Schedule
+from latentmake.training.sd.data.caches import HIDDEN_STATE, Caches, Item, prefetched
 
 LATENTS = {"scaling_factor": "0.18215", "shift_factor": "0.0", "pixel_width": "512"}
 

@@ -42,8 +42,8 @@ def make(path: Path, entries: int, length: int) -> None:
 
 def read(path: Path, memo_path: Path) -> None:
     """Read it as planning does, and print seconds, entries and memory."""
-    from latentmake.memo import Memo
-    from latentmake.metadata import entries_of
+    from latentmake.index.memo import Memo
+    from latentmake.sources.metadata import entries_of
 
     began = time.monotonic()
     memo = Memo(memo_path)

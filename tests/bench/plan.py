@@ -28,10 +28,10 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from latentmake.caches.encode import Sample, carry_out  # noqa: E402
 from latentmake.config import parse  # noqa: E402
-from latentmake.encode import Sample, carry_out  # noqa: E402
-from latentmake.memo import Memo  # noqa: E402
-from latentmake.plan import Planner  # noqa: E402
+from latentmake.index.memo import Memo  # noqa: E402
+from latentmake.plan.planner import Planner  # noqa: E402
 from latentmake.session import MEMO  # noqa: E402
 
 CONFIG = {

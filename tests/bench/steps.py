@@ -31,16 +31,16 @@ import torch
 from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/unit")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/worlds")]
 
-from latentmake.trainers import sd  # noqa: E402
-from latentmake.trainers.data import Caches, read_items  # noqa: E402
+from latentmake.training.sd import train  # noqa: E402
+from latentmake.training.sd.data.caches import Caches, read_items  # noqa: E402
 from trainer_world import make_latents, make_order, make_text, make_unet  # noqa: E402
 
 ITEMS = 64
 
 
-def make_training(folder: Path, options: argparse.Namespace, width: int) -> sd.Training:
+def make_training(folder: Path, options: argparse.Namespace, width: int) -> train.Training:
     """Make a training that does nothing but steps, and reads its caches at each."""
     lines = []
     for number in range(ITEMS):
@@ -67,18 +67,18 @@ def make_training(folder: Path, options: argparse.Namespace, width: int) -> sd.T
         dataloader_num_workers=options.workers,
         learning_rate=1e-6,
     )
-    training = sd.Training(order)
+    training = train.Training(order)
     training.caches = Caches(read_items(Path(order.manifest)), memory=0)
     return training
 
 
-def by_trainer(training: sd.Training) -> None:
+def by_trainer(training: train.Training) -> None:
     """Make all steps as a training does."""
     training.step = 0
     training._steps(frozenset())
 
 
-def by_bare_loop(training: sd.Training) -> None:
+def by_bare_loop(training: train.Training) -> None:
     """Make as many steps, with nothing that a step does not need."""
     batch = training.caches.batch(range(training.settings.train_batch_size))
     learner, cpu = training.learner, torch.device("cpu")
@@ -95,7 +95,9 @@ def by_bare_loop(training: sd.Training) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def measure(loop: Callable[[sd.Training], None], training: sd.Training) -> tuple[float, float]:
+def measure(
+    loop: Callable[[train.Training], None], training: train.Training
+) -> tuple[float, float]:
     """Return the milliseconds of a step, in time and in processor time."""
     began, used = time.perf_counter(), time.process_time()
     loop(training)

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from latentmake import pixels, recipe
-from latentmake.buckets import Size
+from latentmake.caches.encode import Sample, carry_out
+from latentmake.caches.pixels import plain as pixels
 from latentmake.config import Dataset, Model
-from latentmake.encode import Sample, carry_out
+from latentmake.geometry.buckets import Size
 from latentmake.layouts import plain
-from latentmake.orders import Target, WorkItem, WorkOrder
+from latentmake.models import recipe
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from PIL import Image
 
 HERE = Path(__file__).parent

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden_files import CAPTION, FITS, HERE, LATENTS, TEXT, bitmap, fitted, write_caches
-from latentmake import cachefile, digest
-from latentmake.recipe import FORMAT_VERSIONS
+from latentmake import digest
+from latentmake.files import cachefile
+from latentmake.models.recipe import FORMAT_VERSIONS
 from safetensors import safe_open
 
 LEVELS = 1  # of 255, by which Pillow's resampling may round otherwise in another release

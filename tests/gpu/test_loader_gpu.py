@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 
-from latentmake.trainers.data import Caches, prefetched, read_items
+from latentmake.training.sd.data.caches import Caches, prefetched, read_items
 from trainer_world import make_manifest
 
 pytestmark = [

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 
-from latentmake.trainers.launch import train
-from latentmake.trainers.record import Layout
+from latentmake.training.result import Layout
+from latentmake.training.sd.launch import train
 from PIL import Image
 from safetensors.torch import load_file
 from trainer_world import make_order, write_order

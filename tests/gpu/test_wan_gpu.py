@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import wan_world
+from latentmake.caches.encoders.umt5 import load_umt5
+from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.config import TextWeights, Weights
-from latentmake.encoders.umt5 import load_umt5
-from latentmake.encoders.wan_vae import load_wan_vae
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,12 +12,14 @@ from typing import Any
 import order_world
 import pytest
 import wan
-from latentmake import dataset, digest, remote
+from latentmake import digest
+from latentmake.caches.encode import carry_out
 from latentmake.config import Dataset, parse
-from latentmake.encode import carry_out
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
-from latentmake.memo import SourceStat
-from latentmake.orders import WorkOrder
+from latentmake.index.memo import SourceStat
+from latentmake.plan.orders import WorkOrder
+from latentmake.sources import items as dataset
+from latentmake.sources import s3
 from s3_server import Bucket
 from test_config import changed, smallest
 
@@ -25,13 +27,13 @@ from test_config import changed, smallest
 @pytest.fixture(autouse=True)
 def new_client() -> Iterator[None]:
     """The client of a process keeps the environment that it began with."""
-    remote._made_client.cache_clear()
+    s3._made_client.cache_clear()
     yield
-    remote._made_client.cache_clear()
+    s3._made_client.cache_clear()
 
 
 def listed(path: str) -> dict[str, SourceStat]:
-    return {each[0]: SourceStat(*each[1:]) for each in remote.listing(path, "datasets.x.path")}
+    return {each[0]: SourceStat(*each[1:]) for each in s3.listing(path, "datasets.x.path")}
 
 
 def test_a_listing_and_a_fetched_object_tell_the_same_stat(bucket: Bucket) -> None:
@@ -42,7 +44,7 @@ def test_a_listing_and_a_fetched_object_tell_the_same_stat(bucket: Bucket) -> No
     found = listed(f"s3://{bucket.name}/pictures")
     assert set(found) == {"a.png", "deep/er/ü {x} & 100%.txt", "parts.bin"}
     for path, stat in found.items():
-        data, fetched = remote.read(f"s3://{bucket.name}/pictures/{path}")
+        data, fetched = s3.read(f"s3://{bucket.name}/pictures/{path}")
         assert fetched == stat
         assert len(data) == stat.size
 
@@ -50,10 +52,10 @@ def test_a_listing_and_a_fetched_object_tell_the_same_stat(bucket: Bucket) -> No
 def test_another_content_of_the_same_size_in_the_same_second_is_another_stat() -> None:
     moment = datetime(2024, 5, 6, 7, 8, 9, 987_654, UTC)
     header = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
-    assert remote.stat_of(5, moment, '"abc"') == remote.stat_of(5, header, "abc")
-    assert remote.stat_of(5, moment, '"abc"') == remote.stat_of(5, header, 'W/"abc"')
-    assert remote.stat_of(5, moment, '"abc"') != remote.stat_of(5, moment, '"abd"')
-    assert all(0 <= remote.stat_of(5, moment, str(n)).inode < 2**63 for n in range(100))
+    assert s3.stat_of(5, moment, '"abc"') == s3.stat_of(5, header, "abc")
+    assert s3.stat_of(5, moment, '"abc"') == s3.stat_of(5, header, 'W/"abc"')
+    assert s3.stat_of(5, moment, '"abc"') != s3.stat_of(5, moment, '"abd"')
+    assert all(0 <= s3.stat_of(5, moment, str(n)).inode < 2**63 for n in range(100))
 
 
 def test_a_listing_of_more_than_a_page_is_whole_and_below_its_folder_alone(bucket: Bucket) -> None:
@@ -91,7 +93,7 @@ def test_digests_are_those_of_the_bytes_in_order(bucket: Bucket) -> None:
     for path, data in contents.items():
         bucket.put(path.rpartition("/")[2], data)
     stat = SourceStat(0, 0, 0, 0)
-    found = [content for content, _ in remote.digests([(path, stat) for path in contents])]
+    found = [content for content, _ in s3.digests([(path, stat) for path in contents])]
     assert found == [digest.of_bytes(data) for data in contents.values()]
 
 
@@ -121,13 +123,13 @@ def test_a_missing_bucket_or_folder_is_one_line(bucket: Bucket) -> None:
 
 def test_an_object_that_is_gone_is_the_fault_of_one_item(bucket: Bucket) -> None:
     with pytest.raises(SourceError) as error:
-        remote.read(f"s3://{bucket.name}/p/a.png")
+        s3.read(f"s3://{bucket.name}/p/a.png")
     assert f"s3://{bucket.name}/p/a.png: is gone since it was listed" in str(error.value)
 
 
 def test_a_bucket_that_is_gone_is_no_fault_of_an_item(bucket: Bucket) -> None:
     with pytest.raises(StorageError, match="there is no bucket"):
-        remote.read("s3://no-such-bucket/p/a.png")
+        s3.read("s3://no-such-bucket/p/a.png")
 
 
 def test_a_server_that_is_down_is_one_line(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +138,7 @@ def test_a_server_that_is_down_is_one_line(bucket: Bucket, monkeypatch: pytest.M
     with pytest.raises(DatasetError, match=r"cannot be reached .*127\.0\.0\.1:9"):
         listed("s3://bucket/p")
     with pytest.raises(StorageError, match="cannot be reached"):
-        remote.read("s3://bucket/p/a.png")
+        s3.read("s3://bucket/p/a.png")
 
 
 def test_an_endpoint_that_is_no_address_is_one_line(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake.trainers.installation import Installation, Program
+from latentmake.training.external.installation import Installation, Program
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import FOLDERS, PYTHON, sources
 from latentmake.config import Dataset, Model, Publish, SdScripts, SdScriptsTrainer
-from latentmake.musubi.preflight import command_arguments as musubi_arguments
-from latentmake.sdscripts.order import SdScriptsOrder
-from latentmake.sdscripts.preflight import command_arguments
-from latentmake.trainers.installation import Installation, Program
-from latentmake.trainers.states import Resume
+from latentmake.training.external.installation import Installation, Program
+from latentmake.training.external.musubi.preflight import command_arguments as musubi_arguments
+from latentmake.training.external.resume import Resume
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.external.sdscripts.preflight import command_arguments
 from musubi_world import make_run
 
 pytestmark = pytest.mark.real_trainer

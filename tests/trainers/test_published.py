@@ -14,17 +14,17 @@ import wan_world
 import world
 from conftest import PYTHON, SITE
 from demo.text import t5_tokenizer
+from latentmake.backends import publisher_of
 from latentmake.config import Dataset, MusubiTuner, Publish, SdScripts, parse
-from latentmake.memo import Memo
-from latentmake.musubi import publish as musubi
-from latentmake.musubi.texts import Texts
-from latentmake.plan import Planner
-from latentmake.publication import check_publication, plan_publication
-from latentmake.sdscripts import publish as sdscripts
-from latentmake.sdscripts.order import SdScriptsOrder
-from latentmake.trainers import publisher_of
-from latentmake.trainers.installation import Installation
-from latentmake.trainers.order import read_order
+from latentmake.index.memo import Memo
+from latentmake.plan.planner import Planner
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi import publish as musubi
+from latentmake.training.external.musubi.published_texts import Texts
+from latentmake.training.external.publication import check_publication, plan_publication
+from latentmake.training.external.sdscripts import publish as sdscripts
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.order import read_order
 from publish_world import order_of
 from test_resume_sdscripts import make_run
 

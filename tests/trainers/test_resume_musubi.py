@@ -12,8 +12,8 @@ import torch
 from conftest import PYTHON, steps
 from latentmake.config import MusubiTuner
 from latentmake.errors import TrainingError
-from latentmake.musubi.launch import train
-from latentmake.trainers.installation import Installation
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi.launch import train
 from musubi_world import RUN, make_run, write_order
 from safetensors.torch import load_file
 

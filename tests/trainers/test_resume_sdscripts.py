@@ -20,9 +20,9 @@ from diffusers import (
 )
 from latentmake.config import Dataset, Model, Publish, SdScripts, SdScriptsTrainer
 from latentmake.errors import TrainingError
-from latentmake.sdscripts.launch import train
-from latentmake.sdscripts.order import SdScriptsOrder
-from latentmake.trainers.installation import Installation
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.sdscripts.launch import train
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from transformers import CLIPTextModel
 
 pytestmark = pytest.mark.real_trainer

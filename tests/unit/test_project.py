@@ -115,7 +115,7 @@ def test_modules_say_why_they_exist_and_what_they_offer() -> None:
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; sys.path.insert(0, 'scripts'); import latentmake.session; "
-        "import latentmake.tokens; "
+        "import latentmake.models.tokenizers; "
         "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av', 'boto3', 'botocore', "
         "'matplotlib', 'tensorboard'); "
         "sys.exit(any(name in sys.modules for name in slow))"
@@ -125,7 +125,7 @@ def test_planning_imports_no_torch() -> None:
 
 def test_the_launcher_imports_nothing_that_its_processes_need() -> None:
     code = (
-        "import sys; sys.path.insert(0, 'scripts'); import latentmake.trainers.launch; "
+        "import sys; sys.path.insert(0, 'scripts'); import latentmake.training.sd.launch; "
         "slow = ('torch', 'PIL', 'matplotlib', 'tensorboard'); "
         "sys.exit(any(name in sys.modules for name in slow))"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from latentmake.config import Run
 from latentmake.errors import ConfigError
-from latentmake.targets import check_known, runs_asked_for
+from latentmake.plan.targets import check_known, runs_asked_for
 
 RUNS = {name: Run(datasets=["cats"], model="sd15", resolutions=[64]) for name in ("cats", "a_b")}
 

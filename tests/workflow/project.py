@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import preloaded
 import yaml
-from latentmake.cachefile import read_header
 from latentmake.files.atomic import TEMPORARY_SUFFIX
+from latentmake.files.cachefile import read_header
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("Snakefile", "rules", "scripts", "profiles", "envs")

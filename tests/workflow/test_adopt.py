@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import world
-from latentmake.cachefile import read_header
+from latentmake.files.cachefile import read_header
 from project import NOTHING, Counts, Project, Result, kill_group, wait_until
 from safetensors.torch import load_file
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import world
-from latentmake.memo import Memo
+from latentmake.index.memo import Memo
 from project import Project
 
 TOOLS = ("sbatch", "squeue", "sacct", "sinfo", "scancel", "srun", "scontrol", "sacctmgr")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import world
 from browser import started
-from latentmake.report.page import state_in
+from latentmake.reports.page import state_in
 from PIL import Image
 from project import Project, Result
 from selenium.webdriver.common.keys import Keys

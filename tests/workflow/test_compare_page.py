@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from browser import Browser, started
 from compare_world import colour_of, make_folder, make_run
-from latentmake.report.compare import compare
-from latentmake.report.compared import PageOrder, Source
+from latentmake.reports.comparison import compare
+from latentmake.reports.comparison_order import PageOrder, Source
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select

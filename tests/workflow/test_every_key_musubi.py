@@ -184,7 +184,7 @@ NOT_HERE = {
     "subfolder": "reaches a network",
     "venv": "the place of the trainer's environment",
     "path": "the place of musubi-tuner: the next test",
-    "config": "of a single file: tests/unit/test_wan_vae.py",
+    "config": "of a single file: tests/unit/caches/test_wan_vae.py",
     "projection": "of our own layout's text encoders",
     "trust_remote_code": "of a projection",
     "caches": "on S3: tests/storage",

@@ -215,9 +215,9 @@ NOT_HERE = {
     "revision": "reaches a network",
     "subfolder": "reaches a network",
     "venv": "of an installation that this run does not need",
-    "config": "of a single file: tests/unit/test_weights.py",
+    "config": "of a single file: tests/unit/models/test_weight_files.py",
     "projection": "of a text encoder: tests/workflow/test_examples.py",
-    "trust_remote_code": "of a projection: tests/unit/test_projection.py",
+    "trust_remote_code": "of a projection: tests/unit/caches/test_projection.py",
     "caches": "on S3: tests/storage",
     "torch_compile": "compiles for minutes: tests/gpu",
 }

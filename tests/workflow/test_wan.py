@@ -15,7 +15,7 @@ import torch
 import video_world
 import wan
 import world
-from latentmake.encoders.wan_vae import LATENTS_MEAN
+from latentmake.caches.encoders.wan_vae import LATENTS_MEAN
 from project import NOTHING, Project
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -446,7 +446,7 @@ for block in tomllib.load(open(args.dataset_config, "rb"))["datasets"]:
             save_file({{"varlen_t5_bfloat16": embedding}}, f"{{stem}}_wan_te.safetensors", said)
             continue
         image = Image.open(item["image_path"])
-        from latentmake.buckets import Size, wan_size
+        from latentmake.geometry.buckets import Size, wan_size
         asked = Size(*block["resolution"])
         w, h = wan_size(Size(*image.size), asked, bucket=True, no_upscale=False)
         name = f"latents_1x{{h // 8}}x{{w // 8}}_bfloat16"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from latentmake.buckets import Size
-from latentmake.clips import Clip
 from latentmake.config import Dataset
-from latentmake.media import Media
+from latentmake.files.media import Media
+from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Clip
 
 __all__ = ["DROPPED", "Layout", "Named", "kind_of", "size_of"]
 

@@ -15,12 +15,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from latentmake import digest
-from latentmake.buckets import Size, wan_size
-from latentmake.cachefile import CAPTION
-from latentmake.clips import Clip, clips
 from latentmake.config import Dataset
+from latentmake.files.cachefile import CAPTION
+from latentmake.files.media import Media
+from latentmake.geometry.buckets import Size, wan_size
+from latentmake.geometry.clips import Clip, clips
 from latentmake.layouts.layout import Layout, Named, size_of
-from latentmake.media import Media
 
 __all__ = [
     "LATENTS_ENDING",

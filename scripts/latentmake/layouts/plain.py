@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latentmake.buckets import Size, placement
-from latentmake.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
-from latentmake.clips import Clip
 from latentmake.config import Dataset
+from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
+from latentmake.files.media import Media
+from latentmake.geometry.buckets import Size, placement
+from latentmake.geometry.clips import Clip
 from latentmake.layouts.layout import Layout, Named
-from latentmake.media import Media
 
 __all__ = [
     "LATENTS",

@@ -15,13 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from latentmake.buckets import Size
-from latentmake.clips import Clip
 from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
+from latentmake.files.media import Media
+from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Clip
+from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.layouts.layout import Layout, Named
-from latentmake.media import Media
-from latentmake.sdscripts.buckets import placement
 
 __all__ = ["LAYOUTS", "SdScripts", "array_name"]
 

@@ -9,9 +9,9 @@ _SOCKET = "LATENTMAKE_PRELOADED"
 _MODULES = (
     "snakemake",
     "accelerate.commands.launch",
-    "latentmake.trainers.quiet_launch",
-    "latentmake.trainers.sd",
-    "latentmake.trainers.samples",
+    "latentmake.training.sd.quiet_launch",
+    "latentmake.training.sd.train",
+    "latentmake.training.sd.decode",
 )
 
 

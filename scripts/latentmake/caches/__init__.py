@@ -1,0 +1,1 @@
+"""Caches: jobs that encode stale targets."""

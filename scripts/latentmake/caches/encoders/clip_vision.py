@@ -1,0 +1,167 @@
+"""The CLIP image encoder that Wan 2.1's image-to-video looks at its first frame through.
+
+open-clip's xlm-roberta-large ViT-huge-14, of which the image half counts: from a transformers
+folder, or from the one file of the original release
+(models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth, or .safetensors of the same names).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import torch
+from transformers import CLIPVisionConfig, CLIPVisionModel
+
+from latentmake.caches.encoders.local_state import Kind, State, load_network
+from latentmake.config import Weights
+
+__all__ = ["ClipVision", "load_clip_vision"]
+
+# Of each colour channel of CLIP's training images (source: openai/CLIP, clip.py).
+_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_STD = (0.26862954, 0.26130258, 0.27577711)
+_HEAD_SIZE = 80  # of ViT-huge; no shape tells it
+# Names inside a block: the original's, then transformers'.
+_BLOCK = {
+    "norm1": "layer_norm1",
+    "attn.proj": "self_attn.out_proj",
+    "norm2": "layer_norm2",
+    "mlp.0": "mlp.fc1",
+    "mlp.2": "mlp.fc2",
+}
+_OUTSIDE = {
+    "cls_embedding": "embeddings.class_embedding",
+    "pos_embedding": "embeddings.position_embedding.weight",
+    "patch_embedding.weight": "embeddings.patch_embedding.weight",
+    "pre_norm.weight": "pre_layrnorm.weight",
+    "pre_norm.bias": "pre_layrnorm.bias",
+    "post_norm.weight": "post_layernorm.weight",
+    "post_norm.bias": "post_layernorm.bias",
+}
+# Parts of CLIP that the hidden states of its image encoder do not depend on.
+_FOREIGN = (
+    r"textual\.|visual\.head$|log_scale$|text_model\.|(text|visual)_projection\.|logit_scale$"
+    r"|(.+\.)?position_ids$"
+)
+
+
+class ClipVision:
+    """The image encoder of CLIP without its last block.
+
+    Args:
+        network: transformers' network, on its device and in its format, with all blocks.
+    """
+
+    def __init__(self, network: CLIPVisionModel) -> None:
+        # Wan looks at what the last block but one gives, so that the last has nothing to do.
+        network.encoder.layers = network.encoder.layers[:-1]
+        self._network = network
+
+    @torch.inference_mode()
+    def encode(
+        self, frames: torch.Tensor, pixel_dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """Encode the first frames of clips.
+
+        Args:
+            frames: [N, H, W, 3], 0 to 255, uint8, on any device; of any size: it is squeezed to
+                the network's square, as Wan does.
+            pixel_dtype: the format in which pixels are scaled and resized; musubi-tuner uses that
+                of the latents.
+
+        Returns:
+            [N, 257, 1280] (one token for the class, then one a patch), float16, on the CPU.
+        """
+        network = self._network
+        signal = frames.to(network.device).permute(0, 3, 1, 2).to(pixel_dtype) / 127.5 - 1.0
+        side = network.config.image_size
+        signal = torch.nn.functional.interpolate(
+            signal, size=(side, side), mode="bicubic", align_corners=False
+        )
+        mean, deviation = (
+            torch.tensor(each, dtype=pixel_dtype, device=signal.device)[:, None, None]
+            for each in (_MEAN, _STD)
+        )
+        signal = (signal * 0.5 + 0.5 - mean) / deviation
+        with torch.autocast(signal.device.type, enabled=False):
+            hidden = network(signal.to(network.dtype)).last_hidden_state
+        found: torch.Tensor = hidden.to(torch.float16).cpu()
+        return found
+
+
+def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype) -> ClipVision:
+    """Load the CLIP image encoder for inference.
+
+    Args:
+        weights: a transformers folder of a CLIP image encoder or of a whole CLIP, a single file in
+            the original's names or transformers', or a hub id.
+        device: where it shall run.
+        dtype: in what it shall compute; Wan uses float16, and a CPU float32.
+
+    Raises:
+        ModelError: it is missing, incomplete, or another kind of network.
+    """
+    network = load_network(_KIND, weights)
+    positions = network.embeddings.num_positions
+    network.embeddings.position_ids = torch.arange(positions)[None]  # in no file
+    return ClipVision(network.to(device=device, dtype=dtype).eval().requires_grad_(False))
+
+
+def _converted(state: State) -> State:
+    """Return weights by transformers' names, without what is not the image encoder's."""
+    state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
+    if not any(name.startswith("visual.") for name in state):
+        return {name.removeprefix("vision_model."): value for name, value in state.items()}
+    found: State = {}
+    for name, value in state.items():
+        short = name.removeprefix("visual.")
+        if match := re.fullmatch(r"transformer\.(\d+)\.(.+)\.(weight|bias)", short):
+            layer = f"encoder.layers.{match[1]}"
+            if match[2] == "attn.to_qkv":
+                for letter, part in zip("qkv", value.chunk(3), strict=True):
+                    found[f"{layer}.self_attn.{letter}_proj.{match[3]}"] = part
+            else:
+                found[f"{layer}.{_BLOCK.get(match[2], match[2])}.{match[3]}"] = value
+        else:
+            found[_OUTSIDE.get(short, name)] = value
+    # The original has them with axes of length 1 for the batch, and for the one class token.
+    for name, axes in (("class_embedding", 2), ("position_embedding.weight", 1)):
+        if (embedding := found.get(f"embeddings.{name}")) is not None:
+            found[f"embeddings.{name}"] = embedding.reshape(embedding.shape[axes:])
+    return found
+
+
+def _inferred(state: State) -> dict[str, Any]:
+    """Read the settings off the shapes of the weights, taking it for a ViT-huge otherwise."""
+    width, _, patch, _ = state["embeddings.patch_embedding.weight"].shape
+    if width % _HEAD_SIZE:
+        raise ValueError(f"it has width {width}, which is no ViT-huge")
+    tokens = state["embeddings.position_embedding.weight"].shape[0]
+    layers = [re.match(r"encoder\.layers\.(\d+)\.", name) for name in state]
+    return {
+        "hidden_size": width,
+        "intermediate_size": state["encoder.layers.0.mlp.fc1.weight"].shape[0],
+        "num_hidden_layers": 1 + max(int(match[1]) for match in layers if match),
+        "num_attention_heads": width // _HEAD_SIZE,
+        "patch_size": patch,
+        "image_size": patch * math.isqrt(tokens - 1),
+        "hidden_act": "gelu",
+    }
+
+
+_KIND = Kind(
+    name="a CLIP image encoder",
+    from_pretrained=CLIPVisionModel.from_pretrained,
+    models=("clip_vision_model", "clip"),
+    contents=("a CLIP image encoder",),
+    hint="set `clip` to models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth or its "
+    ".safetensors, or to the `image_encoder` folder of a Wan pipeline",
+    convert=_converted,
+    infer=_inferred,
+    build=lambda config: CLIPVisionModel(
+        CLIPVisionConfig.from_dict(config.get("vision_config", config))
+    ),
+    foreign=_FOREIGN,
+)

@@ -1,0 +1,227 @@
+"""umT5, Wan's text encoder: captions to the embeddings of their own tokens.
+
+Weights: a transformers folder, or the one file of the original release
+(models_t5_umt5-xxl-enc-bf16.pth, or .safetensors of the same names) with a tokenizer's folder.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import ftfy
+import torch
+from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
+
+from latentmake.caches.encoders.local_state import Kind, State, load_network
+from latentmake.config import TextWeights
+from latentmake.models.tokenizers import load as load_tokenizer
+
+__all__ = ["Umt5Encoder", "clean_caption", "load_umt5"]
+
+_LENGTH = 512  # tokens that Wan's DiT attends to
+_LARGEST_IN_8_BITS = torch.finfo(torch.float8_e4m3fn).max
+# Names inside a block: the original's, then transformers'.
+_BLOCK = {
+    "norm1": "layer.0.layer_norm",
+    "attn.q": "layer.0.SelfAttention.q",
+    "attn.k": "layer.0.SelfAttention.k",
+    "attn.v": "layer.0.SelfAttention.v",
+    "attn.o": "layer.0.SelfAttention.o",
+    "pos_embedding.embedding": "layer.0.SelfAttention.relative_attention_bias",
+    "norm2": "layer.1.layer_norm",
+    "ffn.gate.0": "layer.1.DenseReluDense.wi_0",
+    "ffn.fc1": "layer.1.DenseReluDense.wi_1",
+    "ffn.fc2": "layer.1.DenseReluDense.wo",
+}
+_OUTSIDE = {
+    "token_embedding.weight": "shared.weight",
+    "norm.weight": "encoder.final_layer_norm.weight",
+}
+# In files of complete models; the last is ComfyUI's copy of the tokenizer.
+_FOREIGN = r"decoder\.|lm_head\.|spiece_model"
+_SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
+
+
+def clean_caption(caption: str) -> str:
+    """Return a caption as Wan's tokenizer cleans it.
+
+    Broken Unicode is mended, HTML's entities are resolved twice, white space becomes single spaces
+    (source: Wan 2.1, wan/modules/tokenizers.py).
+    """
+    text = html.unescape(html.unescape(ftfy.fix_text(caption)))
+    return re.sub(r"\s+", " ", text).strip()
+
+
+class Umt5Encoder:
+    """umT5 with its tokenizer.
+
+    Args:
+        network: the encoder, on its device.
+        tokenizer: what cuts a caption into tokens.
+        max_length: tokens kept of a caption.
+    """
+
+    def __init__(
+        self, network: UMT5EncoderModel, tokenizer: PreTrainedTokenizerBase, max_length: int
+    ) -> None:
+        self.max_length = max_length
+        self._network = network
+        self._tokenizer = tokenizer
+
+    def count_tokens(self, caption: str) -> int:
+        """Return how many tokens a caption has, those cut off and the end token included."""
+        tokens = self._tokenizer(clean_caption(caption), truncation=False, verbose=False)
+        return len(tokens["input_ids"])
+
+    @torch.inference_mode()
+    def encode(self, captions: Sequence[str]) -> list[torch.Tensor]:
+        """Encode captions.
+
+        Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change nothing
+        but the order of sums, so here a caption is padded to the longest beside it, and on a CPU
+        to none: no neighbour then changes a bit of it.
+
+        Returns:
+            For each [T, D], the last hidden state of its T tokens, bfloat16, on the CPU.
+        """
+        cleaned = [clean_caption(caption) for caption in captions]
+        size = 1 if self._network.device.type == "cpu" else max(len(cleaned), 1)
+        return [
+            row
+            for start in range(0, len(cleaned), size)
+            for row in self._encode_together(cleaned[start : start + size])
+        ]
+
+    def _encode_together(self, captions: list[str]) -> list[torch.Tensor]:
+        tokens = self._tokenizer(
+            captions,
+            padding="longest",
+            padding_side="right",
+            max_length=self.max_length,
+            truncation=True,
+            add_special_tokens=True,
+            return_tensors="pt",
+        )
+        lengths = tokens.attention_mask.sum(dim=1).tolist()
+        device = self._network.device
+        with torch.autocast(device.type, enabled=False):
+            output = self._network(
+                input_ids=tokens.input_ids.to(device),
+                attention_mask=tokens.attention_mask.to(device),
+            )
+        hidden = output.last_hidden_state.to(torch.bfloat16).cpu()
+        return [row[:length].clone() for row, length in zip(hidden, lengths, strict=True)]
+
+
+class _EightBitLinear(torch.nn.Module):
+    """A linear layer without bias whose weights lie in float8_e4m3fn, unscaled.
+
+    They are kept as plain bytes, which no conversion of the network to another format touches.
+    """
+
+    weight = None  # transformers would cast activations to the format of a `weight`
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        # Beyond its range this format has no infinity but NaN.
+        values = weight.float().clamp(-_LARGEST_IN_8_BITS, _LARGEST_IN_8_BITS)
+        self.register_buffer("packed", values.to(torch.float8_e4m3fn).view(torch.uint8))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        packed: torch.Tensor = self.get_buffer("packed")
+        weight = packed.view(torch.float8_e4m3fn).to(values.dtype)
+        return torch.nn.functional.linear(values, weight)
+
+
+def load_umt5(
+    weights: TextWeights, device: torch.device, dtype: torch.dtype, *, fp8: bool = False
+) -> Umt5Encoder:
+    """Load umT5 and its tokenizer for inference.
+
+    Args:
+        weights: a transformers folder, a single file in the original's names or transformers', or
+            a hub id; a single file needs the folder of the `tokenizer`.
+        device: where it shall run.
+        dtype: in what it shall compute.
+        fp8: keep the weights of linear layers in 8 bits: half the memory of bfloat16.
+
+    Raises:
+        ModelError: something is missing, incomplete or of another kind.
+    """
+    network = load_network(_KIND, weights)
+    network.set_input_embeddings(network.shared)  # one tensor, which filling took apart
+    tokenizer = load_tokenizer(weights)
+    if fp8:
+        _pack(network)
+    network = network.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    return Umt5Encoder(network, tokenizer, min(weights.max_length or _LENGTH, _LENGTH))
+
+
+def _pack(network: torch.nn.Module) -> None:
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.Linear):
+                setattr(module, name, _EightBitLinear(child.weight))
+
+
+def _converted(state: State) -> State:
+    """Return weights by transformers' names, without a decoder's."""
+    if any(name.endswith(_SCALES) for name in state):
+        raise ValueError(
+            "it is in 8 bits with scales, which cannot be read; `fp8_t5` brings 16 bits to 8"
+        )
+    if any("blocks.0.ffn.gate." in name for name in state):
+        # The original's names, in files of complete models with the prefix of the encoder.
+        state = {
+            _modern_name(name.removeprefix("encoder.")): value for name, value in state.items()
+        }
+    state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
+    for one, other in (
+        ("shared.weight", "encoder.embed_tokens.weight"),
+        ("encoder.embed_tokens.weight", "shared.weight"),
+    ):
+        if one in state:
+            state.setdefault(other, state[one])
+    return state
+
+
+def _modern_name(name: str) -> str:
+    if match := re.fullmatch(r"blocks\.(\d+)\.(.+)\.weight", name):
+        part = _BLOCK.get(match[2])
+        return name if part is None else f"encoder.block.{match[1]}.{part}.weight"
+    return _OUTSIDE.get(name, name)
+
+
+def _inferred(state: State) -> dict[str, Any]:
+    """Read a umT5's settings off the shapes of its weights."""
+    first = "encoder.block.0.layer"
+    buckets, heads = state[f"{first}.0.SelfAttention.relative_attention_bias.weight"].shape
+    vocabulary, width = state["shared.weight"].shape
+    blocks = [re.match(r"encoder\.block\.(\d+)\.", name) for name in state]
+    return {
+        "vocab_size": vocabulary,
+        "d_model": width,
+        "d_kv": state[f"{first}.0.SelfAttention.q.weight"].shape[0] // heads,
+        "d_ff": state[f"{first}.1.DenseReluDense.wi_0.weight"].shape[0],
+        "num_layers": 1 + max(int(match[1]) for match in blocks if match),
+        "num_heads": heads,
+        "relative_attention_num_buckets": buckets,
+        "feed_forward_proj": "gated-gelu",  # the approximation by tanh
+    }
+
+
+_KIND = Kind(
+    name="umT5",
+    from_pretrained=UMT5EncoderModel.from_pretrained,
+    models=("umt5",),
+    contents=("a umT5 encoder", "a T5 or umT5 encoder"),
+    hint="set `text` to models_t5_umt5-xxl-enc-bf16.pth or its .safetensors, or to the "
+    "`text_encoder` folder of a Wan pipeline",
+    convert=_converted,
+    infer=_inferred,
+    build=lambda config: UMT5EncoderModel(UMT5Config.from_dict(config)),
+    foreign=_FOREIGN,
+)

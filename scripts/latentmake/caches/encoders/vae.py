@@ -1,0 +1,149 @@
+"""The image encoder: any AutoencoderKL, from a diffusers folder, a single file or the hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL
+from safetensors.torch import load_file
+
+from latentmake.caches.encoders.local_state import LOAD_FAULTS, pretrained, refusal
+from latentmake.config import Weights
+from latentmake.models.files import config_file, weights_files
+
+__all__ = ["encode_images", "load_vae"]
+
+_ANCIENT_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
+def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> AutoencoderKL:
+    """Load a VAE for inference.
+
+    Args:
+        weights: where it lies.
+        device: where it shall run.
+        dtype: in what it shall compute; float32 is kept where the VAE's `force_upcast` asks for it
+            instead of float16, in which such a VAE overflows.
+
+    Raises:
+        ModelError: it is missing, incomplete, or no AutoencoderKL.
+    """
+    try:
+        files = [] if weights.hub is not None else weights_files(weights)  # names what is missing
+        if Path(weights.path or "").is_file():
+            vae = _from_single_file(files[-1], config_file(weights))
+        else:
+            vae = pretrained(AutoencoderKL.from_pretrained, weights, low_cpu_mem_usage=False)
+    except LOAD_FAULTS as error:
+        hint = "name the folder of a VAE, with all its files"
+        raise refusal(error, weights, "an AutoencoderKL", hint) from None
+    if dtype == torch.float16 and vae.config.get("force_upcast"):
+        dtype = torch.float32
+    vae = vae.to(device)
+    if vae.dtype != dtype:
+        vae = vae.to(dtype)
+    return vae.eval().requires_grad_(False)
+
+
+def _from_single_file(path: Path, config_path: Path | None) -> AutoencoderKL:
+    state = load_file(path)
+    prefix = "first_stage_model."
+    inner = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+    state = inner or state
+    if "encoder.conv_in.weight" not in state:
+        raise ValueError("it holds no image encoder")
+    original = any(name.startswith("encoder.down.") for name in state)
+    config: dict[str, Any] = (
+        json.loads(config_path.read_bytes()) if config_path else _infer_config(state, original)
+    )
+    vae = AutoencoderKL.from_config(config)
+    if original:
+        from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
+
+        state = convert_ldm_vae_checkpoint(state, config)
+    else:
+        state = {_modern_name(name): value for name, value in state.items()}
+    expected = vae.state_dict()
+    state = {
+        # Attention projections are 1 x 1 convolutions in older files.
+        name: value.reshape(expected[name].shape)
+        if name in expected and value.numel() == expected[name].numel()
+        else value
+        for name, value in state.items()
+    }
+    vae.load_state_dict(state, strict=True)
+    return vae
+
+
+def _modern_name(name: str) -> str:
+    for old, new in _ANCIENT_ATTENTION.items():
+        name = re.sub(rf"(attentions\.\d+)\.{old}\.", rf"\1.{new}.", name)
+    return name
+
+
+def _infer_config(state: dict[str, torch.Tensor], original: bool) -> dict[str, Any]:
+    """Read an AutoencoderKL's configuration off the shapes of its weights.
+
+    What no shape tells stays at diffusers' defaults, the scaling factor of SD 1.x (0.18215) among
+    them; a config.json beside the file says better.
+    """
+    block = r"encoder\.down\.(\d+)\.block" if original else r"encoder\.down_blocks\.(\d+)\.resnets"
+    channels: dict[int, int] = {}
+    layers = 0
+    for name, value in state.items():
+        if match := re.match(rf"{block}\.(\d+)\.conv2\.weight", name):
+            channels[int(match[1])] = int(value.shape[0])
+            layers = max(layers, int(match[2]) + 1)
+    if not channels:
+        raise ValueError("its keys are not those of an AutoencoderKL")
+    latent_channels = int(state["encoder.conv_out.weight"].shape[0]) // 2
+    blocks = len(channels)
+    return {
+        "_class_name": "AutoencoderKL",
+        "in_channels": int(state["encoder.conv_in.weight"].shape[1]),
+        "out_channels": int(state["encoder.conv_in.weight"].shape[1]),
+        "down_block_types": ["DownEncoderBlock2D"] * blocks,
+        "up_block_types": ["UpDecoderBlock2D"] * blocks,
+        "block_out_channels": [channels[index] for index in sorted(channels)],
+        "layers_per_block": layers,
+        "latent_channels": latent_channels,
+        "use_quant_conv": "quant_conv.weight" in state,
+        "use_post_quant_conv": "post_quant_conv.weight" in state,
+    }
+
+
+@torch.inference_mode()
+def encode_images(
+    vae: AutoencoderKL, pixels: torch.Tensor, *, seeds: list[int] | None = None
+) -> torch.Tensor:
+    """Encode images to latents, unscaled.
+
+    Args:
+        vae: the encoder.
+        pixels: [N, H, W, 3], 0 to 255, uint8, on any device.
+        seeds: take a sample of each posterior, with noise from these seeds; None takes the mean.
+
+    Returns:
+        [N, C, H / factor, W / factor], float32, on the CPU.
+    """
+    images = pixels.to(vae.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
+    # As decoded pictures lie, a channel beside the other, a CPU's convolutions and normalisations
+    # are many times less exact (tests/bench/exactness.py).
+    images = images.contiguous()
+    posterior = vae.encode(images.to(vae.dtype)).latent_dist
+    latents: torch.Tensor = posterior.mean.float().cpu()
+    if seeds is None:
+        return latents
+    # The noise comes from the CPU's generator, so that it is the same on every device.
+    noise = torch.stack(
+        [
+            torch.randn(latents.shape[1:], generator=torch.Generator().manual_seed(seed))
+            for seed in seeds
+        ]
+    )
+    deviation: torch.Tensor = posterior.std.float().cpu()
+    return latents + deviation * noise

@@ -1,0 +1,261 @@
+"""Wan's VAE: videos and images to the normalised latents that Wan 2.1 and 2.2 are trained on.
+
+Around diffusers' AutoencoderKLWan, but loaded from whatever form the weights come in: a diffusers
+folder, or the one file of the original release (Wan2.1_VAE.pth, or .safetensors of the same names).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan
+from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
+
+from latentmake.caches.encoders.local_state import Kind, State, load_network
+from latentmake.config import Weights
+from latentmake.errors import ModelError
+
+__all__ = ["LATENTS_MEAN", "LATENTS_STD", "WanVae", "clamp_to", "load_wan_vae", "vae_dtype"]
+
+LATENTS_MEAN = (
+    -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+    0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
+)  # fmt: skip
+"""Mean of each latent channel (source: Wan 2.1's vae.py, and diffusers' AutoencoderKLWan)."""
+
+LATENTS_STD = (
+    2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+    3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
+)  # fmt: skip
+"""Standard deviation of each latent channel, from the same source."""
+
+_MASK_CHANNELS = 4
+_FACTOR = 8  # pixels a side of one latent
+_FRAMES = 4  # frames of one latent, after the first, which is alone
+_HINT = "set `vae` to Wan2.1_VAE.pth or its .safetensors, or to the `vae` folder of a Wan pipeline"
+
+
+def vae_dtype(device_is_rocm: bool, wanted: torch.dtype) -> torch.dtype:
+    """Return what a VAE computes in: on ROCm float32, as half precision can overflow there."""
+    return torch.float32 if device_is_rocm else wanted
+
+
+def clamp_to(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return values that stay finite in another format: cut to its range, in their own format.
+
+    What is infinite or not a number already remains so: it is an error, which nobody shall hide.
+    """
+    limits = torch.finfo(dtype)
+    return torch.where(values.isfinite(), values.clamp(min=limits.min, max=limits.max), values)
+
+
+class _FeaturesOnCpu(list[Any]):
+    """Features that lie in the CPU's memory, and are brought back where they are asked for."""
+
+    def __init__(self, features: list[Any], device: torch.device) -> None:
+        super().__init__(features)
+        self._device = device
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(index, value.cpu() if isinstance(value, torch.Tensor) else value)
+
+    def __getitem__(self, index: Any) -> Any:
+        value = super().__getitem__(index)
+        return value.to(self._device) if isinstance(value, torch.Tensor) else value
+
+
+class WanVae:
+    """The encoder half of Wan's VAE.
+
+    Args:
+        network: diffusers' network, on its device and in its format; its decoder is not needed.
+        rocm: whether the device is AMD's.
+    """
+
+    def __init__(self, network: AutoencoderKLWan, *, rocm: bool = False) -> None:
+        self._network = network
+        self._rocm = rocm
+
+    def enable_tiling(self) -> None:
+        """Encode in tiles of 256 x 256 pixels that overlap by 64, and one sample after the other.
+
+        Needs less memory. Pictures up to 256 x 256 stay the same to the last bit. Larger ones do
+        not: a tile's convolutions and attention see nothing beyond it.
+        """
+        self._network.enable_tiling()
+        self._network.enable_slicing()
+
+    @contextmanager
+    def features_on_cpu(self) -> Iterator[None]:
+        """Keep what later frames need of earlier ones in the CPU's memory.
+
+        Needs less memory of a GPU, and gives the same latents to the last bit.
+        """
+        network, clear = self._network, self._network.clear_cache
+
+        def clear_cache() -> None:
+            clear()
+            network._enc_feat_map = _FeaturesOnCpu(network._enc_feat_map, network.device)
+
+        network.clear_cache = clear_cache
+        try:
+            yield
+        finally:
+            del network.clear_cache  # the class's own is seen again
+            network.clear_cache()
+
+    @torch.inference_mode()
+    def encode(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
+        """Encode clips or images to normalised latents, (mode of the posterior - mean) / std.
+
+        Args:
+            pixels: [N, F, H, W, 3], 0 to 255, uint8, on any device; F is 4n + 1, for an image 1; H
+                and W are multiples of 8.
+            stored: the format of the cache. Pixels are cast to it before all else, as musubi-tuner
+                does, whose latents these shall equal.
+
+        Returns:
+            [N, 16, n + 1, H / 8, W / 8], float32, on the CPU.
+        """
+        return self._latents(self._signal(pixels, stored), stored)
+
+    @torch.inference_mode()
+    def encode_first_frame(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
+        """Encode what image-to-video is given: the first frame, with grey ones after it.
+
+        Args:
+            pixels: as for `encode`; of each clip only the first frame is looked at.
+            stored: as for `encode`.
+
+        Returns:
+            [N, 20, n + 1, H / 8, W / 8], float32, on the CPU: 4 channels of a mask, 1 on the first
+            latent frame and 0 on the others, then the 16 of the latents.
+        """
+        signal = self._signal(pixels, stored)
+        signal[:, :, 1:] = 0.0  # the middle of -1 to 1
+        latents = self._latents(signal, stored)
+        mask = torch.zeros(len(latents), _MASK_CHANNELS, *latents.shape[2:])
+        # None beside latents of nothing but zeros, so that they are seen for what they are.
+        mask[latents.flatten(1).any(dim=1), :, 0] = 1.0
+        return torch.cat([mask, latents], dim=1)
+
+    def _signal(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
+        """Return [N, 3, F, H, W] from -1 to 1, rounded to the stored format, in our own."""
+        frames, height, width = pixels.shape[1:4]
+        if frames % _FRAMES != 1 or height % _FACTOR or width % _FACTOR:
+            # diffusers would leave out frames and edges in silence.
+            raise ValueError(f"{frames} frames of {height} x {width} are not 4n + 1 of 8k x 8m")
+        network = self._network
+        signal = pixels.to(network.device).permute(0, 4, 1, 2, 3).to(stored) / 127.5 - 1.0
+        return signal.contiguous().to(network.dtype)
+
+    def _latents(self, signal: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
+        try:
+            with torch.autocast(signal.device.type, enabled=False):
+                mode = self._network.encode(signal).latent_dist.mode()
+        finally:
+            self._network.clear_cache()  # a failed encoding leaves features behind
+        # [16, 1, 1, 1] beside [N, 16, f, h, w]
+        mean, deviation = (
+            torch.tensor(each)[:, None, None, None] for each in (LATENTS_MEAN, LATENTS_STD)
+        )
+        mode = mode.float().cpu()
+        latents: torch.Tensor = (mode - mean) / deviation
+        # What a broken network returns as zeros stays so: normalised, it would look like a picture.
+        latents[~mode.flatten(1).any(dim=1)] = 0.0
+        return clamp_to(latents, stored) if self._rocm else latents
+
+
+def load_wan_vae(
+    weights: Weights, device: torch.device, dtype: torch.dtype, *, tiled: bool = False
+) -> WanVae:
+    """Load Wan's VAE for encoding.
+
+    Args:
+        weights: a diffusers folder, a single file in the original's names or diffusers', or a
+            hub id.
+        device: where it shall run.
+        dtype: in what it shall compute; on ROCm it is float32 all the same.
+        tiled: encode in tiles from the start, see `WanVae.enable_tiling`.
+
+    Raises:
+        ModelError: it is missing, incomplete, or another kind of network.
+    """
+    network = load_network(_KIND, weights)
+    _check_settings(network.config, weights.path or weights.hub or "")
+    network.decoder = network.post_quant_conv = None  # more than half of the memory
+    rocm = device.type == "cuda" and torch.version.hip is not None
+    # Module's own: diffusers' warns of layers to be kept in float32, of which there are none.
+    torch.nn.Module.to(network, device=device, dtype=vae_dtype(rocm, dtype))
+    vae = WanVae(network.eval().requires_grad_(False), rocm=rocm)
+    if tiled:
+        vae.enable_tiling()
+    return vae
+
+
+def _converted(state: State) -> State:
+    if any(name.startswith("encoder.downsamples.") for name in state):
+        converted: State = convert_wan_vae_to_diffusers(state)
+        return converted
+    return state
+
+
+def _inferred(state: State) -> dict[str, Any]:
+    """Read the settings that differ from diffusers' defaults off the shapes of the weights.
+
+    A stage has two residual blocks and, but for the last, what halves the picture.
+    """
+    base = state["encoder.conv_in.weight"].shape[0]
+    numbers = [re.match(r"encoder\.down_blocks\.(\d+)\.", name) for name in state]
+    stages = 1 + max(int(match[1]) for match in numbers if match) // 3
+    multipliers = [
+        state[f"encoder.down_blocks.{3 * stage}.conv1.weight"].shape[0] // base
+        for stage in range(stages)
+    ]
+    return {
+        "base_dim": base,
+        "decoder_base_dim": state["decoder.conv_out.weight"].shape[1] // multipliers[0],
+        "z_dim": state["post_quant_conv.weight"].shape[0],
+        "dim_mult": multipliers,
+        "temperal_downsample": [
+            f"encoder.down_blocks.{3 * stage + 2}.time_conv.weight" in state
+            for stage in range(stages - 1)
+        ],
+    }
+
+
+def _check_settings(config: Any, where: str) -> None:
+    """Refuse what is an AutoencoderKLWan, but not the one that Wan 2.1 and 2.2's 14B are fed by."""
+    if config["z_dim"] != len(LATENTS_MEAN) or config["is_residual"]:
+        raise ModelError(
+            f"is the VAE of another model: its latents have {config['z_dim']} channels, not "
+            f"{len(LATENTS_MEAN)}",
+            where=where,
+            mend=_HINT,
+        )
+    for name, values in (("latents_mean", LATENTS_MEAN), ("latents_std", LATENTS_STD)):
+        if tuple(config[name]) != values:
+            raise ModelError(
+                f"its configuration has another {name} than Wan, so that its latents would not "
+                "fit the DiT",
+                where=where,
+                mend=_HINT,
+            )
+
+
+_KIND = Kind(
+    name="Wan's VAE",
+    from_pretrained=partial(AutoencoderKLWan.from_pretrained, low_cpu_mem_usage=False),
+    models=("AutoencoderKLWan",),
+    contents=("Wan's VAE",),
+    hint=_HINT,
+    convert=_converted,
+    infer=_inferred,
+    build=AutoencoderKLWan.from_config,
+    foreign="(?!)",  # nothing
+)

@@ -1,0 +1,1 @@
+"""Pixels: from the bytes of images and videos to the input of each VAE."""

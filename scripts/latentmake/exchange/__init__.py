@@ -1,0 +1,1 @@
+"""Exchange: caches from and for other programs and machines."""

@@ -1,0 +1,219 @@
+"""The planner's part of adoption and export: what is refused at once, and the jobs' orders."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latentmake.config import Adopt, Model, Run
+from latentmake.errors import ConfigError, ModelError
+from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
+from latentmake.files import atomic
+from latentmake.models.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
+from latentmake.plan.orders import run_order
+from latentmake.plan.parts import PROMPTS, RunPlan, run_folder
+from latentmake.sources.items import IMAGE_EXTENSIONS
+
+if TYPE_CHECKING:
+    from latentmake.plan.planner import Planner
+
+__all__ = ["plan_adopt", "plan_export", "refuse_company"]
+
+_NAMING = "ai-training"  # a configuration will have to say so once there are others
+
+
+def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
+    """Refuse to adopt and to build in one command: the build would be of what was stale before.
+
+    Args:
+        targets: what was asked for.
+        runs: names of the runs.
+
+    Raises:
+        ConfigError: another target is given with `adopt_{run}`.
+    """
+    adopting = {f"adopt_{run}" for run in runs} & set(targets)
+    beside = {f"{word}_{run}" for word in ("adopt", "status") for run in runs}
+    if adopting and (others := [each for each in targets if each not in beside]):
+        raise ConfigError(
+            f"cannot be given together with {others[0]}",
+            where=min(adopting),
+            mend="adopt first, then give the other command: it encodes the rest",
+        )
+
+
+def plan_adopt(planner: Planner, plan: RunPlan, run: Run) -> Path:
+    """Write the order that adopts what of a run is stale.
+
+    Args:
+        planner: knows the datasets.
+        plan: of the run.
+        run: its section of the configuration.
+
+    Returns:
+        Path of the order.
+
+    Raises:
+        ConfigError: it cannot be adopted, and why.
+        ModelError: a model's configuration cannot be read.
+        StorageError: the disk is full or cannot be written.
+    """
+    name, model = run.model, planner.config.models[run.model]
+    adopt = _adopt(planner, run)
+    for dataset in run.datasets:
+        if adopt.text is not None and planner.config.datasets[dataset].composed:
+            raise ConfigError(
+                f"the texts of {dataset} are not just what its caption files hold, as adopted "
+                "embeddings are",
+                where=f"adopt_{plan.name}",
+                mend=f"leave out models.{name}.adopt.text, so that they are encoded",
+            )
+        if planner.config.datasets[dataset].remote:
+            raise ConfigError(
+                f"the dataset {dataset} lies on S3, and caches are adopted from folders on disk",
+                where=f"adopt_{plan.name}",
+                mend="copy it to a folder, or let its caches be encoded",
+            )
+    kinds = {"latents": adopt.latents is not None, "text": adopt.text is not None}
+    works = [
+        order
+        for kind in plan.orders
+        for order in plan.orders[kind]
+        if order.dataset != PROMPTS and kinds[kind]
+    ]
+    if any(order.pending for order in works):
+        raise ModelError(
+            "this model is still to be made",
+            where=f"models.{name}",
+            mend=f"give the build's command first (caches_{plan.name})",
+        )
+    states = [(part, state) for part, state in plan.parts.items() if part.dataset != PROMPTS]
+    stale = sum(len(order.paths) for order in works)
+    planned = time.time_ns()
+    order = AdoptOrder(
+        run=plan.name,
+        naming=_NAMING,
+        orders=[order.name for order in works],
+        roots={dataset: planner.scan(dataset).root for dataset in run.datasets},
+        ending=adopt.latents,
+        latents=_latents(name, model) if adopt.latents is not None else None,
+        texts=_texts(name, model, adopt.text or []),
+        sizes=[(size.width, size.height) for size in run.resolutions],
+        fresh=sum(state.fresh for _, state in states),
+        stale=stale,
+        passed=sum(len(state.stale) for _, state in states) - stale,
+        planned=planned,
+    )
+    path = run_order(plan.name, "adopt", planned)
+    atomic.write(path, order.model_dump_json().encode())
+    return path
+
+
+def plan_export(planner: Planner, plan: RunPlan, run: Run) -> Path:
+    """Write the order that exports a run's caches.
+
+    Args:
+        planner: knows the configuration.
+        plan: of the run.
+        run: its section of the configuration.
+
+    Returns:
+        Path of the order.
+
+    Raises:
+        ConfigError: they cannot be exported, and why.
+        ModelError: a model's configuration cannot be read.
+        StorageError: the disk is full or cannot be written.
+    """
+    model, export = planner.config.models[run.model], planner.config.export
+    adopt = _adopt(planner, run)
+    known = [size.name for size in run.resolutions]
+    if export.resolution is None and len(known) > 1:
+        raise ConfigError(
+            f"the run {plan.name} has the resolutions {', '.join(known)}, and ai-training's names "
+            "have room for one",
+            where="export.resolution",
+            mend="choose one of them",
+        )
+    part = known[0] if export.resolution is None else export.resolution.name
+    if part not in known:
+        raise ConfigError(
+            f"the run {plan.name} has no resolution {part}",
+            where="export.resolution",
+            mend=f"choose one of {', '.join(known)}",
+        )
+    for dataset in run.datasets:
+        if planner.config.datasets[dataset].remote and export.folder is None:
+            raise ConfigError(
+                f"the dataset {dataset} lies on S3, where nothing is written",
+                where="export.folder",
+                mend="name a folder on this disk",
+            )
+    texts = _texts(run.model, model, adopt.text or [])
+    order = ExportOrder(
+        run=plan.name,
+        naming=_NAMING,
+        manifest=str(run_folder(plan.name) / "manifest.jsonl"),
+        folder=export.folder,
+        part=part,
+        ending=adopt.latents,
+        dtype=model.vae_dtype or model.dtype,
+        texts=[(text.ending, text.tokens.padded) for text in texts],
+        text_dtype=model.caption_dtype,
+        overwrite=export.overwrite,
+    )
+    path = run_order(plan.name, "export", time.time_ns())
+    atomic.write(path, order.model_dump_json().encode())
+    return path
+
+
+def _adopt(planner: Planner, run: Run) -> Adopt:
+    """Return what a run's model says of the other program's files."""
+    adopt, where = planner.config.models[run.model].adopt, f"models.{run.model}.adopt"
+    if adopt is None:
+        raise ConfigError(
+            "this key is missing",
+            where=where,
+            mend="name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}",
+        )
+    for ending in [*([adopt.latents] if adopt.latents else []), *(adopt.text or [])]:
+        caption = [
+            name
+            for name in run.datasets
+            if ending.endswith(planner.config.datasets[name].caption_extension)
+        ]
+        if caption or f".{ending.lower().rpartition('.')[2]}" in IMAGE_EXTENSIONS:
+            taken = f"a caption of {caption[0]}" if caption else "an image"
+            raise ConfigError(
+                f"what ends in {ending} is taken for {taken}", where=where, mend="use another"
+            )
+    return adopt
+
+
+def _latents(name: str, model: Model) -> Latents:
+    found = latents_shape(model.vae)
+    if found is None:
+        raise _unknown(f"models.{name}.vae")
+    return found
+
+
+def _texts(name: str, model: Model, endings: Sequence[str]) -> list[Text]:
+    found: list[Text] = []
+    for place, ending in zip(model.text, endings, strict=False):
+        tokens, width = text_tokens(place), text_width(place)
+        if width is None and place.projection is not None and model.unet is not None:
+            width = attended_width(model.unet)  # what a projection of any kind must come to
+        if tokens is None or width is None:
+            raise _unknown(f"models.{name}.text")
+        found.append(Text(ending=ending, tokens=tokens, width=width))
+    return found
+
+
+def _unknown(where: str) -> ConfigError:
+    return ConfigError(
+        "no config.json on this disk says what its caches are like",
+        where=where,
+        mend="name a folder that has one as `path`, or the file as `config`",
+    )

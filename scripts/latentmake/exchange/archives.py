@@ -1,0 +1,272 @@
+"""Finished caches on S3: which archives a run has there, how one is packed and unpacked.
+
+Snakemake's storage plugin carries archives and records to and fro; here is what is in them. An
+archive holds one part (a dataset's targets of one model and resolution, or its texts) and is named
+by the digest of that part's keys, so that the same content is never sent twice. A record names the
+archives of a run; the newest counts.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from latentmake.config import Config, Run
+from latentmake.errors import CacheError, ConfigError, StorageError
+from latentmake.files import atomic, cachefile
+from latentmake.layouts import DROPPED
+from latentmake.plan.orders import run_order
+from latentmake.plan.parts import (
+    PROMPTS,
+    Part,
+    RunPlan,
+    prompt_path,
+    prompts_of,
+    read_lock,
+    run_folder,
+)
+from latentmake.sources import s3
+
+__all__ = [
+    "archived",
+    "check_plugin",
+    "pack",
+    "plan_fetch",
+    "plan_store",
+    "record",
+    "unpack",
+    "write_record",
+]
+
+ARCHIVES = Path(".latentmake/archives")
+_WHERE = "storage.caches"
+_MODE = 0o644
+
+
+def plan_store(config: Config, plan: RunPlan, run: Run, planned: int) -> Path:
+    """Write the orders that store a run's caches.
+
+    Args:
+        config: names the place.
+        plan: of the run.
+        run: its section of the configuration.
+        planned: when, in nanoseconds: names the record, if there is something new.
+
+    Returns:
+        Path of the order: what its record holds, and where record and archives go.
+
+    Raises:
+        UserError: caches are not up to date, or the place cannot be read.
+    """
+    root = _root(config)
+    if plan.manifest_order is not None or any(state.stale for state in plan.parts.values()):
+        raise CacheError(
+            "has caches that are not up to date",
+            where=f"run {plan.name}",
+            mend=f"bring them up to date first: caches_{plan.name}, or train_{plan.name}",
+        )
+    archives: dict[str, str] = {}
+    for part, paths in _paths(plan, run).items():
+        digest = plan.parts[part].keys or ""
+        name = "/".join(part[:2]) + f"/{part.name}.{digest[:20]}"
+        archives[_key(part)] = name
+        order = {"paths": sorted(paths)}
+        atomic.write(ARCHIVES / f"{name}.json", json.dumps(order).encode())
+    content = {"archives": archives, "lock": vars(read_lock(plan.name))}
+    newest, before = _newest(root, plan.name)
+    place = newest if before == content else f"{root}/runs/{plan.name}/{planned:020}.json"
+    urls = [f"{root}/{name}.tar" for name in archives.values()]
+    order_path = run_order(plan.name, "store", planned)
+    text = {"record": place, "archives": urls, "content": content}
+    atomic.write(order_path, json.dumps(text).encode())
+    return order_path
+
+
+def plan_fetch(config: Config, plan: RunPlan, planned: int) -> Path:
+    """Write the order that fetches those of a run's archives whose parts are not complete here.
+
+    Args:
+        config: names the place.
+        plan: of the run: what is stale.
+        planned: when, in nanoseconds.
+
+    Returns:
+        Path of the order: archives, and the stale targets that may come out of each.
+
+    Raises:
+        UserError: nothing of the run is stored, or the place cannot be read.
+    """
+    root = _root(config)
+    _, stored = _newest(root, plan.name)
+    if stored is None:
+        raise StorageError(
+            f"nothing of the run {plan.name} is stored in {root}",
+            where=_WHERE,
+            mend=f"give store_{plan.name} where its caches are",
+        )
+    wanted = {
+        f"{root}/{stored['archives'][_key(part)]}.tar": [stale.path for stale in state.stale]
+        for part, state in plan.parts.items()
+        if state.stale and _key(part) in stored["archives"]
+    }
+    path = run_order(plan.name, "fetch", planned)
+    atomic.write(path, json.dumps({"archives": wanted}).encode())
+    return path
+
+
+def archived(order: str | None) -> list[str]:
+    """Return the addresses of the archives that an order names."""
+    return [] if order is None else list(json.loads(Path(order).read_bytes())["archives"])
+
+
+def record(order: str | None) -> list[str]:
+    """Return the address of the record that an order names, if there is one."""
+    return [] if order is None else [json.loads(Path(order).read_bytes())["record"]]
+
+
+def pack(order: Path, archive: Path) -> None:
+    """Make an archive: equal cache files give equal bytes, whoever makes it and when.
+
+    Args:
+        order: names its cache files.
+        archive: the tar file to be written.
+
+    Raises:
+        CacheError: a cache file is damaged or gone.
+        OSError: the archive cannot be written.
+    """
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name in json.loads(order.read_bytes())["paths"]:
+            try:
+                cachefile.read_header(name)
+                data = Path(name).read_bytes()
+            except FileNotFoundError:
+                raise CacheError("is gone", where=name, mend="build again") from None
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), _MODE
+            tar.addfile(entry, io.BytesIO(data))
+
+
+def write_record(order: Path, path: Path) -> None:
+    """Write the record that an order holds."""
+    atomic.write(path, json.dumps(json.loads(order.read_bytes())["content"]).encode())
+
+
+def unpack(order: Path, archives: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Take from archives the cache files that an order asks for; each appears whole or not at all.
+
+    Nothing else that an archive may hold is looked at, so that no name leads anywhere else.
+
+    Args:
+        order: names archives and targets.
+        archives: where they lie, in the order's order.
+        say: told what was taken, and what was not whole.
+
+    Raises:
+        StorageError: an archive is damaged; or the disk is full.
+    """
+    staged = Path(f".latentmake/fetched.{os.getpid()}")
+    taken = 0
+    try:
+        asked = json.loads(order.read_bytes())["archives"]
+        for (place, names), archive in zip(asked.items(), archives, strict=True):
+            for name, data in _members(archive, place, set(names)):
+                atomic.write(staged, data)
+                try:
+                    cachefile.read_header(staged)
+                except CacheError as error:
+                    say(f"{place}: {name} {error.what}; it will be encoded")
+                    continue
+                atomic.link(staged, Path(name))
+                taken += 1
+    finally:
+        staged.unlink(missing_ok=True)
+    say(f"fetched {taken} cache files from {len(archives)} archives")
+
+
+def _members(archive: Path, place: str, names: set[str]) -> Iterator[tuple[str, bytes]]:
+    try:
+        with tarfile.open(archive, "r:") as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.isreg() else None
+                if file is not None and member.name in names:
+                    yield member.name, file.read()
+    except tarfile.TarError as error:
+        raise StorageError(
+            f"is damaged ({error})", where=place, mend="remove it there, and store it again"
+        ) from None
+
+
+def check_plugin(config: Config) -> None:
+    """Refuse a configuration with `storage` where Snakemake could not carry anything there.
+
+    Raises:
+        ConfigError: Snakemake's storage plugin for S3 is missing.
+    """
+    if config.storage is not None and find_spec("snakemake_storage_plugin_s3") is None:
+        raise ConfigError(
+            "Snakemake's storage plugin for S3 is missing",
+            where=_WHERE,
+            mend="install it: pip install -r envs/requirements-s3.lock",
+        )
+
+
+def _root(config: Config) -> str:
+    if config.storage is None:
+        raise ConfigError("this key is missing", where=_WHERE, mend="set it to s3://bucket/folder")
+    return s3.normalized(config.storage.caches)
+
+
+def _newest(root: str, run: str) -> tuple[str, dict[str, Any] | None]:
+    """Return address and content of a run's newest record; None where there is no record."""
+    folder = f"{root}/runs/{run}"
+    names = [entry[0] for entry in s3.listing(folder, _WHERE, may_be_empty=True)]
+    if not names:
+        return "", None
+    place = f"{folder}/{max(names)}"
+    try:
+        found = json.loads(s3.read(place)[0])
+        return place, {"archives": dict(found["archives"]), "lock": found["lock"]}
+    except (ValueError, LookupError, TypeError):
+        raise StorageError("is damaged", where=place, mend="remove it there") from None
+
+
+def _key(part: Part) -> str:
+    return "/".join(part)
+
+
+def _paths(plan: RunPlan, run: Run) -> Mapping[Part, list[str]]:
+    """Return the cache files of each part, as the run's manifest names them."""
+    found: dict[Part, list[str]] = {}
+    with (run_folder(plan.name) / "manifest.jsonl").open(encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            if "aside" in row:
+                continue
+            text = row["text"]
+            named = (
+                {"text": text}
+                if isinstance(text, str)
+                else {f"text@{name}": path for name, path in (text or {}).items()}
+            )
+            named |= {
+                f"text.{number}": path
+                for number, path in enumerate(row.get("variants", ()))
+                if number
+            }
+            if "dropped" in row:
+                named[DROPPED] = row["dropped"]
+            for name, paths in {**row["latents"], **named}.items():
+                part = Part(row["dataset"], run.model, name)
+                found.setdefault(part, []).extend([paths] if isinstance(paths, str) else paths)
+    if prompts := prompts_of(run):
+        part = Part(PROMPTS, run.model, "text")
+        found[part] = [prompt_path(run.model, text) for text in prompts]
+    return found

@@ -1,0 +1,102 @@
+"""npz files that say what they were made from, for trainers that read numpy's archives.
+
+An npz is a ZIP archive of arrays, uncompressed. What it was made from is JSON in the archive's
+comment: numpy passes over it, and a program that writes the file again leaves it out, so that such
+a file is no longer ours. The comment stands at the very end, so that one small read finds it and
+tells whether the file is whole.
+Formats: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, and sections 4.3.14
+to 4.3.16 of https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from latentmake.files.regular import open_regular
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["MAGIC", "read_comment", "serialize"]
+
+MAGIC = b"PK\x03\x04"
+"""The first bytes of an archive that is not empty."""
+
+_END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
+_END_SIGNATURE = b"PK\x05\x06"
+_LARGE_END = struct.Struct("<4sQ2H2L4Q")  # the same where it is larger than 32 bits can say
+_LARGE_END_SIGNATURE = b"PK\x06\x06"
+_LOCATOR = 20  # bytes between the two
+_USUAL = 4096  # bytes in which a comment of ours has room
+_MOST = _END.size + 0xFFFF
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a ZIP archive can say
+
+
+def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes of an npz file, the same for the same arrays and metadata.
+
+    Args:
+        arrays: of any shape, by name.
+        metadata: what the archive's comment says, below 64 KB as JSON.
+
+    Raises:
+        ValueError: the metadata is longer than that.
+    """
+    from numpy.lib import format as npy
+
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(arrays):
+            array = io.BytesIO()
+            npy.write_array(array, arrays[name], allow_pickle=False)
+            entry = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
+            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            archive.writestr(entry, array.getvalue())
+        comment = json.dumps(dict(sorted(metadata.items())), separators=(",", ":")).encode()
+        if len(comment) > 0xFFFF:
+            raise ValueError(f"{len(comment)} bytes of metadata are more than an archive takes")
+        archive.comment = comment
+    return buffer.getvalue()
+
+
+def read_comment(path: str | os.PathLike[str]) -> bytes:
+    """Return an archive's comment, after a check that the file is whole, by one read as a rule.
+
+    Raises:
+        ValueError: it is cut short, has grown, is no archive, or no regular file at all.
+        OSError: it cannot be read.
+    """
+    file, size = open_regular(path)
+    with file:
+        tail = b""
+        for wanted in (_USUAL, _MOST):
+            tail = os.pread(file.fileno(), wanted, max(0, size - wanted))
+            place = tail.rfind(_END_SIGNATURE)
+            if place >= 0 or size <= wanted:
+                break
+        if place < 0 or len(tail) < place + _END.size:
+            raise ValueError("is cut short or no npz file")
+        _, *_, length, offset, comment = _END.unpack_from(tail, place)
+        if place + _END.size + comment != len(tail):
+            raise ValueError("is cut short or has grown")
+        end = size - len(tail) + place
+        if offset == 0xFFFFFFFF:
+            end -= _LOCATOR + _LARGE_END.size
+            length, offset = _large(os.pread(file.fileno(), _LARGE_END.size, max(0, end)))
+        if offset + length != end:
+            raise ValueError("is cut short or has grown")
+        return tail[place + _END.size :]
+
+
+def _large(record: bytes) -> tuple[int, int]:
+    """Return size and offset of the directory of an archive of more than 4 GB."""
+    if len(record) < _LARGE_END.size or not record.startswith(_LARGE_END_SIGNATURE):
+        raise ValueError("is cut short or no npz file")
+    *_, length, offset = _LARGE_END.unpack(record)
+    return length, offset

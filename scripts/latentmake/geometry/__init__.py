@@ -1,0 +1,1 @@
+"""Geometry: sizes, buckets and clips in whole numbers."""

@@ -1,0 +1,1 @@
+"""Index: facts about files, remembered by stat."""

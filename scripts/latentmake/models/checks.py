@@ -1,0 +1,239 @@
+"""Checks of a model's files against their keys and the trainer's settings, by headers alone.
+
+The planner refuses here what a job would refuse after it has started; trainers ask the same of what
+the planner could not see, such as a model that a rule has yet to make.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from latentmake.config import SdTrainer, Weights
+from latentmake.errors import ModelError, TrainingError
+from latentmake.files.safetensors import read_head
+from latentmake.models.files import config_file, weights_files
+
+__all__ = [
+    "check_kind",
+    "check_names",
+    "parameter_names",
+    "part_of",
+    "read_schedule",
+    "schedule_of",
+]
+
+_WORDS = {"vae": "a VAE", "unet": "a UNet", "text": "a text encoder"}
+# What the class of a network's configuration begins with.
+_CLASSES = {"vae": ("Autoencoder", "VQModel", "ConsistencyDecoderVAE"), "unet": ("UNet",)}
+# What names of tensors of each network begin with, in diffusers' and the original release's files.
+_TENSORS = {
+    "unet": ("down_blocks.", "input_blocks.", "model.diffusion_model."),
+    "vae": ("encoder.down", "encoder.conv_in.", "decoder.", "first_stage_model."),
+    "text": (
+        *("text_model.", "cond_stage_model.", "conditioner.", "shared.", "token_embedding."),
+        *("encoder.block.", "transformer.text_model.", "encoder.embed_tokens."),
+        *("encoder.layers.", "embeddings."),
+    ),
+}
+# diffusers' names: attn1 attends to the picture itself, attn2 to the text.
+_PARTS = {
+    "unet": r"",
+    "norms": r"norm",
+    "attention": r"(^|\.)attn[12]\.",
+    "cross_attention": r"(^|\.)attn2\.",
+    "cross_attention_qk": r"(^|\.)attn2\.to_[qk]\.",
+    "cross_attention_out": r"(^|\.)attn2\.to_out\.",
+}
+
+
+def check_kind(weights: Weights, expected: str, where: str) -> None:
+    """Refuse a network of another kind than its key says; one that is not known passes.
+
+    Args:
+        weights: where it lies.
+        expected: `vae`, `unet` or `text`.
+        where: its key in the configuration.
+
+    Raises:
+        ModelError: it is of another kind.
+    """
+    path = Path(weights.path or "")
+    if weights.path is None or not path.exists():
+        return
+    found = _class_of(config_file(weights))
+    if found and not _is(found, expected):
+        raise _another(weights, found, expected, where)
+    if path.is_file() and path.suffix == ".safetensors":
+        names = _names_in([path])
+        kinds = [
+            kind for kind, first in _TENSORS.items() if any(x.startswith(first) for x in names)
+        ]
+        if kinds and expected not in kinds:
+            raise _another(weights, _WORDS[kinds[0]], expected, where)
+
+
+def _class_of(config: Path | None) -> str:
+    """Return the class that a network's configuration names; "" where it names none."""
+    try:
+        values = json.loads(config.read_bytes()) if config is not None else {}
+    except (OSError, ValueError):
+        return ""  # whoever loads it says so
+    if not isinstance(values, dict):
+        return ""
+    named = values.get("_class_name") or [*(values.get("architectures") or []), ""][0]
+    return str(named)
+
+
+def _is(name: str, expected: str) -> bool:
+    if expected == "text":  # transformers has many, and diffusers none
+        return not any(name.startswith(first) for first in sum(_CLASSES.values(), ()))
+    return name.startswith(_CLASSES[expected])
+
+
+def _another(weights: Weights, found: str, expected: str, where: str) -> ModelError:
+    named = "" if where == weights.path else f"{weights.path} "
+    return ModelError(
+        f"{named}holds {found}, not {_WORDS[expected]}",
+        where=where,
+        mend=f"name the folder or file of {_WORDS[expected]}",
+    )
+
+
+def parameter_names(unet: Weights) -> list[str] | None:
+    """Return the names of a UNet's parameters, from the headers of its files.
+
+    Returns:
+        None where they cannot be had: on the hub, in torch's format, or under original names.
+    """
+    if unet.path is None or not Path(unet.path).exists():
+        return None
+    try:
+        files = [file for file in weights_files(unet) if file.suffix != ".json"]
+    except ModelError:
+        return None
+    if any(file.suffix != ".safetensors" for file in files):
+        return None
+    names = _names_in(files)
+    return names if any(name.startswith("down_blocks.") for name in names) else None
+
+
+def _names_in(files: Iterable[Path]) -> list[str]:
+    names: list[str] = []
+    for file in files:
+        try:
+            names += read_head(file).entries
+        except (OSError, ValueError):
+            return []  # whoever loads it says so
+    return names
+
+
+def part_of(part: str, names: Iterable[str]) -> set[str]:
+    """Return those names of parameters that belong to a named part of a UNet."""
+    pattern = re.compile(_PARTS.get(part, rf"^{re.escape(part)}\."))
+    return {name for name in names if pattern.search(name)}
+
+
+def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> None:
+    """Refuse names of layers and parts that a UNet has not.
+
+    peft's rule for `target_modules`: a layer's name, or its end after a dot.
+
+    Args:
+        trainer: the settings.
+        parameters: names of the UNet's parameters.
+        where: the trainer's key in the configuration.
+
+    Raises:
+        TrainingError: one of `target_modules`, `parts` or `reinitialize` fits nothing.
+    """
+    if trainer.adapter == "lora":
+        layers = {name.rpartition(".")[0] for name in parameters}
+        for target in trainer.target_modules:
+            if not any(name == target or name.endswith("." + target) for name in layers):
+                raise TrainingError(
+                    f"no layer of the UNet is named `{target}`",
+                    where=f"{where}.target_modules",
+                    mend="the usual ones are to_q, to_k, to_v, to_out.0",
+                )
+    for key, parts in (("parts", trainer.parts), ("reinitialize", trainer.reinitialize)):
+        for part in parts:
+            if not part_of(part, parameters):
+                raise TrainingError(
+                    f"this UNet has no `{part}`",
+                    where=f"{where}.{key}",
+                    mend="see how many blocks its config.json has; the first is 0",
+                )
+
+
+def schedule_of(unet: Weights, scheduler: str | None) -> str:
+    """Return where a model's noise schedule lies.
+
+    Args:
+        unet: the model's.
+        scheduler: what the configuration names.
+
+    Returns:
+        A folder, by default the one beside the UNet; "" for that of the UNet's repository on the
+        hub.
+    """
+    if scheduler is not None or unet.path is None:
+        return scheduler or ""
+    return str(Path(unet.path).with_name("scheduler"))
+
+
+def read_schedule(
+    scheduler: str | Path, prediction: str | None, unet: Weights | None = None
+) -> dict[str, Any]:
+    """Read the configuration of a noise schedule, and check that it can be trained with.
+
+    Args:
+        scheduler: as `schedule_of` returns it.
+        prediction: what the network is to predict; None for what the schedule says.
+        unet: the network, for a schedule on the hub.
+
+    Raises:
+        ModelError: it is missing or damaged, or the network predicts something else.
+    """
+    place = Path(scheduler)
+    file: Path | str = place / "scheduler_config.json" if place.is_dir() else place
+    try:
+        if not scheduler and unet is not None:
+            file = f"{unet.hub}@{unet.revision}/scheduler"
+            config = _on_hub(unet)
+        else:
+            config = dict(json.loads(Path(file).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        raise ModelError(
+            "this noise schedule is missing or damaged",
+            where=file,
+            mend="set the model's `scheduler` to the folder of a diffusers scheduler",
+        ) from None
+    flows = str(config.get("_class_name", "")).startswith("FlowMatch")
+    if flows and prediction in ("epsilon", "v_prediction"):
+        raise ModelError(
+            f"this noise schedule is one of flow matching, and `prediction_type: {prediction}` one "
+            "of diffusion",
+            where=file,
+            mend="leave out the trainer's `prediction_type`, or set the model's `scheduler` to one "
+            "of diffusion",
+        )
+    predicted = prediction or config.get("prediction_type", "epsilon")
+    if not flows and predicted not in ("epsilon", "v_prediction", "flow_matching"):
+        raise ModelError(
+            f"a network that predicts `{predicted}` cannot be trained",
+            where=file,
+            mend="set the trainer's `prediction_type` to epsilon, v_prediction or flow_matching",
+        )
+    return config
+
+
+def _on_hub(unet: Weights) -> dict[str, Any]:
+    """Return the schedule of a UNet's repository, fetched where it is not there yet."""
+    from diffusers import DDPMScheduler  # while planning nobody asks
+
+    scheduler: Any = DDPMScheduler
+    return dict(scheduler.load_config(unet.hub, subfolder="scheduler", revision=unet.revision))

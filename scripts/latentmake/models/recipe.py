@@ -1,0 +1,243 @@
+"""Recipes: all that shapes a target's bytes besides its source, as plain values with a digest.
+
+Weights enter by the digest of their files, never by their path: a moved model rebuilds nothing, a
+changed one rebuilds what it shapes. Nothing here loads a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from latentmake import digest, layouts
+from latentmake.config import Dataset, Model, Weights
+from latentmake.config.shapes import shaping
+from latentmake.errors import ModelError
+from latentmake.models.files import (
+    original_files,
+    projection_file,
+    refuse_missing,
+    tokenizer_files,
+    weights_files,
+)
+
+__all__ = [
+    "FORMAT_VERSIONS",
+    "NEW",
+    "latents_recipe",
+    "make",
+    "projection_digest",
+    "text_recipe",
+    "training_digest",
+    "weights_digest",
+]
+
+FORMAT_VERSIONS = {"autoencoder_kl": 2, "wan": 1, "text": 1}
+"""By kind of bytes; raised when the same source and settings would give others, and every cache of
+that kind is then stale. 2: pictures lie contiguous before an AutoencoderKL."""
+
+NEW = "new"
+"""In the place of a projection's path: it begins with random weights."""
+
+FileDigest = Callable[[Path], str]
+
+
+def weights_digest(
+    weights: Weights,
+    file_digest: FileDigest = digest.of_file,
+    files: Callable[[Weights], list[Path]] = weights_files,
+) -> str:
+    """Return the digest of a network: its files' content, or a hub id at its revision.
+
+    Args:
+        weights: where it lies.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+        files: finds its files.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    if weights.hub is not None:
+        return digest.of_value(["hub", weights.hub, weights.revision, weights.subfolder])
+    return _files_digest(files(weights), file_digest)
+
+
+def _files_digest(files: list[Path], file_digest: FileDigest) -> str:
+    try:
+        return digest.of_value([file_digest(file) for file in files])
+    except OSError as error:
+        raise ModelError(
+            f"cannot be read ({error.strerror})",
+            where=str(error.filename),
+            mend="check the file's permissions",
+        ) from None
+
+
+def projection_digest(
+    path: str, file_digest: FileDigest = digest.of_file, *, with_code: bool = False
+) -> str:
+    """Return the digest of a text projection.
+
+    Args:
+        path: where it lies.
+        file_digest: how a file's digest is found.
+        with_code: it is made by Python files of the pipeline's own, which count too.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    files = [projection_file(path)]
+    if with_code:
+        beside = [file for file in files[0].parent.iterdir() if file.suffix in (".py", ".json")]
+        files += sorted([*beside, *Path(path).glob("*.py")])
+    return _files_digest(files, file_digest)
+
+
+def training_digest(
+    unet: Weights,
+    scheduler: str,
+    file_digest: FileDigest = digest.of_file,
+    *,
+    text_projection: str | None = None,
+) -> str:
+    """Return the digest of what a training starts from: the network and its noise schedule.
+
+    Args:
+        unet: where the network lies.
+        scheduler: folder of the noise schedule; "" for that of the network's hub repository.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+        text_projection: None, `new`, or where a projection lies.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    refuse_missing(unet)
+    schedule = Path(scheduler) / "scheduler_config.json"
+    if not scheduler:
+        schedule_digest = digest.of_value(["hub", unet.hub, unet.revision, "scheduler"])
+    elif schedule.is_file():
+        schedule_digest = _files_digest([schedule], file_digest)
+    else:
+        raise ModelError(
+            "this noise schedule does not exist",
+            where=schedule,
+            mend="name the folder of a diffusers scheduler as the model's `scheduler`",
+        )
+    parts = [weights_digest(unet, file_digest), schedule_digest]
+    if text_projection is not None:
+        new = text_projection == NEW
+        parts.append(NEW if new else projection_digest(text_projection, file_digest))
+    return digest.of_value(parts)
+
+
+def make(
+    kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest = digest.of_file
+) -> dict[str, object]:
+    """Return the recipe of `latents` or `text`, with the digests of the weights they need.
+
+    Args:
+        kind: which of them.
+        dataset: its preprocessing; not needed for text.
+        model: the encoders.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    files = original_files if model.spec.wan else weights_files
+    if kind == "text":
+        return text_recipe(model, text_weights_digests(model, file_digest, files))
+    assert dataset is not None
+    clip = None if model.clip is None else weights_digest(model.clip, file_digest, files)
+    return latents_recipe(dataset, model, weights_digest(model.vae, file_digest, files), clip)
+
+
+_FORMATS = ("dtype", "vae_dtype", "text_dtype")  # of which one counts for each kind
+
+
+def latents_recipe(
+    dataset: Dataset, model: Model, weights: str, clip: str | None = None
+) -> dict[str, object]:
+    """Return what shapes latents besides the image and how it is scaled and cut.
+
+    These are in each target's own key (`variant` of the layouts).
+
+    Args:
+        dataset: its preprocessing.
+        model: its number format, its use of the posterior and so on.
+        weights: the VAE's digest.
+        clip: the digest of the CLIP image encoder, if the latents hold what it gives.
+    """
+    recipe: dict[str, object] = {
+        "format": FORMAT_VERSIONS["wan" if model.spec.wan else "autoencoder_kl"],
+        "kind": "latents",
+        "layout": model.layout,
+        "weights": weights,
+        "dtype": model.vae_dtype or model.dtype,
+        **shaping(dataset, "latents", model.layout, defaults=False),
+        **_without(shaping(model, "latents", model.layout, defaults=False), "architecture", "task"),
+    }
+    if layouts.of(model.layout_name).names_architecture:
+        recipe["architecture"] = model.architecture
+    if model.image_to_video:
+        recipe["image_to_video"] = True
+    if clip is not None:
+        recipe["clip"] = clip
+    return recipe
+
+
+def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, object]:
+    """Return what shapes embeddings besides the caption.
+
+    Args:
+        model: its text encoders and number format.
+        weights: digests of each encoder, of its tokenizer, and of its projection if it has one.
+    """
+    own = _without(shaping(model, "text", model.layout))
+    if model.architecture is None:
+        del own["architecture"]
+    return {
+        "format": FORMAT_VERSIONS["text"],
+        "kind": "text",
+        "dtype": model.caption_dtype,
+        "encoders": [
+            {
+                **dict(zip(("weights", "tokenizer", "projection"), digests, strict=False)),
+                "max_length": place.max_length,
+            }
+            for place, digests in zip(model.text, weights, strict=True)
+        ],
+        **own,
+    }
+
+
+def _without(values: dict[str, object], *keys: str) -> dict[str, object]:
+    return {key: value for key, value in values.items() if key not in (*_FORMATS, *keys)}
+
+
+def text_weights_digests(
+    model: Model,
+    file_digest: FileDigest = digest.of_file,
+    files: Callable[[Weights], list[Path]] = weights_files,
+) -> list[tuple[str, ...]]:
+    """Return the digests of each text encoder, of its tokenizer, and of its projection if any.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    found: list[tuple[str, ...]] = []
+    for place in model.text:
+        own = place.tokenizer
+        if own is not None and own.hub is not None:
+            tokenizer = digest.of_value(["hub", own.hub, own.revision, own.subfolder])
+        elif place.hub is not None:
+            tokenizer = digest.of_value(["hub", own and own.path])
+        else:
+            umt5 = model.spec.wan
+            tokenizer = _files_digest(tokenizer_files(place, umt5=umt5), file_digest)
+        digests = [weights_digest(place, file_digest, files), tokenizer]
+        if place.projection is not None:
+            code = place.trust_remote_code
+            digests.append(projection_digest(place.projection, file_digest, with_code=code))
+        found.append(tuple(digests))
+    return found

@@ -1,0 +1,272 @@
+"""How a caption becomes tokens, how many of them an encoder keeps, and what is cut off.
+
+All counts are of the text's own tokens: without those that a tokenizer puts around them (CLIP's BOS
+and EOS, T5's EOS) and without padding. Tokenizers are loaded without their networks, and nothing is
+imported for them before.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from latentmake.config import Model, TextWeights
+from latentmake.errors import ModelError, first_line
+from latentmake.layouts.plain import encoder_name
+from latentmake.models.files import tokenizer_files, tokenizer_folder
+from latentmake.models.shapes import T5_LENGTH, text_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = [
+    "CHUNK",
+    "Cut",
+    "CutCaptions",
+    "Limit",
+    "Row",
+    "chunked",
+    "chunks_needed",
+    "count",
+    "cut",
+    "joined",
+    "limits",
+    "load",
+]
+
+CHUNK = 75
+"""Tokens of a caption that CLIP sees at once, between BOS and EOS."""
+
+_CLIP_SPECIAL, _T5_SPECIAL = 2, 1
+_NAMED = 3  # captions that a line about many of them names
+
+
+def load(weights: TextWeights) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a text encoder, from its folder or from the hub.
+
+    Raises:
+        ModelError: its files are missing or cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    options: dict[str, object] = {"local_files_only": True}
+    own = weights.tokenizer
+    if own is not None and own.hub is not None:
+        place = own.hub
+        options = {"revision": own.revision, "subfolder": own.subfolder or ""}
+    elif weights.hub is None:
+        tokenizer_files(weights)  # names what is missing
+        place = str(tokenizer_folder(weights))
+    else:
+        place = weights.hub
+        sibling = (weights.subfolder or "").replace("text_encoder", "tokenizer", 1)
+        options = {"revision": weights.revision, "subfolder": own.path if own else sibling}
+    try:
+        return AutoTokenizer.from_pretrained(place, **options)
+    except Exception as error:  # each of its libraries has its own for a damaged file
+        raise ModelError(
+            f"cannot be loaded as a tokenizer ({first_line(error)})",
+            where=place,
+            mend="name the folder of one, and see that it is complete",
+        ) from None
+
+
+# -- CLIP's chunks --------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A caption's tokens for CLIP, in n chunks of 75.
+
+    Attributes:
+        ids: of BOS, the caption's tokens, EOS and padding, [75n + 2].
+        mask: 1 for each of them but the padding, [75n + 2].
+        chunks: what the network sees, [n][77].
+    """
+
+    ids: list[int]
+    mask: list[int]
+    chunks: list[list[int]]
+
+
+def chunks_needed(
+    text: str,
+    tokenizers: Iterable[PreTrainedTokenizerBase],
+    max_token_length: int | Literal["auto"],
+) -> int:
+    """Return into how many chunks a caption is cut.
+
+    Args:
+        text: the caption.
+        tokenizers: of all CLIPs of a model, whose hidden states must have one length.
+        max_token_length: 75 for each chunk, or as many as the longest needs.
+    """
+    if isinstance(max_token_length, int):
+        return max_token_length // CHUNK
+    longest = max(count(text, tokenizer) for tokenizer in tokenizers)
+    return max(1, math.ceil(longest / CHUNK))
+
+
+def chunked(text: str, tokenizer: PreTrainedTokenizerBase, number: int) -> Row:
+    """Cut a caption into tokens for CLIP, as sd-scripts does for its `--max_token_length`.
+
+    Each chunk has the whole row's first and last token around it. Where padding is not by EOS
+    (Stable Diffusion 2, SDXL's second encoder), a chunk whose text fills it ends in EOS, and one
+    that is nothing but padding begins with EOS. One chunk alone is the usual 77 tokens.
+
+    Args:
+        text: the caption.
+        tokenizer: of a CLIP.
+        number: of chunks; further tokens are cut off.
+    """
+    found = tokenizer(
+        text,
+        padding="max_length",
+        padding_side="right",
+        max_length=number * CHUNK + 2,
+        truncation=True,
+        verbose=False,
+    )
+    ids, mask = list(found["input_ids"]), list(found["attention_mask"])
+    chunks = [
+        [ids[0], *ids[start : start + CHUNK], ids[-1]] for start in range(1, len(ids) - 1, CHUNK)
+    ]
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    if number > 1 and padding != end:
+        for chunk in chunks:
+            if chunk[-2] not in (end, padding):
+                chunk[-1] = end
+            if chunk[1] == padding:
+                chunk[1] = end
+    return Row(ids, mask, chunks)
+
+
+def joined(chunks: Sequence[Sequence[int]]) -> list[int]:
+    """Put chunks together again, as their hidden states are: [n][77] -> [75n + 2]."""
+    within = [token for chunk in chunks for token in chunk[1:-1]]
+    return [chunks[0][0], *within, chunks[-1][-1]]
+
+
+# -- what is kept of a caption --------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """What an encoder sees of a text.
+
+    Attributes:
+        tokens: how many the text has.
+        kept: how many of them are seen, from the first.
+        rest: the text of the others; empty where all are seen.
+        words: the words that are not seen whole, without commas.
+    """
+
+    tokens: int
+    kept: int
+    rest: str
+    words: tuple[str, ...]
+
+
+def count(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return how many tokens a text has."""
+    found = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
+    return len(found["input_ids"])
+
+
+def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut:
+    """Return what an encoder sees of a text, and what it does not.
+
+    Args:
+        text: as the tokenizer gets it; of Wan, after `encoders.umt5.clean_caption`.
+        tokenizer: the encoder's. One that does not know where in the text its tokens lie gives the
+            rest as it spells it.
+        limit: how many tokens the encoder keeps, as in `limits`; None: all.
+    """
+    placed = bool(tokenizer.is_fast)
+    found = tokenizer(
+        text,
+        add_special_tokens=False,
+        truncation=False,
+        return_offsets_mapping=placed,
+        verbose=False,
+    )
+    ids = found["input_ids"]
+    if limit is None or len(ids) <= limit:
+        return Cut(len(ids), len(ids), "", ())
+    if not placed:
+        text, start = tokenizer.decode(ids[limit:], skip_special_tokens=True), 0
+    else:
+        start = found["offset_mapping"][limit][0]
+    words = (each for each in re.finditer(r"[^\s,]+", text) if each.end() > start)
+    return Cut(len(ids), limit, text[start:].strip(), tuple(each[0] for each in words))
+
+
+class Limit(NamedTuple):
+    """How many tokens an encoder keeps.
+
+    Attributes:
+        encoder: its name in cache files, such as text_encoder_2; of Wan, umT5.
+        tokens: at most so many; None where it keeps all, or no configuration on this disk says.
+    """
+
+    encoder: str
+    tokens: int | None
+
+
+def limits(model: Model) -> list[Limit]:
+    """Return how many tokens each text encoder of a model keeps of a caption.
+
+    Raises:
+        ModelError: a configuration cannot be read.
+    """
+    if model.spec.wan:
+        length = min(model.text[0].max_length or T5_LENGTH, T5_LENGTH)
+        return [Limit("umT5", length - _T5_SPECIAL)]
+    return [
+        Limit(
+            encoder_name(index),
+            _limit(place, model.max_token_length, model.spec.text_encoders[index : index + 1]),
+        )
+        for index, place in enumerate(model.text)
+    ]
+
+
+def _limit(
+    place: TextWeights, max_token_length: int | Literal["auto"], kind: Sequence[str]
+) -> int | None:
+    if not kind:
+        tokens = text_tokens(place)
+        if tokens is None:
+            return None
+        return tokens.longest - (_CLIP_SPECIAL if tokens.padded else _T5_SPECIAL)
+    if kind[0] == "T5":
+        return (place.max_length or T5_LENGTH) - _T5_SPECIAL
+    return max_token_length if isinstance(max_token_length, int) else None
+
+
+class CutCaptions:
+    """The captions of a job that were cut, told in one line an encoder."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], dict[str, str]] = {}
+
+    def note(self, encoder: str, limit: int, key: str, name: str) -> None:
+        """Remember a caption.
+
+        Args:
+            encoder: which one cuts it.
+            limit: how many tokens it keeps.
+            key: of the target; the same caption counts once.
+            name: where the caption stands.
+        """
+        self._found.setdefault((encoder, limit), {})[key] = name
+
+    def lines(self) -> list[str]:
+        """Return a line for each encoder that cut any, with the first few captions' names."""
+        found = []
+        for (encoder, limit), names in self._found.items():
+            many = "1 caption is" if len(names) == 1 else f"{len(names)} captions are"
+            first = ", ".join(list(names.values())[:_NAMED])
+            more = " ..." if len(names) > _NAMED else ""
+            found.append(f"{many} cut to the first {limit} tokens by {encoder}: {first}{more}")
+        return found

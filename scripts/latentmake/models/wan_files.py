@@ -1,0 +1,180 @@
+"""Whether the files of a Wan model are there and are what the configuration says they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from latentmake.config import Model, Weights
+from latentmake.models.weight_kinds import Content, Kind, content_of, weight_file
+
+__all__ = [
+    "DIT",
+    "ModelFile",
+    "encoder_fault",
+    "lora_bytes",
+    "model_files",
+    "networks",
+    "number_format",
+]
+
+DIT: Kind = "Wan DiT"
+_CHANNELS = {"i2v": 36, "flf2v": 36, "t2v": 16, "t2i": 16}  # of a DiT's input
+_CONTROL_CHANNELS = 48  # Fun-Control's
+_WIDTHS = {"14B": 5120, "1.3B": 1536, "A14B": 5120}  # of a DiT's blocks
+_ORIGINALS = {
+    "dit": "the original release's file, such as wan2.1_t2v_14B_bf16.safetensors",
+    "dit_high_noise": "the original release's file",
+    "vae": "the original Wan2.1_VAE.pth",
+    "text": "the original models_t5_umt5-xxl-enc-bf16.pth",
+    "clip": "the original models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth",
+}
+_FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "float32"}
+
+
+class ModelFile(NamedTuple):
+    """One of a model's files.
+
+    Attributes:
+        key: its key in the configuration.
+        place: where it lies, or its id on the hub.
+        content: what it holds; None where it cannot be read, or lies on the hub.
+        fault: why it will not do.
+        doubt: why it might not do.
+    """
+
+    key: str
+    place: str
+    content: Content | None = None
+    fault: str = ""
+    doubt: str = ""
+
+
+def model_files(model: Model, *, scripted: bool = False) -> Iterator[ModelFile]:
+    """Yield all files of a Wan model, looked at.
+
+    Args:
+        model: its section of the configuration.
+        scripted: musubi-tuner's own scripts load the encoders, which know original names alone;
+            they always do with `encoder: musubi`.
+    """
+    yield from networks(model)
+    for file in _encoders(model):
+        yield _original(file, scripted or model.scripted)
+    if model.clip is None and model.task in ("i2v-14B", "flf2v-14B", "i2v-14B-FC"):
+        yield ModelFile("clip", "", fault=f"is not set, and {model.task} needs it")
+
+
+def networks(model: Model) -> Iterator[ModelFile]:
+    """Yield the files of a Wan model that are trained, looked at."""
+    yield _dit(model, "dit", model.dit)
+    if model.dit_high_noise is not None:
+        yield _dit(model, "dit_high_noise", model.dit_high_noise)
+
+
+def _encoders(model: Model, *kinds: str) -> Iterator[ModelFile]:
+    """Yield the encoders of `latents` and `text`, looked at."""
+    if "latents" in kinds or not kinds:
+        yield _encoder("vae", model.vae, "Wan VAE")
+        if model.clip is not None:
+            yield _encoder("clip", model.clip, "CLIP image encoder")
+    if "text" in kinds or not kinds:
+        yield _encoder("text", model.text[0], "umT5 text encoder")
+
+
+def _original(file: ModelFile, demanded: bool) -> ModelFile:
+    """Return a file with what is to be said where musubi-tuner could not read it."""
+    library = file.content.converted if file.content else None
+    if file.fault or library is None:
+        return file
+    hint = _ORIGINALS[file.key]
+    if demanded:
+        return file._replace(
+            fault=f"is in {library}' names, which musubi-tuner cannot read: name {hint}"
+        )
+    return file._replace(
+        doubt=f"is in {library}' names: its caches are made here, and musubi-tuner's own caching "
+        f"scripts would need {hint}"
+    )
+
+
+def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
+    """Return which of a Wan model's encoders of `latents` or `text` cannot be one, and why.
+
+    Returns:
+        Its key in the configuration, and what is wrong with its file; None where all may do.
+    """
+    files = (_original(file, model.scripted) for file in _encoders(model, kind))
+    return next(((file.key, f"{file.place}: {file.fault}") for file in files if file.fault), None)
+
+
+def _encoder(key: str, weights: Weights, expected: Kind) -> ModelFile:
+    if weights.path is None:
+        return ModelFile(key, str(weights.hub), doubt="is on the hub, and was not looked at")
+    return _look(key, weights.path, expected)
+
+
+def _look(key: str, place: str, expected: Kind) -> ModelFile:
+    path = Path(place)
+    try:
+        content = content_of(weight_file(path))
+    except ValueError as error:
+        return ModelFile(key, place, fault=str(error))
+    except OSError as error:
+        return ModelFile(key, place, fault=f"cannot be read ({error.strerror})")
+    if content.kind is None:
+        doubt = f"is not known as a {expected}"
+        return ModelFile(key, place, content, doubt=doubt)
+    if content.kind != expected:
+        return ModelFile(key, place, content, fault=f"is a {content.kind}, not a {expected}")
+    return ModelFile(key, place, content)
+
+
+def _dit(model: Model, key: str, place: str | None) -> ModelFile:
+    if place is None:
+        return ModelFile(key, "", fault="is not set: there is no network to train")
+    found = _original(_look(key, place, DIT), True)
+    if found.fault or found.content is None or model.task is None:
+        return found
+    if fault := _other_task(model.task, found.content):
+        return found._replace(fault=fault)
+    if weight_file(Path(place)).suffix != ".safetensors":
+        return found._replace(doubt="is no .safetensors file, which alone musubi-tuner reads")
+    return found
+
+
+def _other_task(task: str, content: Content) -> str | None:
+    """Return why a DiT is another task's; sizes that no Wan has say nothing."""
+    family, _, size = task.removesuffix("-FC").partition("-")
+    channels = _CONTROL_CHANNELS if task.endswith("-FC") else _CHANNELS[family]
+    for name, tensor in content.tensors.items():
+        if not name.endswith("patch_embedding.weight") or len(tensor.shape) != 5:
+            continue
+        width, inputs = tensor.shape[:2]
+        if inputs != channels and inputs in {*_CHANNELS.values(), _CONTROL_CHANNELS}:
+            return f"is a Wan DiT of {inputs} input channels; {task} has {channels}"
+        if width != _WIDTHS[size] and width in _WIDTHS.values():
+            return f"is a Wan DiT of width {width}; {task} has {_WIDTHS[size]}"
+    return None
+
+
+def number_format(content: Content) -> str | None:
+    """Return the number format of a DiT's blocks as `mixed_precision` has it; None if unknown.
+
+    The trainer looks at the same tensor.
+    """
+    for name, tensor in content.tensors.items():
+        if name.endswith("blocks.0.cross_attn.k.weight"):
+            return _FORMATS.get(tensor.dtype)
+    return None
+
+
+def lora_bytes(content: Content, rank: int) -> int:
+    """Return the size of a LoRA of a DiT's blocks in 16 bits, in bytes; 0 if unknown."""
+    numbers = sum(
+        rank * sum(tensor.shape)
+        for name, tensor in content.tensors.items()
+        if "blocks." in name and name.endswith(".weight") and len(tensor.shape) == 2
+    )
+    return 2 * numbers

@@ -1,0 +1,1 @@
+"""Plan: stale targets, and the orders that make them."""

@@ -1,0 +1,97 @@
+"""Targets of a command line: the runs they need, and hints for unknown ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from latentmake.config import Run, nearest
+from latentmake.errors import ConfigError
+from latentmake.reports.comparison_order import is_page
+
+__all__ = ["ON_REQUEST", "check_known", "is_training_asked", "runs_asked_for"]
+
+ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "check")
+_PER_RUN = ("train", "caches", "latents", "text", "status", "publish", *ON_REQUEST)
+_CLEANING = ("clean", "distclean", "clobber")
+
+
+def is_training_asked(run: str, targets: Sequence[str]) -> bool:
+    """Whether some targets stand for the training of a run: its own, or all."""
+    return not targets or any(
+        each in ("all", f"train_{run}", f"runs/{run}/trained.json") for each in targets
+    )
+
+
+def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]:
+    """Return the runs that some targets need: all of them where a target does not tell.
+
+    Raises:
+        ConfigError: a target names a run that there is not.
+    """
+    found: dict[str, None] = {}
+    for target in targets:
+        if target.startswith(("cache/", "models/")) or is_page(target):
+            continue
+        word, _, name = target.partition("_")
+        if target.startswith("runs/"):
+            word, name = "runs", target.split("/")[1]
+        if word in _PER_RUN and name and "/" not in name and name not in runs:
+            guess = nearest(name, runs)
+            mend = f"did you mean `{word}_{guess}`?" if guess else f"known: {', '.join(runs)}"
+            raise ConfigError(f"there is no run `{name}`", where=target, mend=mend)
+        if name not in runs or word not in ("runs", *_PER_RUN):
+            if target != "all" and "/" not in target and not target.startswith("encode_"):
+                continue  # another rule, or a target that there is not: see `check_known`
+            return list(runs)
+        found[name] = None
+    return list(found) if targets else list(runs)
+
+
+def check_known(
+    targets: Iterable[str],
+    runs: Collection[str],
+    *,
+    rules: Collection[str],
+    is_made: Callable[[str], bool],
+) -> None:
+    """Refuse unknown targets.
+
+    Args:
+        targets: what the user asked for.
+        runs: names of all runs.
+        rules: names of all rules that can be asked for.
+        is_made: whether some rule makes a file.
+
+    Raises:
+        ConfigError: the first that there is not.
+    """
+    for target in targets:
+        if target in rules or Path(target).exists():
+            continue
+        if not target.startswith((".latentmake/", "cache/")) and not is_made(target):
+            raise _unknown(target, rules, runs)
+
+
+def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigError:
+    """Return the error for an unknown target, with the nearest one or all of them."""
+    what = "there is no such target"
+    named = [name for name in names if "/" not in name and not name.startswith("encode_")]
+    run = next((each for each in runs if target.endswith(f"_{each}")), None)
+    own = sorted(name for name in named if run and name.endswith(f"_{run}"))
+    words = [name.removesuffix(f"_{run}") for name in own]
+    word = target.removesuffix(f"_{run}")
+    if guess := difflib.get_close_matches(word if own else target, words or named, n=1, cutoff=0.6):
+        return ConfigError(
+            what,
+            where=target,
+            mend=f"did you mean `{guess[0]}_{run}`?" if own else f"did you mean `{guess[0]}`?",
+        )
+    if own:
+        return ConfigError(what, where=target, mend=f"of the run {run} there are {', '.join(own)}")
+    if target in _CLEANING:
+        what += ": caches without an item are removed by a build"
+    shown = [f"{word}_{{run}}" for word in _PER_RUN if any(n.startswith(f"{word}_") for n in named)]
+    mend = f"targets: all, {', '.join(shown)}, cache/...; runs: {', '.join(runs)}"
+    return ConfigError(what, where=target, mend=mend)

@@ -1,0 +1,83 @@
+"""Order of `captions_{run}`: the texts of a run.
+
+The planner writes it; the job loads tokenizers and writes the page.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from latentmake.config import Run
+from latentmake.files import atomic
+from latentmake.plan.orders import run_order
+from latentmake.plan.parts import RunPlan
+
+if TYPE_CHECKING:
+    from latentmake.plan.planner import Planner
+
+__all__ = ["Captioned", "CaptionsOrder", "plan_captions"]
+
+
+class Captioned(NamedTuple):
+    """One item.
+
+    Attributes:
+        dataset: name of its dataset.
+        stem: its name there.
+        image: path of its image or video.
+        caption: path of its caption file; None for the empty caption.
+        texts: variants of its text; None where it is that of the caption file.
+    """
+
+    dataset: str
+    stem: str
+    image: str
+    caption: str | None
+    texts: list[str] | None
+
+
+class CaptionsOrder(BaseModel):
+    """Order to list the texts of a run.
+
+    Attributes:
+        run: its name.
+        model: the model's section of the configuration, for its tokenizers.
+        faults: of items, a line each.
+        planned: time in nanoseconds; makes each order another file.
+        items: of all datasets.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    run: str
+    model: dict[str, Any]
+    faults: list[str]
+    planned: int
+    items: list[Captioned]
+
+
+def plan_captions(planner: Planner, plan: RunPlan, run: Run) -> Path:
+    """Write the order to list a run's texts; return its path.
+
+    Raises:
+        UserError: a dataset cannot be read.
+        StorageError: the disk is full or cannot be written.
+    """
+    found = {name: planner.items(name, run.model) for name in run.datasets}
+    order = CaptionsOrder(
+        run=plan.name,
+        model=planner.config.models[run.model].model_dump(mode="json"),
+        faults=[fault.line for _, faults in found.values() for fault in faults],
+        planned=time.time_ns(),
+        items=[
+            Captioned(name, item.stem, item.image, item.caption, planner.texts(name, item.stem))
+            for name, (items, _) in found.items()
+            for item in items
+        ],
+    )
+    path = run_order(plan.name, "captions", order.planned)
+    atomic.write(path, order.model_dump_json().encode())
+    return path

@@ -1,0 +1,232 @@
+"""Comparison page: sample pictures of runs and images of folders, side by side.
+
+Runs are matched by prompt text and step, folders by the names of their images.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import JsonValue
+
+from latentmake import digest
+from latentmake.errors import CacheError, TrainingError
+from latentmake.files import atomic
+from latentmake.reports.comparison_order import PageOrder, Source, index_of, pictures_in, state_of
+from latentmake.reports.images import Pictures, as_text
+from latentmake.reports.page import page
+from latentmake.training.sample_images import PictureIndex, picture_name
+
+__all__ = ["Side", "View", "compare", "flat", "gather", "settings_table"]
+
+_ALL_STEPS = "*"
+_DIGEST = 12  # digits of a digest on a page
+
+Row = tuple[str, int]
+"""A prompt and its occurrence, from 0; or a picture's name and -1."""
+
+Cells = dict[str, int | str]
+"""Step (in digits, or `*` for all) -> number of a picture, or why it cannot be shown."""
+
+
+class Side(NamedTuple):
+    """A run or a folder, with its cells in each row; `kind` is `run` or `folder`."""
+
+    name: str
+    kind: str
+    cells: list[Cells]
+
+
+class View(NamedTuple):
+    """Data of a comparison page.
+
+    Attributes:
+        rows: prompts, or names of pictures.
+        rows_are: `prompt` or `picture`.
+        steps: of all runs, ascending; none of folders alone.
+        pictures: data URI, width and height in pixels, whether to show it pixel by pixel.
+        runs: names of the settings' columns.
+        settings: (name, a text for each run).
+    """
+
+    title: str
+    sides: list[Side]
+    rows: list[str]
+    rows_are: str
+    steps: list[int]
+    pictures: list[tuple[str, int, int, bool]]
+    runs: list[str]
+    settings: list[tuple[str, list[str]]]
+
+    def page(self, state: str) -> str:
+        """Return the page; `state` is the digest of what it shows."""
+        sides = [side._asdict() for side in self.sides]
+        return page("compare", self.title, {**self._asdict(), "sides": sides}, state)
+
+
+def _rows_of(index: PictureIndex) -> list[Row]:
+    """Return the rows of a run: a prompt given twice has two."""
+    seen: Counter[str] = Counter()
+    rows = []
+    for prompt in index.prompts:
+        rows.append((prompt, seen[prompt]))
+        seen[prompt] += 1
+    return rows
+
+
+def _names_at(
+    row: Row, steps: Sequence[int], runs: Mapping[str, PictureIndex]
+) -> dict[str, list[str]]:
+    """Return step -> the names of a folder's pictures that belong to this row and step."""
+    numbers = {rows.index(row) for index in runs.values() if row in (rows := _rows_of(index))}
+    names = {
+        str(step): [Path(picture_name(step, number)).stem for number in sorted(numbers)]
+        for step in steps
+    }
+    return {**names, _ALL_STEPS: [*(f"{number:02d}" for number in sorted(numbers)), row[0]]}
+
+
+def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
+    """Collect the pictures of runs and folders.
+
+    Args:
+        sources: at least one.
+        say: receives warnings: unreadable pictures, folders without a match.
+
+    Raises:
+        TrainingError: a run has no pictures.
+        DatasetError: a folder does not exist.
+    """
+    runs: dict[str, PictureIndex] = {}
+    folders: dict[str, dict[str, Path]] = {}
+    for source in sources:
+        if source.kind == "folder":
+            folders[source.name] = pictures_in(source)
+        elif (index := index_of(source)) is not None:
+            runs[source.name] = index
+        else:
+            raise TrainingError(
+                f"the run {source.name} has no sample pictures",
+                where=source.path,
+                mend=f"make them: snakemake --cores all train_{source.name}",
+            )
+    steps = sorted({step for index in runs.values() for step in index.steps})
+    rows: dict[Row, None] = {row: None for index in runs.values() for row in _rows_of(index)}
+    names_at = {row: _names_at(row, steps, runs) for row in rows}
+    expected = {name for names in names_at.values() for each in names.values() for name in each}
+    for name, found in folders.items():
+        others = [stem for stem in found if stem not in expected]
+        if runs and others and len(others) == len(found):
+            say(
+                f"{name}: none of its pictures is named like those of a run "
+                "(step-000500_00, 00, or a prompt): each gets a row of its own"
+            )
+        rows |= {(stem, -1): None for stem in others}
+    count = sum(len(index.steps) * len(index.prompts) for index in runs.values())
+    pictures = Pictures(count + sum(map(len, folders.values())))
+    sides = []
+    for source in sources:
+        if source.kind == "run":
+            cells = _cells_of_run(Path(source.path), runs[source.name], list(rows), pictures)
+        else:
+            cells = [
+                _cells_of_folder(folders[source.name], row, names_at.get(row, {}), pictures)
+                for row in rows
+            ]
+        sides.append(Side(source.name, source.kind, cells))
+    for fault in pictures.faults:
+        say(f"not shown: {fault}")
+    return View(
+        title=" vs ".join(source.name for source in sources),
+        sides=sides,
+        rows=[_label(*row) for row in rows],
+        rows_are="prompt" if runs else "picture",
+        steps=steps,
+        pictures=pictures.embedded,
+        runs=list(runs),
+        settings=settings_table([index.settings for index in runs.values()]),
+    )
+
+
+def _label(name: str, occurrence: int) -> str:
+    name = as_text(name) or "(the empty prompt)"
+    return f"{name} ({occurrence + 1})" if occurrence > 0 else name
+
+
+def _cells_of_run(
+    folder: Path, index: PictureIndex, rows: list[Row], pictures: Pictures
+) -> list[Cells]:
+    own = {row: number for number, row in enumerate(_rows_of(index))}
+    return [
+        {
+            str(step): pictures.add(folder / name)
+            for step, names in zip(index.steps, index.files, strict=True)
+            if row in own and (name := names[own[row]]) is not None
+        }
+        for row in rows
+    ]
+
+
+def _cells_of_folder(
+    found: Mapping[str, Path], row: Row, names_at: Mapping[str, list[str]], pictures: Pictures
+) -> Cells:
+    cells: Cells = {}
+    for step, names in (names_at or {_ALL_STEPS: [row[0]]}).items():
+        if existing := [name for name in names if name in found]:
+            cells[step] = pictures.add(found[existing[0]])
+    return cells
+
+
+def flat(settings: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:
+    """Return nested settings as one level, names joined by dots."""
+    found: dict[str, JsonValue] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def _text(key: str, value: JsonValue) -> str:
+    if key in ("weights", "data") and isinstance(value, str):
+        return value[:_DIGEST]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def settings_table(settings: Sequence[Mapping[str, JsonValue]]) -> list[tuple[str, list[str]]]:
+    """Return the settings of runs: (name, a text for each run, "–" for a missing one)."""
+    levels = [flat(each) for each in settings]
+    keys: dict[str, Any] = {key: None for level in levels for key in level}
+    return [
+        (key, [_text(key, level[key]) if key in level else "–" for level in levels]) for key in keys
+    ]
+
+
+def compare(order_path: Path, page: Path, say: Callable[[str], object]) -> None:
+    """Write the page of an order.
+
+    Args:
+        order_path: a JSON file.
+        page: the page.
+        say: receives warnings, and the size of the page.
+
+    Raises:
+        UserError: there are no pictures, or the disk is full.
+    """
+    try:
+        order = PageOrder.model_validate_json(order_path.read_bytes())
+    except (OSError, ValueError):
+        raise CacheError(
+            "the order of the page is missing or damaged",
+            where=order_path,
+            mend="give the same command again, which writes it anew",
+        ) from None
+    view = gather(order.sources, say)
+    text = view.page(state_of(order.sources, digest.of_file)).encode()
+    atomic.write(page, text)
+    say(f"{page}: {len(view.pictures)} pictures, {len(text) / 1e6:.1f} MB")

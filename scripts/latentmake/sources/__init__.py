@@ -1,0 +1,1 @@
+"""Sources: from datasets to items."""

@@ -1,0 +1,342 @@
+"""From a folder to items: which images it holds, which caption goes with each, and what is wrong.
+
+Two steps, so that a folder in which nothing changed costs its listing alone: `scan` stats every
+file and digests what it saw; `items` makes items of a scan.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import marshal
+import os
+from pathlib import Path, PurePosixPath
+from stat import S_ISREG
+from typing import Any, NamedTuple
+
+from latentmake.config import Dataset
+from latentmake.errors import DatasetError
+from latentmake.files.media import VIDEO_EXTENSIONS, Media
+from latentmake.index.memo import SourceStat
+from latentmake.layouts.plain import LATENTS_ENDING
+from latentmake.sources import s3
+
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "Fault",
+    "Item",
+    "Scan",
+    "fingerprint",
+    "items",
+    "scan",
+    "scan_control",
+]
+
+IMAGE_EXTENSIONS = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
+)
+
+_NOWHERE, _SPECIAL, _FOLDER = -1, -2, -3  # in the place of a size
+_ODD = {
+    _NOWHERE: ("is a link that leads nowhere", "repair or remove the link"),
+    _SPECIAL: ("is a pipe, a socket or a device and no file", "remove it, or put a file there"),
+    _FOLDER: ("is a folder without any file, though it has a file's name", "rename or remove it"),
+}
+
+# Previews of latents, which ai-training's scripts write beside images (--writepreview).
+_PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
+
+
+class Item(NamedTuple):
+    """One image or video with its caption.
+
+    Attributes:
+        stem: path below the dataset, without the last ending; names the item.
+        image: path of the image or video.
+        image_stat: its stat.
+        caption: path of its caption file; None stands for the empty caption.
+        caption_stat: its stat, if it has one.
+        tags: path of its file of tags, if the dataset has such files.
+        tags_stat: its stat, if it has one.
+        control: path of its control image or video, if any.
+        control_stat: its stat, if it has one.
+        media: size and length, where the layout's names need them.
+    """
+
+    stem: str
+    image: str
+    image_stat: SourceStat
+    caption: str | None
+    caption_stat: SourceStat | None
+    tags: str | None = None
+    tags_stat: SourceStat | None = None
+    control: str | None = None
+    control_stat: SourceStat | None = None
+    media: Media | None = None
+
+
+_File = tuple[str | None, SourceStat | None]
+
+
+class Fault(NamedTuple):
+    """Something wrong with one file, found without opening it."""
+
+    path: str
+    stem: str
+    what: str
+    mend: str
+
+    @property
+    def line(self) -> str:
+        """The fault as one line: where, what, mend."""
+        return f"{self.path}: {self.what}; {self.mend}"
+
+
+class Scan(NamedTuple):
+    """All files below a dataset's folder, or objects of one on S3, with their stats.
+
+    Attributes:
+        root: the folder.
+        entries: path below the root, then the stat's size, mtime_ns, ctime_ns and inode; a negative
+            size stands for what is no file: a link that leads nowhere, a pipe, or a folder whose
+            name has an ending. In no particular order.
+        fingerprint: digest of all that.
+    """
+
+    root: str
+    entries: list[tuple[str, int, int, int, int]]
+    fingerprint: str
+
+
+def scan(name: str, dataset: Dataset) -> Scan:
+    """List a dataset's folder with sub-folders; hidden files and folders are passed over.
+
+    Raises:
+        DatasetError: it is missing, no folder, or cannot be read.
+    """
+    return _scan(dataset.path, f"datasets.{name}.path")
+
+
+def scan_control(name: str, dataset: Dataset) -> Scan | None:
+    """List a dataset's folder of control images in the same way; None where it has none.
+
+    Raises:
+        DatasetError: it is missing, no folder, or cannot be read.
+    """
+    if dataset.control_directory is None:
+        return None
+    return _scan(dataset.control_directory, f"datasets.{name}.control_directory")
+
+
+def _scan(folder: str, where: str) -> Scan:
+    root = s3.normalized(folder)
+    if s3.is_remote(root):
+        listed = s3.listing(root, where)
+        return Scan(root, listed, fingerprint(listed))
+    if not Path(root).is_dir():
+        what = "is not a folder" if Path(root).exists() else "does not exist"
+        raise DatasetError(
+            f"the dataset folder {root} {what}", where=where, mend="correct the path or create it"
+        )
+    entries: list[tuple[str, int, int, int, int]] = []
+    seen: set[tuple[int, int]] = set()
+    pending = [("", root)]
+    links: list[tuple[str, str]] = []  # after all folders, so that these keep their own names
+    try:
+        start = Path(root).stat()
+        seen.add((start.st_dev, start.st_ino))
+        while pending or links:
+            if pending:
+                prefix, folder = pending.pop()
+            else:
+                prefix, folder = links.pop()
+                there = Path(folder).stat()
+                if (there.st_dev, there.st_ino) in seen:  # links may lead in circles
+                    continue
+                seen.add((there.st_dev, there.st_ino))
+            # Plain tuples and little else: this loop is what doing nothing costs.
+            with os.scandir(folder) as found:
+                for entry in found:
+                    file = entry.name
+                    if file[0] == ".":
+                        continue
+                    try:
+                        stat = entry.stat()
+                    except OSError as error:
+                        if error.errno not in (errno.ENOENT, errno.ELOOP):
+                            raise
+                        entries.append((prefix + file, _NOWHERE, 0, 0, 0))
+                        continue
+                    if entry.is_dir():
+                        if "." in file:
+                            entries.append((prefix + file, _FOLDER, 0, 0, 0))
+                        place = (f"{prefix}{file}/", entry.path)
+                        if entry.is_symlink():
+                            links.append(place)
+                            links.sort(reverse=True)
+                        elif (stat.st_dev, stat.st_ino) not in seen:
+                            seen.add((stat.st_dev, stat.st_ino))
+                            pending.append(place)
+                        continue
+                    if not S_ISREG(stat.st_mode):  # reading a pipe would never end
+                        entries.append((prefix + file, _SPECIAL, 0, 0, 0))
+                        continue
+                    entries.append(
+                        (
+                            prefix + file,
+                            stat.st_size,
+                            stat.st_mtime_ns,
+                            stat.st_ctime_ns,
+                            stat.st_ino,
+                        )
+                    )
+    except OSError as error:
+        raise DatasetError(
+            f"{error.filename} cannot be read ({error.strerror})",
+            where=where,
+            mend="give your user the right to read it",
+        ) from None
+    return Scan(root, entries, fingerprint(entries))
+
+
+def fingerprint(entries: Any) -> str:
+    """Return a digest of a listing, a list of tuples of text and whole numbers, in its order.
+
+    The order of a folder changes only when the folder does; if it ever differs otherwise, all that
+    is lost is time.
+    """
+    # Version 2 of the marshal format depends on values alone, not on which objects are shared.
+    return hashlib.sha256(marshal.dumps(entries, 2)).hexdigest()
+
+
+def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
+    """Pair the images of a scan with their captions.
+
+    Returns:
+        The items, sorted by stem, and what is wrong with files that make no item.
+
+    Raises:
+        DatasetError: there is no image at all.
+    """
+    root = scanned.root
+    extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
+    kind = "video" if dataset.video else "image"
+    images: dict[str, list[tuple[str, SourceStat | None]]] = {}
+    texts: dict[str, dict[str, _File]] = {
+        ending: {} for ending in (dataset.caption_extension, dataset.tags_extension) if ending
+    }
+    # One ending may end in another: `.tags.txt` in `.txt`.
+    endings = sorted(texts, key=len, reverse=True)
+    faults: list[Fault] = []
+    odd: dict[str, int] = {}
+    unlike: dict[tuple[str, str], str] = {}
+    full = _folders_with_files(scanned, (*extensions, *map(str.lower, endings)))
+    for path, *values in sorted(scanned.entries):
+        stat = SourceStat(*values) if values[0] >= 0 else None
+        if stat is None:
+            odd[f"{root}/{path}"] = values[0]
+        stem, dot, extension = path.rpartition(".")
+        is_image = f".{extension.lower()}" in extensions and not path.endswith(_PREVIEWS)
+        ending = next(filter(path.endswith, endings), None)
+        if path in full:
+            continue
+        if not dot or not (is_image or ending):
+            for each in endings:
+                if values[0] >= 0 and path.lower().endswith(each.lower()):
+                    unlike[each, path[: -len(each)]] = f"{root}/{path}"
+            continue
+        if fault := _unusable_name(path):
+            shown = path.encode("utf-8", "backslashreplace").decode()
+            shown = shown.replace("\n", "\\n").replace("\r", "\\r")
+            faults.append(Fault(f"{root}/{shown}", shown, fault, "rename it"))
+        elif ending:
+            texts[ending][path[: -len(ending)]] = (f"{root}/{path}", stat)
+        else:
+            images.setdefault(stem, []).append((path, stat))
+    if not images and not faults:
+        raise DatasetError(
+            f"the dataset folder {root} holds no {kind}",
+            where=f"datasets.{name}.path",
+            mend=_no_images(kind, extensions, scanned),
+        )
+    found: list[Item] = []
+    for stem, candidates in images.items():
+        caption, *tags = (of.pop(stem, (None, None)) for of in texts.values())
+        files = [each for each in candidates if odd.get(f"{root}/{each[0]}") != _FOLDER]
+        candidates = files or candidates
+        image, image_stat = candidates[0]
+        where = f"{root}/{image}"
+        strange = [path for path, stat in (caption, *tags) if path is not None and stat is None]
+        other = [
+            (unlike[ending, stem], ending)
+            for ending, (path, _) in zip(texts, (caption, *tags), strict=True)
+            if path is None and (ending, stem) in unlike
+        ]
+        if len(candidates) > 1:
+            others = ", ".join(other for other, _ in candidates[1:])
+            what = f"shares its stem with {others}, so their caches would overwrite each other"
+            faults.append(Fault(where, stem, what, "rename or remove one of them"))
+        elif image_stat is None or strange:
+            where = where if image_stat is None else strange[0]
+            faults.append(Fault(where, stem, *_ODD[odd[where]]))
+        elif other:
+            (where, ending), *_ = other
+            key = "caption_extension" if ending == dataset.caption_extension else "tags_extension"
+            what = f"differs from {key} `{ending}` in upper and lower case, so it is not read"
+            mend = f"rename it to {stem}{ending}, or set {key}: {where[-len(ending) :]}"
+            faults.append(Fault(where, stem, what, mend))
+        elif caption[0] is None and dataset.missing_caption == "error" and not dataset.composed:
+            mend = f"write {root}/{stem}{dataset.caption_extension}, or set missing_caption: empty"
+            faults.append(Fault(where, stem, "has no caption file", mend))
+        else:
+            found.append(Item(stem, where, image_stat, *caption, *(tags[0] if tags else ())))
+    article = "an" if kind == "image" else "a"
+    for ending, left in texts.items():
+        one = "a caption" if ending == dataset.caption_extension else "a file of tags"
+        mend = f"add the {kind} it describes, or remove it"
+        for stem, (file, _) in left.items():
+            if odd.get(str(file)) == _FOLDER:
+                continue
+            faults.append(Fault(str(file), stem, f"is {one} without {article} {kind}", mend))
+    found.sort()
+    faults.sort()
+    return found, faults
+
+
+def _folders_with_files(scanned: Scan, endings: tuple[str, ...]) -> set[str]:
+    """Return the folders named like files of some endings in which files lie, however deep."""
+    named = {
+        path
+        for path, size, *_ in scanned.entries
+        if size == _FOLDER and path.lower().endswith(endings)
+    }
+    if not named:
+        return named
+    found: set[str] = set()
+    for path, size, *_ in scanned.entries:
+        if size != _FOLDER:
+            found.update(str(each) for each in PurePosixPath(path).parents)
+    return named & found
+
+
+def _no_images(kind: str, extensions: frozenset[str], scanned: Scan) -> str:
+    endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
+    if kind == "image" and endings & VIDEO_EXTENSIONS:
+        return "it holds videos: set target_frames, for a model with a `task`"
+    return f"put {kind}s there ({', '.join(sorted(extensions))})"
+
+
+def _unusable_name(path: str) -> str | None:
+    stem = path.rpartition("/")[2].rpartition(".")[0]
+    if len(stem.encode("utf-8", "surrogateescape")) > 255 - len(LATENTS_ENDING):
+        return "has a name too long for its cache file"
+    if not path.isprintable() and any(ord(character) < 32 for character in path):
+        return "has a control character in its name"
+    folders = path.split("/")[:-1]
+    if "" in folders or any(len(each.encode("utf-8", "replace")) > 255 for each in folders):
+        return "has a folder in its name that no disk can have"  # an object's may
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return "has a name that is not UTF-8"
+    return None

@@ -1,0 +1,211 @@
+"""Captions from one file for many images: sd-scripts' metadata, and that of an image folder.
+
+    .json    {image key: {"caption": ..., "tags": ...}, ...}, or a list of such objects with names
+    .jsonl   an object a line: image_path or file_name, caption or text, tags
+    .csv     a table with the columns file_name (or image_path), text (or caption), tags
+
+Sources: sd-scripts' FineTuningDataset (library/train_util.py); the `imagefolder` of Hugging Face's
+datasets. Such a file may be larger than memory: it is read as a stream, once, into the memo.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from posixpath import normpath
+from typing import IO, Any
+
+from latentmake.errors import DatasetError
+from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
+from latentmake.progress import Progress
+
+__all__ = ["entries_of", "metadata_stat", "name_of"]
+
+_NAMES = ("image_path", "file_name", "image", "path")
+_CAPTIONS = ("caption", "text")
+_LARGE = 50_000_000  # bytes of a file whose reading is worth a progress bar
+_LONGEST_LINE = 1 << 24  # characters: more is no line of text
+
+
+def metadata_stat(dataset: str, file: str) -> SourceStat:
+    """Return the stat of a metadata file.
+
+    Raises:
+        DatasetError: it is not there.
+    """
+    try:
+        return source_stat(Path(file).stat())
+    except OSError as error:
+        raise DatasetError(
+            f"{file} cannot be read ({error.strerror})",
+            where=f"datasets.{dataset}.metadata_file",
+            mend="correct the path",
+        ) from None
+
+
+def entries_of(dataset: str, file: str, root: str, memo: Memo) -> Listed:
+    """Return the entries of a metadata file; it is read only if its stat is new.
+
+    Args:
+        dataset: its name, for errors.
+        file: the metadata file.
+        root: the dataset's folder.
+        memo: keeps the entries.
+
+    Raises:
+        DatasetError: it cannot be read, ends in the middle, or is no such file.
+    """
+    where = f"datasets.{dataset}.metadata_file"
+    stat = metadata_stat(dataset, file)
+    # Names are below the dataset's folder, so that another folder makes another list of them.
+    path = f"{file}\n{root}"
+    if (known := memo.listed(path, stat)) is not None:
+        return known
+    try:
+        return memo.learn_list(path, stat, _entries(file, root))
+    except UnicodeDecodeError as error:
+        what = f"{file} is not UTF-8 (byte {error.start + 1} of a part)"
+        raise DatasetError(what, where=where, mend="save it as UTF-8") from None
+    except (ValueError, csv.Error) as error:
+        raise DatasetError(
+            f"{file} {error}", where=where, mend="mend the file, or write it again"
+        ) from None
+    except OSError as error:
+        raise DatasetError(
+            f"{file} cannot be read ({error.strerror})",
+            where=where,
+            mend="check the file's permissions",
+        ) from None
+    except sqlite3.Error as error:
+        raise DatasetError(
+            f"the entries of {file} cannot be kept ({error})",
+            where=where,
+            mend="make room on the disk of .latentmake",
+        ) from None
+
+
+def name_of(key: str, roots: Collection[str]) -> str:
+    """Return how a key of a metadata file names an image: by its path below the dataset's folder.
+
+    Args:
+        key: a path, absolute or below that folder, with or without its ending, in the manner of
+            Linux or Windows.
+        roots: absolute names of the dataset's folder.
+    """
+    key = key.replace("\\", "/")
+    if not key.startswith("/"):
+        return normpath(key)
+    for root in roots:
+        if key.startswith(f"{root}/"):
+            return normpath(key[len(root) + 1 :])
+    return key
+
+
+def _entries(file: str, root: str) -> Iterator[Entry]:
+    path = Path(file)
+    size = path.stat().st_size
+    readers = {".json": _json, ".jsonl": _jsonl, ".csv": _csv}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise ValueError(f"is none of {', '.join(readers)}")
+    with (
+        path.open("rb") as stream,
+        Progress(
+            total=size, desc=path.name, unit="B", unit_scale=True, disable=size < _LARGE
+        ) as progress,
+    ):
+        roots = {str(Path(root).absolute()), str(Path(root).resolve())}
+        for number, (key, values) in enumerate(reader(stream)):
+            if number % 4096 == 0:
+                progress.update(stream.tell() - progress.n)
+            yield _entry(key, values, roots, number)
+        progress.update(size - progress.n)
+
+
+def _entry(key: str | None, values: object, roots: Collection[str], number: int) -> Entry:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"has no object with a caption at {key or f'entry {number + 1}'}")
+    if key is None:
+        key = next((str(values[name]) for name in _NAMES if values.get(name)), None)
+    if not key:
+        raise ValueError(f"names no image in entry {number + 1} ({' or '.join(_NAMES[:2])})")
+    caption = next((values[name] for name in _CAPTIONS if values.get(name) is not None), None)
+    name = name_of(key, roots)
+    return Entry(name, _text(caption, "\n", name), _text(values.get("tags"), ", ", name))
+
+
+def _text(value: object, separator: str, name: str) -> str | None:
+    """Return a caption, of several lines if it is a list, or tags with commas between them."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return separator.join(value)
+    raise ValueError(f"has a caption that is no text at {name}")
+
+
+def _json(stream: IO[bytes]) -> Iterator[tuple[str | None, object]]:
+    import ijson
+
+    start = stream.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
+    stream.seek(3 if _has_mark(stream) else 0)
+    count = 0
+    try:
+        if start[:1] == b"[":
+            for values in ijson.items(stream, "item"):
+                yield None, values
+                count += 1
+        elif start[:1] == b"{":
+            for key, values in ijson.kvitems(stream, ""):
+                yield str(key), values
+                count += 1
+        else:
+            raise ValueError("is no JSON object or list")
+    except ijson.JSONError as error:
+        said = error.args[0] if error.args else ""
+        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+        said = said.strip().split("\n")[0].removeprefix("parse error: ")
+        what = f"is not JSON ({said})"
+        if "premature EOF" in said or "incomplete" in said.lower():
+            what = "ends in the middle"
+        elif "UTF8" in said or "UTF-8" in said:
+            what = "is not UTF-8"
+        raise ValueError(f"{what}, after {count} entries") from None
+
+
+def _has_mark(stream: IO[bytes]) -> bool:
+    stream.seek(0)
+    return stream.read(3) == b"\xef\xbb\xbf"
+
+
+def _jsonl(stream: IO[bytes]) -> Iterator[tuple[str | None, object]]:
+    for number, line in enumerate(stream, 1):
+        text = line.decode("utf-8-sig")
+        if not text.strip():
+            continue
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            ends = not line.endswith(b"\n")
+            what = "ends in the middle of" if ends else f"is not JSON ({error.msg}) in"
+            raise ValueError(f"{what} line {number}") from None
+        yield None, values
+
+
+def _csv(stream: IO[bytes]) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
+    lines = (
+        line.decode("utf-8-sig" if number == 0 else "utf-8") for number, line in enumerate(stream)
+    )
+    csv.field_size_limit(_LONGEST_LINE)
+    reader = csv.DictReader(lines, strict=True)
+    columns = reader.fieldnames or []
+    if not set(columns) & set(_NAMES) or not set(columns) & {*_CAPTIONS, "tags"}:
+        raise ValueError(
+            f"has the columns {', '.join(columns) or 'none'}: it needs file_name, and text or tags"
+        )
+    for row in reader:
+        if None in row:
+            raise ValueError(f"has too many columns in line {reader.line_num}")
+        yield None, row

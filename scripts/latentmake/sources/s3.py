@@ -1,0 +1,248 @@
+"""Sources that lie on an S3 server: a folder there is listed and read like one on disk.
+
+A listing tells size, time and ETag of every object, which stand for a stat; so whatever knows
+files by their stats knows objects too, and none is fetched twice. Objects are read into memory and
+never written to disk. boto3 is imported where an `s3://` path occurs, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from latentmake import digest
+from latentmake.errors import DatasetError, SourceError, StorageError, UserError
+from latentmake.index.memo import SourceStat
+from latentmake.progress import Progress
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+__all__ = [
+    "SIDE_BY_SIDE",
+    "Entry",
+    "digests",
+    "is_remote",
+    "listing",
+    "normalized",
+    "read",
+    "stat_of",
+]
+
+Entry = tuple[str, int, int, int, int]
+"""Path below the root, then size, mtime_ns, ctime_ns and inode."""
+
+SIDE_BY_SIDE = 16
+"""Objects read at once: nearly all of their time is waiting."""
+
+_SCHEME = "s3://"
+_PLUGIN = "SNAKEMAKE_STORAGE_S3_"
+_ATTEMPTS = 3  # at reading a body whose connection broke off, which botocore does not repeat
+_CONNECT_SECONDS = 10
+_LOOKS_LONG = 100  # objects whose reading is worth a progress bar
+_GONE = frozenset({"NoSuchKey", "NotFound", "404"})
+_DENIED = frozenset({"AccessDenied", "Forbidden", "403", "AllAccessDisabled"})
+_CREDENTIALS = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
+)
+_lock = threading.Lock()
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path names something on an S3 server."""
+    return path.startswith(_SCHEME)
+
+
+def normalized(path: str) -> str:
+    """Return a folder's path in the one form that paths below it begin with."""
+    return path.rstrip("/") if is_remote(path) else os.path.normpath(path)
+
+
+def stat_of(size: int, modified: datetime, etag: str) -> SourceStat:
+    """Return what stands for an object's stat.
+
+    Args:
+        size: in bytes.
+        modified: when it was written. Listings tell milliseconds, headers do not: whole seconds.
+        etag: changes with the content, in quotes or not; its digest stands for the inode.
+    """
+    mark = etag.removeprefix("W/").strip('"')
+    number = int.from_bytes(hashlib.sha256(mark.encode()).digest()[:8]) >> 1  # SQLite's: 63 bits
+    return SourceStat(size, int(modified.timestamp()) * 1_000_000_000, 0, number)
+
+
+def listing(folder: str, where: str, *, may_be_empty: bool = False) -> list[Entry]:
+    """List all objects below a folder; names that begin with a dot are passed over.
+
+    Args:
+        folder: `s3://bucket` or `s3://bucket/folder`, normalized.
+        where: configuration key that names it.
+        may_be_empty: whether a folder without any object is none that is missing.
+
+    Raises:
+        DatasetError: bucket or folder are missing, or it cannot be read.
+    """
+    bucket, _, prefix = folder.removeprefix(_SCHEME).partition("/")
+    prefix = f"{prefix}/" if prefix else ""
+    entries: list[Entry] = []
+    found = False
+    with _one_line(DatasetError, folder, where):
+        pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        for page in pages:
+            for each in page.get("Contents", ()):
+                found = True
+                path = each["Key"][len(prefix) :]
+                if path.startswith(".") or "/." in path or path.endswith("/") or not path:
+                    continue
+                entries.append((path, *stat_of(each["Size"], each["LastModified"], each["ETag"])))
+    if not (found or may_be_empty):
+        raise DatasetError(
+            f"the dataset folder {folder} does not exist, or no object is in it",
+            where=where,
+            mend="correct the path",
+        )
+    return entries
+
+
+def read(path: str) -> tuple[bytes, SourceStat]:
+    """Fetch an object.
+
+    Returns:
+        Its bytes, and its stat as a listing of just this version tells it.
+
+    Raises:
+        SourceError: it is gone, or this user may not read it.
+        StorageError: the server cannot be reached, or refuses everything.
+    """
+    bucket, _, key = path.removeprefix(_SCHEME).partition("/")
+    from botocore.exceptions import HTTPClientError, IncompleteReadError, ResponseStreamingError
+
+    broken = (HTTPClientError, IncompleteReadError, ResponseStreamingError)
+    with _one_line(StorageError, path, path):
+        for attempt in range(1, _ATTEMPTS + 1):
+            answer = _client().get_object(Bucket=bucket, Key=key)
+            try:
+                data = answer["Body"].read()
+            except broken:
+                if attempt == _ATTEMPTS:
+                    raise
+                continue
+            break
+    return data, stat_of(len(data), answer["LastModified"], answer["ETag"])
+
+
+def digests(
+    files: Sequence[tuple[str, SourceStat]],
+) -> Iterator[tuple[str, SourceStat] | SourceError]:
+    """Yield digest and stat of some objects in their order, many of them fetched at a time.
+
+    Yields:
+        Both of each; an error in place of those of one that is gone or may not be read.
+
+    Raises:
+        StorageError: the server cannot be reached, or refuses everything.
+    """
+
+    def digested(file: tuple[str, SourceStat]) -> tuple[str, SourceStat] | SourceError:
+        try:
+            data, stat = read(file[0])
+        except SourceError as error:
+            return error
+        return digest.of_bytes(data), stat
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        quiet = len(files) < _LOOKS_LONG
+        fetched = pool.map(digested, files)
+        yield from Progress(
+            fetched, total=len(files), desc="reading objects", unit="object", disable=quiet
+        )
+
+
+def _client() -> Any:
+    """Return the client of this process, safe to be used by several threads."""
+    with _lock:
+        return _made_client()
+
+
+@cache
+def _made_client() -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        raise DatasetError(
+            "the Python package boto3 is missing",
+            where="s3://",
+            mend="install it: pip install -r envs/requirements-s3.lock",
+        ) from None
+    # What Snakemake's storage plugin is told counts here too; boto3 finds the rest by itself.
+    told = {
+        name: os.environ.get(f"{_PLUGIN}{variable}") or None
+        for name, variable in (
+            ("endpoint_url", "ENDPOINT_URL"),
+            ("region_name", "REGION"),
+            ("aws_access_key_id", "ACCESS_KEY"),
+            ("aws_secret_access_key", "SECRET_KEY"),
+            ("aws_session_token", "TOKEN"),
+        )
+    }
+    settings = Config(
+        retries={"mode": "standard"},
+        connect_timeout=_CONNECT_SECONDS,
+        max_pool_connections=SIDE_BY_SIDE,
+    )
+    return boto3.session.Session().client("s3", config=settings, **told)
+
+
+@contextlib.contextmanager
+def _one_line(kind: type[UserError], path: str, where: str) -> Iterator[None]:
+    """Turn whatever boto3 raises into one line of a kind."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # its exceptions have no root in common but this
+        found = _explained(kind, path, where, error)
+        if found is None:
+            raise
+        raise found from None
+
+
+def _explained(kind: type[UserError], path: str, where: str, error: Exception) -> UserError | None:
+    from botocore import exceptions
+
+    about = "" if where == path else f"{path} "
+    if isinstance(error, exceptions.ClientError):
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        if code == "NoSuchBucket":
+            bucket = path.removeprefix(_SCHEME).partition("/")[0]
+            return kind(
+                f"there is no bucket {bucket}", where=where, mend="correct the name or create it"
+            )
+        if code in _GONE and kind is StorageError:
+            return SourceError("is gone since it was listed", where=path, mend="run again")
+        if code in _DENIED:
+            denied = SourceError if kind is StorageError else kind
+            mend = "give these credentials the right to list and read it"
+            return denied(f"{about}may not be read (access denied)", where=where, mend=mend)
+        if code in _CREDENTIALS:
+            mend = "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in again"
+            return kind(f"{about}refuses the credentials ({code})", where=where, mend=mend)
+        said = error.response.get("Error", {}).get("Message") or str(error)
+        return kind(f"{about}cannot be read ({code}: {said})", where=where, mend="see the server")
+    if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
+        mend = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
+        return kind(f"{about}cannot be read without credentials", where=where, mend=mend)
+    if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
+        mend = "see that the server runs, and to AWS_ENDPOINT_URL_S3"
+        return kind(f"{about}cannot be reached ({error})", where=where, mend=mend)
+    if isinstance(error, exceptions.BotoCoreError | ValueError):
+        mend = "see to the bucket's name, AWS_ENDPOINT_URL_S3 and AWS_PROFILE"
+        return kind(f"{about}cannot be read ({error})", where=where, mend=mend)
+    return None

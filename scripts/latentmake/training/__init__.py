@@ -1,0 +1,1 @@
+"""Training: orders, processes and results."""

@@ -1,0 +1,1 @@
+"""External trainers: launched in their own environments."""

@@ -1,0 +1,305 @@
+"""What is known of the folder of another trainer, without importing anything of it.
+
+Its scripts lie in the folder itself or in a package below it; its packages in an environment of its
+own. Both are asked as they would be asked for a training: the same Python, the same folder, the
+same variables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import latentmake
+from latentmake.errors import TrainingError
+from latentmake.index.remembered import Memory, remembered
+from latentmake.training.external.cli_flags import Sources
+
+__all__ = ["Installation", "Program"]
+
+_SECONDS = 120.0  # a first look into a large environment on a network drive takes its time
+
+# Says of each name whether it is installed. A package is found without running it; of what lies
+# inside of it only the file is looked for, since finding that the usual way would run the package.
+_FIND = """
+import importlib.util, json, os, sys
+found = {}
+for name in json.loads(sys.argv[1]):
+    first, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except Exception:
+        spec = None
+    there = spec is not None
+    if there and rest:
+        places = [os.path.join(place, *rest) for place in spec.submodule_search_locations or ()]
+        there = any(os.path.isfile(place + ".py") or os.path.isdir(place) for place in places)
+    found[name] = there
+print(json.dumps([found, sys.path]))
+"""
+
+
+class Program(NamedTuple):
+    """A trainer of others.
+
+    Attributes:
+        name: what it is called.
+        section: where the configuration says where it lies.
+        package: folder below its own in which its scripts lie in some versions; "" for none.
+        script: the one that trains.
+        knows: what an installation that lacks that script would have to know.
+    """
+
+    name: str
+    section: str
+    package: str
+    script: str
+    knows: str
+
+
+class Installation:
+    """A trainer's folder and the Python that runs it.
+
+    Attributes:
+        program: which trainer.
+        folder: the folder, absolute.
+        python: the Python of its environment, absolute; links are kept, for a virtual environment
+            is found by the name it is called by.
+        note: what is to be said of that choice, "" where it is as usual.
+        sources: what the sources of its training script say of it.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        folder: Path,
+        scripts: Path,
+        python: Path,
+        note: str = "",
+        memory: Memory | None = None,
+    ) -> None:
+        self.program = program
+        self.folder = folder
+        self.python = python
+        self.note = note
+        self._scripts = scripts
+        self._memory = memory
+        self.sources = self.sources_of(program.script)
+
+    @classmethod
+    def locate(
+        cls, program: Program, path: str, venv: str | None, memory: Memory | None = None
+    ) -> Self:
+        """Find the scripts and the Python of a trainer's folder.
+
+        Args:
+            program: which trainer.
+            path: its folder.
+            venv: its virtual environment; None looks for one in the folder.
+            memory: keeps what is found out about it.
+
+        Raises:
+            TrainingError: the folder, its scripts, or the Python of its environment are missing.
+        """
+        name, section, package, script, knows = program
+        folder = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
+        if not folder.is_dir():
+            raise TrainingError(
+                f"this folder of {name} does not exist",
+                where=path,
+                mend=f"correct `{section}.path`",
+            )
+        for scripts in (folder / package, folder):
+            if (scripts / script).is_file():
+                python, note = _find_python(folder, venv, section)
+                return cls(program, folder, scripts, python, note, memory)
+        within = f" or in its {package}" if package else ""
+        raise TrainingError(
+            f"no {script} lies in this folder{within}",
+            where=path,
+            mend=f"set `{section}.path` to the folder of {knows}",
+        )
+
+    def script(self, name: str) -> Path:
+        """Return the path of one of its scripts.
+
+        Raises:
+            TrainingError: there is no such script.
+        """
+        for scripts in (self._scripts, self.folder):
+            if (scripts / name).is_file():
+                return scripts / name
+        raise TrainingError(
+            f"{self.program.name} has no {name}",
+            where=self.folder,
+            mend=f"update it, or correct `{self.program.section}.path`",
+        )
+
+    def sources_of(self, script: str) -> Sources:
+        """Return what the sources of one of its scripts say of it."""
+        roots = [self._scripts, self.folder / "src", self.folder]
+        return Sources(self._scripts / script, roots, self._memory)
+
+    def flags(self) -> frozenset[str] | None:
+        """Return the flags that its training script declares; None where that cannot be told."""
+        return self.sources.flags
+
+    def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
+        """Return the flags of a command line that this version does not know.
+
+        Args:
+            arguments: of the command line.
+            script: which of its scripts; by default the one that trains.
+        """
+        known = (self.sources if script is None else self.sources_of(script)).flags
+        if known is None:
+            return []
+        given = [each.partition("=")[0] for each in arguments if each.startswith("--")]
+        return [flag for flag in dict.fromkeys(given) if flag not in known]
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables its scripts run with: none of ours, nor of Snakemake.
+
+        Its output is unbuffered and UTF-8 (its messages are half Japanese) wherever it runs.
+        """
+        ours = Path(latentmake.__file__).resolve().parent.parent
+        paths = [
+            path
+            for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            if path and Path(path).resolve() != ours
+        ]
+        package = self.program.package
+        if package and (self.folder / package).is_dir():
+            paths.insert(0, str(self.folder / "src"))
+        variables = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.upper().startswith("SNAKEMAKE")
+            and name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        }
+        variables |= {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+        if paths:
+            variables["PYTHONPATH"] = os.pathsep.join(paths)
+        home = self.python.parent.parent
+        if (home / "pyvenv.cfg").is_file():
+            variables["VIRTUAL_ENV"] = str(home)
+            # What torch compiles kernels with is called by its bare name.
+            programs = [str(self.python.parent), variables.get("PATH", "")]
+            variables["PATH"] = os.pathsep.join(filter(None, programs))
+        return variables
+
+    def can_import(self, modules: Iterable[str]) -> dict[str, bool]:
+        """Tell which modules its environment has; none of them is imported.
+
+        Args:
+            modules: names; dotted ones are looked for as files of their package.
+
+        Raises:
+            TrainingError: its Python cannot be run.
+        """
+        names = sorted(set(modules))
+
+        def find() -> tuple[dict[str, bool], list[str]]:
+            done = self._ask(_FIND, json.dumps(names))
+            try:
+                found, places = json.loads(done.splitlines()[-1])
+                there = {name: bool(found[name]) for name in names}
+            except (ValueError, LookupError, TypeError):
+                raise self._mute("it gives no answer") from None
+            # A package that is installed or removed changes the folder that holds it.
+            return there, [self.python, self._scripts, *filter(None, places)]
+
+        question = ["modules", str(self.python), str(self._scripts), names]
+        question.append(self.environment().get("PYTHONPATH", ""))
+        found: dict[str, bool] = remembered(self._memory, question, find)
+        return found
+
+    def does_import(self, module: str) -> bool:
+        """Tell whether importing a module succeeds there: an installed one may be a broken one.
+
+        Raises:
+            TrainingError: its Python cannot be run.
+        """
+        code = (
+            "import importlib, sys\n"
+            "try: importlib.import_module(sys.argv[1])\n"
+            "except BaseException: print('broken')\n"
+            "else: print('sound')"
+        )
+        return self._ask(code, module).split()[-1:] == ["sound"]
+
+    def _ask(self, code: str, argument: str) -> str:
+        try:
+            done = subprocess.run(
+                [str(self.python), "-c", code, argument],
+                env=self.environment(),
+                cwd=self._scripts,  # where its scripts look for modules first
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return ""
+        except OSError as error:
+            raise self._mute(error.strerror or str(error)) from None
+        return done.stdout.decode("utf-8", "replace")
+
+    def _mute(self, reason: str) -> TrainingError:
+        return TrainingError(
+            f"the Python of {self.program.name}'s environment cannot be used ({reason})",
+            where=self.python,
+            mend=f"set `{self.program.section}.venv` to its virtual environment",
+        )
+
+    def launcher(self, options: Sequence[str]) -> list[str] | None:
+        """Return the beginning of a command that launches a script; None without accelerate.
+
+        Args:
+            options: for `accelerate launch`.
+
+        Raises:
+            TrainingError: its Python cannot be run.
+        """
+        module = "accelerate.commands.launch"
+        if self.can_import([module])[module]:
+            return [str(self.python), "-m", module, *options]
+        for name in ("accelerate", "accelerate.exe"):
+            program = self.python.with_name(name)
+            if program.is_file() and os.access(program, os.X_OK):
+                return [str(program), "launch", *options]
+        return None
+
+
+def _find_python(folder: Path, venv: str | None, section: str) -> tuple[Path, str]:
+    if venv is not None:
+        given = Path(venv).expanduser()
+        for place in (Path.cwd() / given, folder / given):
+            if python := _python_of(place):
+                return python, ""
+        raise TrainingError(
+            "this virtual environment has no Python",
+            where=venv,
+            mend=f"correct `{section}.venv`",
+        )
+    for name in ("venv", ".venv"):
+        if python := _python_of(folder / name):
+            return python, ""
+    return Path(sys.executable), (
+        f"{folder} has no `venv` or `.venv`: it is run by {sys.executable}; "
+        f"set `{section}.venv` where that is not meant"
+    )
+
+
+def _python_of(place: Path) -> Path | None:
+    """Return the Python of an environment's folder; `place` may be that Python itself."""
+    names = ("bin/python", "bin/python3", "Scripts/python.exe", "python.exe")
+    for path in [*(place / name for name in names), place]:
+        if path.is_file() and os.access(path, os.X_OK):
+            return Path(os.path.abspath(path))  # noqa: PTH100 -- resolve() would leave the venv
+    return None

@@ -1,0 +1,161 @@
+"""The checklist before a Wan training: all that can be known in seconds, before hours are spent.
+
+Nothing here imports torch, loads weights or reads tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import ExifTags, Image
+
+from latentmake.errors import LatentmakeError, TrainingError
+from latentmake.models.wan_files import ModelFile, lora_bytes, model_files
+from latentmake.training.checks import Finding, of_faults
+from latentmake.training.external.musubi.check_caches import (
+    cache_faults,
+    folder_faults,
+    item_faults,
+    stray_files,
+)
+from latentmake.training.external.musubi.dataset_toml import dataset_toml
+from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
+from latentmake.training.external.musubi.preflight import preflight
+from latentmake.training.external.result import rows_of
+
+__all__ = ["block_faults", "check", "data_findings", "training_toml"]
+
+_LEAST_SPACE = 200_000_000  # bytes
+_STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
+
+
+def check(order: MusubiOrder) -> list[Finding]:
+    """Look at all that a training needs; relative paths are those of the working directory."""
+    models = list(model_files(order.model))
+    findings = [*data_findings(order), *preflight(order, models=models)]
+    return [*findings, _space(order, models)]
+
+
+def data_findings(order: MusubiOrder) -> Iterator[Finding]:
+    """Check what is trained on: items, caches, dataset TOML."""
+    try:
+        rows = list(rows_of(Path(order.manifest), ManifestRow))
+    except TrainingError as error:
+        yield Finding("manifest", "failed", str(error))
+    else:
+        yield from _items(order, rows)
+    yield _folders(order)
+    yield _toml(order)
+
+
+def training_toml(order: MusubiOrder) -> str:
+    """Return the dataset TOML of a training on this machine; all its paths are absolute."""
+    return dataset_toml(
+        order,
+        image_directory=lambda name, _: os.path.abspath(order.datasets[name].path),  # noqa: PTH100
+        cache_directory=lambda name, size: os.path.abspath(order.cache_folder(name, size)),  # noqa: PTH100
+        control_directory=lambda name, _: os.path.abspath(  # noqa: PTH100
+            order.datasets[name].control_directory or ""
+        ),
+    )
+
+
+# -- what is trained on ------------------------------------------------------------------------
+
+
+def _items(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[Finding]:
+    without = sum(row.caption is None and row.written is None for row in rows)
+    sound = f"{len(rows)} items, each with its caption"
+    if without:
+        sound = f"{len(rows)} items, {without} of them without a caption file"
+    faults = list(item_faults(rows)) if rows else ["no item is left to train on"]
+    yield of_faults("images and captions", faults, sound)
+    if turned := sum(_is_turned(row.source) for row in rows):
+        note = f"{turned} images are stored turned (EXIF), which musubi-tuner does not heed"
+        yield Finding("EXIF orientation", "warning", note)
+    files = sum(len(paths) for row in rows for paths in row.latents.values())
+    texts = sum(len(row.text) for row in rows)
+    sound = f"{files} of latents and {texts} of text, complete and whole"
+    yield of_faults("caches", cache_faults(order, rows), sound)
+    strays = [
+        f"{path} is not in the manifest, but would be trained on"
+        for path in stray_files(order, rows)
+    ]
+    yield of_faults("foreign caches", strays, "none in the cache folders")
+
+
+def _is_turned(path: str) -> bool:
+    if not path.lower().endswith((".jpg", ".jpeg", ".webp")):
+        return False  # of a PNG, all pixels are read before its EXIF is known
+    try:
+        with Image.open(path) as image:
+            return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return False  # said elsewhere
+
+
+def _folders(order: MusubiOrder) -> Finding:
+    number = len(order.datasets) * len(order.resolutions)
+    sound = "1 folder" if number == 1 else f"{number} folders, one a dataset and resolution"
+    return of_faults("cache folders", folder_faults(order), sound)
+
+
+def _toml(order: MusubiOrder) -> Finding:
+    try:
+        parsed = tomllib.loads(training_toml(order))
+    except (LatentmakeError, ValueError) as error:
+        return Finding("dataset TOML", "failed", f"does not parse ({error})")
+    blocks = parsed.get("datasets", [])
+    return of_faults("dataset TOML", block_faults(blocks), f"parses, {len(blocks)} datasets")
+
+
+def block_faults(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield what is wrong with the blocks of a dataset TOML."""
+    if not blocks:
+        yield "has no datasets"
+    for block in blocks:
+        for key, value in block.items():
+            if key.endswith("_directory") and not Path(value).is_dir():
+                yield f"{key} {value} is no folder"
+    folders = [block.get("cache_directory") for block in blocks]
+    yield from (
+        f"{each} is named twice"
+        for each in sorted({*filter(None, folders)})
+        if folders.count(each) > 1
+    )
+
+
+# -- where it goes -----------------------------------------------------------------------------
+
+
+def _space(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
+    """Compare free space to the LoRA, and to the LoRAs and states of all epochs that are saved.
+
+    Fails below 200 MB, or where not even the LoRA has room; warns where not all of them have.
+    """
+    folder = Path(order.output).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    trainer = order.trainer
+    lora = max((lora_bytes(x.content, trainer.network_dim) for x in models if x.content), default=0)
+    every = trainer.save_every_n_epochs
+    saves = 0 if every is None else trainer.max_train_epochs // every
+    least = max(_LEAST_SPACE, lora)
+    all_of_it = least + saves * (1 + _STATE) * lora
+    note = f"{_size(free)} free"
+    if free < least:
+        return Finding("disk space", "failed", f"{note} in {folder}; {_size(least)} are needed")
+    if free < all_of_it:
+        note = f"{note} in {folder}; {_size(all_of_it)} for the LoRAs and states of all epochs"
+        return Finding("disk space", "warning", note)
+    return Finding("disk space", "ok", f"{note}; {_size(all_of_it)} are needed at most")
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:.1f} GB"

@@ -1,0 +1,79 @@
+"""The dataset TOML, by which musubi-tuner's scripts find what to cache and to train on.
+
+It refuses keys that it does not know, so none stand here but those that it documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tomli_w
+
+from latentmake.config import Dataset
+from latentmake.training.external.musubi.order import MusubiOrder
+
+__all__ = ["Directory", "dataset_toml", "shapes"]
+
+Directory = Callable[[str, tuple[int, int]], str]
+
+
+def dataset_toml(
+    order: MusubiOrder,
+    *,
+    image_directory: Directory,
+    cache_directory: Directory,
+    control_directory: Directory | None = None,
+) -> str:
+    """Return the TOML of a run: one `[[datasets]]` block for each dataset and resolution.
+
+    Args:
+        order: the run.
+        image_directory: (dataset, (width, height) in pixels) -> folder of its images or videos.
+        cache_directory: the same for its caches; no two blocks may share one.
+        control_directory: the same for its controls, asked for where the dataset has some.
+    """
+    general: dict[str, Any] = {"batch_size": order.trainer.batch_size}
+    endings = {dataset.caption_extension for dataset in order.datasets.values()}
+    if len(endings) == 1:
+        general["caption_extension"] = endings.pop()
+    blocks: list[dict[str, Any]] = []
+    for name, dataset in order.datasets.items():
+        for resolution in order.resolutions:
+            block: dict[str, Any] = {
+                _kind(dataset): image_directory(name, resolution),
+                "cache_directory": cache_directory(name, resolution),
+            }
+            if dataset.control_directory is not None and control_directory is not None:
+                block["control_directory"] = control_directory(name, resolution)
+            block["resolution"] = list(resolution)
+            if "caption_extension" not in general:
+                block["caption_extension"] = dataset.caption_extension
+            block["num_repeats"] = dataset.num_repeats
+            blocks.append(block | shapes(dataset))
+    return tomli_w.dumps({"general": general, "datasets": blocks})
+
+
+def _kind(dataset: Dataset) -> str:
+    return "video_directory" if dataset.video else "image_directory"
+
+
+def shapes(dataset: Dataset) -> dict[str, Any]:
+    """Return the keys of a block that say how images are brought to size and videos cut."""
+    if dataset.target_frames is None:
+        bucket = dataset.fit == "bucket"
+        return {
+            "enable_bucket": bucket,
+            "bucket_no_upscale": bucket and dataset.bucket_no_upscale,
+        }
+    shapes: dict[str, Any] = {
+        "enable_bucket": True,  # caching puts clips into buckets whatever this says
+        "target_frames": list(dataset.target_frames),
+        "frame_extraction": dataset.frame_extraction,
+        "frame_stride": dataset.frame_stride,
+        "frame_sample": dataset.frame_sample,
+        "max_frames": dataset.max_frames,
+    }
+    if dataset.source_fps is not None:
+        shapes["source_fps"] = float(dataset.source_fps)  # a whole number would be refused
+    return shapes

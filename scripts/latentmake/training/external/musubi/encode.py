@@ -1,0 +1,237 @@
+"""Caches made by musubi-tuner's own scripts: called for what is stale, checked, stamped as ours.
+
+The scripts know nothing of staleness, so they are given a dataset of the stale items alone and an
+empty cache folder. Their files go through the spool like those of our encoders.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+from safetensors import SafetensorError, safe_open
+
+from latentmake.caches.job import Job
+from latentmake.config import Dataset, Model, MusubiTuner
+from latentmake.errors import ModelError, SourceError
+from latentmake.files import atomic
+from latentmake.geometry.buckets import Size, wan_size
+from latentmake.layouts import musubi
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.progress import Progress
+from latentmake.training import process
+from latentmake.training.external.musubi.command import (
+    LATENTS_SCRIPT,
+    TEXT_SCRIPT,
+    latents_arguments,
+    text_arguments,
+)
+from latentmake.training.external.musubi.dataset_toml import shapes
+from latentmake.training.external.musubi.installation import Installation
+
+__all__ = ["make_by_scripts"]
+
+_FOLDER = Path(".latentmake/musubi")
+
+
+class _Wanted(NamedTuple):
+    """One item that the scripts shall encode.
+
+    Attributes:
+        item: itself.
+        source: digest of what it is made from.
+        caption: the text, as it was read for that digest; "" of images and videos.
+        targets: what is to be made, with the keys.
+    """
+
+    item: WorkItem
+    source: str
+    caption: str
+    targets: dict[Target, str]
+
+
+def make_by_scripts(
+    job: Job, items: Sequence[WorkItem], *, threads: int, progress: Progress
+) -> None:
+    """Put the targets of some items into the spool, encoded by musubi-tuner's own scripts.
+
+    Each source is decoded here before: one bad picture would end the script for all others.
+
+    Args:
+        job: the work order being carried out.
+        items: what to make.
+        threads: how many cores read and decode.
+        progress: counts targets.
+
+    Raises:
+        TrainingError: musubi-tuner is not where the configuration says.
+        ModelError: a script failed; what it had finished is kept.
+    """
+    wanted: list[_Wanted] = []
+    making: set[str] = set()
+    for reading in job.readings(items, threads):
+        new = {key: target for target, key in reading.missing.items() if key not in making}
+        progress.update(len(reading.item.targets) - len(new))
+        job.take_in(reading, set(new), making)
+        if new:
+            targets = {target: key for key, target in new.items()}
+            texts = [each.content for each in reading.samples if isinstance(each.content, str)]
+            wanted.append(_Wanted(reading.item, reading.content, "".join(texts[:1]), targets))
+    if not wanted:
+        return
+    folder = (_FOLDER / job.order.name).absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        failure = _run(job.order, wanted, folder)
+        for each in wanted:
+            for target, key in each.targets.items():
+                progress.update()
+                _take(job, each, target, key, _cache_folder(folder, target), failure)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if failure is not None:
+        raise failure
+    job.refuse_twins()
+
+
+def _cache_folder(folder: Path, target: Target) -> Path:
+    return folder / (target.part if target.size else "text")
+
+
+def _run(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> ModelError | None:
+    """Run a script over a dataset of just these items; return its failure."""
+    installation = Installation.find(MusubiTuner.model_validate(order.musubi_tuner))
+    model = Model.model_validate(order.model_settings)
+    folder.mkdir(parents=True)
+    toml = folder / "dataset.toml"
+    blocks = [*_blocks(order, wanted, folder)]
+    atomic.write(toml, tomli_w.dumps({"datasets": blocks}).encode())
+    options: dict[str, Any] = {"dataset_config": str(toml), "skip_existing": False}
+    if order.kind == "text":
+        script = installation.script(TEXT_SCRIPT)
+        arguments = text_arguments(model, t5=_file(model.text[0].path, "text"), **options)
+    else:
+        script = installation.script(LATENTS_SCRIPT)
+        vae = _file(model.vae.path, "vae")
+        clip = None if model.clip is None else _file(model.clip.path, "clip")
+        arguments = latents_arguments(model, vae=vae, clip=clip, **options)
+    log = Path(order.log).absolute()
+    status, output = process.run(
+        [str(installation.python), str(script), *arguments],
+        environment=installation.environment(),
+        log=log,
+        cwd=installation.folder,
+    )
+    if status == 0:
+        return None
+    return ModelError(
+        f"{script.name}: {process.last_error(output, status)}",
+        mend=f"finished caches are kept; all output: {log}",
+    )
+
+
+def _file(path: str | None, key: str) -> str:
+    place = Path(path or "")
+    if not place.is_file():
+        raise ModelError(
+            "musubi-tuner's scripts read the one original file of a network, not a folder or a hub",
+            where=f"models.*.{key}",
+            mend="name that file, or leave out `encoder: musubi`",
+        )
+    return str(place.absolute())
+
+
+def _blocks(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the `[[datasets]]` blocks: one for each resolution, or one for all captions."""
+    settings = order.dataset_settings
+    dataset = Dataset.model_validate(settings)
+    kind = "video" if dataset.video else "image"
+    parts: dict[str, tuple[tuple[int, int], list[_Wanted]]] = {}
+    for each in wanted:
+        for target in each.targets:
+            place = _cache_folder(folder, target).name
+            size = target.size or (512, 512)  # which no caption depends on
+            found = parts.setdefault(place, (size, []))[1]
+            if not found or found[-1] is not each:
+                found.append(each)
+    for place, (size, members) in parts.items():
+        list_file = folder / f"{place}.jsonl"
+        lines = [json.dumps(_line(each, kind)) for each in members]
+        atomic.write(list_file, "".join(f"{line}\n" for line in lines).encode())
+        yield {
+            f"{kind}_jsonl_file": str(list_file),
+            "cache_directory": str(folder / place),
+            "resolution": list(size),
+            "batch_size": 1,
+            **shapes(dataset),
+        }
+
+
+def _line(wanted: _Wanted, kind: str) -> dict[str, str]:
+    """Return the line of an item in a list; its caption where that is what is encoded."""
+    item = wanted.item
+    if item.targets[0].size is None:
+        # No such file is needed: its name alone is, for that of the cache.
+        path = str(Path(f"{item.stem}.png").absolute())
+        return {f"{kind}_path": path, "caption": wanted.caption}
+    line = {f"{kind}_path": str(Path(item.source or "").absolute()), "caption": ""}
+    if item.control is not None:
+        line["control_path"] = str(Path(item.control).absolute())
+    return line
+
+
+def _take(
+    job: Job,
+    wanted: _Wanted,
+    target: Target,
+    key: str,
+    folder: Path,
+    failure: ModelError | None,
+) -> None:
+    """Check one file that the script wrote, and put it into the spool under our key."""
+    item, path = wanted.item, folder / Path(target.path).name
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+        fault = _fault(tensors, target, job.order.dataset_settings, item)
+    except (OSError, SafetensorError) as error:
+        if failure is not None:
+            return  # it ended before
+        fault = f"is not as it should be ({error})"
+    if fault is not None:
+        line = SourceError(
+            f"musubi-tuner's cache of it {fault}",
+            where=item.source or item.stem,
+            mend="see the log, or leave out `encoder: musubi`",
+        )
+        job.fail(item, wanted.source, str(line))
+        return
+    if target.size is None:
+        metadata |= musubi.text_metadata(metadata.get("caption1", ""))
+    job.store(item, key, wanted.source, tensors, metadata)
+
+
+def _fault(
+    tensors: Mapping[str, Any], target: Target, settings: Mapping[str, Any], item: WorkItem
+) -> str | None:
+    """Return what is wrong with the tensors that a script wrote, if anything is."""
+    if target.size is None:
+        sound = any(name.startswith("varlen_t5_") for name in tensors)
+        return None if sound else "holds no embedding"
+    assert item.media is not None
+    size = wan_size(
+        Size(item.media.width, item.media.height),
+        Size(*target.size),
+        bucket=settings["fit"] == "bucket",
+        no_upscale=settings["bucket_no_upscale"],
+    )
+    frames = 1 if target.clip is None else (target.clip.frames - 1) // 4 + 1
+    shape = f"latents_{frames}x{size.height // 8}x{size.width // 8}_"
+    if not any(name.startswith(shape) for name in tensors):
+        return f"holds no tensor {shape}*, but {', '.join(tensors)}"
+    return None

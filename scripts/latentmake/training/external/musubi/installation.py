@@ -1,0 +1,125 @@
+"""musubi-tuner where it is installed: where its scripts lie, and which attention it trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from latentmake.config import MusubiTuner
+from latentmake.errors import TrainingError
+from latentmake.index.remembered import Memory
+from latentmake.training.external import installation as installed
+from latentmake.training.external.musubi.command import LATENTS_SCRIPT, TEXT_SCRIPT, TRAINING_SCRIPT
+
+__all__ = ["Installation", "pick_attention", "program_digest"]
+
+_PROGRAM = installed.Program(
+    name="musubi-tuner",
+    section="musubi_tuner",
+    package="src/musubi_tuner",
+    script=TRAINING_SCRIPT,
+    knows="a musubi-tuner that knows Wan",
+)
+_MODULES = {
+    "sage_attn": ("sageattention",),
+    "flash_attn": ("flash_attn",),
+    "flash3": ("flash_attn_interface", "flash_attn_3"),
+    "xformers": ("xformers",),
+}
+_PREFERRED = ("sage_attn", "flash_attn", "xformers")
+
+
+class Installation(installed.Installation):
+    """A musubi-tuner folder and the Python that runs it."""
+
+    @classmethod
+    def find(cls, settings: MusubiTuner, memory: Memory | None = None) -> Installation:
+        """Find the scripts and the Python of a musubi-tuner folder.
+
+        Args:
+            settings: where it lies.
+            memory: keeps what is found out about it.
+
+        Raises:
+            TrainingError: the folder, its scripts, or the Python of its environment are missing.
+        """
+        return cls.locate(_PROGRAM, settings.path, settings.venv, memory)
+
+    def refuses_sage(self) -> bool:
+        """Tell whether this version parses `--sage_attn` and then refuses to train with it."""
+        return self.sources.refuses_sage
+
+
+def program_digest(settings: MusubiTuner, kind: str, memory: Memory | None = None) -> str:
+    """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
+
+    Args:
+        settings: where musubi-tuner lies.
+        kind: which of them.
+        memory: keeps what is found out about it.
+
+    Raises:
+        TrainingError: the folder, its scripts, or the Python of its environment are missing.
+    """
+    installation = Installation.find(settings, memory)
+    script = installation.script(TEXT_SCRIPT if kind == "text" else LATENTS_SCRIPT)
+    return installation.sources_of(script.name).digest
+
+
+def pick_attention(attention: str, installation: Installation, *, quick: bool = False) -> str:
+    """Return the flag of the attention to train with, without its dashes.
+
+    Args:
+        attention: the trainer's setting. `auto` is the fastest that its environment can import and
+            its version takes: sageattention, flash-attn, xformers, else torch's own (sdpa).
+        installation: the trainer's.
+        quick: only look whether its package is installed, and do not choose: `auto` is sdpa. An
+            import takes seconds, and may need the GPU of another machine.
+
+    Raises:
+        TrainingError: the one that was asked for is refused, unknown, or not installed.
+    """
+    known = installation.flags()
+    if attention != "auto":
+        _insist(attention, installation, known, quick)
+        return attention
+    if quick:
+        return "sdpa"
+    wanted = [
+        name
+        for name in _PREFERRED
+        if (known is None or f"--{name}" in known)
+        and not (name == "sage_attn" and installation.refuses_sage())
+    ]
+    there = installation.can_import([module for name in wanted for module in _MODULES[name]])
+    for name in wanted:
+        if any(there[module] and installation.does_import(module) for module in _MODULES[name]):
+            return name
+    return "sdpa"
+
+
+def _insist(
+    attention: str, installation: Installation, known: frozenset[str] | None, quick: bool
+) -> None:
+    mend = "set `attention: auto`"
+    if known is not None and f"--{attention}" not in known:
+        raise TrainingError(
+            f"this version of musubi-tuner is too old for --{attention}",
+            where=installation.folder,
+            mend=f"update it, or {mend}",
+        )
+    if attention == "sage_attn" and installation.refuses_sage():
+        raise TrainingError(
+            "this version of musubi-tuner refuses to train with --sage_attn",
+            where=installation.folder,
+            mend=mend,
+        )
+    modules = _MODULES.get(attention, ())
+    there: Mapping[str, bool] = installation.can_import(modules) if modules else {}
+    if modules and not any(
+        there[each] and (quick or installation.does_import(each)) for each in modules
+    ):
+        raise TrainingError(
+            f"musubi-tuner's environment cannot import {modules[0]}, which --{attention} needs",
+            where=installation.python,
+            mend=f"install it there, or {mend}",
+        )

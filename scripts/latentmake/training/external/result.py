@@ -1,0 +1,175 @@
+"""What a training by another trainer leaves behind: its result, and what that came from.
+
+Small and quick to import, since the planner looks at the record too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from latentmake.errors import ModelError, TrainingError
+from latentmake.files import atomic
+from latentmake.training.order import Wanted, lock_digest
+
+__all__ = [
+    "Layout",
+    "Order",
+    "Receipt",
+    "Record",
+    "is_trained",
+    "read_record",
+    "rows_of",
+    "wanted",
+]
+
+_Row = TypeVar("_Row")
+
+
+class Order(Protocol):
+    """What every order of such a training says."""
+
+    @property
+    def run(self) -> str:
+        """Its name."""
+
+    @property
+    def output(self) -> str:
+        """Folder that gets what is trained."""
+
+    @property
+    def lock(self) -> str:
+        """Path of the digest of what it trains on."""
+
+    @property
+    def weights(self) -> str:
+        """Digest of the networks that are trained."""
+
+    def settings_digest(self) -> str:
+        """Return the digest of all settings that shape the result."""
+
+
+class Layout:
+    """The files below a run's output folder; the result is a LoRA, or the whole network.
+
+    Attributes:
+        output: the run's folder.
+        lora: the trained LoRA, under this name only once it is whole.
+        record: what it came from; written after it.
+        dataset_config: the TOML file that the trainer reads.
+        work: the trainer's own output folder: LoRAs and states of epochs, and its last LoRA.
+        trained: the trainer's last LoRA.
+        progress: what the states in `work` belong to.
+        aside: results of an earlier training, until there are new ones.
+        resumed: the state that a training was resumed from.
+        logs: what TensorBoard shows.
+    """
+
+    def __init__(self, run: str, output: str) -> None:
+        self.output = Path(output)
+        self.lora = self.output / f"{run}.safetensors"
+        self.record = self.output / "training.json"
+        self.dataset_config = self.output / "dataset.toml"
+        self.work = self.output / "output"
+        self.trained = self.work / f"{run}.safetensors"
+        self.progress = self.work / "wanted.json"
+        self.aside = self.work / "previous"
+        self.resumed = self.work / "resumed"
+        self.logs = self.output / "logs"
+
+
+class Record(BaseModel):
+    """Beside the LoRA: what it came from.
+
+    Attributes:
+        wanted: digests of data, settings and weights.
+        weights: path of the LoRA.
+        seconds: how long the trainer ran when it was made, without what a killed training took.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    wanted: Wanted
+    weights: str
+    seconds: float
+
+
+class Receipt(Record):
+    """What the launcher tells the build: the run's name beside its record."""
+
+    run: str
+
+    def write(self, path: Path) -> None:
+        """Write it whole or not at all.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
+
+
+def wanted(order: Order) -> Wanted:
+    """Return what the LoRA must have come from, for this order.
+
+    Raises:
+        TrainingError: the lock is missing or damaged.
+    """
+    return Wanted(
+        data=lock_digest(order.lock), settings=order.settings_digest(), weights=order.weights
+    )
+
+
+def read_record(path: Path) -> Record | None:
+    """Return the record of a LoRA, or None where there is none that can be read."""
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:
+    """Yield the items of a run's manifest, without those set aside.
+
+    Args:
+        manifest: one line an item.
+        kind: makes a row of a line's values.
+
+    Raises:
+        TrainingError: it is missing or damaged.
+    """
+    try:
+        with manifest.open(encoding="utf-8") as lines:
+            for line in lines:
+                row: dict[str, Any] = json.loads(line)
+                if "aside" not in row:
+                    yield kind(**row)
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainingError(
+            f"the manifest cannot be read ({error})",
+            where=manifest,
+            mend="give the build's command again, which writes it anew",
+        ) from None
+
+
+def is_trained(order: Order, lock: str, weights: Callable[[], str]) -> bool:
+    """Whether a run's result came from just what its order says.
+
+    Args:
+        order: the run.
+        lock: digest of its caches.
+        weights: finds the digest of the networks that are trained; asked for last.
+    """
+    layout = Layout(order.run, order.output)
+    record = read_record(layout.record)
+    if record is None or not (layout.lora.is_file() and (layout.output / "trained.json").is_file()):
+        return False
+    asked = Wanted(data=lock, settings=order.settings_digest(), weights=record.wanted.weights)
+    if record.wanted != asked:
+        return False
+    try:
+        return asked.weights == weights()
+    except ModelError:
+        return False  # the job says so

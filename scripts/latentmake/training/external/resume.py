@@ -1,0 +1,218 @@
+"""An external trainer's output folder: results of earlier trainings, states to resume from.
+
+musubi-tuner and sd-scripts name a state `{name}-{epoch:06d}-state`, or `{name}-state` at the end.
+The number decides which is the last; mtimes never do. musubi-tuner, and sd-scripts' scripts for
+whole networks, count epochs from one again after a resume: told to train 16, they train 16 more,
+and write their states over those of the same number. So they are told how many are left, and all
+states are moved out of their way, under the number of epochs that stand behind them. Other scripts,
+later versions and forks write into a state how far it came.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from latentmake.files import atomic
+from latentmake.training.external.result import Layout
+from latentmake.training.order import Wanted
+
+__all__ = ["Resume", "belongs", "prepare", "tidy"]
+
+_KEPT = 2  # states: the one to resume from, and one more should it be damaged
+
+
+class Resume(NamedTuple):
+    """Where a training is resumed.
+
+    Attributes:
+        state: folder of the state; None at the beginning.
+        done: epochs that stand behind it.
+        counted: whether the state itself says how far it came.
+        steps: optimizer steps of an epoch, where a state tells; else 0.
+    """
+
+    state: Path | None = None
+    done: int = 0
+    counted: bool = False
+    steps: int = 0
+
+
+class _Progress(BaseModel):
+    """What the states in the trainer's folder belong to.
+
+    Attributes:
+        wanted: what is trained.
+        epochs: how many were done when the trainer was last started.
+        steps: see `Resume`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    wanted: Wanted
+    epochs: int = 0
+    steps: int = 0
+
+
+def belongs(layout: Layout, want: Wanted) -> bool:
+    """Tell whether what lies in the trainer's folder comes from this very training."""
+    progress = _read(layout.progress)
+    return progress is not None and progress.wanted == want
+
+
+def prepare(
+    layout: Layout,
+    run: str,
+    want: Wanted,
+    *,
+    epochs: int | None,
+    usable: Callable[[Resume], bool] = lambda resume: True,
+) -> Resume:
+    """Make the trainer's folder ready for a training, and find the state to resume from.
+
+    What another training left is moved into `layout.aside`, so that it can be taken neither for the
+    new result nor for its state.
+
+    Args:
+        layout: the run's files.
+        run: its name, which the trainer's files begin with.
+        want: what is to be trained.
+        epochs: of the whole training; None where steps end it.
+        usable: whether the trainer can be resumed right there.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+        OSError: anything else the system refuses.
+    """
+    layout.work.mkdir(parents=True, exist_ok=True)
+    progress = _read(layout.progress)
+    resume = Resume()
+    if progress is None or progress.wanted != want:
+        for path in _results(layout.work, run):
+            _move(path, layout.aside / path.name)
+        if layout.resumed.exists():
+            shutil.rmtree(layout.resumed)
+    else:
+        if layout.trained.exists():  # the last LoRA must be a new one
+            _move(layout.trained, layout.aside / layout.trained.name)
+        _collect(layout, run, progress.epochs, epochs)
+        found = [_resume(state, number, progress) for number, state in _collected(layout, run)]
+        resume = next(filter(usable, found), resume)
+    text = _Progress(wanted=want, epochs=resume.done, steps=resume.steps).model_dump_json(indent=2)
+    atomic.write(layout.progress, f"{text}\n".encode())
+    return resume
+
+
+def tidy(layout: Layout) -> None:
+    """Remove what was kept until there is a new LoRA: earlier results, and the state gone on from.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    for folder in (layout.aside, layout.resumed):
+        if folder.exists():
+            shutil.rmtree(folder)
+
+
+def _read(path: Path) -> _Progress | None:
+    try:
+        return _Progress.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _results(folder: Path, run: str) -> list[Path]:
+    """Return LoRAs and states of the trainer."""
+    name = re.compile(rf"{re.escape(run)}(-\d+|-step\d+)?(\.safetensors|-state)")
+    return sorted(path for path in folder.iterdir() if name.fullmatch(path.name))
+
+
+def _move(path: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if to.is_dir():
+        shutil.rmtree(to)
+    path.replace(to)
+
+
+def _collect(layout: Layout, run: str, before: int, epochs: int | None) -> None:
+    """Move whole states into `layout.resumed`, under the number of epochs behind them.
+
+    Killed at any time, it can be done again: the number of epochs before is written down last.
+
+    Args:
+        layout: the run's files.
+        run: its name.
+        before: epochs that were done when the trainer was last started.
+        epochs: of the whole training, which `{run}-state` ends; None where that is not known.
+    """
+    for state in filter(Path.is_dir, _results(layout.work, run)):
+        number = _number(state, run)
+        if state.name == f"{run}-state":
+            number = epochs
+        elif number is not None and not _counts(state):
+            number += before
+        if number is None:
+            continue  # how many epochs it stands for is not known
+        if _is_whole(state):
+            _move(state, layout.resumed / f"{run}-{number:06d}-state")
+        else:
+            shutil.rmtree(state)
+
+
+def _collected(layout: Layout, run: str) -> Iterator[tuple[int, Path]]:
+    """Yield the collected states, the last first; remove all but two."""
+    if not layout.resumed.is_dir():
+        return
+    found = [(_number(state, run) or 0, state) for state in layout.resumed.iterdir()]
+    for index, (number, state) in enumerate(sorted(found, reverse=True)):
+        if index < _KEPT:
+            yield number, state
+        else:
+            shutil.rmtree(state)
+
+
+def _number(state: Path, run: str) -> int | None:
+    number = re.fullmatch(rf"{re.escape(run)}-(\d+)-state", state.name)
+    return int(number[1]) if number else None
+
+
+def _is_whole(state: Path) -> bool:
+    """Tell whether a state was written to its end: accelerate writes random numbers last."""
+    names = {path.name for path in state.iterdir()}
+    accelerates = any(name.startswith(("optimizer", "scheduler", "model")) for name in names)
+    return bool(names) and (
+        not accelerates or any(name.startswith("random_states") for name in names)
+    )
+
+
+def _resume(state: Path, done: int, progress: _Progress) -> Resume:
+    steps, trained = progress.steps, done - progress.epochs
+    taken = _said(state).get("current_step")
+    if trained > 0 and isinstance(taken, int):  # since the trainer was last started
+        steps = taken // trained
+    return Resume(state, done, _counts(state), steps)
+
+
+def _counts(state: Path) -> bool:
+    """Tell whether a state says how far it came; one of accelerate's files alone does not."""
+    if not any(state.glob("random_states*")) and not (state / "optimizer.bin").exists():
+        return True
+    return not {"epoch", "current_epoch", "global_step"}.isdisjoint(_said(state))
+
+
+def _said(state: Path) -> dict[str, Any]:
+    """Return all that the JSON files in a state say."""
+    found: dict[str, Any] = {}
+    for path in sorted(state.glob("*.json")):
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict):
+            found |= content
+    return found

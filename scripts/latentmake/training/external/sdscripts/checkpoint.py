@@ -1,0 +1,99 @@
+"""What a training by sd-scripts starts from: where it lies, its digest, what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from latentmake import digest
+from latentmake.config.architectures import ArchitectureName
+from latentmake.errors import ModelError
+from latentmake.models.weight_kinds import content_of
+from latentmake.training.external.sdscripts.command import encoder_places
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
+
+__all__ = ["checkpoint_digest", "refuse_unreadable"]
+
+# Parts of names that sd-scripts looks for in the networks it trains.
+_MARKS: dict[ArchitectureName, tuple[str, ...]] = {
+    **dict.fromkeys(("sd1", "sd2", "sdxl"), ("input_blocks.",)),
+    "sd3": ("joint_blocks.",),
+    "flux": ("double_blocks.", "single_transformer_blocks."),
+}
+_WEIGHTS = (".safetensors", ".bin", ".ckpt")
+
+
+def checkpoint_digest(
+    order: SdScriptsOrder, file_digest: Callable[[Path], str] = digest.of_file
+) -> str:
+    """Return the digest of the network that is trained: one file, or a diffusers folder's weights.
+
+    Args:
+        order: names it.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+
+    Raises:
+        ModelError: it is missing or cannot be read.
+    """
+    path = Path(order.model.checkpoint or "")
+    files = [path]
+    if path.is_dir():
+        files = sorted(each for each in path.rglob("*") if each.suffix in _WEIGHTS)
+    try:
+        found = [file_digest(file) for file in files]
+    except FileNotFoundError:
+        found = []
+    except OSError as error:
+        raise ModelError(
+            f"cannot be read ({error.strerror})", where=path, mend="check the file's permissions"
+        ) from None
+    if not found:
+        raise ModelError("this `checkpoint` does not exist", where=path, mend="correct its path")
+    return digest.of_value(found)
+
+
+def refuse_unreadable(order: SdScriptsOrder) -> None:
+    """Name a network that sd-scripts could not load, before caches are made that may take days.
+
+    Raises:
+        ModelError: one is missing, another network, or a folder where it wants a file.
+    """
+    where = f"models.{order.model_name}"
+    place = Path(order.model.checkpoint or "")
+    if not place.exists():
+        raise ModelError(
+            f"{place} does not exist", where=f"{where}.checkpoint", mend="correct its path"
+        )
+    if place.is_dir() and order.model.spec.single_file:
+        raise ModelError(
+            f"{place} is a folder, and sd-scripts reads {order.architecture} from one file",
+            where=f"{where}.checkpoint",
+            mend="name the .safetensors file of the original release",
+        )
+    if place.suffix == ".safetensors" and (fault := _fault(place, order.architecture)):
+        raise ModelError(
+            f"{place} {fault}",
+            where=f"{where}.checkpoint",
+            mend=f"name a checkpoint of {order.architecture}",
+        )
+    for flag, path in encoder_places(order).items():
+        if not Path(path).is_file() and order.architecture == "flux":
+            raise ModelError(
+                f"{path} is no file, which sd-scripts' {flag} has to be",
+                where=f"{where}.{'vae' if flag == '--ae' else 'text'}",
+                mend=f"name the file there, or add [{flag}, FILE] to the trainer's `arguments`",
+            )
+
+
+def _fault(file: Path, architecture: ArchitectureName) -> str | None:
+    """Return why a file is no checkpoint of an architecture, from its tensors' names."""
+    try:
+        content = content_of(file)
+    except ValueError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if any(mark in name for mark in _MARKS[architecture] for name in content.tensors):
+        return None
+    kind = f" but a {content.kind}" if content.kind else ""
+    return f"holds no network of {architecture}{kind}"

@@ -1,0 +1,207 @@
+"""The folder that sd-scripts trains on: images with their caches beside them, and what names them.
+
+It knows no folder for caches, so that a folder of links is made, `{dataset}_{resolution}/` each,
+with a `metadata.json` that tells captions and sizes: where it has to guess a size, it takes that of
+another image whose name begins alike. An item with several texts is several images there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import tomli_w
+
+from latentmake.config import Dataset, resolution_name
+from latentmake.config.architectures import ArchitectureName
+from latentmake.config.sdscripts import bucketing
+from latentmake.errors import CacheError, SourceError, TrainingError
+from latentmake.files.sync import Changes, mirror
+from latentmake.layouts.sdscripts import SdScripts
+from latentmake.plan.orders import WorkItem
+from latentmake.training.external.result import rows_of
+from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
+
+__all__ = ["METADATA", "bucket_settings", "dataset_toml", "default_blocks", "deploy", "deployed"]
+
+METADATA = "metadata.json"
+
+Files = dict[str, Path | bytes]
+Blocks = Mapping[tuple[str, tuple[int, int]], str]
+"""(dataset, resolution) -> name of the folder of its images."""
+
+
+def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
+    """Bring the folder that a training reads up to date: only what changed is linked anew.
+
+    Args:
+        order: the run.
+        folder: gets it, and `{run}.toml`.
+
+    Raises:
+        TrainingError: the manifest is missing or damaged, or an old cache lies in the way.
+        SourceError: a caption cannot be read, or two items would have one name.
+        CacheError: a cache file is not where the manifest says.
+        StorageError: the disk is full or cannot be written.
+    """
+    blocks = default_blocks(order)
+    files = deployed(order, blocks)
+    for name in files:
+        _refuse_old(folder, name)
+    place = folder.absolute()
+    text = dataset_toml(order, blocks, lambda block: (place / block).as_posix())
+    return mirror(folder, {**files, f"{order.run}.toml": text.encode()}, link=True)
+
+
+def default_blocks(order: SdScriptsOrder) -> Blocks:
+    """Return the names of the folders of images for a training here."""
+    return {
+        (dataset, resolution): f"{dataset}_{resolution_name(*resolution)}"
+        for dataset in order.datasets
+        for resolution in order.resolutions
+    }
+
+
+def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: bool = True) -> Files:
+    """Return what lies in the folder: path below it, with forward slashes -> file or content.
+
+    Args:
+        order: the run.
+        blocks: the folders of images, below that folder; by default those of a training here.
+        caches: whether caches lie beside the images; else sd-scripts makes them there.
+
+    Raises:
+        TrainingError: the manifest is missing or damaged.
+        SourceError: a caption cannot be read, or two items would have one name.
+        CacheError: an image or a cache file is not where the manifest says.
+    """
+    layout, blocks = SdScripts(order.architecture), blocks or default_blocks(order)
+    files: Files = {}
+    metadata: dict[str, dict[str, Any]] = {block: {} for block in blocks.values()}
+    for row in rows_of(Path(order.manifest), ManifestRow):
+        texts = _texts(row, order.datasets[row.dataset])
+        for resolution in order.resolutions:
+            block = blocks[row.dataset, resolution]
+            latents = row.latents[resolution_name(*resolution)]
+            for stem, text, cache in _variants(row, texts):
+                image = f"{stem}{PurePosixPath(row.source).suffix}"
+                size = layout.size(latents)
+                named = f"{stem}_{size.width:04d}x{size.height:04d}{layout.latents_ending}"
+                _add(files, f"{block}/{image}", row.source)
+                if caches:
+                    _add(files, f"{block}/{named}", latents)
+                if caches and cache is not None:
+                    _add(files, f"{block}/{stem}{layout.text_ending}", cache)
+                metadata[block][image] = {"caption": text, "image_size": list(size)}
+    _refuse_shadows(files, metadata)
+    for block, entries in metadata.items():
+        listed = json.dumps(entries, indent=1, sort_keys=True)
+        files[f"{block}/{METADATA}"] = f"{listed}\n".encode()
+    return files
+
+
+def _texts(row: ManifestRow, settings: Dataset) -> list[str]:
+    """Return an item's texts, each in one line: of several sd-scripts would take the first."""
+    from latentmake.caches.inputs import caption_of
+
+    texts = row.texts
+    if texts is None:
+        item = WorkItem(row.stem, row.caption, None, ())
+        try:
+            data = Path(row.caption).read_bytes() if row.caption else b""
+        except OSError as error:
+            raise SourceError(
+                f"cannot be read ({error.strerror})",
+                where=row.caption or "",
+                mend="give the same command again",
+            ) from None
+        texts = [caption_of(data, item, settings.model_dump())]
+    return [" ".join(text.splitlines()) for text in texts]
+
+
+def _variants(row: ManifestRow, texts: list[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Yield a stem for each of an item's texts, with the text and its cache file, if any."""
+    caches: list[str | None] = [None] * len(texts)
+    if row.text is not None:
+        caches = [row.text] if row.variants is None else [*row.variants]
+    for number, cache in enumerate(caches):
+        yield f"{row.stem}.v{number}" if number else row.stem, texts[number], cache
+
+
+def _add(files: Files, name: str, source: str) -> None:
+    if name in files:
+        raise SourceError(
+            f"would be deployed as {name}, as another is",
+            where=source,
+            mend="rename one of them",
+        )
+    path = Path(source)
+    if not path.is_file():
+        raise CacheError("is not there", where=path, mend="give the same command again")
+    files[name] = path
+
+
+def _refuse_shadows(files: Files, metadata: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse names that sd-scripts would take for an item's old cache: `{stem}.npz` wins."""
+    for block, entries in metadata.items():
+        for image in entries:
+            old = f"{block}/{PurePosixPath(image).with_suffix('.npz')}"
+            if old in files:
+                raise SourceError(
+                    f"is named like a cache file of another item ({old})",
+                    where=str(files[f"{block}/{image}"]),
+                    mend="rename it",
+                )
+
+
+def _refuse_old(folder: Path, name: str) -> None:
+    old = (folder / name).with_suffix(".npz")
+    if not name.endswith((".npz", METADATA)) and old.is_file():
+        raise TrainingError(
+            "is a cache of an old kind, which sd-scripts would prefer",
+            where=old,
+            mend="remove it",
+        )
+
+
+# -- the dataset TOML -----------------------------------------------------------------------------
+
+
+def dataset_toml(order: SdScriptsOrder, blocks: Blocks, directory: Callable[[str], str]) -> str:
+    """Return the TOML of a run: a `[[datasets]]` block for each dataset and resolution.
+
+    Args:
+        order: the run.
+        blocks: the names of its blocks.
+        directory: name of a block -> its folder, with forward slashes.
+    """
+    sections: list[dict[str, Any]] = []
+    for name, dataset in order.datasets.items():
+        for resolution in order.resolutions:
+            place = directory(blocks[name, resolution])
+            subset: dict[str, Any] = {
+                "image_dir": place,
+                "metadata_file": f"{place}/{METADATA}",
+                "num_repeats": dataset.num_repeats,
+                "flip_aug": dataset.flip_aug,
+            }
+            if dataset.alpha_mask:  # older versions do not know the key
+                subset["alpha_mask"] = True
+            sections.append(
+                {
+                    "resolution": list(resolution),
+                    "batch_size": order.trainer.train_batch_size,
+                    **bucket_settings(dataset, order.architecture),
+                    "subsets": [subset],
+                }
+            )
+    return tomli_w.dumps({"general": {"shuffle_caption": False}, "datasets": sections})
+
+
+def bucket_settings(dataset: Dataset, architecture: ArchitectureName) -> dict[str, Any]:
+    """Return a block's keys of bucketing."""
+    if dataset.fit != "bucket":
+        return {"enable_bucket": False}
+    return {"enable_bucket": True, **bucketing(dataset, architecture)._asdict()}

@@ -1,0 +1,201 @@
+"""What a training leaves behind: where its weights lie, and the record of what they came from.
+
+No torch here: the launcher and the planner look at the record to see whether there is anything
+to train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from latentmake import digest
+from latentmake.files import atomic
+from latentmake.training.order import TRAINER_VERSION, TrainingOrder, Wanted, lock_digest
+
+__all__ = [
+    "CHECKPOINT_STATE",
+    "CHECKPOINT_WEIGHTS",
+    "COPIED",
+    "LORA_WEIGHTS",
+    "PROJECTION_FOLDER",
+    "UNET_FOLDER",
+    "UNET_WEIGHTS",
+    "History",
+    "Layout",
+    "Receipt",
+    "Record",
+    "checkpoint_digest",
+    "read_record",
+    "sample_steps",
+    "wanted",
+    "wanted_of",
+]
+
+LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
+UNET_FOLDER = "unet"
+PROJECTION_FOLDER = "text_projection"
+UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
+CHECKPOINT_WEIGHTS = "weights.safetensors"
+CHECKPOINT_STATE = "state.pt"
+COPIED = "wanted.json"
+"""In a copy of the trained weights: what these came from."""
+
+_POINTS = 20
+
+
+class Layout:
+    """The files below a run's output folder.
+
+    Attributes:
+        weights: the trained weights, a LoRA's file or the UNet's.
+        record: what they came from; written after them.
+        samples: latents of the sample pictures, a file a step.
+        grid: the sample pictures.
+        checkpoints: states from which a killed training goes on.
+        saved: copies of the trained weights along the way, a folder a step.
+        save: a file that a user makes here asks for one at once.
+        scalars: what TensorBoard shows.
+    """
+
+    def __init__(self, order: TrainingOrder) -> None:
+        self.output = Path(order.output)
+        lora = order.trainer.adapter == "lora"
+        self.unet = self.output / UNET_FOLDER
+        self.lora = self.output / LORA_WEIGHTS
+        self.weights = self.lora if lora else self.unet / UNET_WEIGHTS
+        self.record = self.output / "training.json"
+        self.samples = self.output / "samples"
+        self.grid = self.output / "samples.png"
+        self.checkpoints = self.output / "checkpoints"
+        self.saved = self.output / "saved"
+        self.save = self.output / "save"
+        self.scalars = self.output / "logs"
+
+
+class History(BaseModel):
+    """The mean training loss of some twenty equal stretches of a training.
+
+    Attributes:
+        points: (last step of a stretch, its mean loss).
+        total: sum of the losses of the stretch that has not ended.
+        count: how many losses these are.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    points: list[tuple[int, float]] = []
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, step: int, loss: float, steps: int) -> None:
+        """Take in the loss of a step; `steps` is how many there will be."""
+        self.total += loss
+        self.count += 1
+        if step % max(1, steps // _POINTS) == 0 or step == steps:
+            self.points.append((step, self.total / self.count))
+            self.total, self.count = 0.0, 0
+
+
+class Record(BaseModel):
+    """Beside the trained weights: what they came from, and how the training went.
+
+    Attributes:
+        loss_start: mean squared error over fixed noise and timesteps, before the training.
+        loss_end: the same afterwards.
+        seconds: time spent on steps, without what a killed training lost.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    wanted: Wanted
+    steps: int
+    loss_start: float
+    loss_end: float
+    seconds: float
+    history: list[tuple[int, float]]
+
+
+class Receipt(BaseModel):
+    """What the launcher tells the build: where the result lies, and what it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    run: str
+    weights: str
+    wanted: Wanted
+    steps: int
+    loss_start: float
+    loss_end: float
+    seconds: float
+    samples: str | None
+
+    def write(self, path: Path) -> None:
+        """Write it whole or not at all.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
+
+
+def wanted(order: TrainingOrder) -> Wanted:
+    """Return what the trained weights must have come from, for this order.
+
+    Raises:
+        TrainingError: the lock is missing or damaged.
+        ModelError: files of the network are missing.
+    """
+    weights = order.weights
+    if not weights:
+        from latentmake.models.recipe import training_digest
+
+        weights = training_digest(
+            order.unet, order.scheduler, text_projection=order.text_projection
+        )
+    checkpoint = order.trainer.resume_from_checkpoint
+    if checkpoint is not None and not order.resumed:
+        order = order.model_copy(update={"resumed": checkpoint_digest(Path(checkpoint))})
+    return wanted_of(order, data=lock_digest(order.lock), weights=weights)
+
+
+def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.of_file) -> str:
+    """Return the digest of a checkpoint's content; "" where it is not there.
+
+    Args:
+        folder: of the checkpoint.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+    """
+    try:
+        files = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
+        return digest.of_value([file_digest(folder / name) for name in files])
+    except OSError:
+        return ""
+
+
+def wanted_of(order: TrainingOrder, *, data: str, weights: str) -> Wanted:
+    """Return the same where the digests of data and network are known."""
+    return Wanted(
+        data=data,
+        settings=order.settings_digest(),
+        weights=weights,
+        resumed=order.resumed,
+        version=TRAINER_VERSION,
+    )
+
+
+def read_record(path: Path) -> Record | None:
+    """Return the record of the trained weights, or None where there is none that can be read."""
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
+    """Return after which of its steps a training draws sample pictures: first, last, in between."""
+    every = order.trainer.samples.every
+    if not order.prompts:
+        return frozenset()
+    if every is None:
+        return frozenset(steps * quarter // 4 for quarter in range(5))
+    return frozenset([*range(0, steps, every), steps])

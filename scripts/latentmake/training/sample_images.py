@@ -1,0 +1,169 @@
+"""The sample pictures of a training as files, and the index that says what they are.
+
+No torch here, and no Pillow: the launcher asks whether the pictures of a training are there, and
+the comparison of runs which of them to show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints, ValidationError
+
+from latentmake import digest
+from latentmake.files import atomic
+from latentmake.training.order import TrainingOrder, Wanted
+from latentmake.training.result import Layout
+
+__all__ = [
+    "CURVES",
+    "INDEX",
+    "PictureIndex",
+    "are_drawn",
+    "picture_name",
+    "read_index",
+    "settings_of",
+    "write_pictures",
+]
+
+CURVES = "curves.png"
+"""The curves of a training, in its run's folder."""
+
+INDEX = "index.json"
+"""What the sample pictures are, in their folder."""
+
+_NAME = r"^step-\d{6,}_\d{2,}\.png$"
+_Name = Annotated[str, StringConstraints(pattern=_NAME)]
+
+
+class PictureIndex(BaseModel):
+    """What the sample pictures of one training are; written after all of them.
+
+    Attributes:
+        run: name of the run.
+        wanted: the training that they belong to.
+        prompts: what was drawn.
+        seed: of their noise.
+        steps: after which they were drawn, ascending.
+        files: names of the pictures, a row a step and one a prompt; None where the weights of a
+            step were gone before its picture was asked for.
+        pictures: digest of what was asked for, see `TrainingOrder.pictures_digest`.
+        digest: of the bytes of all pictures.
+        curves: whether there were any to draw.
+        settings: what shaped the training, by name.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    run: str
+    wanted: Wanted
+    prompts: list[str]
+    seed: int
+    steps: list[int]
+    files: list[list[_Name | None]]
+    pictures: str = ""
+    digest: str
+    curves: bool
+    settings: dict[str, JsonValue]
+
+
+def picture_name(step: int, prompt: int) -> str:
+    """Return the name of the picture of a prompt, by its number from 0, after some step."""
+    return f"step-{step:06d}_{prompt:02d}.png"
+
+
+def read_index(folder: Path) -> PictureIndex | None:
+    """Return the index of a folder of sample pictures; None where there is none that fits."""
+    try:
+        index = PictureIndex.model_validate_json((folder / INDEX).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    whole = [len(row) for row in index.files] == [len(index.prompts)] * len(index.steps)
+    return index if whole else None
+
+
+def are_drawn(order: TrainingOrder, want: Wanted) -> bool:
+    """Whether pictures and curves of the very training `want` are there."""
+    layout = Layout(order)
+    index = read_index(layout.samples)
+    if index is None or (index.wanted, index.pictures) != (want, order.pictures_digest()):
+        return False
+    names = [name for row in index.files for name in row if name is not None]
+    files = [layout.samples / name for name in names] + [layout.grid] * bool(names)
+    files += [layout.output / CURVES] * index.curves
+    return all(path.is_file() for path in files) and bool(names) == bool(
+        order.prompts or order.captions
+    )
+
+
+def settings_of(order: TrainingOrder, want: Wanted) -> dict[str, JsonValue]:
+    """Return all that shaped a training, for a reader who compares it with another."""
+    size = list(order.sample_size)
+    return {
+        "unet": order.unet.path or order.unet.hub,
+        "vae": order.vae.path or order.vae.hub,
+        "scheduler": order.scheduler,
+        "weights": want.weights,
+        "data": want.data,
+        "trainer": order.trainer.model_dump(mode="json"),
+        "sample_size": [*size],
+    }
+
+
+def write_pictures(
+    folder: Path,
+    order: TrainingOrder,
+    want: Wanted,
+    rows: Mapping[int, list[bytes | None]],
+    *,
+    curves: bool,
+) -> None:
+    """Write the pictures of a training and their index; remove those of earlier trainings.
+
+    The index goes first and comes last, so that it never names a picture of another training.
+
+    Args:
+        folder: gets them.
+        order: what was trained.
+        want: what it came from.
+        rows: step -> the bytes of a PNG for each prompt, or None for one that cannot be drawn.
+        curves: whether there are any.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    (folder / INDEX).unlink(missing_ok=True)
+    files = {
+        picture_name(step, number): data
+        for step, pictures in sorted(rows.items())
+        for number, data in enumerate(pictures)
+        if data is not None
+    }
+    for name, data in files.items():
+        atomic.write(folder / name, data)
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if re.fullmatch(_NAME, path.name) and path.name not in files:
+                path.unlink()
+    prompts = [prompt.prompt for prompt in order.prompts] if files else []
+    index = PictureIndex(
+        run=order.run,
+        wanted=want,
+        prompts=prompts,
+        seed=order.trainer.samples.seed,
+        steps=sorted(rows),
+        files=[
+            [
+                None if data is None else picture_name(step, number)
+                for number, data in enumerate(row)
+            ]
+            for step, row in sorted(rows.items())
+        ],
+        pictures=order.pictures_digest(),
+        digest=digest.of_lines(digest.of_bytes(data) for data in files.values()),
+        curves=curves,
+        settings=settings_of(order, want),
+    )
+    atomic.write(folder / INDEX, (index.model_dump_json(indent=2) + "\n").encode())

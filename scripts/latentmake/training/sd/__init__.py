@@ -1,0 +1,1 @@
+"""The trainer `sd`: Stable Diffusion from caches."""

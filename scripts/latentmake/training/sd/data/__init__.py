@@ -1,0 +1,1 @@
+"""Data of the trainer `sd`: from cache files to batches."""

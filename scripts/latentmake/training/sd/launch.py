@@ -1,0 +1,213 @@
+"""Starts a training, unless its result is already there: what the build calls.
+
+No torch here before a training really starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+import latentmake
+from latentmake.errors import CacheError, TrainingError
+from latentmake.files import atomic
+from latentmake.training import process
+from latentmake.training.order import Prompt, TrainingOrder, Wanted, read_order
+from latentmake.training.result import Layout, Receipt, Record, read_record, wanted
+from latentmake.training.sample_images import are_drawn
+from latentmake.training.sd.node import srun_command
+
+__all__ = ["train"]
+
+
+def train(
+    order_path: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
+) -> None:
+    """Bring the trained weights of an order up to date, and write the receipt.
+
+    Args:
+        order_path: the order, a JSON file.
+        log: gets all output of this call.
+        receipt: a JSON file that says where the result lies; written last.
+        processes: how many devices train together; on a CPU it is always one.
+        threads: CPU threads of each process.
+
+    Raises:
+        TrainingError: the order cannot be carried out; the line says why.
+        ModelError: files of the network are missing.
+        StorageError: the disk is full or cannot be written.
+    """
+    order = read_order(order_path, TrainingOrder)
+    layout = Layout(order)
+    want = wanted(order)
+    # What could not be known when the order was written.
+    known = order.model_copy(
+        update={
+            "weights": want.weights,
+            "resumed": want.resumed,
+            "prompts": [*order.prompts, *_captions(order)],
+            "captions": 0,
+        }
+    )
+    if known != order:
+        order, order_path = known, layout.output / "order.json"
+        atomic.write(order_path, order.model_dump_json(indent=2).encode())
+    record = _finished(layout, want)
+    environment = _environment(threads)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")  # in place: whoever called has it open
+    if record is not None:
+        said = f"{order.run}: already trained on exactly this: {layout.weights}"
+        _say(said)
+        log.write_text(f"{said}\n", encoding="utf-8")
+    else:
+        local = {} if order.unet.hub else {"HF_HUB_OFFLINE": "1"}
+        _run(
+            [
+                *_launcher(order, processes, threads),
+                *("-m", "latentmake.training.sd.train", str(order_path)),
+            ],
+            order,
+            {**environment, **local},
+            log,
+        )
+        record = _finished(layout, want)
+        if record is None:
+            raise TrainingError(
+                "the trainer ended without an error, but its weights are not there",
+                where=layout.weights,
+                mend=f"see {log}, and give the same command again",
+            )
+    if not are_drawn(order, want):
+        local = {} if order.vae.hub or order.unet.hub else {"HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "latentmake.training.sd.decode", str(order_path)]
+        _run(command, order, {**environment, **local}, log)
+    Receipt(
+        run=order.run,
+        weights=str(layout.weights),
+        wanted=want,
+        steps=record.steps,
+        loss_start=record.loss_start,
+        loss_end=record.loss_end,
+        seconds=record.seconds,
+        samples=str(layout.grid) if layout.grid.is_file() else None,
+    ).write(receipt)
+
+
+def _captions(order: TrainingOrder) -> list[Prompt]:
+    """Return the first items of the manifest that are trained on, as prompts of sample pictures."""
+    found: list[Prompt] = []
+    try:
+        with Path(order.manifest).open(encoding="utf-8") as lines:
+            for line in lines:
+                if len(found) == order.captions:
+                    break
+                item = json.loads(line)
+                if "aside" in item:
+                    continue
+                caption = _caption_in(item["text"]) or item["stem"]
+                found.append(Prompt(prompt=caption, text=item["text"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainingError(
+            f"the manifest cannot be read ({error})",
+            where=order.manifest,
+            mend="give the build's command again, which writes it anew",
+        ) from None
+    return found
+
+
+def _caption_in(path: str) -> str | None:
+    """Return the caption that a cache file of text says it was made from."""
+    try:
+        with safe_open(path, framework="np") as text:
+            caption: str | None = (text.metadata() or {}).get("caption")
+    except (OSError, SafetensorError) as error:
+        raise CacheError(
+            f"this cache file cannot be read ({error})",
+            where=path,
+            mend="delete it and give the build's command again, which encodes it anew",
+        ) from None
+    return caption
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _finished(layout: Layout, want: Wanted) -> Record | None:
+    """Return the record of the trained weights, if these are there and what is wanted."""
+    record = read_record(layout.record)
+    fits = record is not None and record.wanted == want and layout.weights.is_file()
+    return record if fits else None
+
+
+def _environment(threads: int) -> dict[str, str]:
+    package = str(Path(latentmake.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([package, path] if path else [package]),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(threads),
+        # Threads that wait by spinning starve each other where cores are shared.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
+    """Return the command before what is launched: accelerate here, or on all nodes of a job."""
+    config = order.trainer.accelerate_config
+    if config is not None and not Path(config).is_file():
+        raise TrainingError(
+            "this configuration of accelerate does not exist",
+            where=config,
+            mend="correct the trainer's `accelerate_config`, or make it by `accelerate config "
+            f"--config_file {config}`",
+        )
+    options = [
+        *("--dynamo_backend", "inductor" if order.trainer.torch_compile else "no"),
+        *("--mixed_precision", order.trainer.mixed_precision),
+        *("--num_cpu_threads_per_process", str(threads)),
+    ]
+    if config is not None:
+        options = ["--config_file", config]
+    if nodes := srun_command(os.environ, processes):
+        return [*nodes, "--multi_gpu", *options]  # how many processes, each node says itself
+    accelerate = [sys.executable, "-m", "latentmake.training.sd.quiet_launch"]
+    if config is not None:
+        return [*accelerate, *options]
+    if processes > 1:
+        import torch
+
+        if not torch.cuda.is_available():
+            _say(f"{order.run}: one process instead of {processes}, for there is no GPU")
+            processes = 1
+    # One process finds its device itself: no torch is imported here to look for it.
+    several = ["--multi_gpu"] if processes > 1 else []
+    return [
+        *accelerate,
+        *("--num_processes", str(processes), "--num_machines", "1"),
+        *several,
+        *options,
+    ]
+
+
+def _run(command: list[str], order: TrainingOrder, environment: dict[str, str], log: Path) -> None:
+    Path(order.output).mkdir(parents=True, exist_ok=True)
+    # One for all processes of a training: of the same error that each of them has, one line.
+    with tempfile.NamedTemporaryFile(dir=order.output, prefix=".error-") as file:
+        told = {**environment, process.ERROR: str(Path(file.name).absolute())}
+        status, output = process.run(command, environment=told, log=log)
+        error = Path(file.name).read_text(encoding="utf-8", errors="replace").strip()
+    if status != 0:
+        raise TrainingError(
+            f"run {order.run}: {error or process.last_error(output, status)}",
+            mend=f"all output: {log}",
+        )

@@ -1,0 +1,407 @@
+"""The network that is trained: loaded, checked against the caches, adapted, and written out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from diffusers import UNet2DConditionModel
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
+from diffusers.loaders.single_file_utils import SingleFileComponentError
+from diffusers.utils import convert_state_dict_to_diffusers
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from latentmake.config import SdTrainer, Weights
+from latentmake.errors import ModelError, TrainingError, first_line, storage_error
+from latentmake.files import atomic, cachefile
+from latentmake.models.checks import check_kind, check_names
+from latentmake.models.files import config_file, weights_files
+from latentmake.models.projection import load_projection, write_projection
+from latentmake.models.recipe import NEW
+from latentmake.training.result import (
+    LORA_WEIGHTS,
+    PROJECTION_FOLDER,
+    UNET_FOLDER,
+    UNET_WEIGHTS,
+    Layout,
+)
+from latentmake.training.sd import unet_parts
+
+__all__ = [
+    "Denoiser",
+    "UNet",
+    "adapt",
+    "check_latents",
+    "load_trained",
+    "load_unet",
+    "make_projection",
+    "read_copy",
+    "trained_state",
+    "write_copy",
+    "write_trained",
+]
+
+UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types
+_UNet: UNet = UNet2DConditionModel
+_convert: Any = convert_state_dict_to_diffusers
+_ONLY = "the sd trainer trains the UNets of Stable Diffusion 1.x and 2.x"
+_TOGETHER = "`unet`, `vae` and `text` of the model must belong together"
+_FAULTS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    NotImplementedError,
+    SafetensorError,
+    SingleFileComponentError,
+)
+
+
+def load_unet(weights: Weights) -> UNet:
+    """Load a UNet in float32 on the CPU: a diffusers folder, a single file, or from the hub.
+
+    Raises:
+        ModelError: it is missing, incomplete, or no UNet of Stable Diffusion 1.x or 2.x.
+    """
+    where = weights.path or f"{weights.hub}@{weights.revision}"
+    try:
+        if weights.path is None:
+            unet, info = _UNet.from_pretrained(
+                weights.hub,
+                revision=weights.revision,
+                subfolder=weights.subfolder,
+                torch_dtype=torch.float32,
+                output_loading_info=True,
+            )
+            missing = list(info["missing_keys"])
+        elif Path(weights.path).is_file():
+            unet = _single_file(weights)
+            missing = [name for name, each in unet.named_parameters() if each.is_meta]
+        else:
+            weights_files(weights)
+            check_kind(weights, "unet", where)
+            unet, info = _UNet.from_pretrained(
+                weights.path,
+                local_files_only=True,
+                torch_dtype=torch.float32,
+                output_loading_info=True,
+            )
+            missing = list(info["missing_keys"])
+    except _FAULTS as error:
+        raise ModelError(
+            f"the UNet cannot be loaded ({first_line(error)})",
+            where=where,
+            mend="name the folder of a diffusers UNet, or copy it again",
+        ) from None
+    if missing:
+        raise ModelError(
+            f"the UNet's weights are incomplete: {missing[0]} and {len(missing) - 1} others are "
+            "missing",
+            where=where,
+            mend="copy the model again",
+        )
+    if unet.config.addition_embed_type is not None or unet.config.class_embed_type is not None:
+        raise ModelError("this UNet needs more conditions than text", where=where, mend=_ONLY)
+    return unet
+
+
+def _single_file(weights: Weights) -> UNet:
+    config = config_file(weights)
+    if config is None:
+        raise ModelError(
+            "a single file needs the configuration that describes it",
+            where=weights.path or "",
+            mend="set the UNet's `config` to a folder with its config.json",
+        )
+    check_kind(weights, "unet", weights.path or "")
+    return _UNet.from_single_file(
+        weights.path, config=str(config.parent), local_files_only=True, torch_dtype=torch.float32
+    )
+
+
+class Denoiser(torch.nn.Module):
+    """A UNet, and before it the projection of its text where the model has one.
+
+    Attributes:
+        unet: the UNet.
+        text_projection: from the embeddings' width to the UNet's; None where they are equal.
+    """
+
+    def __init__(self, unet: UNet, text_projection: torch.nn.Linear | None = None) -> None:
+        super().__init__()
+        self.unet = unet
+        self.text_projection = text_projection
+
+    def forward(
+        self,
+        sample: torch.Tensor,
+        timestep: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        *,
+        encoder_attention_mask: torch.Tensor | None,
+        return_dict: Literal[False],
+    ) -> tuple[torch.Tensor]:
+        """Return a tuple of the prediction, of the sample's shape."""
+        if self.text_projection is not None:
+            encoder_hidden_states = self.text_projection(encoder_hidden_states)
+        predicted: tuple[torch.Tensor] = self.unet(
+            sample,
+            timestep,
+            encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            return_dict=return_dict,
+        )
+        return predicted
+
+
+def check_latents(unet: UNet, channels: int, where: str) -> None:
+    """Check that a UNet takes latents of so many channels.
+
+    Raises:
+        ModelError: it takes others.
+    """
+    if unet.config.in_channels != channels or unet.config.out_channels != channels:
+        sides = f"{unet.config.in_channels} channels and gives {unet.config.out_channels}"
+        raise ModelError(
+            f"the UNet takes {sides}, but the latents have {channels}", where=where, mend=_TOGETHER
+        )
+
+
+def make_projection(
+    unet: UNet, text_projection: str | None, text_width: int, where: str
+) -> torch.nn.Linear | None:
+    """Return the projection from the captions' width to the UNet's, where the model has one.
+
+    A new one is drawn from torch's global generator.
+
+    Args:
+        unet: says its width.
+        text_projection: None, `new`, or the path of one.
+        text_width: of the captions' embeddings.
+        where: the UNet, for messages.
+
+    Raises:
+        ModelError: the widths do not fit.
+    """
+    width = unet.config.cross_attention_dim
+    widths = {width} if isinstance(width, int) else set(width)
+    if text_projection is None:
+        if widths != {text_width}:
+            raise ModelError(
+                f"the UNet takes embeddings {width} wide, but the captions' are {text_width} wide",
+                where=where,
+                mend=f"{_TOGETHER}; or set the model's `text_projection` to `new`",
+            )
+        return None
+    if len(widths) != 1:
+        raise ModelError("the UNet takes embeddings of several widths", where=where, mend=_TOGETHER)
+    (inner,) = widths
+    if text_projection == NEW:
+        return torch.nn.Linear(text_width, inner)
+    layer = load_projection(text_projection)
+    if (layer.in_features, layer.out_features) != (text_width, inner):
+        raise ModelError(
+            f"projects from {layer.in_features} to {layer.out_features}, but the captions are "
+            f"{text_width} wide and the UNet takes {inner}",
+            where=text_projection,
+            mend="name another projection, or set `text_projection: new`",
+        )
+    return layer
+
+
+def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
+    """Choose what is trained: a new LoRA over frozen weights, named parts, or all weights.
+
+    A projection is always trained. New weights are drawn from torch's global generator; a new LoRA
+    changes nothing yet.
+
+    Args:
+        denoiser: float32; changed in place.
+        trainer: the settings.
+        frozen: number format of the weights that are not trained.
+
+    Raises:
+        TrainingError: a name in `target_modules`, `parts` or `reinitialize` fits nothing.
+    """
+    unet = denoiser.unet
+    check_names(trainer, [name for name, _ in unet.named_parameters()], "trainer")
+    if trainer.gradient_checkpointing:
+        unet.enable_gradient_checkpointing()
+    new = unet_parts.names_of(unet, trainer.reinitialize)
+    unet_parts.reinitialize(unet, new)
+    if trainer.adapter == "full":
+        unet.requires_grad_(True)
+        return
+    unet.requires_grad_(False)
+    if trainer.adapter == "lora":
+        if frozen != torch.float32:
+            unet.to(dtype=frozen)
+        _add_lora(unet, trainer)
+    else:
+        chosen = unet_parts.names_of(unet, trainer.parts) | new
+        for name, parameter in unet.named_parameters():
+            parameter.requires_grad_(name in chosen)
+    for parameter in unet.parameters():
+        if parameter.requires_grad:  # the optimiser needs small differences
+            parameter.data = parameter.data.float()
+
+
+def _add_lora(unet: UNet, trainer: SdTrainer) -> None:
+    alpha = trainer.rank if trainer.alpha is None else trainer.alpha
+    try:
+        unet.add_adapter(
+            LoraConfig(
+                r=trainer.rank,
+                lora_alpha=alpha,
+                init_lora_weights="gaussian",
+                target_modules=trainer.target_modules,
+            )
+        )
+    except ValueError as error:
+        raise TrainingError(
+            f"a LoRA cannot be put there ({first_line(error)})",
+            where="trainer.target_modules",
+            mend="name linear or convolution layers",
+        ) from None
+
+
+def trained_state(denoiser: Denoiser) -> dict[str, torch.Tensor]:
+    """Return the weights that are trained, by the name of their parameter, on the CPU."""
+    return {
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in denoiser.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def load_trained(denoiser: Denoiser, state: dict[str, torch.Tensor]) -> None:
+    """Put back what `trained_state` returned.
+
+    Raises:
+        ValueError: it belongs to another network.
+    """
+    parameters = {name: each for name, each in denoiser.named_parameters() if each.requires_grad}
+    for name in sorted(parameters.keys() ^ state.keys()):
+        raise ValueError(f"only one of the two trains {name}")
+    for name, parameter in parameters.items():
+        if parameter.shape != state[name].shape:
+            raise ValueError(f"{name} has another shape")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(state[name])
+
+
+def _lora_bytes(unet: UNet) -> bytes:
+    """Return the file that `StableDiffusionPipeline.load_lora_weights` reads.
+
+    Names and metadata (without which a loader takes the rank for alpha) are those of diffusers'
+    `StableDiffusionLoraLoaderMixin.save_lora_weights`.
+    """
+    state = _convert(get_peft_model_state_dict(unet))
+    tensors = {f"unet.{name}": value.detach().cpu().float() for name, value in state.items()}
+    config = unet.peft_config["default"]
+    # What differs from peft's defaults, and no more: another version knows other fields.
+    described = {
+        "unet.r": config.r,
+        "unet.lora_alpha": config.lora_alpha,
+        "unet.target_modules": sorted(config.target_modules),
+    }
+    metadata = {
+        "format": "pt",
+        LORA_ADAPTER_METADATA_KEY: json.dumps(described, indent=2, sort_keys=True),
+    }
+    return cachefile.serialize(tensors, metadata)
+
+
+def write_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
+    """Write the trained weights into a folder of their own; one of that name gives way.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    new = folder.with_name(f".{folder.name}{atomic.TEMPORARY_SUFFIX}")
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        if lora:
+            atomic.write(new / LORA_WEIGHTS, _lora_bytes(denoiser.unet))
+        else:
+            _save_unet(denoiser.unet, new / UNET_FOLDER)
+        if denoiser.text_projection is not None:
+            write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+    except Exception as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise storage_error(error, folder) or error from None
+
+
+def read_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
+    """Put back the weights that `write_copy` wrote into a folder, or `write_trained`.
+
+    Args:
+        denoiser: the network, adapted as it was when they were written.
+        folder: holds them.
+        lora: whether they are a LoRA.
+
+    Raises:
+        TrainingError: they are missing or damaged, or of another network.
+    """
+    file = folder / LORA_WEIGHTS if lora else folder / UNET_FOLDER / UNET_WEIGHTS
+    try:
+        state = load_file(file)
+        if lora:
+            with torch.no_grad():
+                for name, value in _convert(get_peft_model_state_dict(denoiser.unet)).items():
+                    value.copy_(state[f"unet.{name}"])
+        else:
+            denoiser.unet.load_state_dict(state)
+        if denoiser.text_projection is not None:
+            layer = load_projection(str(folder / PROJECTION_FOLDER))
+            denoiser.text_projection.load_state_dict(layer.state_dict())
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        raise TrainingError(
+            f"these trained weights cannot be read ({first_line(error)})",
+            where=file,
+            mend="delete them and give the same command again, which trains them anew",
+        ) from None
+
+
+def _save_unet(unet: UNet, folder: Path) -> None:
+    unet.save_pretrained(folder, safe_serialization=True, max_shard_size="1TB")
+    atomic.open_to_group(folder)
+
+
+def write_trained(denoiser: Denoiser, layout: Layout, *, lora: bool) -> None:
+    """Write the trained weights; an older result stays until the new one is complete.
+
+    The record of the older one goes first and its sample pictures go too, so that neither ever
+    stands beside weights of another training.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    new = layout.output / f".new{atomic.TEMPORARY_SUFFIX}"
+    old = layout.output / f".old{atomic.TEMPORARY_SUFFIX}"
+    try:
+        write_copy(denoiser, new, lora=lora)
+        shutil.rmtree(old, ignore_errors=True)
+        old.mkdir()
+        layout.record.unlink(missing_ok=True)
+        for name in (LORA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER):
+            if (layout.output / name).exists():
+                (layout.output / name).rename(old / name)
+            if (new / name).exists():
+                (new / name).rename(layout.output / name)
+        layout.grid.unlink(missing_ok=True)
+        for folder in (new, old):
+            shutil.rmtree(folder, ignore_errors=True)
+    except Exception as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise storage_error(error, layout.output) or error from None

@@ -1,0 +1,77 @@
+"""One node's share of a training over several: what `srun` starts once on each of them.
+
+    srun --ntasks-per-node=1 python -m latentmake.training.sd.node --processes 4 --multi_gpu -m ...
+
+It tells `accelerate launch` which machine this is and where the first one waits; all else is passed
+on as it is. SLURM's variables are those of srun's manual (SLURM_NODEID and its like).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+__all__ = ["accelerate_command", "srun_command"]
+
+_PORTS = range(20_000, 40_000)
+
+
+def srun_command(environment: Mapping[str, str], processes: int) -> list[str]:
+    """Return what starts a training on all nodes of this SLURM job, up to accelerate's options.
+
+    Args:
+        environment: of the job.
+        processes: devices of each node.
+
+    Returns:
+        An empty list where the job has one node, or there is no job.
+    """
+    nodes = int(environment.get("SLURM_JOB_NUM_NODES", "1"))
+    if nodes == 1:
+        return []
+    # The job's own step holds all of its resources already: --overlap.
+    tasks = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"]
+    module = [sys.executable, "-m", "latentmake.training.sd.node"]
+    return ["srun", *tasks, *module, "--processes", str(processes)]
+
+
+def accelerate_command(
+    environment: Mapping[str, str], first: str, processes: int, arguments: Sequence[str]
+) -> list[str]:
+    """Return the command of this node.
+
+    Args:
+        environment: of srun's task.
+        first: name of the first node, where the others meet.
+        processes: devices of each node.
+        arguments: accelerate's further options, and what it shall launch.
+    """
+    nodes = int(environment["SLURM_JOB_NUM_NODES"])
+    # The same for all nodes, another for each job.
+    port = _PORTS[int(environment["SLURM_JOB_ID"]) % len(_PORTS)]
+    return [
+        *(sys.executable, "-m", "latentmake.training.sd.quiet_launch"),
+        *("--num_machines", str(nodes), "--machine_rank", environment["SLURM_NODEID"]),
+        *("--main_process_ip", first, "--main_process_port", str(port)),
+        *("--num_processes", str(nodes * processes)),
+        *arguments,
+    ]
+
+
+def _first_node(environment: Mapping[str, str]) -> str:
+    asked = ["scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+def _main(arguments: Sequence[str]) -> None:
+    """Become accelerate."""
+    _, processes, *rest = arguments
+    environment = os.environ
+    command = accelerate_command(environment, _first_node(environment), int(processes), rest)
+    os.execv(command[0], command)  # noqa: S606 -- a list, no shell
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

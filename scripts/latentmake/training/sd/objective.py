@@ -1,0 +1,264 @@
+"""The loss: how well a network finds the noise, or the way out of it, in noisy latents.
+
+Diffusion is that of diffusers' DDPMScheduler: noisy = sqrt(a) x + sqrt(1 - a) noise (Ho et al.
+2020, https://arxiv.org/abs/2006.11239); the target is the noise, or v = sqrt(a) noise - sqrt(1 - a)
+x (Salimans and Ho 2022, https://arxiv.org/abs/2202.00512). Flow matching (Lipman et al. 2022,
+https://arxiv.org/abs/2210.02747) mixes noisy = (1 - s) x + s noise for s between 0 and 1, as
+diffusers' FlowMatchEulerDiscreteScheduler has it, and its target is noise - x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import torch
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers.training_utils import compute_snr
+
+from latentmake.config import Weights
+from latentmake.errors import ModelError
+from latentmake.models.checks import read_schedule
+from latentmake.training.sd.batch_order import generator
+from latentmake.training.sd.data.caches import Batch, Caches
+
+__all__ = ["Network", "NoiseSchedule", "Objective", "load_noise_schedule", "probe_loss"]
+
+_PROBES = 64
+NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
+_Diffusion: NoiseSchedule = DDPMScheduler
+_Flow: NoiseSchedule = FlowMatchEulerDiscreteScheduler
+_snr: Callable[[NoiseSchedule, torch.Tensor], torch.Tensor] = compute_snr
+Prediction = Literal["epsilon", "v_prediction", "flow_matching"]
+
+
+class Network(Protocol):
+    """What the loss needs of a UNet: noisy latents, timesteps and text in, a prediction out."""
+
+    def __call__(
+        self,
+        sample: torch.Tensor,
+        timestep: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        *,
+        encoder_attention_mask: torch.Tensor | None,
+        return_dict: Literal[False],
+    ) -> tuple[torch.Tensor]:
+        """Return a tuple of the prediction, of the sample's shape."""
+
+
+class Losses(NamedTuple):
+    """What a batch costs.
+
+    Attributes:
+        raw: [batch], float32: mean squared error of each example.
+        weighted: the same, times the weight of its timestep.
+    """
+
+    raw: torch.Tensor
+    weighted: torch.Tensor
+
+
+def load_noise_schedule(
+    scheduler: Path | str, prediction: Prediction | None, unet: Weights | None = None
+) -> NoiseSchedule:
+    """Read the noise schedule a model was trained with.
+
+    Args:
+        scheduler: folder of scheduler_config.json, of any of diffusers' schedulers; "" for that of
+            the UNet's repository on the hub.
+        prediction: what the network predicts; None for what the schedule says.
+        unet: the network.
+
+    Returns:
+        A FlowMatchEulerDiscreteScheduler for flow matching, else a DDPMScheduler.
+
+    Raises:
+        ModelError: it is missing or damaged, or the network predicts something else.
+    """
+    config = read_schedule(scheduler, prediction, unet)
+    flows = str(config.get("_class_name", "")).startswith("FlowMatch")
+    try:
+        if flows or prediction == "flow_matching":
+            known = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
+            return _Flow.from_config(config if flows else known)
+        changes = {"clip_sample": False, "thresholding": False}  # latents have no bounds
+        schedule = _Diffusion.from_config(config, **changes)
+    except (ValueError, TypeError, AttributeError, NotImplementedError):
+        raise ModelError(
+            "this noise schedule is missing or damaged",
+            where=scheduler,
+            mend="set the model's `scheduler` to the folder of a diffusers scheduler",
+        ) from None
+    if prediction is not None:
+        schedule.register_to_config(prediction_type=prediction)
+    return schedule
+
+
+class Objective:
+    """What a network is asked for, and what its answer costs.
+
+    Args:
+        schedule: of `load_noise_schedule`.
+        snr_gamma: Min-SNR weighting (Hang et al. 2023, https://arxiv.org/abs/2303.09556): a
+            timestep counts min(snr, gamma) / snr, and for v min(snr, gamma) / (snr + 1); None
+            weighs all alike.
+        noise_offset: share of noise that is the same all over a channel
+            (https://www.crosslabs.org/blog/diffusion-with-offset-noise).
+
+    Raises:
+        ModelError: a weighting that flow matching has not.
+    """
+
+    def __init__(
+        self,
+        schedule: NoiseSchedule,
+        *,
+        snr_gamma: float | None = None,
+        noise_offset: float = 0.0,
+    ) -> None:
+        self.schedule = schedule
+        self.flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
+        self.timesteps = int(schedule.config.num_train_timesteps)
+        self._gamma = snr_gamma
+        self._offset = noise_offset
+        if self.flow and snr_gamma is not None:
+            raise ModelError(
+                "the model's noise schedule is one of flow matching, which has no `snr_gamma`",
+                where="trainer.snr_gamma",
+                mend="leave it out",
+            )
+
+    def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return noise of a batch's shape and a timestep for each of its examples, on the CPU.
+
+        Timesteps are whole numbers from 0 for diffusion, and for flow matching float32 in
+        (0, timesteps), spread evenly before the schedule's shift.
+        """
+        noise = torch.randn(shape, generator=random)
+        if self._offset:
+            noise += self._offset * torch.randn((*shape[:2], 1, 1), generator=random)
+        if self.flow:
+            return noise, self.at(torch.rand(shape[:1], generator=random))
+        return noise, torch.randint(0, self.timesteps, shape[:1], generator=random)
+
+    def at(self, shares: torch.Tensor) -> torch.Tensor:
+        """Return the timesteps at some shares, in [0, 1), of the way into the noise."""
+        if not self.flow:
+            return (shares * self.timesteps).long()
+        shift = float(self.schedule.config.shift)
+        sigmas = shares.clamp(1e-5, 1 - 1e-5)
+        return self.timesteps * shift * sigmas / (1 + (shift - 1) * sigmas)
+
+    def noisy(
+        self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Return latents with as much noise as their timesteps say."""
+        if self.flow:
+            sigmas = (timesteps / self.timesteps).view(-1, 1, 1, 1)
+            return (1 - sigmas) * latents + sigmas * noise
+        mixed: torch.Tensor = self.schedule.add_noise(latents, noise, timesteps)
+        return mixed
+
+    def target(
+        self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the network should predict, of the latents' shape."""
+        if self.flow:
+            return noise - latents
+        if self.schedule.config.prediction_type == "epsilon":
+            return noise
+        velocity: torch.Tensor = self.schedule.get_velocity(latents, noise, timesteps)
+        return velocity
+
+    def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
+        """Return what each timestep counts, [batch]; None where all count alike."""
+        if self._gamma is None:
+            return None
+        snr = _snr(self.schedule, timesteps)
+        least = snr.clamp(max=self._gamma)
+        if self.schedule.config.prediction_type == "v_prediction":
+            return least / (snr + 1)
+        return torch.where(snr > 0, least / snr, 1.0)  # its limit where all is noise
+
+    def losses(
+        self,
+        network: Network,
+        batch: Batch,
+        noise: torch.Tensor,
+        timesteps: torch.Tensor,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Losses:
+        """Return what each example costs.
+
+        Args:
+            network: what predicts.
+            batch: latents [batch, channels, height, width] and embeddings.
+            noise: of the latents' shape.
+            timesteps: [batch].
+            device: where the network is.
+            dtype: number format of the network's inputs.
+        """
+        latents, noise = batch.latents.to(device), noise.to(device)
+        timesteps = timesteps.to(device)
+        (predicted,) = network(
+            self.noisy(latents, noise, timesteps).to(dtype),
+            timesteps,
+            batch.text.to(device, dtype),
+            encoder_attention_mask=None if batch.mask is None else batch.mask.to(device),
+            return_dict=False,
+        )
+        wanted = self.target(latents, noise, timesteps)
+        errors = torch.nn.functional.mse_loss(predicted.float(), wanted.float(), reduction="none")
+        raw = errors.mean(dim=(1, 2, 3))
+        weights = self.weights(timesteps)
+        return Losses(raw, raw if weights is None else raw * weights)
+
+
+def probe_loss(
+    losses: Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor],
+    caches: Caches,
+    *,
+    objective: Objective,
+    batch_size: int,
+    seed: int,
+) -> float:
+    """Return the mean loss over a fixed set of 64 examples, noises and timesteps.
+
+    The timesteps are spread evenly over the schedule, for the loss depends on them more than on
+    the example.
+
+    Args:
+        losses: from batch, noise and timesteps to the loss of each example.
+        caches: the examples; in a small dataset each comes several times.
+        objective: says which timesteps there are.
+        batch_size: most examples at once.
+        seed: fixes the set.
+    """
+    random = generator(seed, "probe")
+    order = torch.randperm(caches.count, generator=random).tolist()
+    spread = objective.at((torch.arange(_PROBES) + 0.5) / _PROBES)
+    spread = spread[torch.randperm(_PROBES, generator=random)]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for probe in range(_PROBES):
+        shape = caches.examples[order[probe % len(order)]].shape
+        groups.setdefault(shape, []).append(probe)
+    total = 0.0
+    with torch.no_grad():
+        for _, probes in sorted(groups.items()):
+            for start in range(0, len(probes), batch_size):
+                part = probes[start : start + batch_size]
+                batch = caches.batch([order[probe % len(order)] for probe in part])
+                noise = torch.stack(
+                    [
+                        torch.randn(
+                            batch.latents.shape[1:], generator=generator(seed, "probe", each)
+                        )
+                        for each in part
+                    ]
+                )
+                total += float(losses(batch, noise, spread[part]).sum())
+    return total / _PROBES

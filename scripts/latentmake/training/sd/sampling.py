@@ -1,0 +1,214 @@
+"""Sample pictures as latents: what the network in hand makes of the prompts.
+
+DDIM (Song et al. 2021, https://arxiv.org/abs/2010.02502), or Euler's steps where the network has
+learnt flow matching, with classifier-free guidance (Ho and
+Salimans 2022, https://arxiv.org/abs/2207.12598). A prompt's noise follows from the samples' seed
+and the prompt alone: it is the same at every step of the training, so that the rows of the grid
+differ by the training alone, and other prompts may come and go. The pictures are decoded
+afterwards, by a process of its own (`latentmake.training.sd.decode`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+
+from latentmake.files import atomic, cachefile
+from latentmake.models import files
+from latentmake.training.order import TrainingOrder, Wanted
+from latentmake.training.sd.batch_order import generator
+from latentmake.training.sd.data.caches import pad
+from latentmake.training.sd.data.headers import Stored, read_text
+from latentmake.training.sd.objective import Network, NoiseSchedule
+
+__all__ = ["Drawn", "Picture", "Sampler", "clear_rows", "make_sampler", "read_rows", "write_row"]
+
+Drawn = dict[str, torch.Tensor]
+"""Keys of pictures (`TrainingOrder.picture_keys`), and their latents, unscaled."""
+
+_Ddim: Any = DDIMScheduler  # diffusers has no types
+_Euler: Any = FlowMatchEulerDiscreteScheduler
+_NAME = re.compile(r"step-(\d{6,})\.safetensors")
+_PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Stable Diffusions
+
+
+class Picture(NamedTuple):
+    """A picture to draw.
+
+    Attributes:
+        key: tells it from other pictures of its step.
+        text: embedding of its prompt, [tokens, width].
+        noise: seed of the noise that it begins with.
+    """
+
+    key: str
+    text: torch.Tensor
+    noise: tuple[int | str, ...]
+
+
+class Sampler:
+    """Draws sample pictures.
+
+    Args:
+        schedule: the noise schedule of the training.
+        negative: embedding that guidance leads away from; None for no guidance.
+        shape: channels, height and width of a picture's latents.
+        steps: denoising steps.
+        guidance: scale of the guidance; 1 is none.
+        pictures: what there is to draw.
+        batch: most pictures drawn at once.
+        scaling: the network sees (x - shift) * scaling of a picture's latents x.
+        shift: see there.
+    """
+
+    def __init__(
+        self,
+        schedule: NoiseSchedule,
+        negative: torch.Tensor | None,
+        *,
+        shape: tuple[int, int, int],
+        steps: int,
+        guidance: float,
+        pictures: Sequence[Picture],
+        batch: int = 1,
+        scaling: float = 1.0,
+        shift: float = 0.0,
+    ) -> None:
+        self.pictures = pictures
+        self._scaling, self._shift = scaling, shift
+        self._config = schedule.config
+        self._flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
+        self._negative = negative if guidance > 1 else None
+        self._shape = shape
+        self._steps = min(steps, int(schedule.config.num_train_timesteps))
+        self._guidance = guidance
+        self._batch = batch
+
+    @torch.no_grad()
+    def draw(
+        self,
+        network: Network,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        without: Mapping[str, object] | None = None,
+    ) -> Drawn:
+        """Draw all pictures but those whose keys are given; float32, on the CPU."""
+        pictures = [each for each in self.pictures if each.key not in (without or {})]
+        drawn: Drawn = {}
+        for start in range(0, len(pictures), self._batch):
+            part = pictures[start : start + self._batch]
+            latents = self._latents(network, part, device, dtype) / self._scaling + self._shift
+            drawn.update(zip([each.key for each in part], latents, strict=True))
+        return drawn
+
+    def _latents(
+        self,
+        network: Network,
+        pictures: Sequence[Picture],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        schedule = (_Euler if self._flow else _Ddim).from_config(self._config)
+        schedule.set_timesteps(self._steps)
+        negatives = [] if self._negative is None else [self._negative] * len(pictures)
+        texts, mask = pad([*(each.text for each in pictures), *negatives])
+        texts = texts.to(device, dtype)
+        mask = None if mask is None else mask.to(device)
+        noise = torch.stack(
+            [torch.randn(self._shape, generator=generator(*each.noise)) for each in pictures]
+        )
+        latents: torch.Tensor = noise.to(device)  # of standard deviation 1 for both schedules
+        for timestep in schedule.timesteps:
+            inputs = torch.cat([latents, latents]) if negatives else latents
+            (predicted,) = network(
+                inputs.to(dtype),
+                timestep.to(device).expand(len(inputs)),
+                texts,
+                encoder_attention_mask=mask,
+                return_dict=False,
+            )
+            predicted = predicted.float()
+            if negatives:
+                with_text, without = predicted.chunk(2)
+                predicted = without + self._guidance * (with_text - without)
+            latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
+        return latents.float().cpu()
+
+
+def make_sampler(order: TrainingOrder, schedule: NoiseSchedule, latents: Stored) -> Sampler:
+    """Return what draws the sample pictures of a training.
+
+    Args:
+        order: of the training.
+        schedule: its noise schedule.
+        latents: one of its cache files, which says how its latents relate to pixels.
+
+    Raises:
+        CacheError: a prompt's cache file is missing or damaged.
+    """
+    samples, scale = order.trainer.samples, latents.scale
+    pixels = scale.pixels or files.vae_factor(order.vae) or _PIXELS
+    width, height = (max(1, round(side / pixels)) for side in order.sample_size)
+    return Sampler(
+        schedule,
+        None if order.negative is None else read_text(Path(order.negative)),
+        shape=(latents.shape[0], height, width),
+        steps=samples.num_inference_steps,
+        guidance=samples.guidance_scale,
+        pictures=[
+            Picture(key, read_text(Path(prompt.text)), (samples.seed, "sample", *occurrence))
+            for key, prompt, occurrence in zip(
+                order.picture_keys(), order.prompts, order.occurrences(), strict=True
+            )
+        ],
+        batch=order.trainer.train_batch_size,
+        scaling=scale.scaling,
+        shift=scale.shift,
+    )
+
+
+def write_row(folder: Path, step: int, drawn: Drawn, wanted: Wanted) -> None:
+    """Write the pictures of a step, marked with the training they belong to.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    data = cachefile.serialize(drawn, {"wanted": wanted.model_dump_json()})
+    atomic.write(folder / f"step-{step:06d}.safetensors", data)
+
+
+def _rows(folder: Path) -> list[tuple[int, Path]]:
+    if not folder.is_dir():
+        return []
+    matches = [(path, _NAME.fullmatch(path.name)) for path in folder.iterdir()]
+    return sorted((int(match[1]), path) for path, match in matches if match)
+
+
+def read_rows(folder: Path, wanted: Wanted) -> dict[int, Drawn]:
+    """Return the pictures of this very training: step -> those of it, ascending."""
+    rows: dict[int, Drawn] = {}
+    for step, path in _rows(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                made = Wanted.model_validate_json((file.metadata() or {})["wanted"])
+                if made == wanted:
+                    rows[step] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no dict
+        except (OSError, SafetensorError, KeyError, ValidationError):
+            continue
+    return rows
+
+
+def clear_rows(folder: Path, wanted: Wanted | None = None) -> None:
+    """Remove the rows of earlier trainings; with None, of this one too."""
+    ours = set() if wanted is None else set(read_rows(folder, wanted))
+    for step, path in _rows(folder):
+        if step not in ours:
+            path.unlink(missing_ok=True)

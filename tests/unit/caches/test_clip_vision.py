@@ -1,0 +1,294 @@
+"""The CLIP image encoder gives what Wan sees of a first frame, from any form of its weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from latentmake.caches.encoders.clip_vision import (
+    ClipVision,
+    _converted,
+    _inferred,
+    load_clip_vision,
+)
+from latentmake.config import Weights
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
+)
+from wan_world import (
+    State,
+    assert_configuration_is_refused,
+    assert_damaged_are_refused,
+    assert_others_are_named,
+    original_clip,
+    refusal,
+    save_original,
+    shuffled,
+    tiny_clip_vision,
+    write_clip_vision,
+)
+
+CPU = torch.device("cpu")
+FORMS = ("folder", ".pth", ".safetensors")
+ROUNDING = {"rtol": 2**-9, "atol": 2e-3}  # float16 has 11 bits
+WIDTH, HEADS, PATCH, SIDE = 160, 2, 14, 28
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+TEXT = {
+    "vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "max_position_embeddings": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_clip_vision(tmp_path_factory.mktemp("wan"))
+
+
+@pytest.fixture(scope="module")
+def state() -> State:
+    """The weights of the tiny CLIP, in the original's names."""
+    return original_clip(tiny_clip_vision().state_dict())
+
+
+def frames(height: int = 48, width: int = 64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (2, height, width, 3), generator=generator).byte()
+
+
+def loaded(path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> ClipVision:
+    return load_clip_vision(Weights(path=str(path), **settings), CPU, dtype)
+
+
+@torch.no_grad()
+def plainly(state: State, pixels: torch.Tensor, layers: int = 2) -> torch.Tensor:
+    """Encode frames by the original's names, as far as the block before the last."""
+    visual = {name.removeprefix("visual."): value for name, value in state.items()}
+    signal = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    signal = functional.interpolate(signal, (SIDE, SIDE), mode="bicubic", align_corners=False)
+    mean, std = (torch.tensor(each).reshape(1, 3, 1, 1) for each in (MEAN, STD))
+    signal = ((signal + 1) / 2 - mean) / std
+    # A convolution whose kernels do not overlap multiplies patches.
+    patches = functional.unfold(signal, PATCH, stride=PATCH).transpose(1, 2)
+    values = patches @ visual["patch_embedding.weight"].flatten(1).T
+    values = torch.cat([visual["cls_embedding"].expand(len(values), -1, -1), values], dim=1)
+    values = layer_norm(visual, "pre_norm", values + visual["pos_embedding"])
+    for number in range(layers):
+        name = f"transformer.{number}"
+        inner = linear(visual, f"{name}.attn.to_qkv", layer_norm(visual, f"{name}.norm1", values))
+        query, key, value = inner.unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        shares = (query @ key.transpose(-1, -2) / (WIDTH / HEADS) ** 0.5).softmax(dim=-1)
+        attended = (shares @ value).transpose(1, 2).flatten(2)
+        values = values + linear(visual, f"{name}.attn.proj", attended)
+        inner = linear(visual, f"{name}.mlp.0", layer_norm(visual, f"{name}.norm2", values))
+        inner = inner * (1 + torch.erf(inner / 2**0.5)) / 2
+        values = values + linear(visual, f"{name}.mlp.2", inner)
+    return values
+
+
+def layer_norm(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
+    centred = values - values.mean(dim=-1, keepdim=True)
+    scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+    return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+
+def linear(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
+    return values @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+
+# -- what it gives --------------------------------------------------------------------------------
+
+
+def test_all_forms_give_the_same_to_the_last_bit(places: dict[str, Path]) -> None:
+    found = [loaded(places[form]).encode(frames()) for form in FORMS]
+    assert found[0].shape == (2, 5, WIDTH)
+    assert found[0].dtype == torch.float16
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("size", [(28, 28), (48, 64), (20, 90)])
+def test_it_gives_what_the_architecture_gives(
+    places: dict[str, Path], state: State, size: tuple[int, int]
+) -> None:
+    pixels = frames(*size)
+    found = loaded(places[".pth"]).encode(pixels)
+    torch.testing.assert_close(found.float(), plainly(state, pixels), **ROUNDING)
+    assert not torch.allclose(found.float(), plainly(state, pixels, layers=3), atol=0.1)
+
+
+def test_pixels_can_be_rounded_as_the_latents_are(places: dict[str, Path]) -> None:
+    encoder = loaded(places["folder"])
+    exact, rounded = (encoder.encode(frames(), each) for each in (torch.float32, torch.bfloat16))
+    assert not torch.equal(exact, rounded)
+    cosine = functional.cosine_similarity(exact.float().flatten(), rounded.float().flatten(), dim=0)
+    assert cosine > 0.9999
+
+
+def test_half_precision_gives_much_the_same(places: dict[str, Path]) -> None:
+    exact = loaded(places["folder"]).encode(frames()).float()
+    half = loaded(places[".pth"], torch.float16).encode(frames()).float()
+    assert functional.cosine_similarity(exact.flatten(), half.flatten(), dim=0) > 0.9999
+
+
+def test_a_batch_gives_what_each_gives_alone(places: dict[str, Path]) -> None:
+    encoder = loaded(places["folder"])
+    alone = torch.cat([encoder.encode(frame[None]) for frame in frames()])
+    torch.testing.assert_close(encoder.encode(frames()), alone, **ROUNDING)
+
+
+# -- forms of weights -----------------------------------------------------------------------------
+
+
+def test_the_image_half_of_a_whole_clip_serves(places: dict[str, Path], tmp_path: Path) -> None:
+    vision = CLIPVisionConfig.from_pretrained(places["folder"])
+    torch.manual_seed(0)
+    whole = CLIPModel(
+        CLIPConfig(text_config=TEXT, vision_config=vision.to_dict(), projection_dim=12)
+    )
+    projected = CLIPVisionModelWithProjection(vision)
+    state = tiny_clip_vision().state_dict()
+    for model, name in ((whole, "whole"), (projected, "projected")):
+        model.vision_model.load_state_dict(state)
+        model.save_pretrained(tmp_path / name)
+    expected = loaded(places["folder"]).encode(frames())
+    for name in ("whole", "projected"):
+        assert torch.equal(loaded(tmp_path / name).encode(frames()), expected)
+    # As ComfyUI's clip_vision_h.safetensors has it.
+    single = tmp_path / "projected" / "model.safetensors"
+    assert torch.equal(loaded(single).encode(frames()), expected)
+    found = loaded(single, config=str(tmp_path / "projected")).encode(frames())
+    assert torch.equal(found, expected)
+
+
+def test_older_files_of_transformers_with_positions_serve(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(places["folder"], tmp_path / "clip")
+    path = tmp_path / "clip" / "model.safetensors"
+    state = {
+        f"vision_model.{name}": value for name, value in tiny_clip_vision().state_dict().items()
+    }
+    state["vision_model.embeddings.position_ids"] = torch.arange(5)[None]
+    save_file(state, path)
+    expected = loaded(places["folder"]).encode(frames())
+    assert torch.equal(loaded(tmp_path / "clip").encode(frames()), expected)
+
+
+def test_the_true_clip_is_known_by_its_shapes() -> None:
+    true = {
+        "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32,
+        "num_attention_heads": 16, "patch_size": 14, "image_size": 224, "hidden_act": "gelu",
+    }  # fmt: skip
+    with torch.device("meta"):
+        state = original_clip(CLIPVisionModel(CLIPVisionConfig(**true)).state_dict())
+    assert state["visual.pos_embedding"].shape == (1, 257, 1280)
+    assert state["visual.transformer.31.attn.to_qkv.weight"].shape == (3840, 1280)
+    assert _inferred(_converted(state)) == true
+
+
+def test_the_configuration_of_a_dit_beside_the_file_is_not_clips(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
+    path = shutil.copy(places[".pth"], tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "WanModel", "dim": 5120}))
+    expected = loaded(places["folder"]).encode(frames())
+    assert torch.equal(loaded(Path(path)).encode(frames()), expected)
+
+
+def test_a_hub_id_is_loaded_like_a_folder(places: dict[str, Path]) -> None:
+    # What transformers finds on the disk under the id's name it takes from there.
+    weights = Weights(
+        hub=str(places["folder"].parent), revision="1" * 40, subfolder="image_encoder"
+    )
+    found = load_clip_vision(weights, CPU, torch.float32).encode(frames())
+    assert torch.equal(found, loaded(places["folder"]).encode(frames()))
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_damaged_files_are_refused_in_one_line(places: dict[str, Path], tmp_path: Path) -> None:
+    assert_damaged_are_refused(loaded, places, tmp_path / "damaged")
+
+
+def test_other_networks_are_named(tmp_path: Path) -> None:
+    assert_others_are_named(loaded, tmp_path, ".pth")
+
+
+def test_a_text_encoder_is_refused(tmp_path: Path) -> None:
+    CLIPTextModel(CLIPTextConfig(**TEXT)).save_pretrained(tmp_path / "text")
+    assert "is clip_text_model" in refusal(lambda: loaded(tmp_path / "text"))
+
+
+def test_another_clip_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    settings = CLIPVisionConfig(
+        hidden_size=64, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        image_size=28, patch_size=14,
+    )  # fmt: skip
+    small = shuffled(CLIPVisionModel(settings))
+    paths = save_original(original_clip(small.state_dict()), tmp_path / "small")
+    assert "width 64, which is no ViT-huge" in refusal(lambda: loaded(paths[".pth"]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer.1.attn.to_qkv.bias",
+        "transformer.0.mlp.0.weight",
+        "pos_embedding",
+        "patch_embedding.weight",
+    ],
+)
+def test_a_weight_that_is_missing_is_named(state: State, tmp_path: Path, name: str) -> None:
+    less = {key: value for key, value in state.items() if key != f"visual.{name}"}
+    paths = save_original(less, tmp_path / "less")
+    assert "lacks" in refusal(lambda: loaded(paths[".pth"]))
+
+
+def test_weights_too_many_are_named(state: State, tmp_path: Path) -> None:
+    paths = save_original({**state, "visual.step": torch.ones(1)}, tmp_path / "more")
+    assert "holds visual.step, which it should not" in refusal(lambda: loaded(paths[".pth"]))
+
+
+def test_an_incomplete_folder_is_refused(places: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(places["folder"], tmp_path / "clip")
+    path = tmp_path / "clip" / "model.safetensors"
+    state = load_file(path)
+    (name,) = [each for each in state if each.endswith("pre_layrnorm.bias")]
+    del state[name]
+    save_file(state, path, metadata={"format": "pt"})
+    assert "lacks pre_layrnorm.bias" in refusal(lambda: loaded(path.parent))
+    weights = Weights(hub=str(path.parent), revision="1" * 40)
+    line = refusal(lambda: load_clip_vision(weights, CPU, torch.float32))
+    assert "pre_layrnorm.bias" in line
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hidden_size": "wide"}, {"num_attention_heads": 3}, {"hidden_size": 80}, {"image_size": 42}],
+)
+def test_configurations_that_do_not_fit_are_refused(
+    places: dict[str, Path], tmp_path: Path, change: dict[str, object]
+) -> None:
+    copy = tmp_path / "clip"
+    assert_configuration_is_refused(loaded, places["folder"], copy, change, "")

@@ -1,0 +1,468 @@
+"""A work order is carried out once, whatever befalls it; one bad source stops no other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from latentmake import digest
+from latentmake.caches.encode import Sample, carry_out
+from latentmake.caches.job import Job
+from latentmake.errors import ModelError, SourceError
+from latentmake.files import atomic, cachefile
+from latentmake.files.media import probe_image
+from latentmake.index.memo import source_stat, target_stat
+from latentmake.plan.orders import Receipt, WorkOrder, forget_delivered, read_receipt, spooled
+from order_world import Encoder, key_of, order, put_image, silent, target, whole_numbers
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+RECEIPT = Path(".latentmake/orders/receipt.json")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def cats(count: int, **options: Any) -> dict[str, Path | str]:
+    return {
+        f"{number:02}": put_image(Path(f"data/{number:02}.png"), (number, 2, 3), **options)
+        for number in range(count)
+    }
+
+
+def carry(work: WorkOrder, encoder: Any, **options: Any) -> Receipt:
+    return carry_out(work, RECEIPT, say=options.pop("say", silent), encoder=encoder, **options)
+
+
+def cache_of(stem: str, part: str = "16") -> Path:
+    return Path(target(stem, part).path)
+
+
+def caches() -> list[str]:
+    return sorted(path.name.split(".")[0] for path in Path("cache").rglob("*.safetensors"))
+
+
+# -- what comes of it -----------------------------------------------------------------------------
+
+
+def test_a_target_holds_the_tensors_and_says_what_they_were_made_from() -> None:
+    work = order("latents", cats(1), parts=("16", "32"))
+    carry(work, Encoder())
+    for part, side in (("16", 2), ("32", 4)):
+        path = cache_of("00", part)
+        latents = load_file(path)["latents"]
+        assert latents.shape == (4, side, side)
+        assert latents[:, 0, 0].tolist() == [0, 64 * 2, 64 * 3, 1]
+        source = digest.of_file(Path("data/00.png"))
+        header = cachefile.read_header(path)
+        assert header.source == source
+        assert header.recipe == digest.of_value(work.recipe)
+        assert header.key == key_of(work, Path("data/00.png"), part)
+        with safe_open(path, "pt") as file:
+            assert file.metadata()["made"] == "here"
+
+
+def test_a_receipt_says_what_was_read_written_and_counted() -> None:
+    receipt = carry(order("latents", cats(2)), Encoder())
+    assert read_receipt(RECEIPT) == receipt
+    assert receipt.counts == {"encoded": 2, "spooled": 0, "linked": 0, "kept": 0}
+    assert receipt.faults == []
+    for stem in ("00", "01"):
+        image, cache = Path(f"data/{stem}.png"), cache_of(stem)
+        size = probe_image(str(image))[:2]
+        expected = [*source_stat(image.stat()), digest.of_file(image), *size, True]
+        assert receipt.sources[str(image)] == expected
+        key = cachefile.read_header(cache).key
+        assert receipt.targets[str(cache)] == [*target_stat(cache.stat()), key]
+
+
+def test_captions_are_read_stripped_of_space_and_of_a_byte_order_mark() -> None:
+    Path("data").mkdir()
+    Path("data/a.txt").write_bytes(b"\xef\xbb\xbf a caf\xc3\xa9 \r\n")
+    carry(order("text", {"a": Path("data/a.txt"), "b": "a prompt"}), Encoder())
+    assert torch.equal(load_file(cache_of("a", "text"))["latents"], whole_numbers("a café"))
+    assert torch.equal(load_file(cache_of("b", "text"))["latents"], whole_numbers("a prompt"))
+
+
+def test_a_stem_in_a_sub_folder_keeps_its_place() -> None:
+    image = put_image(Path("data/sub/deep/a.png"), (1, 2, 3))
+    carry(order("latents", {"sub/deep/a": image}), Encoder())
+    assert cache_of("sub/deep/a").is_file()
+
+
+def test_the_same_order_gives_the_same_bytes_again() -> None:
+    work = order("latents", cats(3), parts=("16", "32"))
+    carry(work, Encoder())
+    first = {path: path.read_bytes() for path in Path("cache").rglob("*.safetensors")}
+    for folder in ("cache", ".latentmake"):
+        for path in sorted(Path(folder).rglob("*.safetensors")):
+            path.unlink()
+    carry(work, Encoder(), batch_size=3, threads=2)
+    assert {path: path.read_bytes() for path in first} == first
+    assert len(first) == 6
+
+
+# -- what is there already ------------------------------------------------------------------------
+
+
+def test_a_spooled_target_is_not_encoded_again() -> None:
+    work = order("latents", cats(3))
+    carry(work, Encoder())
+    for stem in ("00", "01", "02"):
+        cache_of(stem).unlink()
+    again = Encoder()
+    assert carry(work, again).counts == {"encoded": 0, "spooled": 3, "linked": 0, "kept": 0}
+    assert again.batches == []
+    assert caches() == ["00", "01", "02"]
+
+
+def test_a_job_that_died_leaves_what_it_finished() -> None:
+    work = order("latents", cats(5))
+
+    def dies(sample: Sample, tensor: torch.Tensor) -> torch.Tensor:
+        if sample.item.stem == "03":
+            raise KeyboardInterrupt
+        return tensor
+
+    with pytest.raises(KeyboardInterrupt):
+        carry(work, Encoder(dies))
+    assert not Path("cache").exists()
+    again = Encoder()
+    assert carry(work, again).counts["spooled"] == 3
+    assert again.stems == ["03", "04"]
+
+
+def test_a_damaged_file_in_the_spool_is_made_again() -> None:
+    work = order("latents", cats(2))
+    carry(work, Encoder())
+    key = cachefile.read_header(cache_of("00")).key
+    whole = cache_of("00").read_bytes()
+    cache_of("00").unlink()
+    spooled(key).write_bytes(whole[:-5])  # as a power failure leaves it
+    carry(work, Encoder())
+    assert cache_of("00").read_bytes() == whole
+
+
+def test_what_another_build_takes_from_the_spool_at_the_last_moment_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_image(Path("data/same.png"), (0, 2, 3))  # the content of 00
+    sources = {**cats(3), "same": Path("data/same.png")}
+    work, link = order("latents", sources, parts=("16", "32")), atomic.link
+    taken: list[Path] = []
+
+    def another_build_tidies(existing: Path, path: Path) -> None:
+        if not taken and path == cache_of("01", "16"):
+            taken.extend(Path(".latentmake/spool").glob("*.safetensors"))
+            for each in taken:
+                each.unlink()
+        link(existing, path)
+
+    monkeypatch.setattr(cachefile, "link", another_build_tidies)
+    receipt = carry(work, encoder := Encoder())
+    assert taken
+    assert sorted(receipt.targets) == sorted(str(path) for path in Path("cache").rglob("*.*"))
+    assert len(receipt.targets) == 8
+    assert encoder.stems.count("00") == 2  # stood already, under the names of 00
+    assert cache_of("same").read_bytes() == cache_of("00").read_bytes()
+    for path, (*_, key) in receipt.targets.items():
+        assert cachefile.read_header(path).key == key
+
+
+def test_a_target_found_fresh_is_kept_as_it_is() -> None:
+    carry(order("latents", cats(2)), Encoder())
+    before = cache_of("00").stat()
+    spooled(cachefile.read_header(cache_of("00")).key).unlink()
+    header = cachefile.read_header(cache_of("00"))
+    found = {"16/00": f"{header.key}@{before.st_mtime_ns}"}
+    again = Encoder()
+    receipt = carry(order("latents", cats(2), found=found), again)
+    assert receipt.counts["kept"] == 1
+    assert "00" not in again.stems
+    after = cache_of("00").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert receipt.targets[str(cache_of("00"))][-1] == header.key
+
+
+def test_a_stale_target_is_replaced_and_its_old_content_lives_on_under_other_names() -> None:
+    sources = cats(1)
+    carry(order("latents", sources), Encoder())
+    old = cache_of("00").read_bytes()
+    os.link(cache_of("00"), "elsewhere")
+    put_image(Path("data/00.png"), (200, 2, 3))
+    carry(order("latents", sources, found={"16/00": "old@1"}), Encoder())
+    assert cache_of("00").read_bytes() != old
+    assert Path("elsewhere").read_bytes() == old
+
+
+def test_equal_content_is_encoded_once_and_linked() -> None:
+    image = put_image(Path("data/a.png"), (9, 9, 9))
+    Path("data/b.png").write_bytes(image.read_bytes())
+    Path("data/c.png").write_bytes(image.read_bytes())
+    sources: dict[str, Path | str] = {stem: Path(f"data/{stem}.png") for stem in "abc"}
+    encoder = Encoder()
+    receipt = carry(order("latents", sources, parts=("16", "32")), encoder, threads=2)
+    assert sorted(encoder.stems) == ["a", "a"]
+    assert receipt.counts["encoded"] == 2
+    assert cache_of("a").samefile(cache_of("b"))
+    assert cache_of("a").samefile(cache_of("c"))
+    assert not cache_of("a").samefile(cache_of("a", "32"))
+    assert sum(receipt.counts.values()) == 6
+
+
+# -- bad sources ----------------------------------------------------------------------------------
+
+
+def spoil(path: Path) -> str:
+    path.write_bytes(b"no image at all")
+    return f"{path}: is not an image that Pillow can read"
+
+
+def test_a_bad_image_is_named_and_the_others_are_finished() -> None:
+    sources = cats(4)
+    fault = spoil(Path("data/01.png"))
+    Path("data/02.png").unlink()
+    said: list[str] = []
+    encoder = Encoder()
+    with pytest.raises(SourceError) as caught:
+        carry(order("latents", sources), encoder, say=said.append)
+    line = str(caught.value)
+    assert line.startswith("2 of 4 items are faulty: ")
+    assert fault in line
+    assert "data/02.png: cannot be read (No such file or directory)" in line
+    assert "give the same command again" in line
+    assert "\n" not in line
+    assert any(fault in each for each in said)
+    assert encoder.stems == ["00", "03"]
+    cats(4)
+    assert carry(order("latents", sources), Encoder()).counts["spooled"] == 2
+
+
+def test_where_bad_items_are_skipped_the_receipt_names_them_and_the_others_stand() -> None:
+    sources = cats(3)
+    spoil(Path("data/01.png"))
+    work = order("latents", sources, parts=("16", "32"), on_error="skip")
+    receipt = carry(work, Encoder())
+    assert caches() == ["00", "00", "02", "02"]
+    (fault,) = receipt.faults
+    assert fault["stem"] == "01"
+    assert fault["path"] == "data/01.png"
+    assert fault["digest"] == digest.of_bytes(b"no image at all")
+    assert fault["recipe"] == digest.of_value(work.recipe)
+    assert (fault["dataset"], fault["model"], fault["kind"]) == ("cats", "tiny", "latents")
+    assert "data/01.png: is not an image" in fault["line"]
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"", "is an empty caption"),
+        (b" \n", "is an empty caption"),
+        (b"ok\xff", "not UTF-8 (byte 3)"),
+    ],
+)
+def test_a_bad_caption_is_named(data: bytes, fault: str) -> None:
+    Path("data").mkdir()
+    Path("data/a.txt").write_bytes(data)
+    Path("data/b.txt").write_text("good")
+    with pytest.raises(SourceError, match=r"data/a\.txt") as caught:
+        carry(order("text", {"a": Path("data/a.txt"), "b": Path("data/b.txt")}), Encoder())
+    assert fault in str(caught.value)
+
+
+def test_an_empty_caption_may_be_allowed_or_be_none_at_all() -> None:
+    Path("data").mkdir()
+    Path("data/a.txt").touch()
+    carry(order("text", {"a": Path("data/a.txt")}, empty_caption="allow"), Encoder())
+    carry(order("text", {"b": ""}), Encoder())
+    assert torch.equal(load_file(cache_of("a", "text"))["latents"], whole_numbers(""))
+    assert cachefile.read_header(cache_of("a", "text")) == cachefile.read_header(
+        cache_of("b", "text")
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [(0.0, "nothing but zeros"), (float("nan"), "not finite"), (float("inf"), "not finite")],
+)
+def test_values_that_no_encoder_should_give_are_refused_and_never_written(
+    value: float, fault: str
+) -> None:
+    def change(sample: Sample, tensor: torch.Tensor) -> torch.Tensor:
+        if sample.item.stem != "01":
+            return tensor
+        return torch.zeros_like(tensor) if value == 0 else torch.where(tensor == 1, value, tensor)
+
+    work = order("latents", cats(3))
+    with pytest.raises(SourceError) as caught:
+        carry(work, Encoder(change), batch_size=2)
+    assert "data/01.png: the encoder returned" in str(caught.value)
+    assert fault in str(caught.value)
+    key = key_of(work, Path("data/01.png"), "16")
+    assert not spooled(key).exists()
+    assert len(list(spooled(key).parent.iterdir())) == 2
+
+
+def test_equal_images_that_cannot_be_encoded_are_all_set_aside() -> None:
+    for stem in ("a", "b"):
+        put_image(Path(f"data/{stem}.png"), (0, 0, 0))
+    put_image(Path("data/c.png"), (1, 1, 1))
+    sources: dict[str, Path | str] = {stem: Path(f"data/{stem}.png") for stem in "abc"}
+
+    def change(sample: Sample, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if sample.item.stem == "c" else torch.zeros_like(tensor)
+
+    receipt = carry(order("latents", sources, on_error="skip"), Encoder(change))
+    assert sorted(fault["stem"] for fault in receipt.faults) == ["a", "b"]
+    assert caches() == ["c"]
+
+
+def test_an_item_with_one_bad_resolution_gets_none() -> None:
+    def change(sample: Sample, tensor: torch.Tensor) -> torch.Tensor:
+        bad = sample.item.stem == "00" and tensor.shape[1] == 4
+        return torch.zeros_like(tensor) if bad else tensor
+
+    work = order("latents", cats(2), parts=("16", "32"), on_error="skip")
+    receipt = carry(work, Encoder(change))
+    assert [fault["stem"] for fault in receipt.faults] == ["00"]
+    assert caches() == ["01", "01"]
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_batch_is_larger_than_asked_or_of_two_shapes(threads: int) -> None:
+    encoder = Encoder()
+    work = order("latents", cats(11), parts=("16", "32", "48"))
+    assert carry(work, encoder, batch_size=4, threads=threads).counts["encoded"] == 33
+    assert max(map(len, encoder.batches)) == 4
+    assert all(len({shape for _, shape in batch}) == 1 for batch in encoder.batches)
+    assert sorted(encoder.stems) == sorted([f"{number:02}" for number in range(11)] * 3)
+    # Only what was left at the end makes a smaller batch.
+    assert len(encoder.batches) == 9
+
+
+def test_pictures_of_many_shapes_do_not_pile_up() -> None:
+    sources: dict[str, Path | str] = {
+        f"{number:02}": put_image(
+            Path(f"data/{number:02}.png"), (number, 2, 3), (16, 16 + 8 * number)
+        )
+        for number in range(48)
+    }
+    alive: list[int] = []
+
+    class Counting(Encoder):
+        def __call__(self, samples: list[Sample]) -> Any:
+            if len(self.batches) % 5 == 0:
+                alive.append(sum(type(each) is Sample for each in gc.get_objects()))
+            return super().__call__(samples)
+
+    encoder = Counting()
+    shapes: dict[str, Any] = {"fit": "bucket", "bucket_reso_steps": 8, "bucket_no_upscale": True}
+    carry(order("latents", sources, parts=("256",), **shapes), encoder, batch_size=4, threads=2)
+    assert sorted(encoder.stems) == sorted(sources)
+    assert len({shape for batch in encoder.batches for _, shape in batch}) == 48
+    assert alive[0] > 4  # they are counted
+    # Four batches that wait, one in the encoder, and what two threads have read ahead.
+    assert max(alive) <= 4 * 4 + 4 + 2 * 2 + 2
+
+
+def test_an_order_without_work_still_leaves_its_receipt() -> None:
+    receipt = carry(order("latents", {}), Encoder())
+    assert read_receipt(RECEIPT) == receipt
+    assert receipt.targets == {}
+
+
+def test_the_outcome_is_said_in_numbers() -> None:
+    said: list[str] = []
+    carry(order("latents", cats(2)), Encoder(), say=said.append)
+    assert said == [
+        "latents of cats: 2 encoded, 0 taken from the spool, 0 linked to an equal one, 0 kept, "
+        "0 items faulty"
+    ]
+
+
+# -- files at hand --------------------------------------------------------------------------------
+
+
+def at_hand(work: WorkOrder, *paths: str) -> WorkOrder:
+    """Return an order whose targets seem to be at hand in some files."""
+    items = tuple(
+        item._replace(targets=tuple(x._replace(at_hand=paths) for x in item.targets))
+        for item in work.items
+    )
+    return dataclasses.replace(work, items=items, dataset="elsewhere")
+
+
+def test_a_file_at_hand_is_linked_where_its_header_keeps_its_word() -> None:
+    sources = cats(2)
+    work = order("latents", sources)
+    carry(work, Encoder())
+    forget_delivered()
+    first, second = (cache_of(stem) for stem in ("00", "01"))
+    again = order("latents", {"new": sources["00"]})
+    encoder = Encoder()
+    done = carry(at_hand(again, "cache/gone", str(second), str(first)), encoder)
+    assert (done.counts["linked"], encoder.stems) == (1, [])
+    assert cache_of("new").samefile(first)
+    assert again.outputs and not at_hand(again, str(first)).outputs  # Snakemake sets no mtime
+    second.unlink()
+    other = order("latents", {"other": sources["01"]})
+    done = carry(at_hand(other, str(second), str(first)), encoder)
+    assert (done.counts["encoded"], encoder.stems) == (1, ["other"])
+
+
+def test_a_job_waits_for_a_gpu_when_it_has_something_to_encode_and_not_before() -> None:
+    sources = cats(2)
+    carry(order("latents", {"00": sources["00"]}), Encoder())
+    forget_delivered()
+    asked: list[str] = []
+
+    @contextlib.contextmanager
+    def lease(say: Callable[[str], None]) -> Iterator[str]:
+        asked.append("a GPU")
+        yield "0"
+
+    again = at_hand(order("latents", {"new": sources["00"]}), str(cache_of("00")))
+    done = carry_out(again, again.receipt, say=asked.append, lease=lease)
+    assert done.counts["linked"] == 1
+    assert "a GPU" not in asked
+    other = order("latents", {"other": sources["01"]})
+    with pytest.raises(ModelError):  # there is no VAE here
+        carry_out(other, other.receipt, say=asked.append, lease=lease)
+    begun = asked.index("a GPU")
+    assert asked[begun + 1] == "GPU: 0"
+
+
+def test_a_file_at_hand_that_becomes_another_meanwhile_is_not_linked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sources = cats(2)
+    work = order("latents", sources)
+    carry(work, Encoder())
+    first, second = (cache_of(stem) for stem in ("00", "01"))
+    forget_delivered()
+    lost = Job.lost
+
+    def replaced(job: Job) -> list[Any]:
+        found = lost(job)
+        if second.exists():
+            second.replace(first)
+        return found
+
+    monkeypatch.setattr(Job, "lost", replaced)
+    encoder = Encoder()
+    carry(at_hand(order("latents", {"new": sources["00"]}), str(first)), encoder)
+    assert encoder.stems == ["new"]
+    header = cachefile.read_header(cache_of("new"))
+    assert header.source == digest.of_file(Path("data/00.png"))

@@ -1,0 +1,671 @@
+"""Encoders give what diffusers and transformers give, whatever form the weights come in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from demo.text import clip_tokenizer, save_slow_files, t5_tokenizer
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from latentmake.caches.encode import Sample
+from latentmake.caches.encoders.device import compute_dtype
+from latentmake.caches.encoders.load import encoder
+from latentmake.caches.encoders.text import TextEncoder, load_text_encoder
+from latentmake.caches.encoders.vae import encode_images, load_vae
+from latentmake.config import Model, TextWeights, Weights
+from latentmake.errors import ModelError
+from latentmake.models import tokenizers as tokens
+from latentmake.plan.orders import WorkItem, WorkOrder
+from order_world import silent
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertModel,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    PreTrainedModel,
+    T5Config,
+    T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+CPU = torch.device("cpu")
+CAPTIONS = ["a red circle", "two blue squares on a brown table", "", "circle " * 90]
+ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def pixels() -> torch.Tensor:
+    return torch.randint(0, 256, (3, 24, 32, 3), generator=torch.Generator().manual_seed(0)).byte()
+
+
+# -- the VAE --------------------------------------------------------------------------------------
+
+
+def tiny_vae(**changes: Any) -> AutoencoderKL:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "block_out_channels": (8, 16, 16),
+        "down_block_types": ("DownEncoderBlock2D",) * 3,
+        "up_block_types": ("UpDecoderBlock2D",) * 3,
+        "layers_per_block": 1,
+        "norm_num_groups": 8,
+        "latent_channels": 4,
+        "scaling_factor": 0.3,
+        "shift_factor": 0.1,
+    }
+    return AutoencoderKL(**{**settings, **changes}).eval()
+
+
+@pytest.fixture(scope="module")
+def vae() -> AutoencoderKL:
+    return tiny_vae()
+
+
+@pytest.fixture(scope="module")
+def vae_folder(vae: AutoencoderKL, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "vae"
+    vae.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(vae: AutoencoderKL, pixels: torch.Tensor) -> torch.Tensor:
+    """What diffusers gives for the pixels, one after the other."""
+    with torch.no_grad():
+        return torch.cat(
+            [
+                vae.encode(image.permute(2, 0, 1)[None].float() / 127.5 - 1).latent_dist.mean
+                for image in pixels
+            ]
+        )
+
+
+def original_keys(state: dict[str, torch.Tensor], blocks: int) -> dict[str, torch.Tensor]:
+    """Name weights as CompVis' latent diffusion does, whose attention is made of convolutions."""
+    found = {}
+    for name, value in state.items():
+        new = re.sub(r"down_blocks\.(\d+)\.resnets\.(\d+)", r"down.\1.block.\2", name)
+        new = re.sub(r"down_blocks\.(\d+)\.downsamplers\.0", r"down.\1.downsample", new)
+        if match := re.search(r"up_blocks\.(\d+)", new):
+            number = blocks - 1 - int(match[1])
+            new = re.sub(r"up_blocks\.\d+\.resnets\.(\d+)", rf"up.{number}.block.\1", new)
+            new = re.sub(r"up_blocks\.\d+\.upsamplers\.0", f"up.{number}.upsample", new)
+        new = new.replace("mid_block.resnets.0", "mid.block_1")
+        new = new.replace("mid_block.resnets.1", "mid.block_2")
+        new = new.replace("conv_shortcut", "nin_shortcut").replace("conv_norm_out", "norm_out")
+        if "mid_block.attentions.0" in new:
+            new = new.replace("mid_block.attentions.0", "mid.attn_1")
+            for ours, theirs in {
+                "group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"
+            }.items():  # fmt: skip
+                new = new.replace(f".{ours}.", f".{theirs}.")
+            if new.endswith("weight") and value.dim() == 2:
+                value = value[:, :, None, None]
+        found[new] = value.contiguous()
+    return found
+
+
+def ancient_keys(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Name attention as diffusers did before version 0.17."""
+    found = {}
+    for name, value in state.items():
+        for new, old in {
+            "to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"
+        }.items():  # fmt: skip
+            name = name.replace(f"attentions.0.{new}.", f"attentions.0.{old}.")
+        found[name] = value
+    return found
+
+
+FORMS: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = {
+    "diffusers": lambda state: state,
+    "ancient diffusers": ancient_keys,
+    "original": lambda state: original_keys(state, 3),
+    "whole checkpoint": lambda state: {
+        **{f"first_stage_model.{key}": value for key, value in original_keys(state, 3).items()},
+        "model.diffusion_model.input_blocks.0.0.weight": torch.ones(2),
+    },
+}
+
+
+def test_a_vae_of_a_folder_gives_what_diffusers_gives(
+    vae_folder: Path, pixels: torch.Tensor, expected: torch.Tensor
+) -> None:
+    found = load_vae(Weights(path=str(vae_folder)), CPU, torch.float32)
+    latents = encode_images(found, pixels)
+    assert latents.shape == (3, 4, 6, 8)
+    assert latents.dtype == torch.float32
+    torch.testing.assert_close(latents, expected, **ROUNDING)
+    assert not found.training
+    assert not any(weight.requires_grad for weight in found.parameters())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("config", ["beside", "named folder", "named file"])
+def test_a_vae_in_a_single_file_gives_the_same_latents(
+    vae: AutoencoderKL,
+    vae_folder: Path,
+    pixels: torch.Tensor,
+    tmp_path: Path,
+    form: str,
+    config: str,
+) -> None:
+    path = tmp_path / "vae.safetensors"
+    save_file(FORMS[form](vae.state_dict()), path)
+    named = None
+    if config == "beside":
+        shutil.copy(vae_folder / "config.json", tmp_path)
+    else:
+        named = str(vae_folder if config == "named folder" else vae_folder / "config.json")
+    found = load_vae(Weights(path=str(path), config=named), CPU, torch.float32)
+    folder = load_vae(Weights(path=str(vae_folder)), CPU, torch.float32)
+    assert torch.equal(encode_images(found, pixels), encode_images(folder, pixels))
+    assert found.config["scaling_factor"] == 0.3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_vae_without_a_configuration_is_read_off_its_weights(
+    pixels: torch.Tensor, tmp_path: Path, form: str
+) -> None:
+    # 32 groups, which no shape tells, are every real VAE's and diffusers' default.
+    whole = tiny_vae(block_out_channels=(32, 32, 64), norm_num_groups=32, layers_per_block=2)
+    whole.save_pretrained(tmp_path / "folder")
+    save_file(FORMS[form](whole.state_dict()), tmp_path / "vae.safetensors")
+    found = load_vae(Weights(path=f"{tmp_path}/vae.safetensors"), CPU, torch.float32)
+    folder = load_vae(Weights(path=f"{tmp_path}/folder"), CPU, torch.float32)
+    assert torch.equal(encode_images(found, pixels), encode_images(folder, pixels))
+
+
+def test_a_vae_without_quantising_convolutions_is_read_off_its_weights(
+    pixels: torch.Tensor, tmp_path: Path
+) -> None:
+    whole = tiny_vae(
+        block_out_channels=(32, 32),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        norm_num_groups=32,
+        latent_channels=16,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+    save_file(original_keys(whole.state_dict(), 2), tmp_path / "vae.safetensors")
+    found = load_vae(Weights(path=f"{tmp_path}/vae.safetensors"), CPU, torch.float32)
+    assert torch.equal(encode_images(found, pixels), encode_images(whole, pixels))
+
+
+def test_a_batch_gives_what_each_gives_alone(vae: AutoencoderKL, pixels: torch.Tensor) -> None:
+    alone = torch.cat([encode_images(vae, image[None]) for image in pixels])
+    torch.testing.assert_close(encode_images(vae, pixels), alone, **ROUNDING)
+
+
+def test_a_sample_of_the_posterior_comes_from_its_seed_alone(
+    vae: AutoencoderKL, pixels: torch.Tensor
+) -> None:
+    torch.manual_seed(1)
+    first = encode_images(vae, pixels, seeds=[5, 6, 7])
+    torch.manual_seed(2)
+    assert torch.equal(encode_images(vae, pixels, seeds=[5, 6, 7]), first)
+    alone = encode_images(vae, pixels[2:], seeds=[7])
+    torch.testing.assert_close(alone, first[2:], **ROUNDING)
+    assert not torch.allclose(encode_images(vae, pixels, seeds=[5, 6, 8])[2], first[2])
+    assert not torch.allclose(encode_images(vae, pixels), first)
+
+
+def test_samples_spread_as_the_posterior_says(vae: AutoencoderKL, pixels: torch.Tensor) -> None:
+    image = pixels[:1].permute(0, 3, 1, 2).float() / 127.5 - 1
+    with torch.no_grad():
+        posterior = vae.encode(image).latent_dist
+    drawn = torch.cat([encode_images(vae, pixels[:1], seeds=[seed]) for seed in range(64)])
+    deviations = (drawn - posterior.mean) / posterior.std
+    assert abs(deviations.mean()) < 0.05
+    assert abs(deviations.std() - 1) < 0.05
+
+
+def refuses_vae(weights: Weights) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_vae(weights, CPU, torch.float32)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert "; " in line
+    return line
+
+
+def test_a_vae_whose_weights_are_incomplete_is_refused(
+    vae: AutoencoderKL, vae_folder: Path, tmp_path: Path
+) -> None:
+    for form, change in FORMS.items():
+        state = change(dict(vae.state_dict()))
+        (name,) = [
+            key
+            for key in state
+            if re.search(r"encoder\.conv_norm_out\.bias|encoder\.norm_out\.bias", key)
+        ]
+        del state[name]
+        path = tmp_path / f"{form}.safetensors"
+        save_file(state, path)
+        line = refuses_vae(Weights(path=str(path), config=str(vae_folder)))
+        assert line.startswith(f"{path}: ")
+
+
+def test_a_vae_folder_whose_weights_are_incomplete_is_refused(
+    vae_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(vae_folder, tmp_path / "vae")
+    weights = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    state = load_file(weights)
+    del state["encoder.conv_in.weight"]
+    save_file(state, weights)
+    assert refuses_vae(Weights(path=f"{tmp_path}/vae")).startswith(f"{tmp_path}/vae: ")
+
+
+@pytest.mark.parametrize("length", [0, 10, 1000])
+def test_a_vae_file_cut_short_is_refused(vae_folder: Path, tmp_path: Path, length: int) -> None:
+    shutil.copytree(vae_folder, tmp_path / "vae")
+    path = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    assert f"{tmp_path}/vae" in refuses_vae(Weights(path=f"{tmp_path}/vae"))
+    assert str(path) in refuses_vae(Weights(path=str(path)))
+
+
+def test_other_networks_are_no_vae(tmp_path: Path) -> None:
+    UNet2DConditionModel(
+        block_out_channels=(8,),
+        down_block_types=("DownBlock2D",),
+        up_block_types=("UpBlock2D",),
+        layers_per_block=1,
+        cross_attention_dim=8,
+        attention_head_dim=4,
+        norm_num_groups=8,
+    ).save_pretrained(tmp_path / "unet")
+    refuses_vae(Weights(path=f"{tmp_path}/unet"))
+    save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
+    refuses_vae(Weights(path=f"{tmp_path}/x.safetensors"))
+    refuses_vae(Weights(path=f"{tmp_path}/missing"))
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").write_text("{")
+    (tmp_path / "vae" / "model.safetensors").touch()
+    refuses_vae(Weights(path=f"{tmp_path}/vae"))
+
+
+# -- text encoders --------------------------------------------------------------------------------
+
+
+def tiny(kind: str, words: int) -> PreTrainedModel:
+    torch.manual_seed(0)
+    clip = {
+        "vocab_size": words, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "projection_dim": 12, "max_position_embeddings": 77,
+        "bos_token_id": words - 2, "eos_token_id": words - 1, "pad_token_id": words - 1,
+    }  # fmt: skip
+    t5 = {
+        "vocab_size": words, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2,
+        "pad_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    models: dict[str, Callable[[], PreTrainedModel]] = {
+        "clip": lambda: CLIPTextModel(CLIPTextConfig(**clip)),
+        "projection": lambda: CLIPTextModelWithProjection(CLIPTextConfig(**clip)),
+        "t5": lambda: T5EncoderModel(T5Config(**t5)),
+        "umt5": lambda: UMT5EncoderModel(UMT5Config(**t5)),
+    }
+    return models[kind]().eval()
+
+
+KINDS = ("clip", "projection", "t5", "umt5")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each kind of encoder, with its tokenizer, as `{kind}/text_encoder`."""
+    root = tmp_path_factory.mktemp("text")
+    for kind in KINDS:
+        clip = kind in ("clip", "projection")
+        tokenizer = clip_tokenizer(CAPTIONS) if clip else t5_tokenizer(CAPTIONS)
+        tokenizer.save_pretrained(root / kind / "tokenizer")
+        if clip:
+            save_slow_files(tokenizer, root / kind / "tokenizer")
+        tiny(kind, len(tokenizer)).save_pretrained(root / kind / "text_encoder")
+    return root
+
+
+def loaded(bundle: Path, kind: str, **settings: Any) -> TextEncoder:
+    weights = TextWeights(path=str(bundle / kind / "text_encoder"), **settings)
+    return load_text_encoder(weights, CPU, torch.float32)
+
+
+@torch.no_grad()
+def directly(bundle: Path, kind: str, caption: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Encode one caption with transformers alone."""
+    classes = {
+        "clip": CLIPTextModel, "projection": CLIPTextModelWithProjection,
+        "t5": T5EncoderModel, "umt5": UMT5EncoderModel,
+    }  # fmt: skip
+    folder = bundle / kind
+    model = classes[kind].from_pretrained(folder / "text_encoder").eval()
+    if kind in ("clip", "projection"):
+        tokens = clip_tokenizer(CAPTIONS)(
+            [caption], padding="max_length", max_length=77, truncation=True, return_tensors="pt"
+        )
+        output = model(tokens.input_ids)
+        pooled = output.text_embeds if kind == "projection" else output.pooler_output
+        return output.last_hidden_state[0], pooled[0]
+    tokens = t5_tokenizer(CAPTIONS)([caption], truncation=True, max_length=512, return_tensors="pt")
+    return model(tokens.input_ids).last_hidden_state[0], None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_encoder_gives_what_transformers_gives(bundle: Path, kind: str) -> None:
+    found = loaded(bundle, kind).encode(CAPTIONS)
+    for caption, tensors in zip(CAPTIONS, found, strict=True):
+        hidden, pooled = directly(bundle, kind, caption)
+        torch.testing.assert_close(tensors["hidden_state"], hidden, **ROUNDING)
+        assert ("pooled" in tensors) == (pooled is not None)
+        if pooled is not None:
+            torch.testing.assert_close(tensors["pooled"], pooled, **ROUNDING)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_caption_is_encoded_alike_alone_and_among_others(bundle: Path, kind: str) -> None:
+    text_encoder = loaded(bundle, kind)
+    together = text_encoder.encode(CAPTIONS)
+    for caption, tensors in zip(CAPTIONS, together, strict=True):
+        (alone,) = text_encoder.encode([caption])
+        torch.testing.assert_close(alone, tensors, **ROUNDING)
+
+
+@pytest.mark.parametrize("kind", ["clip", "projection"])
+def test_clip_is_padded_to_its_77_tokens(bundle: Path, kind: str) -> None:
+    text_encoder = loaded(bundle, kind)
+    assert text_encoder.max_length == 77
+    shapes = {tuple(each["hidden_state"].shape) for each in text_encoder.encode(CAPTIONS)}
+    assert shapes == {(77, 16)}
+    assert {len(each["pooled"]) for each in text_encoder.encode(CAPTIONS)} == {
+        12 if kind == "projection" else 16
+    }
+    assert loaded(bundle, kind, max_length=200).max_length == 77
+    assert loaded(bundle, kind, max_length=20).encode(["a"])[0]["hidden_state"].shape == (20, 16)
+
+
+def test_an_empty_caption_has_a_token_where_the_tokenizer_adds_none(bundle: Path) -> None:
+    text_encoder = loaded(bundle, "t5")
+    text_encoder.tokenizer.backend_tokenizer.post_processor = None
+    (alone,) = text_encoder.encode([""])
+    assert alone["hidden_state"].shape == (1, 16)
+    beside, longer = text_encoder.encode(["", "a red circle"])
+    torch.testing.assert_close(beside["hidden_state"], alone["hidden_state"], **ROUNDING)
+    assert len(longer["hidden_state"]) > 1
+
+
+@pytest.mark.parametrize("kind", ["t5", "umt5"])
+def test_t5_keeps_each_captions_own_length(bundle: Path, kind: str) -> None:
+    text_encoder = loaded(bundle, kind)
+    assert text_encoder.max_length == 512
+    for caption, tensors in zip(CAPTIONS, text_encoder.encode(CAPTIONS), strict=True):
+        own = tokens.count(caption, text_encoder.tokenizer)
+        assert len(tensors["hidden_state"]) == own + 1  # EOS
+    short = loaded(bundle, kind, max_length=5).encode([CAPTIONS[1]])[0]["hidden_state"]
+    assert short.shape == (5, 16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("config", ["beside", "named"])
+def test_a_single_file_gives_the_same_embeddings(
+    bundle: Path, tmp_path: Path, kind: str, config: str
+) -> None:
+    place = bundle / kind
+    shutil.copy(place / "text_encoder" / "model.safetensors", tmp_path / "one.safetensors")
+    settings = {"tokenizer": str(place / "tokenizer")}
+    if config == "beside":
+        shutil.copy(place / "text_encoder" / "config.json", tmp_path)
+    else:
+        settings["config"] = str(place / "text_encoder")
+    weights = TextWeights(path=f"{tmp_path}/one.safetensors", **settings)
+    found = load_text_encoder(weights, CPU, torch.float32).encode(CAPTIONS)
+    for one, other in zip(found, loaded(bundle, kind).encode(CAPTIONS), strict=True):
+        torch.testing.assert_close(one, other, **ROUNDING)
+
+
+def refuses_text(path: Path, **settings: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_text_encoder(TextWeights(path=str(path), **settings), CPU, torch.float32)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert "; " in line
+    return line
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_encoder_whose_weights_are_incomplete_is_refused(
+    bundle: Path, tmp_path: Path, kind: str, single: bool
+) -> None:
+    shutil.copytree(bundle / kind, tmp_path / kind)
+    folder = tmp_path / kind / "text_encoder"
+    weights = folder / "model.safetensors"
+    state = load_file(weights)
+    name = next(key for key in state if "final_layer_norm.weight" in key)
+    del state[name]
+    save_file(state, weights, {"format": "pt"})
+    line = refuses_text(weights if single else folder)
+    assert line.startswith(str(folder))
+    assert "lack" in line
+
+
+def test_a_text_encoder_file_cut_short_is_refused(bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle / "clip", tmp_path / "clip")
+    weights = tmp_path / "clip" / "text_encoder" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+    refuses_text(weights)
+    refuses_text(weights.parent)
+
+
+def test_other_networks_are_no_text_encoder(bundle: Path, vae_folder: Path, tmp_path: Path) -> None:
+    tokenizer = str(bundle / "clip" / "tokenizer")
+    bert = BertConfig(
+        vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=8,
+    )  # fmt: skip
+    BertModel(bert).save_pretrained(tmp_path / "bert")
+    assert "bert" in refuses_text(tmp_path / "bert", tokenizer=tokenizer)
+    refuses_text(vae_folder, tokenizer=tokenizer)
+    refuses_text(tmp_path / "missing", tokenizer=tokenizer)
+
+
+def test_a_text_encoder_without_its_tokenizer_is_refused(bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle / "clip" / "text_encoder", tmp_path / "text_encoder")
+    assert "there is no tokenizer here" in refuses_text(tmp_path / "text_encoder")
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text("{")
+    refuses_text(tmp_path / "text_encoder")
+
+
+class _Command:
+    """What a pickle does that runs a program when it is loaded."""
+
+    def __init__(self, proof: Path) -> None:
+        self._proof = proof
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self._proof}",)
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "old"])
+@pytest.mark.parametrize("kind", ["vae", *KINDS])
+def test_a_pickle_in_place_of_weights_is_refused_in_one_line_and_never_runs(
+    bundle: Path, vae_folder: Path, tmp_path: Path, kind: str, archive: bool
+) -> None:
+    source = vae_folder if kind == "vae" else bundle / kind / "text_encoder"
+    folder, proof = tmp_path / source.name, tmp_path / "it ran"
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    if kind != "vae":
+        shutil.copytree(bundle / kind / "tokenizer", tmp_path / "tokenizer")
+    name = "diffusion_pytorch_model.bin" if kind == "vae" else "pytorch_model.bin"
+    state = {"weight": torch.ones(1), "command": _Command(proof)}
+    torch.save(state, folder / name, _use_new_zipfile_serialization=archive)
+    line = refuses_vae(Weights(path=str(folder))) if kind == "vae" else refuses_text(folder)
+    assert line.startswith(f"{folder / name}: holds more than tensors")
+    assert "weights_only" not in line and line.endswith("take the weights as .safetensors")
+    assert not proof.exists()
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1")
+    line = refuses_vae(Weights(path=str(folder))) if kind == "vae" else refuses_text(folder)
+    assert line == f"{folder / name}: is cut short or no PyTorch file; copy it again"
+
+
+@pytest.mark.parametrize("fault", [OSError(), ValueError(" \n"), KeyError(), RuntimeError("\n")])
+def test_an_error_without_text_is_named_by_its_kind(
+    bundle: Path, vae_folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(AutoencoderKL, "from_pretrained", fails)
+    monkeypatch.setattr(CLIPTextModel, "from_pretrained", fails)
+    kind = type(fault).__name__
+    assert f"({kind})" in refuses_vae(Weights(path=str(vae_folder)))
+    assert f"({kind})" in refuses_text(bundle / "clip" / "text_encoder")
+
+
+def test_a_single_text_file_without_a_configuration_is_refused(
+    bundle: Path, tmp_path: Path
+) -> None:
+    shutil.copy(bundle / "clip/text_encoder/model.safetensors", tmp_path / "one.safetensors")
+    line = refuses_text(tmp_path / "one.safetensors", tokenizer=str(bundle / "clip/tokenizer"))
+    assert "does not say what network it holds" in line
+
+
+# -- from an order to an encoder ------------------------------------------------------------------
+
+
+def loaded_of(kind: str, settings: dict[str, Any], said: list[str] | None = None) -> Any:
+    model = Model.model_validate({"vae": "nowhere", "text": ["nowhere"], **settings})
+    order = WorkOrder(
+        kind=kind, dataset="cats", model="tiny", dataset_settings={},
+        model_settings=json.loads(json.dumps(model.model_dump())), recipe={"format": 1}, items=(),
+    )  # fmt: skip
+    say = silent if said is None else said.append
+    return encoder(order, threads=1, batch_size=0, say=say)
+
+
+def encoder_of(kind: str, settings: dict[str, Any]) -> Any:
+    return loaded_of(kind, settings)[:2]
+
+
+def sample(content: np.ndarray | str, key: str = "0" * 64) -> Sample:
+    return Sample(key, "s", WorkItem("a", "a.png", None, ()), content, (48, 36))
+
+
+def test_latents_are_unscaled_and_their_file_says_how_to_scale_them(
+    vae_folder: Path, pixels: torch.Tensor, expected: torch.Tensor
+) -> None:
+    encode, size = encoder_of("latents", {"vae": str(vae_folder)})
+    assert size >= 1
+    ((tensors, metadata),) = encode([sample(pixels[0].numpy())])
+    assert set(tensors) == {"latents"}
+    torch.testing.assert_close(tensors["latents"], expected[0], rtol=1e-3, atol=1e-3)
+    assert metadata == {
+        "scaling_factor": "0.3",
+        "shift_factor": "0.1",
+        "original_width": "48",
+        "original_height": "36",
+        "pixel_width": "32",
+        "pixel_height": "24",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "stored"),
+    [
+        ({}, torch.float32),
+        ({"dtype": "bfloat16"}, torch.bfloat16),
+        ({"dtype": "bfloat16", "vae_dtype": "float16", "text_dtype": "float16"}, torch.float16),
+    ],
+)
+def test_what_is_stored_has_the_format_asked_for(
+    vae_folder: Path, bundle: Path, pixels: torch.Tensor, settings: dict[str, Any], stored: Any
+) -> None:
+    encode, _ = encoder_of("latents", {"vae": str(vae_folder), **settings})
+    ((latents, _),) = encode([sample(pixels[0].numpy())])
+    text = {"text": [str(bundle / "clip" / "text_encoder")]}
+    encode, _ = encoder_of("text", {**text, **settings})
+    ((embeddings, _),) = encode([sample("a red circle")])
+    assert {tensor.dtype for tensor in [*latents.values(), *embeddings.values()]} == {stored}
+
+
+def test_a_posteriors_sample_depends_on_key_and_seed_and_not_on_neighbours(
+    vae_folder: Path, pixels: torch.Tensor
+) -> None:
+    def drawn(seed: int, keys: list[str]) -> list[torch.Tensor]:
+        settings = {"vae": str(vae_folder), "posterior": "sample", "posterior_seed": seed}
+        encode, _ = encoder_of("latents", settings)
+        return [each["latents"] for each, _ in encode([sample(pixels[0].numpy(), k) for k in keys])]
+
+    one, other = drawn(0, ["1" * 64, "f" * 64])
+    assert not torch.allclose(one, other)
+    torch.testing.assert_close(drawn(0, ["f" * 64])[0], other, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(drawn(1, ["f" * 64])[0], other)
+
+
+def test_several_text_encoders_share_a_file_under_their_own_names(bundle: Path) -> None:
+    folders = [str(bundle / kind / "text_encoder") for kind in ("clip", "projection", "t5")]
+    encode, _ = encoder_of("text", {"text": folders})
+    ((tensors, metadata),) = encode([sample("a red circle")])
+    assert sorted(tensors) == [
+        "text_encoder.hidden_state",
+        "text_encoder.pooled",
+        "text_encoder_2.hidden_state",
+        "text_encoder_2.pooled",
+        "text_encoder_3.hidden_state",
+    ]
+    assert metadata == {"caption": "a red circle"}
+
+
+def test_captions_that_are_cut_off_are_named_in_one_line_an_encoder(bundle: Path) -> None:
+    places = [str(bundle / kind / "text_encoder") for kind in ("clip", "t5")]
+    ready = loaded_of("text", {"text": [places[0], {"path": places[1], "max_length": 81}]})
+    for number, length in enumerate([10, 76, 80, 75, 90, 77]):
+        ready.encode([sample("circle " * length, str(number) * 64)] * 2)
+    assert ready.remarks() == [
+        "4 captions are cut to the first 75 tokens by text_encoder: a.png, a.png, a.png ...",
+        "1 caption is cut to the first 80 tokens by text_encoder_2: a.png",
+    ]
+
+
+def test_a_clip_in_a_single_file_is_read_with_or_without_the_prefix_of_its_names(
+    bundle: Path, tmp_path: Path
+) -> None:
+    state = load_file(bundle / "clip/text_encoder/model.safetensors")
+    bare = {name.removeprefix("text_model."): value for name, value in state.items()}
+    settings = {"config": f"{bundle}/clip/text_encoder", "tokenizer": f"{bundle}/clip/tokenizer"}
+    (expected,) = loaded(bundle, "clip").encode(["a red circle"])
+    for prefix in ("", "text_model."):
+        path = tmp_path / f"{prefix}one.safetensors"
+        save_file({prefix + name: value for name, value in bare.items()}, path)
+        weights = TextWeights(path=str(path), **settings)
+        (found,) = load_text_encoder(weights, CPU, torch.float32).encode(["a red circle"])
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_a_cpu_computes_in_float32_and_says_so(name: str) -> None:
+    said: list[str] = []
+    assert compute_dtype(CPU, name, said.append) == torch.float32
+    assert said == [f"cpu computes in float32; the caches are stored as {name}"]
+
+
+def test_a_vae_that_overflows_in_half_precision_stays_in_single(tmp_path: Path) -> None:
+    tiny_vae(force_upcast=True).save_pretrained(tmp_path / "upcast")
+    tiny_vae(force_upcast=False).save_pretrained(tmp_path / "half")
+    for name, expected_dtype in (("upcast", torch.float32), ("half", torch.float16)):
+        assert (
+            load_vae(Weights(path=f"{tmp_path}/{name}"), CPU, torch.float16).dtype == expected_dtype
+        )

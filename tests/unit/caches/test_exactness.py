@@ -1,0 +1,35 @@
+"""Encoders compute as exactly as float32 allows: their pictures lie in memory as they should."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from exact_world import error, narrow_vae, pictures
+from latentmake.caches.encoders.vae import encode_images
+
+BOUND = 1e-5  # of the largest value
+PICTURES = pictures()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("flux", [False, True], ids=["sd", "flux"])
+def test_latents_of_an_autoencoder_kl_are_exact_in_float32(flux: bool, name: str) -> None:
+    vae = narrow_vae(flux=flux)
+    exact = encode_images(copy.deepcopy(vae).double(), PICTURES[name])
+    assert exact.shape == (1, 16 if flux else 4, 64, 64)
+    assert error(encode_images(vae, PICTURES[name]), exact) < BOUND
+    # sd-scripts' flipped latents come from a view of the same pixels.
+    flipped = PICTURES[name].flip(2)
+    mirrored = encode_images(copy.deepcopy(vae).double(), flipped)
+    assert error(encode_images(vae, flipped), mirrored) < BOUND

@@ -1,0 +1,539 @@
+"""The pixels that the VAE sees, against a second, plain reading of how musubi-tuner makes them."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import av
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake.caches.inputs import Sample, samples_of
+from latentmake.caches.pixels import plain as pixels
+from latentmake.caches.pixels.wan import fit, open_image, read_clips, read_control
+from latentmake.config import Dataset, Model
+from latentmake.errors import SourceError
+from latentmake.files.media import probe_image, probe_video
+from latentmake.geometry.buckets import Size, wan_size
+from latentmake.geometry.clips import Clip, clips, kept_indices
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from numpy.typing import NDArray
+from PIL import Image
+from video_world import KINDS, write_kind, write_video
+
+Pixels = NDArray[np.uint8]
+LIMIT = 178_956_970
+RESOLUTION = Size(64, 64)
+
+
+# -- a second reading of the rules ----------------------------------------------------------------
+
+
+def scaled(picture: Pixels, width: int, height: int) -> Pixels:
+    """Cover a size and cut its centre, channels as they are."""
+    high, wide = picture.shape[0], picture.shape[1]
+    if (wide, high) == (width, height):
+        return picture
+    factor = max(width / wide, height / high)
+    wide, high = math.floor(wide * factor + 0.5), math.floor(high * factor + 0.5)
+    if factor > 1:
+        picture = np.array(Image.fromarray(picture).resize((wide, high), Image.LANCZOS))
+    else:
+        picture = cv2.resize(picture, (wide, high), interpolation=cv2.INTER_AREA)
+    above, before = (high - height) // 2, (wide - width) // 2
+    return picture[above : above + height, before : before + width]
+
+
+def kept_pictures(path: Path, fps: float | None) -> list[Pixels]:
+    """All frames of a file that are kept, decoded from the file itself."""
+    with av.open(str(path)) as file:
+        decoded = [np.array(frame.to_image()) for frame in file.decode(video=0)]
+    return [decoded[index] for index, _ in kept_indices(len(decoded), fps)]
+
+
+def noise(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
+    """Noise on a gradient, so that each way of scaling it gives another result."""
+    width, height = size
+    channels = len(Image.new(mode, (1, 1)).getbands())
+    dice = np.random.default_rng(width * 1000 + height)
+    values = dice.integers(0, 120, (height, width, channels))
+    values += np.linspace(0, 135, width).astype(int)[None, :, None]
+    values = values.astype(np.uint8)
+    return Image.fromarray(values[..., 0] if channels == 1 else values, mode)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def opened(data: bytes, limit: int = LIMIT) -> Image.Image:
+    return open_image(data, "a.png", limit)
+
+
+def refusal(data: bytes, limit: int = LIMIT) -> str:
+    with pytest.raises(SourceError) as caught:
+        opened(data, limit)
+    line = str(caught.value)
+    assert line.startswith("a.png: ")
+    assert "\n" not in line
+    return line
+
+
+# -- opening images -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_colours_with_and_without_alpha_stay_as_they_are(mode: str) -> None:
+    image = noise((9, 7), mode)
+    found = opened(encoded(image))
+    assert found.mode == mode
+    assert np.array_equal(np.asarray(found), np.asarray(image))
+
+
+def palette() -> Image.Image:
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([255, 0, 0, 10, 20, 250])
+    image.info["transparency"] = 1
+    return image
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "colour"),
+    [
+        (Image.new("L", (4, 4), 9), "PNG", (9, 9, 9)),
+        (Image.new("1", (4, 4), 1), "PNG", (255, 255, 255)),
+        (Image.new("LA", (4, 4), (7, 0)), "PNG", (7, 7, 7)),
+        (palette(), "PNG", (10, 20, 250)),
+        (Image.new("CMYK", (4, 4), (0, 255, 255, 0)), "TIFF", (255, 0, 0)),
+        (Image.fromarray(np.full((4, 4), 200, np.uint16)), "PNG", (200, 200, 200)),
+        (Image.fromarray(np.full((4, 4), 20_000, np.uint16)), "PNG", (255, 255, 255)),
+    ],
+    ids=["L", "1", "LA", "P", "CMYK", "16 bits, dark", "16 bits"],
+)
+def test_all_else_becomes_rgb_as_pillow_does_it(
+    image: Image.Image, kind: str, colour: tuple[int, int, int]
+) -> None:
+    data = encoded(image, kind)
+    found = opened(data)
+    assert found.mode == "RGB"
+    assert found.getpixel((0, 0)) == colour
+    plainly = Image.open(io.BytesIO(data)).convert("RGB")
+    assert np.array_equal(np.asarray(found), np.asarray(plainly))
+
+
+def test_exif_turns_nothing() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert opened(encoded(noise((9, 7)), "JPEG", exif=exif)).size == (9, 7)
+
+
+def test_faults_are_named_as_in_other_images() -> None:
+    data = encoded(noise((31, 23)))
+    for broken in (b"", b"hello", data[: len(data) // 2], data[: len(data) * 3 // 4]):
+        with pytest.raises(SourceError) as caught:
+            pixels.decode(
+                broken,
+                "a.png",
+                {"exif_rotation": True, "background": "white", "max_image_pixels": LIMIT},
+            )
+        assert refusal(broken) == str(caught.value)
+    assert "has 31 x 23 pixels, more than 712 in all" in refusal(data, 712)
+    assert opened(data, 713).size == (31, 23)
+
+
+# -- scaling --------------------------------------------------------------------------------------
+
+SIZES = [
+    (64, 64),
+    (48, 64),
+    (64, 48),
+    (20, 30),
+    (33, 21),
+    (200, 130),
+    (130, 201),
+    (640, 480),
+    (9, 99),
+]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+@pytest.mark.parametrize("size", SIZES)
+def test_pixels_are_those_of_the_rules(size: tuple[int, int], mode: str) -> None:
+    image = noise(size, mode)
+    for target in (Size(64, 64), Size(48, 80), Size(80, 48)):
+        expected = scaled(np.array(image), *target)[:, :, :3]
+        for given_as in (image, np.array(image)):
+            found = fit(given_as, target)
+            assert found.dtype == np.uint8
+            assert found.shape == (target.height, target.width, 3)
+            assert found.flags.c_contiguous
+            assert np.array_equal(found, expected)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(1, 150),
+    st.integers(1, 150),
+    st.integers(16, 120),
+    st.integers(16, 120),
+    st.sampled_from(["RGB", "RGBA"]),
+)
+def test_pixels_of_any_size_are_those_of_the_rules(
+    width: int, height: int, wide: int, high: int, mode: str
+) -> None:
+    image = noise((width, height), mode)
+    expected = scaled(np.array(image), wide, high)[:, :, :3]
+    assert np.array_equal(fit(image, Size(wide, high)), expected)
+
+
+def test_a_picture_of_the_right_size_is_only_freed_of_alpha() -> None:
+    image = noise((64, 48), "RGBA")
+    assert np.array_equal(fit(image, Size(64, 48)), np.asarray(image)[:, :, :3])
+
+
+def test_a_picture_that_fits_one_side_is_only_cut() -> None:
+    image = noise((100, 48))  # the factor is 1
+    assert np.array_equal(fit(image, Size(64, 48)), np.asarray(image)[:, 18:82])
+
+
+def test_unseen_colours_vanish_when_scaled_up_and_count_when_scaled_down() -> None:
+    values = np.zeros((32, 32, 4), np.uint8)
+    values[:, :16] = (250, 0, 0, 255)
+    values[:, 16:] = (0, 250, 0, 0)  # green that nobody sees
+    image = Image.fromarray(values)
+    assert fit(image, Size(64, 64))[:, :, 1].max() == 0
+    assert fit(image, Size(16, 16))[8, 15].tolist() == [0, 250, 0]
+    assert fit(image, Size(32, 32))[8, 20].tolist() == [0, 250, 0]
+
+
+def test_writing_to_the_pixels_leaves_the_source_alone() -> None:
+    values = np.array(noise((16, 16)))
+    before = values.copy()
+    fit(Image.fromarray(values), Size(16, 16))[:] = 0
+    assert np.array_equal(values, before)
+
+
+def test_threads_change_no_pixel() -> None:
+    image = noise((517, 301))
+    usual = cv2.getNumThreads()
+    found = []
+    try:
+        for threads in (0, 1, 4):
+            cv2.setNumThreads(threads)
+            found.append(fit(image, Size(128, 112)))
+    finally:
+        cv2.setNumThreads(usual)
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
+    with pytest.raises(SourceError, match=r"hair\.png: is too narrow \(1 x 20000\)"):
+        fit(Image.new("RGB", (1, 20_000)), Size(256, 1024), path="hair.png")
+    with pytest.raises(SourceError, match="is too narrow"):
+        fit(Image.new("RGB", (1, 50)), Size(64, 64), max_pixels=64 * 3199)
+    assert fit(Image.new("RGB", (1, 50)), Size(64, 64), max_pixels=64 * 3200).shape == (64, 64, 3)
+
+
+# -- videos ---------------------------------------------------------------------------------------
+
+WAYS: list[dict[str, Any]] = [
+    {"frame_extraction": "head"},
+    {"frame_extraction": "chunk"},
+    {"frame_extraction": "slide", "frame_stride": 3},
+    {"frame_extraction": "uniform", "frame_sample": 4},
+    {"frame_extraction": "full"},
+]
+
+
+def all_clips(count: int, fps: float | None, **changes: Any) -> list[Clip]:
+    plain = {"target_frames": [1, 5, 9], "frame_stride": 1, "frame_sample": 1, "max_frames": 129}
+    return clips(count, **{**plain, **changes}, source_fps=fps)
+
+
+def check(path: Path, fps: float | None, wanted: list[tuple[Size, Clip]]) -> None:
+    kept = kept_pictures(path, fps)
+    found = read_clips(path.read_bytes(), str(path), fps, wanted)
+    assert len(found) == len(wanted)
+    for (size, (start, frames)), clip in zip(wanted, found, strict=True):
+        assert clip.dtype == np.uint8
+        assert clip.shape == (frames, size.height, size.width, 3)
+        expected = [scaled(picture, *size) for picture in kept[start : start + frames]]
+        assert np.array_equal(clip, np.stack(expected))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_clips_of_every_kind_of_video_are_those_of_the_rules(tmp_path: Path, name: str) -> None:
+    path = write_kind(tmp_path, name)
+    cut = all_clips(24, 30.0, frame_extraction="chunk")
+    assert len(cut) > 10
+    check(path, 30.0, [(size, clip) for clip in cut for size in (Size(48, 32), Size(96, 80))])
+
+
+@pytest.mark.parametrize("fps", [None, 8.0, 16.0, 25.0, 59.94])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way["frame_extraction"]))
+def test_clips_of_every_way_and_rate_are_those_of_the_rules(
+    tmp_path: Path, way: dict[str, Any], fps: float | None
+) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", 21, bf="3")
+    cut = all_clips(21, fps, **way)
+    assert cut
+    check(path, fps, [(Size(64, 48), clip) for clip in cut])
+
+
+def test_portrait_and_landscape_are_cut_to_their_buckets(tmp_path: Path) -> None:
+    for size in ((48, 80), (80, 48), (160, 96), (36, 64)):
+        path = write_video(tmp_path / f"{size}.mp4", "mpeg4", 5, size=size)
+        bucket = wan_size(Size(*size), RESOLUTION, bucket=True, no_upscale=False)
+        check(path, None, [(bucket, Clip(0, 5))])
+
+
+def test_clips_come_in_the_order_asked_for(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", 12)
+    size, other = Size(32, 32), Size(48, 32)
+    check(
+        path,
+        None,
+        [(size, Clip(7, 5)), (other, Clip(0, 1)), (size, Clip(2, 5)), (size, Clip(7, 5))],
+    )
+
+
+def test_clips_that_overlap_share_their_frames(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "mpeg4", 12)
+    wanted = [(Size(32, 32), Clip(start, 5)) for start in range(8)]
+    found = read_clips(path.read_bytes(), str(path), None, wanted)
+    assert all(np.shares_memory(one, other) for one, other in pairwise(found))
+    assert found[0].base is not None
+    assert found[0].base.shape == (12, 32, 32, 3)
+
+
+def test_no_clip_needs_no_video() -> None:
+    assert read_clips(b"", "a.mp4", None, []) == []
+    assert read_control(b"", "a.mp4", None, []) == []
+
+
+def test_nothing_is_read_beyond_the_last_frame_needed(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mkv", "ffv1", 12)
+    whole = read_clips(path.read_bytes(), str(path), None, [(Size(64, 48), Clip(0, 5))])
+    data = path.read_bytes()
+    short = data[: len(data) * 3 // 4]
+    found = read_clips(short, "a.mkv", None, [(Size(64, 48), Clip(0, 5))])
+    assert np.array_equal(found[0], whole[0])
+
+
+# -- videos that control others -------------------------------------------------------------------
+
+
+def control_of(path: Path, fps: float | None, target: Size, clip: Clip) -> Pixels:
+    """Scale all frames to the bucket of their own, then to the other's; repeat the last one."""
+    kept = kept_pictures(path, fps)
+    own = wan_size(
+        Size(kept[0].shape[1], kept[0].shape[0]), RESOLUTION, bucket=True, no_upscale=False
+    )
+    twice = [scaled(scaled(picture, *own), *target) for picture in kept]
+    twice += [twice[-1]] * (clip.start + clip.frames)
+    return np.stack(twice[clip.start : clip.start + clip.frames])
+
+
+@pytest.mark.parametrize("count", [1, 3, 9, 12, 30])
+@pytest.mark.parametrize("size", [(64, 48), (48, 80), (160, 96)])
+@pytest.mark.parametrize("fps", [None, 24.0])
+def test_controls_are_those_of_the_rules(
+    tmp_path: Path, count: int, size: tuple[int, int], fps: float | None
+) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", count, size=size)
+    target = Size(64, 48)
+    cut = [Clip(0, 5), Clip(3, 5), Clip(7, 5)]
+    found = read_control(
+        path.read_bytes(), str(path), fps, [(RESOLUTION, target, clip) for clip in cut]
+    )
+    for clip, pixels_ in zip(cut, found, strict=True):
+        assert np.array_equal(pixels_, control_of(path, fps, target, clip))
+
+
+def test_a_control_of_another_shape_is_scaled_twice(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", 5, size=(96, 160))
+    target = Size(80, 48)
+    twice = read_control(path.read_bytes(), "a", None, [(RESOLUTION, target, Clip(0, 5))])[0]
+    once = read_clips(path.read_bytes(), "a", None, [(target, Clip(0, 5))])[0]
+    assert twice.shape == once.shape
+    assert not np.array_equal(twice, once)
+
+
+def test_controls_of_several_resolutions_are_read_at_once(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", 5, size=(160, 96))
+    target = Size(64, 48)
+    for resolution in (Size(64, 64), Size(128, 128)):
+        alone = read_control(path.read_bytes(), "a", None, [(resolution, target, Clip(0, 5))])
+        both = read_control(
+            path.read_bytes(),
+            "a",
+            None,
+            [(each, target, Clip(0, 5)) for each in (Size(64, 64), Size(128, 128))],
+        )
+        assert any(np.array_equal(alone[0], each) for each in both)
+
+
+# -- videos whose frames change their size --------------------------------------------------------
+
+
+def changing(folder: Path) -> Path:
+    """Write a video of 6 upright frames, after which come 6 of another shape."""
+    path = folder / "a.avi"
+    parts = [
+        write_video(folder / f"{size}.avi", "mjpeg", 6, size=size, format="yuvj420p")
+        for size in ((48, 80), (160, 96))
+    ]
+    with av.open(str(path), "w") as new:
+        copy = None
+        for number, part in enumerate(parts):
+            with av.open(str(part)) as old:
+                copy = copy or new.add_stream_from_template(old.streams.video[0])
+                for packet in old.demux(video=0):
+                    if packet.size:
+                        packet.stream = copy
+                        packet.pts = packet.dts = packet.dts + 6 * number
+                        new.mux(packet)
+    assert [picture.shape[:2] for picture in kept_pictures(path, None)[5:7]] == [
+        (80, 48),
+        (96, 160),
+    ]
+    return path
+
+
+def test_each_frame_is_scaled_by_its_own_size(tmp_path: Path) -> None:
+    check(changing(tmp_path), None, [(Size(48, 80), Clip(3, 5))])
+
+
+def test_the_first_frame_of_a_control_says_its_bucket(tmp_path: Path) -> None:
+    path, target, clip = changing(tmp_path), Size(80, 48), Clip(7, 5)
+    found = read_control(path.read_bytes(), "a", None, [(RESOLUTION, target, clip)])
+    assert np.array_equal(found[0], control_of(path, None, target, clip))
+
+
+# -- videos that are none, or no longer -----------------------------------------------------------
+
+
+def clip_refusal(data: bytes, frames: int = 5) -> str:
+    wanted = [(Size(64, 48), Clip(0, frames))]
+    with pytest.raises(SourceError) as caught:
+        read_clips(data, "a.mp4", None, wanted)
+    line = str(caught.value)
+    assert line.startswith("a.mp4: ")
+    assert "\n" not in line
+    return line
+
+
+def test_a_video_with_too_few_frames_is_named(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", 8, bf="2")
+    line = clip_refusal(path.read_bytes(), 9)
+    assert "ends after 8 frames, but its clips need 9" in line
+
+
+def test_what_is_no_video_is_named() -> None:
+    assert "is an empty file" in clip_refusal(b"")
+    assert "is not a video that FFmpeg can read" in clip_refusal(b"hello" * 100)
+
+
+def test_an_image_that_calls_itself_a_video_has_one_frame() -> None:
+    assert "ends after 1 frames" in clip_refusal(encoded(noise((64, 48))))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_video_cut_short_is_named_where_frames_are_missing(tmp_path: Path, name: str) -> None:
+    data = write_kind(tmp_path, name).read_bytes()
+    clip_refusal(data[: len(data) // 2], 21)
+
+
+def is_sound(data: bytes, count: int) -> bool:
+    """Whether a video begins with some frames of which FFmpeg had to guess nothing."""
+    try:
+        with av.open(io.BytesIO(data)) as file:
+            file.streams.video[0].codec_context.thread_count = 1
+            decoded = islice(file.decode(video=0), count)
+            return [frame.is_corrupt for frame in decoded] == [False] * count
+    except av.error.FFmpegError:
+        return False
+
+
+@pytest.mark.parametrize("name", ["h264.mkv", "mpeg4.avi", "mpeg2.mpg", "wmv2.wmv", "vp9.webm"])
+def test_no_frame_is_guessed_and_no_damage_is_more_than_one_bad_file(
+    tmp_path: Path, name: str
+) -> None:
+    whole = write_kind(tmp_path, name, 9).read_bytes()
+    dice = np.random.default_rng(0)
+    seen = set()
+    for _ in range(30):
+        data = bytearray(whole)
+        for place in dice.integers(len(data) // 4, len(data), 4):
+            data[place] ^= 0x55
+        try:
+            clip = read_clips(bytes(data), "a", None, [(Size(64, 48), Clip(0, 9))])[0]
+        except SourceError as error:
+            assert "\n" not in str(error)
+            assert not is_sound(bytes(data), 9)
+            seen.add("named")
+        else:
+            assert len(clip) == 9
+            assert is_sound(bytes(data), 9)
+            seen.add("read")
+    assert seen == {"named", "read"}
+
+
+# -- what is asked of them by a build -------------------------------------------------------------
+
+
+def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> WorkOrder:
+    media = probe_video(str(path)) if clip else probe_image(str(path))
+    target = Target("64", "a.safetensors", None, Size(64, 64), Clip(0, 5) if clip else None)
+    settings = Dataset(
+        path="data", max_image_pixels=limit, **({"target_frames": [5]} if clip else {})
+    )
+    return WorkOrder(
+        kind="latents",
+        dataset="cats",
+        model="wan",
+        dataset_settings=settings.model_dump(),
+        model_settings=Model.model_validate(
+            {"vae": "vae", "text": ["t5"], "task": "t2v-1.3B-FC"}
+        ).model_dump(),
+        recipe={},
+        items=(WorkItem("a", str(path), None, (target,), control and str(control), media=media),),
+    )
+
+
+def samples_for(work: WorkOrder) -> list[Sample]:
+    (item,) = work.items
+    control = b"" if item.control is None else Path(item.control).read_bytes()
+    data = Path(item.source or "").read_bytes()
+    return samples_of(work, item, data, control, "digest", {item.targets[0]: "key"})
+
+
+def test_a_narrow_picture_of_wan_is_named_and_measured_by_the_datasets_limit(
+    tmp_path: Path,
+) -> None:
+    narrow, whole, clip = tmp_path / "hair.png", tmp_path / "whole.png", tmp_path / "clip.mkv"
+    Image.new("RGB", (16, 400)).save(narrow)
+    Image.new("RGB", (64, 64)).save(whole)
+    write_video(clip, "mpeg4", 5)
+    write_video(thin := tmp_path / "thin.mkv", "mpeg4", 5, size=(16, 400))
+    cover = 64 * 1600  # 16 x 400 enlarged to cover 64 x 64; clips cover 32 x 128, their bucket
+    for path, control, of_clips, needed in (
+        (narrow, None, False, cover),
+        (whole, narrow, False, cover),
+        (thin, None, True, 32 * 800),
+        (clip, thin, True, 32 * 800),
+    ):
+        named = re.escape(f"{control or path}: is too narrow (16 x 400)")
+        with pytest.raises(SourceError, match=named):
+            samples_for(asked(path, control, limit=needed - 1, clip=of_clips))
+        assert len(samples_for(asked(path, control, limit=needed, clip=of_clips))) == 1

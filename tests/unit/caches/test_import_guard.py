@@ -1,0 +1,62 @@
+"""An encoding job imports what it needs, and its latents are the same for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from latentmake.caches.encoders.import_guard import without
+from trainer_world import make_vae
+
+ROOT = Path(__file__).parents[3]
+JOB = """
+import hashlib, json, sys
+import numpy as np
+from latentmake.config import Model
+from latentmake.caches.encoders import load
+from latentmake.caches.job import Sample
+from latentmake.plan.orders import WorkItem, WorkOrder
+
+place, alone = sys.argv[1:]
+settings = Model(vae=place, text=[place]).model_dump()
+order = WorkOrder("latents", "d", "m", {}, settings, {"format": 1}, ())
+loaded = load.encoder(
+    order, threads=1, batch_size=0, say=lambda line: None, alone=alone == "yes"
+)
+pixels = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
+sample = Sample("0" * 64, "", WorkItem("a", "a.png", None, ()), pixels, (16, 16))
+((tensors, metadata),) = loaded.encode([sample])
+found = hashlib.sha256(tensors["latents"].numpy().tobytes()).hexdigest()
+modules = [name for name in ("transformers", "peft", "accelerate") if name in sys.modules]
+print(json.dumps([found, metadata, modules]))
+"""
+
+
+def test_a_job_of_images_does_without_transformers_and_gives_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    make_vae(tmp_path / "vae")
+    found = []
+    for alone in ("yes", "no"):
+        done = subprocess.run(
+            [sys.executable, "-c", JOB, str(tmp_path / "vae"), alone],
+            cwd=ROOT / "scripts",
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        found.append(json.loads(done.stdout))
+    (latents, metadata, modules), (whole, other, all_modules) = found
+    assert (latents, metadata) == (whole, other)
+    assert modules == []
+    assert all_modules == ["transformers", "peft", "accelerate"]
+
+
+def test_hidden_modules_come_back() -> None:
+    with without("tabulate_none", "json"):
+        assert sys.modules["json"] is json  # what is imported already stays
+        with pytest.raises(ModuleNotFoundError):
+            __import__("tabulate_none")
+    assert "tabulate_none" not in sys.modules

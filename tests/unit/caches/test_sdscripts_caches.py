@@ -1,0 +1,378 @@
+"""Cache files are those that sd-scripts would have written, by a second reading and by its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import text_world
+import torch
+from latentmake import layouts
+from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders.sdscripts_arrays import text_arrays
+from latentmake.config import Dataset, Model
+from latentmake.files import cachefile
+from latentmake.files.media import Media, probe_image
+from latentmake.geometry.buckets import Size
+from latentmake.layouts.sdscripts import SdScripts
+from latentmake.models import recipe
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from order_world import silent
+from PIL import Image
+from sdscripts_world import latents_fault, read, text_fault, tiny_vae
+
+ARCHITECTURES = ("sd1", "sd2", "sdxl", "sd3", "flux")
+ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
+SIZES = {"wide": (400, 120), "same": (64, 64), "tall": (40, 90), "large": (300, 310)}
+PLACES = {"wide": (192, 64), "same": (128, 128), "tall": (64, 192), "large": (128, 128)}
+BUCKETS = {"fit": "bucket", "bucket_reso_steps": 64, "min_bucket_reso": 64}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    Path("data/sub").mkdir(parents=True)
+    for stem, (width, height) in SIZES.items():
+        pixels = generator.integers(0, 256, (height, width, 4), dtype=np.uint8)
+        Image.fromarray(pixels).save(f"data/sub/{stem}.png")
+
+
+def model(architecture: str, **settings: Any) -> Model:
+    text = [f"text_{number}" for number in range(ENCODERS[architecture])]
+    values = {"vae": "vae", "text": text, "architecture": architecture, "layout": "sdscripts"}
+    return Model.model_validate(values | settings)
+
+
+def order(which: Model, resolution: str = "128", **dataset: Any) -> WorkOrder:
+    settings = Dataset.model_validate({"path": "data", **BUCKETS, **dataset})
+    layout = layouts.of(which.layout_name)
+    folder = layout.folder("shapes", "tiny", resolution)
+    side = int(resolution)
+    items = []
+    for stem in SIZES:
+        path = f"data/sub/{stem}.png"
+        media = probe_image(path)
+        (named,) = layout.named(folder, resolution, f"sub/{stem}", media, settings)
+        target = Target(resolution, named.path, None, Size(side, side))
+        items.append(WorkItem(f"sub/{stem}", path, None, (target,), media=media))
+    return WorkOrder(
+        kind="latents",
+        dataset="shapes",
+        model="tiny",
+        dataset_settings=settings.model_dump(),
+        model_settings=which.model_dump(),
+        recipe=recipe.make("latents", settings, which),
+        items=tuple(items),
+    )
+
+
+def made(which: Model, **dataset: Any) -> dict[str, Path]:
+    """Encode the pictures with a real VAE; return stem -> cache file."""
+    channels = 16 if which.architecture in ("sd3", "flux") else 4
+    if not Path("vae").exists():
+        tiny_vae(channels).save_pretrained("vae")
+    work = order(which, **dataset)
+    carry_out(work, Path("receipt.json"), say=silent)
+    return {item.stem.removeprefix("sub/"): Path(item.targets[0].path) for item in work.items}
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("architecture", "latents", "text"),
+    [
+        ("sd1", "sub/a_0200x0120_sd.npz", None),
+        ("sd2", "sub/a_0200x0120_sd.npz", None),
+        ("sdxl", "sub/a_0200x0120_sdxl.npz", "sub/a_te_outputs.npz"),
+        ("sd3", "sub/a_0200x0120_sd3.npz", "sub/a_sd3_te.npz"),
+        ("flux", "sub/a_0200x0120_flux.npz", "sub/a_flux_te.npz"),
+    ],
+)
+def test_names_are_those_of_sd_scripts_and_lead_back_to_their_items(
+    architecture: str, latents: str, text: str | None
+) -> None:
+    layout = SdScripts(architecture)
+    (named,) = layout.named("cache/d/m/64", "64", "sub/a", Media(200, 120, 0), None)
+    assert named.path == f"cache/d/m/64/{latents}"
+    assert layout.owners(latents) == ("sub/a",)
+    assert layout.size(named.path) == (200, 120)
+    assert layout.parts(["64", "96"]) == ["64", "96", *(["text"] if text else [])]
+    assert layout.owners("sub/a.npz") == () == layout.owners("sub/a.latents.safetensors")
+    if text is not None:
+        (named,) = layout.named("cache/d/m/text", "text", "sub/a", None, None)
+        assert named.path == f"cache/d/m/text/{text}"
+        assert layout.owners(text) == ("sub/a",)
+
+
+# -- latents --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("augmented", [False, True])
+def test_latents_are_what_sd_scripts_would_train_on(architecture: str, augmented: bool) -> None:
+    files = made(model(architecture), flip_aug=augmented, alpha_mask=augmented)
+    for stem, path in files.items():
+        fault = latents_fault(
+            path,
+            architecture,
+            PLACES[stem],
+            SIZES[stem],
+            flip_aug=augmented,
+            alpha_mask=augmented,
+        )
+        assert fault is None, (stem, fault)
+        cachefile.read_header(path)
+
+
+def test_latents_are_those_of_diffusers_for_the_same_pixels() -> None:
+    path = made(model("sdxl"))["large"]
+    image = np.array(Image.open("data/sub/large.png").convert("RGB"))
+    pixels = cv2.resize(image, (128, 132), interpolation=cv2.INTER_AREA)[2:130]
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255
+    with torch.inference_mode():
+        expected = tiny_vae().encode((tensor - 0.5) / 0.5).latent_dist.mean[0]
+    assert np.allclose(read(path)["latents"], expected.numpy(), atol=1e-5)
+
+
+def test_an_image_that_grows_is_scaled_by_pillow_with_its_transparency() -> None:
+    path = made(model("sd1"), alpha_mask=True)["tall"]
+    # 40 x 90 goes to 64 x 192, which 85 x 192 covers.
+    image = Image.open("data/sub/tall.png").resize((85, 192), Image.Resampling.LANCZOS)
+    pixels = np.array(image)[:, 10:74]
+    found = read(path)
+    assert np.array_equal(found["alpha_mask"], pixels[:, :, 3].astype(np.float32) / 255)
+    tensor = torch.from_numpy(pixels[:, :, :3].copy()).permute(2, 0, 1)[None] / 127.5 - 1
+    with torch.inference_mode():
+        expected = tiny_vae().encode(tensor).latent_dist.mean[0]
+    assert np.allclose(found["latents"], expected.numpy(), atol=1e-5)
+
+
+def test_mirrored_latents_are_those_of_the_mirrored_image() -> None:
+    made_ = made(model("sd1"), flip_aug=True)
+    flipped = {stem: read(path)["latents_flipped"] for stem, path in made_.items()}
+    for stem in SIZES:
+        image = Image.open(f"data/sub/{stem}.png")
+        image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(f"data/sub/{stem}.png")
+    again = {stem: read(path)["latents"] for stem, path in made(model("sd1")).items()}
+    same = np.allclose(flipped["same"], again["same"], atol=1e-4)
+    assert same and not np.allclose(flipped["same"], read(made_["same"])["latents"][:, :, ::-1])
+
+
+def test_flux_alone_keeps_latents_scaled_whatever_the_configuration_says() -> None:
+    flux = read(made(model("flux"))["same"])["latents_16x16"]
+    three = read(made(model("sd3"))["same"])["latents_16x16"]
+    assert np.allclose(flux, (three - 0.1159) * 0.3611, atol=1e-6)
+
+
+def test_an_image_is_neither_turned_nor_seen_through() -> None:
+    image = Image.open("data/sub/same.png")
+    before = read(made(model("sd1"))["same"])["latents"]
+    exif = Image.Exif()
+    exif[274] = 6
+    pixels = np.array(image)
+    pixels[:, :, 3] = 0
+    Image.fromarray(pixels).save("data/sub/same.png", exif=exif)
+    assert np.array_equal(read(made(model("sd1"))["same"])["latents"], before)
+
+
+def test_a_sample_of_the_posterior_is_the_same_again() -> None:
+    which = model("sdxl", posterior="sample")
+    first = made(which)["wide"].read_bytes()
+    for path in [*Path("cache").rglob("*.npz"), *Path(".latentmake/spool").iterdir()]:
+        path.unlink()
+    assert made(which)["wide"].read_bytes() == first
+    assert made(model("sdxl"))["wide"].read_bytes() != first
+
+
+def test_a_killed_job_goes_on_from_the_spool() -> None:
+    path = made(model("sdxl"))["wide"]
+    before = path.read_bytes()
+    for each in Path("cache").rglob("*.npz"):
+        each.unlink()
+    receipt = carry_out(order(model("sdxl")), Path("receipt.json"), say=silent)
+    assert receipt.counts["encoded"] == 0 and receipt.counts["spooled"] == len(SIZES)
+    assert path.read_bytes() == before
+
+
+def test_every_setting_that_shapes_latents_is_in_their_recipe_and_no_other() -> None:
+    tiny_vae().save_pretrained("vae")
+
+    def made_of(which: Model, **dataset: Any) -> dict[str, object]:
+        return recipe.make("latents", Dataset.model_validate({"path": "data", **dataset}), which)
+
+    one = made_of(model("sdxl"), **BUCKETS)
+    others = [
+        made_of(model("sd1"), **BUCKETS),
+        made_of(model("sdxl", dtype="bfloat16"), **BUCKETS),
+        made_of(model("sdxl", posterior="sample"), **BUCKETS),
+        made_of(model("sdxl"), **BUCKETS, flip_aug=True),
+        made_of(model("sdxl"), **BUCKETS, alpha_mask=True),
+    ]
+    assert all(other != one for other in others)
+    same = made_of(model("sdxl"), **BUCKETS, exif_rotation=False, background="black")
+    assert same == one == made_of(model("sdxl"))  # how it is scaled and cut is in the key
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def tensors(architecture: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    names = ("text_encoder", "text_encoder_2", "text_encoder_3")[: ENCODERS[architecture]]
+    widths, found = (8, 12, 20), {}
+    for index, name in enumerate(names):
+        t5 = architecture in MULTIPLE and name == names[-1]
+        length, width = (16, 20) if t5 else (77, widths[index])
+        found[f"{name}.hidden_state"] = torch.randn(length, width).to(dtype)
+        found[f"{name}.attention_mask"] = (torch.arange(length) < 5).long()
+        if not t5:
+            found[f"{name}.pooled"] = torch.randn(width).to(dtype)
+    return found
+
+
+MULTIPLE = ("sd3", "flux")
+
+
+@pytest.mark.parametrize("architecture", ["sdxl", "sd3", "flux"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_text_is_what_sd_scripts_would_train_on(
+    architecture: str, dtype: torch.dtype, masked: bool
+) -> None:
+    settings: dict[str, Any] = {}
+    if masked:
+        settings = {
+            "sdxl": {},
+            "sd3": {"apply_lg_attn_mask": True, "apply_t5_attn_mask": True},
+            "flux": {"apply_t5_attn_mask": True},
+        }[architecture]
+    which = model(architecture, **settings)
+    given = tensors(architecture, dtype)
+    from latentmake.caches.encoders.sdscripts_arrays import file_bytes
+
+    path = Path("text.npz")
+    path.write_bytes(file_bytes("text", which, given, {}))
+    assert text_fault(path, architecture, lg_mask=masked, t5_mask=masked) is None
+    arrays = text_arrays(which, given)
+    if architecture == "sd3":
+        assert arrays["lg_out"].shape == (77, 20) and arrays["lg_pooled"].shape == (20,)
+        both = torch.cat([given["text_encoder.pooled"], given["text_encoder_2.pooled"]]).float()
+        assert np.array_equal(arrays["lg_pooled"].astype(np.float32), both.numpy())
+    if architecture == "sdxl":
+        pooled = given["text_encoder_2.pooled"].float().numpy()
+        assert np.array_equal(arrays["pool2"].astype(np.float32), pooled)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    text_world.make_texts(folder)
+    return folder
+
+
+@pytest.mark.parametrize("architecture", ["sdxl", "sd3", "flux"])
+def test_text_of_real_encoders_is_what_sd_scripts_would_train_on(
+    texts: Path, architecture: str
+) -> None:
+    applied = {"sdxl": {}, "sd3": {"apply_lg_attn_mask": True}, "flux": {}}[architecture]
+    which = text_world.model_of(
+        texts, architecture, layout="sdscripts", dtype="bfloat16", t5_length=24, **applied
+    )
+    layout = layouts.of(which.layout_name)
+    items = []
+    for stem, caption in {"a": "a red circle", "b": ""}.items():
+        (named,) = layout.named("cache/shapes/tiny/text", "text", f"sub/{stem}", None, None)
+        target = Target("text", named.path, None)
+        items.append(WorkItem(f"sub/{stem}", None, caption, (target,)))
+    work = WorkOrder(
+        kind="text",
+        dataset="shapes",
+        model="tiny",
+        dataset_settings=Dataset(path="data").model_dump(),
+        model_settings=which.model_dump(),
+        recipe=recipe.make("text", None, which),
+        items=tuple(items),
+    )
+    carry_out(work, Path("receipt.json"), say=silent)
+    for path in work.paths:
+        fault = text_fault(Path(path), architecture, lg_mask=bool(applied))
+        assert fault is None, (path, fault)
+        found = read(Path(path))
+        if architecture == "sdxl":
+            assert found["hidden_state1"].shape == (77, text_world.WIDTH)
+            assert found["pool2"].shape == (12,)
+        else:
+            assert found["t5_out"].shape == (24, text_world.WIDTH)
+            tokens = {"a": range(2, 24), "b": [1]}[Path(path).name[0]]
+            assert found["t5_attn_mask"].sum() in tokens
+
+
+# -- sd-scripts' own judgement --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_its_own_strategies_find_the_files_valid(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = os.environ.get("LATENTMAKE_SD_SCRIPTS")
+    if not folder:
+        pytest.skip("LATENTMAKE_SD_SCRIPTS names no folder of sd-scripts")
+    monkeypatch.syspath_prepend(folder)
+    for name in [name for name in sys.modules if name.split(".")[0] == "library"]:
+        monkeypatch.delitem(sys.modules, name)
+    which = model(architecture)
+    files = made(which, flip_aug=True, alpha_mask=True)
+    strategy = latents_strategy(architecture)
+    for stem, path in files.items():
+        beside = Path("data/sub", path.name)
+        os.link(path, beside)
+        image = str(Path("data/sub", f"{stem}.png").absolute())
+        assert strategy.get_latents_npz_path(image, SIZES[stem]) == str(beside.absolute())
+        assert strategy.is_disk_cached_latents_expected(PLACES[stem], str(beside), True, True)
+        found = strategy.load_latents_from_disk(str(beside), PLACES[stem])
+        assert found[0].shape[1:] == (PLACES[stem][1] // 8, PLACES[stem][0] // 8)
+        assert found[1] == list(SIZES[stem]) and len(found[2]) == 4
+        assert found[3].shape == found[0].shape and found[4].shape == PLACES[stem][::-1]
+    if architecture in ("sdxl", "sd3", "flux"):
+        from latentmake.caches.encoders.sdscripts_arrays import file_bytes
+
+        text = text_strategy(architecture)
+        written = Path(text.get_outputs_npz_path(str(Path("data/sub/wide.png").absolute())))
+        assert written.name == f"wide{SdScripts(architecture).text_ending}"
+        written.write_bytes(file_bytes("text", which, tensors(architecture), {}))
+        assert text.is_disk_cached_outputs_expected(str(written))
+        assert all(array is not None for array in text.load_outputs_npz(str(written)))
+
+
+def latents_strategy(architecture: str) -> Any:
+    if architecture == "sd3":
+        from library.strategy_sd3 import Sd3LatentsCachingStrategy
+
+        return Sd3LatentsCachingStrategy(True, 1, False)
+    if architecture == "flux":
+        from library.strategy_flux import FluxLatentsCachingStrategy
+
+        return FluxLatentsCachingStrategy(True, 1, False)
+    from library.strategy_sd import SdSdxlLatentsCachingStrategy
+
+    return SdSdxlLatentsCachingStrategy(architecture != "sdxl", True, 1, False)
+
+
+def text_strategy(architecture: str) -> Any:
+    if architecture == "sd3":
+        from library.strategy_sd3 import Sd3TextEncoderOutputsCachingStrategy
+
+        return Sd3TextEncoderOutputsCachingStrategy(True, 1, False)
+    if architecture == "flux":
+        from library.strategy_flux import FluxTextEncoderOutputsCachingStrategy
+
+        return FluxTextEncoderOutputsCachingStrategy(True, 1, False)
+    from library.strategy_sdxl import SdxlTextEncoderOutputsCachingStrategy
+
+    return SdxlTextEncoderOutputsCachingStrategy(True, 1, False)

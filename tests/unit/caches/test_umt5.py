@@ -1,0 +1,469 @@
+"""umT5 gives Wan's embeddings, whatever form its weights come in."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from demo.text import t5_tokenizer
+from latentmake.caches.encode import Sample
+from latentmake.caches.encoders.umt5 import (
+    Umt5Encoder,
+    _converted,
+    _inferred,
+    clean_caption,
+    load_umt5,
+)
+from latentmake.caches.encoders.wan import text
+from latentmake.config import Model, TextWeights
+from latentmake.models.tokenizers import limits
+from latentmake.plan.orders import WorkItem
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+from transformers import (
+    T5Config,
+    T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
+    UMT5ForConditionalGeneration,
+)
+from wan_world import (
+    CAPTIONS,
+    State,
+    assert_configuration_is_refused,
+    assert_damaged_are_refused,
+    assert_others_are_named,
+    original_umt5,
+    refusal,
+    save_original,
+    shuffled,
+    tiny_umt5,
+    write_umt5,
+)
+
+CPU = torch.device("cpu")
+FORMS = ("folder", ".pth", ".safetensors")
+HEADS, HEAD_SIZE, BUCKETS, FARTHEST = 4, 8, 16, 128
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_umt5(tmp_path_factory.mktemp("wan"))
+
+
+@pytest.fixture(scope="module")
+def state() -> State:
+    """The weights of the tiny umT5, in the original's names."""
+    return original_umt5(tiny_umt5(len(t5_tokenizer(CAPTIONS))).state_dict())
+
+
+def loaded(
+    places: dict[str, Path],
+    form: str = "folder",
+    dtype: torch.dtype = torch.float32,
+    *,
+    fp8: bool = False,
+    **settings: Any,
+) -> Umt5Encoder:
+    weights = TextWeights(
+        path=str(places[form]), **{"tokenizer": str(places["tokenizer"]), **settings}
+    )
+    return load_umt5(weights, CPU, dtype, fp8=fp8)
+
+
+# -- a reading of the architecture of our own, in the original's names ----------------------------
+
+
+def bucket(distance: int) -> int:
+    """Which row of a bias belongs to a token so far to the right (+) or left (-).
+
+    Half of the rows for each side; of these half for single distances, the other for ranges that
+    grow as powers up to 128.
+    """
+    half = BUCKETS // 2
+    side, far, single = (half if distance > 0 else 0), abs(distance), half // 2
+    if far < single:
+        return side + far
+    share = math.log(far / single) / math.log(FARTHEST / single)
+    return side + min(single + int(share * (half - single)), half - 1)
+
+
+def rms(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return values / (values.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * weight
+
+
+@torch.no_grad()
+def plainly(state: State, caption: str) -> torch.Tensor:
+    """Encode the tokens of one caption, without padding or mask."""
+    tokens = t5_tokenizer(CAPTIONS)(caption)["input_ids"]
+    values = state["token_embedding.weight"][tokens]
+    length = len(tokens)
+    rows = torch.tensor([[bucket(to - at) for to in range(length)] for at in range(length)])
+    for number in range(3):
+        block = {
+            name.removeprefix(f"blocks.{number}.").removesuffix(".weight"): value
+            for name, value in state.items()
+            if name.startswith(f"blocks.{number}.")
+        }
+        inner = rms(values, block["norm1"])
+        query, key, value = (
+            (inner @ block[f"attn.{each}"].T).view(length, HEADS, HEAD_SIZE).transpose(0, 1)
+            for each in "qkv"
+        )
+        bias = block["pos_embedding.embedding"][rows].permute(2, 0, 1)
+        shares = (query @ key.transpose(1, 2) + bias).softmax(dim=-1)  # not scaled
+        values = values + (shares @ value).transpose(0, 1).flatten(1) @ block["attn.o"].T
+        inner = rms(values, block["norm2"])
+        gate = functional.gelu(inner @ block["ffn.gate.0"].T, approximate="tanh")
+        values = values + (gate * (inner @ block["ffn.fc1"].T)) @ block["ffn.fc2"].T
+    return rms(values, state["norm.weight"])
+
+
+def alike(found: torch.Tensor, expected: torch.Tensor, cosine: float = 0.9999) -> None:
+    assert found.shape == expected.shape
+    assert functional.cosine_similarity(
+        found.float().flatten(), expected.float().flatten(), dim=0
+    ) > (cosine)
+
+
+# -- what it gives --------------------------------------------------------------------------------
+
+
+def test_all_forms_give_the_same_embeddings_to_the_last_bit(places: dict[str, Path]) -> None:
+    first, *others = (loaded(places, form).encode(CAPTIONS) for form in FORMS)
+    assert [tuple(each.shape) for each in first] == [(4, 24), (8, 24), (1, 24), (41, 24)]
+    assert all(each.dtype == torch.bfloat16 for each in first)
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("caption", CAPTIONS)
+def test_embeddings_are_those_of_the_architecture(
+    places: dict[str, Path], state: State, caption: str
+) -> None:
+    (found,) = loaded(places, ".pth").encode([caption])
+    expected = plainly(state, caption)
+    # Half a step of bfloat16, which has 8 bits.
+    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-4)
+
+
+def test_padding_to_512_tokens_gives_the_same(places: dict[str, Path]) -> None:
+    encoder = loaded(places)
+    network, tokenizer = encoder._network, encoder._tokenizer
+    tokens = tokenizer(CAPTIONS, padding="max_length", max_length=512, return_tensors="pt")
+    with torch.no_grad():
+        hidden = network(tokens.input_ids, tokens.attention_mask).last_hidden_state
+    for row, found in zip(hidden, encoder.encode(CAPTIONS), strict=True):
+        torch.testing.assert_close(found.float(), row[: len(found)], rtol=2**-8, atol=1e-4)
+
+
+def test_no_neighbour_changes_a_caption_on_a_cpu(places: dict[str, Path]) -> None:
+    encoder = loaded(places)
+    together = encoder.encode(CAPTIONS)
+    for caption, found in zip(CAPTIONS, together, strict=True):
+        assert torch.equal(encoder.encode([caption])[0], found)
+    assert encoder.encode([]) == []
+
+
+def test_captions_padded_to_their_neighbours_are_the_same(places: dict[str, Path]) -> None:
+    encoder = loaded(places)
+    for one, two in zip(
+        encoder.encode(CAPTIONS), encoder._encode_together(list(CAPTIONS)), strict=True
+    ):
+        torch.testing.assert_close(two.float(), one.float(), rtol=2**-7, atol=1e-4)
+
+
+def test_half_precision_gives_much_the_same(places: dict[str, Path]) -> None:
+    exact = loaded(places).encode(CAPTIONS)
+    half = loaded(places, ".pth", torch.bfloat16).encode(CAPTIONS)
+    for one, two in zip(exact, half, strict=True):
+        alike(two, one, 0.999)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_in_8_bits_give_much_the_same(
+    places: dict[str, Path], form: str, dtype: torch.dtype
+) -> None:
+    expected = loaded(places, form, dtype).encode(CAPTIONS)
+    found = loaded(places, form, dtype, fp8=True).encode(CAPTIONS)
+    for one, two in zip(expected, found, strict=True):
+        alike(two, one, 0.99)
+        assert not torch.equal(one, two)
+
+
+def test_8_bits_are_kept_as_such_for_linear_layers_alone(
+    places: dict[str, Path], state: State
+) -> None:
+    network = loaded(places, ".pth", torch.bfloat16, fp8=True)._network
+    linear = [name for name in state if "attn." in name or "ffn." in name]
+    packed = {name: value for name, value in network.named_buffers() if "packed" in name}
+    assert len(packed) == len(linear) == 3 * 7
+    first = packed["encoder.block.0.layer.0.SelfAttention.q.packed"]
+    expected = state["blocks.0.attn.q.weight"].to(torch.float8_e4m3fn)
+    assert torch.equal(first.view(torch.float8_e4m3fn).float(), expected.float())
+    others = {value.dtype for value in network.parameters()}
+    assert others == {torch.bfloat16}
+    assert len(list(network.parameters())) == len(state) - len(linear)
+
+
+def test_weights_beyond_the_range_of_8_bits_stay_numbers(
+    places: dict[str, Path], state: State, tmp_path: Path
+) -> None:
+    large = {**state, "blocks.0.attn.v.weight": state["blocks.0.attn.v.weight"] * 1e5}
+    paths = save_original(large, tmp_path / "large")
+    found = loaded({**places, **paths}, ".pth", fp8=True).encode(CAPTIONS)
+    assert all(each.isfinite().all() for each in found)
+
+
+# -- captions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("caption", "cleaned"),
+    [
+        ("  a  red\n\tcircle ", "a red circle"),
+        ("salt &amp;amp; pepper", "salt & pepper"),
+        ("schÃ¶n", "schön"),
+        ("&amp;lt;b&amp;gt; &nbsp; end", "<b> end"),
+        ("“curly” ﬁne", '"curly" fine'),
+        ("", ""),
+    ],
+)
+def test_captions_are_cleaned_as_wan_does(caption: str, cleaned: str) -> None:
+    assert clean_caption(caption) == cleaned
+
+
+def test_captions_are_encoded_cleaned(places: dict[str, Path]) -> None:
+    encoder = loaded(places)
+    dirty, clean = encoder.encode(["  a   red &amp;amp;\ncircle", "a red & circle"])
+    assert torch.equal(dirty, clean)
+    assert encoder.count_tokens("  a   red &amp;amp;\ncircle") == len(clean)
+
+
+def test_tokens_are_counted_whole_and_kept_up_to_the_limit(places: dict[str, Path]) -> None:
+    encoder = loaded(places)
+    assert encoder.max_length == 512
+    long = "circle " * 600
+    assert encoder.count_tokens(long) == 601
+    (found,) = encoder.encode([long])
+    assert found.shape == (512, 24)
+    # The end token is kept.
+    assert torch.equal(found, encoder.encode(["circle " * 511])[0])
+    assert loaded(places, max_length=1000).max_length == 512
+    short = loaded(places, max_length=5)
+    assert short.max_length == 5
+    assert [len(each) for each in short.encode(CAPTIONS)] == [4, 5, 1, 5]
+
+
+def test_captions_that_are_cut_are_named_at_the_end_by_the_limit_that_is_told(
+    places: dict[str, Path],
+) -> None:
+    settings = {"path": str(places["folder"]), "max_length": 5}
+    model = Model.model_validate({"task": "t2v-1.3B", "vae": "nowhere", "text": settings})
+    ready = text(model, CPU, 1, lambda line: None)
+    for number, caption in enumerate(["a", "a &amp; b c d e f g", "a b c d e f g"]):
+        item = WorkItem(f"{number}", f"{number}.txt", None, ())
+        ready.encode([Sample(str(number) * 64, "s", item, caption, (0, 0))])
+    assert limits(model) == [("umT5", 4)]
+    assert ready.remarks() == [
+        "2 captions are cut to the first 4 tokens by umT5: 1.txt, 2.txt",
+    ]
+
+
+# -- forms of weights -----------------------------------------------------------------------------
+
+
+def test_a_whole_models_encoder_serves(places: dict[str, Path], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    settings = UMT5Config.from_pretrained(places["folder"])
+    settings.is_encoder_decoder = True
+    whole = shuffled(UMT5ForConditionalGeneration(settings))
+    whole.save_pretrained(tmp_path / "whole")
+    part = UMT5EncoderModel(settings)
+    part.load_state_dict(
+        {
+            name: value
+            for name, value in whole.state_dict().items()
+            if name.startswith(("shared.", "encoder."))
+        }
+    )
+    part.save_pretrained(tmp_path / "part")
+    found, expected = (
+        loaded({**places, "folder": tmp_path / each}).encode(CAPTIONS) for each in ("whole", "part")
+    )
+    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+
+
+def test_a_single_file_in_the_names_of_transformers_serves(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
+    state = load_file(places["folder"] / "model.safetensors")
+    # ComfyUI's file carries the tokenizer, too.
+    save_file(
+        {**state, "spiece_model": torch.zeros(9, dtype=torch.uint8)}, tmp_path / "a.safetensors"
+    )
+    expected = loaded(places).encode(CAPTIONS)
+    for settings in ({}, {"config": str(places["folder"])}):
+        one = loaded({**places, "folder": tmp_path / "a.safetensors"}, **settings)
+        assert all(torch.equal(*pair) for pair in zip(one.encode(CAPTIONS), expected, strict=True))
+
+
+def test_the_prefix_of_a_whole_models_encoder_is_taken_off(
+    places: dict[str, Path], state: State, tmp_path: Path
+) -> None:
+    prefixed = {f"encoder.{name}": value for name, value in state.items()}
+    paths = save_original(prefixed, tmp_path / "prefixed")
+    found = loaded({**places, **paths}, ".pth").encode(CAPTIONS)
+    expected = loaded(places).encode(CAPTIONS)
+    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+
+
+def test_the_true_umt5_is_known_by_its_shapes() -> None:
+    true = {
+        "vocab_size": 256384, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24,
+        "num_heads": 64, "relative_attention_num_buckets": 32, "feed_forward_proj": "gated-gelu",
+    }  # fmt: skip
+    with torch.device("meta"):
+        whole = UMT5EncoderModel(UMT5Config(**true))
+    state = original_umt5(whole.state_dict())
+    assert len(state) == 242
+    assert state["blocks.23.pos_embedding.embedding.weight"].shape == (32, 64)
+    assert _inferred(_converted(state)) == true
+
+
+def test_the_embedding_is_held_once(places: dict[str, Path]) -> None:
+    for form in FORMS:
+        network = loaded(places, form)._network
+        assert network.shared.weight.data_ptr() == network.encoder.embed_tokens.weight.data_ptr()
+        assert not any(weight.requires_grad for weight in network.parameters())
+        assert not network.training
+
+
+def test_a_hub_id_is_loaded_like_a_folder(places: dict[str, Path]) -> None:
+    # What transformers finds on the disk under the id's name it takes from there.
+    weights = TextWeights(
+        hub=str(places["folder"].parent), revision="1" * 40, subfolder="text_encoder"
+    )
+    found = load_umt5(weights, CPU, torch.float32).encode(CAPTIONS)
+    expected = loaded(places).encode(CAPTIONS)
+    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_damaged_files_are_refused_in_one_line(places: dict[str, Path], tmp_path: Path) -> None:
+    assert_damaged_are_refused(
+        lambda path: loaded({**places, "folder": path}), places, tmp_path / "damaged"
+    )
+
+
+def test_other_networks_are_named(places: dict[str, Path], tmp_path: Path) -> None:
+    assert_others_are_named(lambda path: loaded({**places, ".pth": path}, ".pth"), tmp_path, ".pth")
+
+
+def test_t5_is_refused(places: dict[str, Path], tmp_path: Path) -> None:
+    settings = T5Config(
+        vocab_size=30, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
+        feed_forward_proj="gated-gelu",
+    )  # fmt: skip
+    T5EncoderModel(settings).save_pretrained(tmp_path / "t5")
+    assert "is t5, not umt5" in refusal(lambda: loaded({**places, "folder": tmp_path / "t5"}))
+    single = {**places, "folder": tmp_path / "t5" / "model.safetensors"}
+    line = refusal(lambda: loaded(single))
+    assert "lacks encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight" in line
+
+
+def test_scaled_8_bits_are_refused(places: dict[str, Path], state: State, tmp_path: Path) -> None:
+    scaled = {**state, "blocks.0.attn.q.scale_weight": torch.ones(1)}
+    paths = save_original(scaled, tmp_path / "scaled")
+    assert "in 8 bits with scales" in refusal(lambda: loaded({**places, **paths}, ".pth"))
+
+
+def test_weights_too_many_are_named(places: dict[str, Path], state: State, tmp_path: Path) -> None:
+    paths = save_original({**state, "blocks.0.step.weight": torch.ones(1)}, tmp_path / "more")
+    line = refusal(lambda: loaded({**places, **paths}, ".pth"))
+    assert "holds blocks.0.step.weight, which it should not" in line
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blocks.2.ffn.fc2.weight",
+        "blocks.0.attn.q.weight",
+        "blocks.0.pos_embedding.embedding.weight",
+        "token_embedding.weight",
+        "norm.weight",
+    ],
+)
+def test_a_weight_that_is_missing_is_named(
+    places: dict[str, Path], state: State, tmp_path: Path, name: str
+) -> None:
+    less = {key: value for key, value in state.items() if key != name}
+    paths = save_original(less, tmp_path / "less")
+    assert "lack" in refusal(lambda: loaded({**places, **paths}, ".pth"))
+
+
+def test_an_incomplete_folder_is_refused(places: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(places["folder"], tmp_path / "text_encoder")
+    path = tmp_path / "text_encoder" / "model.safetensors"
+    state = load_file(path)
+    del state["encoder.final_layer_norm.weight"]
+    save_file(state, path, metadata={"format": "pt"})
+    broken = {**places, "folder": path.parent}
+    assert "lacks encoder.final_layer_norm.weight" in refusal(lambda: loaded(broken))
+    weights = TextWeights(
+        hub=str(path.parent), revision="1" * 40, tokenizer=str(places["tokenizer"])
+    )
+    line = refusal(lambda: load_umt5(weights, CPU, torch.float32))
+    assert "encoder.final_layer_norm.weight" in line
+
+
+def test_a_tokenizer_of_the_hub_is_loaded_like_a_folder(places: dict[str, Path]) -> None:
+    # What transformers finds on the disk under the id's name it takes from there.
+    tokenizer = {
+        "hub": str(places["tokenizer"].parent),
+        "subfolder": places["tokenizer"].name,
+        "revision": "1" * 40,
+    }
+    found = loaded(places, ".pth", tokenizer=tokenizer).encode(CAPTIONS)
+    for one, other in zip(found, loaded(places, ".pth").encode(CAPTIONS), strict=True):
+        assert torch.equal(one, other)
+    missing = {**tokenizer, "subfolder": "nowhere"}
+    line = refusal(lambda: loaded(places, ".pth", tokenizer=missing))
+    assert "cannot be loaded as a tokenizer" in line and tokenizer["hub"] in line
+
+
+@pytest.mark.parametrize("form", [".pth", ".safetensors"])
+def test_a_single_file_without_a_tokenizer_is_refused(
+    places: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    path = shutil.copy(places[form], tmp_path)
+    weights = TextWeights(path=str(path))
+    assert "`tokenizer`" in refusal(lambda: load_umt5(weights, CPU, torch.float32))
+
+
+@pytest.mark.parametrize(
+    "change", [{"d_model": "wide"}, {"d_model": 32}, {"feed_forward_proj": "gated-x-y"}]
+)
+def test_configurations_that_do_not_fit_are_refused(
+    places: dict[str, Path], tmp_path: Path, change: dict[str, object]
+) -> None:
+    copy = tmp_path / "text_encoder"
+    assert_configuration_is_refused(
+        lambda path: loaded({**places, "folder": path}), places["folder"], copy, change, ""
+    )

@@ -1,0 +1,454 @@
+"""Wan's VAE gives its normalised latents, whatever form its weights come in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, AutoencoderKLWan
+from latentmake.caches.encoders.wan_vae import WanVae, clamp_to, load_wan_vae, vae_dtype
+from latentmake.config import Weights
+from safetensors.torch import save_file
+from torch.nn import functional
+from wan_world import (
+    State,
+    assert_configuration_is_refused,
+    assert_damaged_are_refused,
+    assert_others_are_named,
+    original_vae,
+    refusal,
+    save_original,
+    tiny_wan_vae,
+    write_wan_vae,
+)
+
+CPU = torch.device("cpu")
+EXACT = torch.float32
+ROUNDING = {"rtol": 0.0, "atol": 1e-4}
+FORMS = ("folder", ".pth", ".safetensors")
+MEAN = [
+    -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+    0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
+]  # fmt: skip
+STD = [
+    2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+    3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_wan_vae(tmp_path_factory.mktemp("wan"))
+
+
+@pytest.fixture(scope="module")
+def state() -> State:
+    """The weights of the tiny VAE, in the original's names."""
+    return original_vae(tiny_wan_vae().state_dict())
+
+
+def video(frames: int, height: int = 32, width: int = 48) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (1, frames, height, width, 3), generator=generator).byte()
+
+
+def loaded(path: Path, dtype: torch.dtype = EXACT, **settings: bool) -> WanVae:
+    return load_wan_vae(Weights(path=str(path)), CPU, dtype, **settings)
+
+
+# -- a reading of the architecture of our own, in the original's names, over a whole clip at once -
+
+
+def norm(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
+    """Scale each pixel's channels to a root mean square of 1, then by gamma."""
+    gamma = state[f"{name}.gamma"].reshape(1, -1, 1, 1, 1)
+    return values / values.square().mean(dim=1, keepdim=True).sqrt() * gamma
+
+
+def causal(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
+    """Convolve, seeing no frame after one's own: all padding in time lies before the first."""
+    weight = state[f"{name}.weight"]
+    before, side = weight.shape[2] - 1, weight.shape[3] // 2
+    padded = functional.pad(values, (side, side, side, side, before, 0))
+    return functional.conv3d(padded, weight, state[f"{name}.bias"])
+
+
+def residual(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
+    inner = values
+    for first, second in ((0, 2), (3, 6)):
+        inner = functional.silu(norm(state, f"{name}.residual.{first}", inner))
+        inner = causal(state, f"{name}.residual.{second}", inner)
+    if f"{name}.shortcut.weight" in state:
+        values = causal(state, f"{name}.shortcut", values)
+    return values + inner
+
+
+def attention(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
+    """Let all pixels of a frame attend to each other, with one head."""
+    rows = norm(state, f"{name}.norm", values).permute(0, 2, 3, 4, 1).flatten(2, 3)
+    weight, bias = state[f"{name}.to_qkv.weight"][:, :, 0, 0], state[f"{name}.to_qkv.bias"]
+    query, key, value = (rows @ weight.T + bias).chunk(3, dim=-1)
+    shares = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(dim=-1)
+    out = shares @ value @ state[f"{name}.proj.weight"][:, :, 0, 0].T + state[f"{name}.proj.bias"]
+    return values + out.unflatten(2, values.shape[3:]).permute(0, 4, 1, 2, 3)
+
+
+def halved(state: State, name: str, values: torch.Tensor) -> torch.Tensor:
+    """Halve the picture, and the frames after the first where the stage does so."""
+    frames = values.transpose(1, 2).flatten(0, 1)
+    weight, bias = state[f"{name}.resample.1.weight"], state[f"{name}.resample.1.bias"]
+    frames = functional.conv2d(functional.pad(frames, (0, 1, 0, 1)), weight, bias, stride=2)
+    values = frames.unflatten(0, (values.shape[0], values.shape[2])).transpose(1, 2)
+    if f"{name}.time_conv.weight" not in state or values.shape[2] == 1:
+        return values
+    weight, bias = state[f"{name}.time_conv.weight"], state[f"{name}.time_conv.bias"]
+    later = functional.conv3d(values, weight, bias, stride=(2, 1, 1))
+    return torch.cat([values[:, :, :1], later], dim=2)
+
+
+@torch.no_grad()
+def plainly(state: State, signal: torch.Tensor) -> torch.Tensor:
+    """Encode [N, 3, F, H, W] to normalised latents."""
+    values = causal(state, "encoder.conv1", signal)
+    for number in range(11):
+        name = f"encoder.downsamples.{number}"
+        stage = residual if f"{name}.residual.0.gamma" in state else halved
+        values = stage(state, name, values)
+    values = residual(state, "encoder.middle.0", values)
+    values = attention(state, "encoder.middle.1", values)
+    values = residual(state, "encoder.middle.2", values)
+    values = functional.silu(norm(state, "encoder.head.0", values))
+    moments = causal(state, "conv1", causal(state, "encoder.head.2", values))
+    mean, std = (torch.tensor(each).reshape(1, 16, 1, 1, 1) for each in (MEAN, STD))
+    return (moments[:, :16] - mean) / std
+
+
+def signal_of(pixels: torch.Tensor, dtype: torch.dtype = EXACT) -> torch.Tensor:
+    return (pixels.to(dtype) / 127.5 - 1.0).float().permute(0, 4, 1, 2, 3)
+
+
+# -- what it gives --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frames", [1, 5])
+def test_all_forms_give_the_same_latents_to_the_last_bit(
+    places: dict[str, Path], frames: int
+) -> None:
+    pixels = video(frames)
+    found = [loaded(places[form]).encode(pixels, EXACT) for form in FORMS]
+    assert found[0].shape == (1, 16, 1 + frames // 4, 4, 6)
+    assert found[0].dtype == torch.float32
+    assert found[0].std() > 0.1
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("frames", [1, 5, 9, 13])
+def test_latents_are_those_of_the_architecture(
+    places: dict[str, Path], state: State, frames: int
+) -> None:
+    pixels = video(frames)
+    found = loaded(places[".pth"]).encode(pixels, EXACT)
+    torch.testing.assert_close(found, plainly(state, signal_of(pixels)), **ROUNDING)
+
+
+def test_later_frames_change_nothing_before_them(places: dict[str, Path]) -> None:
+    vae, pixels = loaded(places["folder"]), video(9)
+    long = vae.encode(pixels, EXACT)
+    assert torch.equal(vae.encode(pixels[:, :5], EXACT), long[:, :, :2])
+    assert torch.equal(vae.encode(pixels[:, :1], EXACT), long[:, :, :1])
+    changed = pixels.clone()
+    changed[:, 8] = 255 - changed[:, 8]
+    again = vae.encode(changed, EXACT)
+    assert torch.equal(again[:, :, :2], long[:, :, :2])
+    assert not torch.equal(again[:, :, 2], long[:, :, 2])
+
+
+@pytest.mark.parametrize("frames", [1, 5, 9])
+def test_the_first_frame_is_followed_by_grey_and_marked(
+    places: dict[str, Path], state: State, frames: int
+) -> None:
+    pixels = video(frames)
+    found = loaded(places["folder"]).encode_first_frame(pixels, EXACT)
+    assert found.shape == (1, 20, 1 + frames // 4, 4, 6)
+    assert torch.equal(found[:, :4, 0], torch.ones(1, 4, 4, 6))
+    assert torch.equal(found[:, :4, 1:], torch.zeros(1, 4, frames // 4, 4, 6))
+    signal = signal_of(pixels)
+    signal[:, :, 1:] = 0
+    torch.testing.assert_close(found[:, 4:], plainly(state, signal), **ROUNDING)
+
+
+def test_pixels_are_rounded_to_the_stored_format_first(
+    places: dict[str, Path], state: State
+) -> None:
+    vae, pixels = loaded(places["folder"]), video(1)
+    found = vae.encode(pixels, torch.bfloat16)
+    expected = plainly(state, signal_of(pixels, torch.bfloat16))
+    torch.testing.assert_close(found, expected, **ROUNDING)
+    assert not torch.equal(found, vae.encode(pixels, EXACT))
+
+
+def test_a_batch_gives_what_each_gives_alone(places: dict[str, Path]) -> None:
+    vae = loaded(places["folder"])
+    pixels = torch.cat([video(5), 255 - video(5)])
+    alone = torch.cat([vae.encode(each[None], EXACT) for each in pixels])
+    torch.testing.assert_close(vae.encode(pixels, EXACT), alone, **ROUNDING)
+
+
+def test_nothing_is_left_of_an_encoding_for_the_next(places: dict[str, Path]) -> None:
+    vae, pixels = loaded(places["folder"]), video(5)
+    first = vae.encode(pixels, EXACT)
+    vae.encode(video(9, 16, 16), EXACT)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(vae.encode(pixels, EXACT), first)
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 32), (4, 32, 32), (1, 30, 32), (5, 32, 20), (0, 32, 32)])
+def test_no_frame_or_edge_is_left_out_in_silence(
+    places: dict[str, Path], shape: tuple[int, int, int]
+) -> None:
+    with pytest.raises(ValueError, match="are not 4n"):
+        loaded(places["folder"]).encode(video(*shape), EXACT)
+
+
+def whole_wan_vae() -> State:
+    """Random weights of the true size, which share one memory, so that their file is small."""
+    with torch.device("meta"):
+        shapes = original_vae(AutoencoderKLWan().state_dict())
+    pool = 0.02 * torch.randn(4_000_000, generator=torch.Generator().manual_seed(0))
+    gammas = 1 + 5 * pool[:400]
+    last = pool[:2000] * 10
+    found = {}
+    for number, (name, value) in enumerate(shapes.items()):
+        source = gammas if name.endswith("gamma") else pool
+        source = last if name.startswith("conv") else source
+        start = min(number * 7, len(source) - value.numel())
+        found[name] = source[start : start + value.numel()].view(value.shape)
+    return found
+
+
+def test_the_true_vae_gives_its_latents_in_both_formats(tmp_path: Path) -> None:
+    state, pixels = whole_wan_vae(), video(1, 32, 32)
+    assert sum(value.numel() for value in state.values()) == 126_892_531
+    assert state["encoder.conv1.weight"].shape == (96, 3, 3, 3, 3)
+    torch.save(state, tmp_path / "Wan2.1_VAE.pth")
+    found = loaded(tmp_path / "Wan2.1_VAE.pth").encode(pixels, EXACT)
+    torch.testing.assert_close(found, plainly(state, signal_of(pixels)), **ROUNDING)
+    assert found.std() > 0.3
+    pixels = video(1, 16, 16)  # bfloat16 is slow on a CPU
+    found = plainly(state, signal_of(pixels))
+    half = loaded(tmp_path / "Wan2.1_VAE.pth", torch.bfloat16).encode(pixels, torch.bfloat16)
+    assert (half - found).abs().max() <= 0.3
+    assert functional.cosine_similarity(half.flatten(), found.flatten(), dim=0) >= 0.999
+
+
+# -- forms of weights -----------------------------------------------------------------------------
+
+
+def test_a_single_file_in_the_names_of_diffusers_serves(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copy(
+        places["folder"] / "diffusion_pytorch_model.safetensors", tmp_path / "a.safetensors"
+    )
+    expected = loaded(places["folder"]).encode(video(1), EXACT)
+    for config in (None, str(places["folder"])):
+        weights = Weights(path=f"{tmp_path}/a.safetensors", config=config)
+        assert torch.equal(load_wan_vae(weights, CPU, EXACT).encode(video(1), EXACT), expected)
+
+
+def test_the_configuration_of_a_dit_beside_the_file_is_not_the_vaes(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
+    path = shutil.copy(places[".pth"], tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "WanModel", "dim": 1536}))
+    expected = loaded(places["folder"]).encode(video(1), EXACT)
+    assert torch.equal(loaded(Path(path)).encode(video(1), EXACT), expected)
+
+
+def test_half_precision_files_compute_in_the_format_asked_for(state: State, tmp_path: Path) -> None:
+    half = {name: value.bfloat16() for name, value in state.items()}
+    paths = save_original(half, tmp_path / "half")
+    found = loaded(paths[".pth"]).encode(video(1), EXACT)
+    rounded = {name: value.float() for name, value in half.items()}
+    torch.testing.assert_close(found, plainly(rounded, signal_of(video(1))), **ROUNDING)
+
+
+def test_older_and_wrapped_files_of_pytorch_serve(
+    places: dict[str, Path], state: State, tmp_path: Path
+) -> None:
+    torch.save(state, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    torch.save({"state_dict": state}, tmp_path / "wrapped.pt")
+    expected = loaded(places["folder"]).encode(video(1), EXACT)
+    for name in ("old.pth", "wrapped.pt"):
+        assert torch.equal(loaded(tmp_path / name).encode(video(1), EXACT), expected)
+
+
+def test_a_hub_id_is_loaded_like_a_folder(places: dict[str, Path]) -> None:
+    # What diffusers finds on the disk under the id's name it takes from there.
+    weights = Weights(hub=str(places["folder"].parent), revision="1" * 40, subfolder="vae")
+    expected = loaded(places["folder"]).encode(video(1), EXACT)
+    assert torch.equal(load_wan_vae(weights, CPU, EXACT).encode(video(1), EXACT), expected)
+
+
+def test_an_incomplete_hub_model_is_refused(places: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(places["folder"], tmp_path / "vae")
+    state = dict(tiny_wan_vae().state_dict())
+    del state["encoder.conv_in.bias"]
+    save_file(state, tmp_path / "vae" / "diffusion_pytorch_model.safetensors")
+    weights = Weights(hub=f"{tmp_path}/vae", revision="1" * 40)
+    assert "encoder.conv_in.bias" in refusal(lambda: load_wan_vae(weights, CPU, EXACT))
+
+
+# -- less memory ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frames", [1, 5])
+def test_small_pictures_are_the_same_in_tiles(places: dict[str, Path], frames: int) -> None:
+    pixels = video(frames)
+    expected = loaded(places["folder"]).encode(pixels, EXACT)
+    assert torch.equal(loaded(places["folder"], tiled=True).encode(pixels, EXACT), expected)
+
+
+@pytest.mark.parametrize("frames", [1, 5])
+@pytest.mark.parametrize("size", [(264, 24), (16, 456)])
+def test_large_pictures_are_much_the_same_in_tiles(
+    places: dict[str, Path], frames: int, size: tuple[int, int]
+) -> None:
+    pixels = video(frames, *size)
+    vae = loaded(places["folder"])
+    whole = vae.encode(pixels, EXACT)
+    vae.enable_tiling()
+    tiled = vae.encode(pixels, EXACT)
+    assert tiled.shape == whole.shape
+    assert not torch.equal(tiled, whole)
+    # Far from the first tile's edge nothing but attention differs.
+    assert functional.cosine_similarity(tiled.flatten(), whole.flatten(), dim=0) > 0.98
+    pair = torch.cat([pixels, 255 - pixels])
+    assert torch.equal(vae.encode(pair, EXACT)[:1], tiled)  # one sample after the other
+
+
+# -- ROCm -----------------------------------------------------------------------------------------
+
+
+def test_rocm_computes_in_float32() -> None:
+    for wanted in (torch.float32, torch.bfloat16, torch.float16):
+        assert vae_dtype(True, wanted) == torch.float32
+        assert vae_dtype(False, wanted) == wanted
+
+
+def test_values_are_cut_to_the_range_of_the_stored_format() -> None:
+    values = torch.tensor([1.5, -70000.0, float("inf"), 3.4e38, float("nan")])
+    half = clamp_to(values, torch.float16)
+    assert half.dtype == torch.float32
+    assert half[:4].tolist() == [1.5, -65504.0, float("inf"), 65504.0]
+    brain = clamp_to(values, torch.bfloat16)
+    assert values[3].bfloat16().isinf()  # rounded up
+    assert brain[[0, 1, 3]].bfloat16().isfinite().all()
+    assert brain[2].isinf()  # an error, which nobody shall hide
+    assert half[4].isnan()
+    assert brain[4].isnan()
+
+
+def test_latents_of_rocm_fit_the_stored_format() -> None:
+    network = tiny_wan_vae()
+    with torch.no_grad():
+        network.quant_conv.weight *= 1e6
+    elsewhere = WanVae(network).encode(video(1), torch.float16)
+    assert elsewhere.to(torch.float16).isinf().any()
+    found = WanVae(network, rocm=True).encode(video(1), torch.float16)
+    assert found.to(torch.float16).isfinite().all()
+    assert found.abs().max() == 65504
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_damaged_files_are_refused_in_one_line(places: dict[str, Path], tmp_path: Path) -> None:
+    assert_damaged_are_refused(loaded, places, tmp_path / "damaged")
+
+
+def test_other_networks_are_named(tmp_path: Path) -> None:
+    assert_others_are_named(loaded, tmp_path, ".pth", ".safetensors")
+
+
+def test_the_vae_of_stable_diffusion_is_refused(tmp_path: Path) -> None:
+    AutoencoderKL(block_out_channels=(8,), norm_num_groups=8).save_pretrained(tmp_path / "vae")
+    assert "is AutoencoderKL, not AutoencoderKLWan" in refusal(lambda: loaded(tmp_path / "vae"))
+    single = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    assert "VAE of an image model" in refusal(lambda: loaded(single))
+    weights = Weights(path=str(single), config=f"{tmp_path}/vae")
+    assert "is AutoencoderKL" in refusal(lambda: load_wan_vae(weights, CPU, EXACT))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("decoder.middle.1.proj.weight", "lacks decoder.mid_block.attentions.0.proj.weight"),
+        ("decoder.head.2.weight", "lacks decoder.conv_out.weight"),
+        ("conv1.weight", "lacks quant_conv.weight"),
+        ("conv2.weight", "lacks post_quant_conv.weight"),
+        ("encoder.conv1.weight", "lacks encoder.conv_in.weight"),
+        ("encoder.downsamples.0.residual.0.gamma", "lacks encoder.down_blocks.0.norm1.gamma"),
+        ("encoder.downsamples.0.residual.2.weight", "lacks encoder.down_blocks.0.conv1.weight"),
+        ("encoder.downsamples.4.residual.2.weight", "lacks encoder.down_blocks.4.conv1.weight"),
+    ],
+)
+def test_a_weight_that_is_missing_is_named(
+    state: State, tmp_path: Path, name: str, fault: str
+) -> None:
+    less = {key: value for key, value in state.items() if key != name}
+    for path in save_original(less, tmp_path / "less").values():
+        assert fault in refusal(lambda path=path: loaded(path))
+
+
+def test_weights_too_many_or_of_another_shape_are_named(state: State, tmp_path: Path) -> None:
+    more = save_original({**state, "step": torch.ones(1)}, tmp_path / "more")
+    assert "holds step, which it should not" in refusal(lambda: loaded(more[".pth"]))
+    name = "encoder.middle.0.residual.2.bias"
+    odd = save_original({**state, name: torch.ones(3)}, tmp_path / "odd")
+    line = refusal(lambda: loaded(odd[".pth"]))
+    assert "encoder.mid_block.resnets.0.conv1.bias of shape [3] instead of [32]" in line
+
+
+def test_a_folder_whose_weights_are_incomplete_is_refused(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(places["folder"], tmp_path / "vae")
+    state = dict(tiny_wan_vae().state_dict())
+    del state["decoder.conv_in.bias"]
+    save_file(state, tmp_path / "vae" / "diffusion_pytorch_model.safetensors")
+    assert "lacks decoder.conv_in.bias" in refusal(lambda: loaded(tmp_path / "vae"))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"latents_mean": [0.0] * 16}, "another latents_mean"),
+        ({"latents_std": [1.0] * 16}, "another latents_std"),
+        ({"base_dim": 16}, "of shape"),
+        ({"base_dim": "wide"}, "has a configuration that no network can have"),
+    ],
+)
+def test_configurations_that_do_not_fit_are_refused(
+    places: dict[str, Path], tmp_path: Path, change: dict[str, object], fault: str
+) -> None:
+    copy = tmp_path / "vae"
+    assert_configuration_is_refused(loaded, places["folder"], copy, change, fault)
+
+
+def test_latents_of_another_number_of_channels_are_refused(tmp_path: Path) -> None:
+    state = tiny_wan_vae(z_dim=4, latents_mean=MEAN[:4], latents_std=STD[:4]).state_dict()
+    path = save_original(original_vae(state), tmp_path / "narrow")[".pth"]
+    assert "4 channels, not 16" in refusal(lambda: loaded(path))

@@ -1,0 +1,521 @@
+"""Each mistake in a configuration is one line with key, value and mend; the valid is accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake.config import Config, Dataset, Dtype, Resolution, nearest, parse
+from latentmake.errors import ConfigError
+from latentmake.index.memo import Memo
+from latentmake.plan.planner import Planner
+from pydantic import ValidationError
+
+
+def smallest() -> dict[str, Any]:
+    return {
+        "datasets": {"cats": {"path": "data/cats"}},
+        "models": {"tiny": {"vae": "vae", "text": ["text_encoder"], "unet": "unet"}},
+        "runs": {
+            "first": {
+                "datasets": ["cats"],
+                "model": "tiny",
+                "resolutions": [64],
+                "trainer": {"kind": "sd"},
+            }
+        },
+    }
+
+
+def changed(*path: Any, value: Any) -> dict[str, Any]:
+    """Return the smallest configuration with one value put at a path."""
+    values = smallest()
+    section: Any = values
+    for key in path[:-1]:
+        section = section.setdefault(key, {}) if isinstance(section, dict) else section[key]
+    section[path[-1]] = value
+    return values
+
+
+def message(values: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(values)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+MISTAKES = {
+    "misspelt key at the top": (("modles",), {}, ["modles", "did you mean `models`?"]),
+    "misspelt key of a dataset": (
+        ("datasets", "cats", "num_repeat"),
+        2,
+        ["datasets.cats.num_repeat", "did you mean `num_repeats`?"],
+    ),
+    "misspelt key of a text encoder": (
+        ("models", "tiny", "text"),
+        [{"path": "text_encoder", "tokeniser": "t"}],
+        ["models.tiny.text.0.tokeniser", "did you mean `tokenizer`?"],
+    ),
+    "misspelt key of a vae": (
+        ("models", "tiny", "vae"),
+        {"path": "vae", "confg": "c"},
+        ["models.tiny.vae.confg", "did you mean `config`?"],
+    ),
+    "misspelt key of samples": (
+        ("runs", "first", "trainer", "samples"),
+        {"promts": []},
+        ["runs.first.trainer.samples.promts", "did you mean `prompts`?"],
+    ),
+    "key of the trainer in a dataset": (
+        ("datasets", "cats", "learning_rate"),
+        1e-4,
+        ["datasets.cats.learning_rate", "`learning_rate` belongs to runs.NAME.trainer"],
+    ),
+    "key of a dataset in the trainer": (
+        ("runs", "first", "trainer", "num_repeats"),
+        2,
+        ["runs.first.trainer.num_repeats", "`num_repeats` belongs to datasets.NAME"],
+    ),
+    "key of a run at the top": (
+        ("resolutions",),
+        [64],
+        ["resolutions", "`resolutions` belongs to runs.NAME"],
+    ),
+    "key that nothing resembles": (("batch",), {"zzz": 1}, ["batch.zzz", "known here: items"]),
+    "dataset that is not there": (
+        ("runs", "first", "datasets"),
+        ["cat"],
+        ["runs.first.datasets", "`cat`", "did you mean `cats`?"],
+    ),
+    "dataset like none": (("runs", "first", "datasets"), ["xyz"], ["`xyz`", "known: cats"]),
+    "model that is not there": (
+        ("runs", "first", "model"),
+        "tiny-sd",
+        ["runs.first.model", "`tiny-sd`", "did you mean `tiny`?"],
+    ),
+    "dataset named twice": (
+        ("runs", "first", "datasets"),
+        ["cats", "cats"],
+        ["runs.first.datasets", "`cats` is named twice"],
+    ),
+    "resolution named twice in two spellings": (
+        ("runs", "first", "resolutions"),
+        [64, [64, 64]],
+        ["runs.first.resolutions", "`64` is named twice"],
+    ),
+    "text for a number": (
+        ("runs", "first", "trainer", "rank"),
+        "eight",
+        ["runs.first.trainer.rank", '"eight"', "integer"],
+    ),
+    "number too small": (("datasets", "cats", "num_repeats"), 0, ["num_repeats", "0", "1"]),
+    "fraction for a whole number": (
+        ("runs", "first", "trainer", "steps"),
+        1.5,
+        ["runs.first.trainer.steps", "1.5"],
+    ),
+    "word that is no choice": (
+        ("datasets", "cats", "fit"),
+        "stretch",
+        ["datasets.cats.fit", '"stretch"', "crop", "bucket"],
+    ),
+    "trainer that is not there": (
+        ("runs", "first", "trainer", "kind"),
+        "wann",
+        ["runs.first.trainer.kind", '"wann"', "sd"],
+    ),
+    "warm-up of a constant rate": (
+        ("runs", "first", "trainer", "lr_warmup_steps"),
+        10,
+        ["runs.first.trainer", "`lr_warmup_steps` has no effect", "constant_with_warmup"],
+    ),
+    "dropout of an only text": (
+        ("datasets", "cats", "captions"),
+        {"caption_dropout_rate": 0.1},
+        ["datasets.cats.captions", "`caption_dropout_rate` needs `variants: 2`"],
+    ),
+    "option that no run heeds": (
+        ("datasets", "cats", "flip_aug"),
+        True,
+        ["datasets.cats.flip_aug", "only caches of the layout sdscripts", "leave it out"],
+    ),
+    "text for a section": (("datasets", "cats"), "data/cats", ["datasets.cats", '"data/cats"']),
+    "nothing for a section": (("runs",), None, ["runs", "null"]),
+    "hub without revision": (
+        ("models", "tiny", "vae"),
+        {"hub": "someone/vae"},
+        ["models.tiny.vae", "`revision`", "huggingface.co/someone/vae/commits/main"],
+    ),
+    "hub with a branch": (
+        ("models", "tiny", "vae"),
+        {"hub": "someone/vae", "revision": "fp16"},
+        [
+            "models.tiny.vae",
+            "40 hexadecimal digits",
+            "`fp16` is none",
+            "someone/vae/commits/fp16 lists",
+        ],
+    ),
+    "neither path nor hub": (
+        ("models", "tiny", "vae"),
+        {"config": "c"},
+        ["models.tiny.vae", "either `path` or `hub`"],
+    ),
+    "both path and hub": (
+        ("models", "tiny", "vae"),
+        {"path": "p", "hub": "h", "revision": "r"},
+        ["models.tiny.vae", "either `path` or `hub`"],
+    ),
+    "trainer without a network": (
+        ("models", "tiny", "unet"),
+        None,
+        ["runs.first.model", "tiny", "`unet`", "models.tiny"],
+    ),
+    "name with a slash": (("datasets", "a/b"), {"path": "x"}, ["datasets.a/b", '"a/b"']),
+    "name of the planner's own": (("datasets", "_prompts"), {"path": "x"}, ['"_prompts"']),
+    "resolution of three sides": (
+        ("runs", "first", "resolutions"),
+        [[1, 2, 3]],
+        ["runs.first.resolutions.0", "[1, 2, 3]", "[width, height]"],
+    ),
+    "resolution that is no size": (
+        ("runs", "first", "resolutions"),
+        ["wide"],
+        ["runs.first.resolutions.0", '"wide"', "[width, height]"],
+    ),
+    "resolution of a truth": (
+        ("runs", "first", "resolutions"),
+        [True],
+        ["runs.first.resolutions.0", "true"],
+    ),
+    "negative resolution": (("runs", "first", "resolutions"), [-64], ["resolutions.0", "-64"]),
+    "no resolution": (("runs", "first", "resolutions"), [], ["runs.first.resolutions", "[]"]),
+    "caption ending without a dot": (
+        ("datasets", "cats", "caption_extension"),
+        "txt",
+        ["datasets.cats.caption_extension", '"txt"'],
+    ),
+    "empty path": (("datasets", "cats", "path"), "", ["datasets.cats.path", '""']),
+    "truth for a number": (
+        ("runs", "first", "trainer", "rank"),
+        True,
+        ["runs.first.trainer.rank", "true"],
+    ),
+    "learning rate without end": (
+        ("runs", "first", "trainer", "learning_rate"),
+        float("inf"),
+        ["runs.first.trainer.learning_rate"],
+    ),
+    "learning rate that is no number": (
+        ("runs", "first", "trainer", "learning_rate"),
+        float("nan"),
+        ["runs.first.trainer.learning_rate"],
+    ),
+    "misspelt key of a folder": (
+        ("folders", "gold"),
+        {"pth": "references"},
+        ["folders.gold.pth", "did you mean `path`?"],
+    ),
+    "folder with the name of a run": (
+        ("folders", "first"),
+        "references",
+        ["folders.first: the folder first bears the name of a run", "give it another name"],
+    ),
+    "folder on S3": (("folders", "gold"), "s3://bucket/gold", ["folders.gold.path", "on disk"]),
+    "colour that is not there": (
+        ("datasets", "cats", "background"),
+        "whit",
+        ["datasets.cats.background", '"whit"'],
+    ),
+    "key of adopt that is not there": (
+        ("models", "tiny", "adopt"),
+        {"latent": ".img_sdxl"},
+        ["models.tiny.adopt.latent", "did you mean `latents`?"],
+    ),
+    "endings of too many text encoders": (
+        ("models", "tiny", "adopt"),
+        {"text": [".txt_t5cache", ".txt_clipl"]},
+        ["models.tiny", "2 endings for 1 text encoders"],
+    ),
+    "ending without a dot": (
+        ("models", "tiny", "adopt"),
+        {"latents": "img_sdxl"},
+        ["models.tiny.adopt.latents", '"img_sdxl"'],
+    ),
+    "two kinds under one ending": (
+        ("models", "tiny", "adopt"),
+        {"latents": ".c", "text": ".c"},
+        ["models.tiny.adopt", "names an ending twice"],
+    ),
+    "adoption of nothing": (("models", "tiny", "adopt"), {}, ["models.tiny.adopt", "`latents`"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("task", "t2v-14B"), ("posterior", "sample")], ids=["Wan", "sample"]
+)
+def test_a_model_whose_caches_are_of_another_kind_adopts_none(key: str, value: str) -> None:
+    values = changed("models", "tiny", "adopt", value={"latents": ".img_sdxl"})
+    values["models"]["tiny"] |= {key: value}
+    values["models"]["tiny"].pop("unet")
+    values["runs"]["first"].pop("trainer")
+    assert "adopt" in message(values)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_with_key_value_and_mend(name: str) -> None:
+    path, value, expected = MISTAKES[name]
+    line = message(changed(*path, value=value))
+    assert [each for each in expected if each not in line] == []
+    assert "Traceback" not in line
+    assert "https://" not in line
+    assert ";" in line or "?" in line  # what is wrong, then the mend
+
+
+@pytest.mark.parametrize(
+    ("path", "section"),
+    [
+        (("rank",), "runs.NAME.trainer"),
+        (("unet",), "models.NAME"),
+        (("datasets", "cats", "posterior"), "models.NAME"),
+        (("models", "tiny", "on_error"), "datasets.NAME"),
+        (("runs", "first", "exif_rotation"), "datasets.NAME"),
+        (("runs", "first", "train_batch_size"), "runs.NAME.trainer"),
+        (("runs", "first", "trainer", "bucket_reso_steps"), "datasets.NAME"),
+        (("runs", "first", "trainer", "guidance_scale"), "runs.NAME.trainer.samples"),
+    ],
+)
+def test_a_key_that_another_section_has_is_sent_there_and_not_guessed_at(
+    path: tuple[str, ...], section: str
+) -> None:
+    line = message(changed(*path, value=1))
+    assert f"`{path[-1]}` belongs to {section}" in line
+
+
+def test_a_missing_key_is_named() -> None:
+    values = smallest()
+    del values["runs"]["first"]["model"]
+    assert message(values) == "runs.first.model: this key is missing; add it"
+
+
+def test_a_misspelt_key_is_not_reported_missing_as_well() -> None:
+    values = smallest()
+    values["modles"] = values.pop("models")
+    assert message(values) == "modles: unknown key; did you mean `models`?"
+
+
+def test_two_mistakes_are_both_named() -> None:
+    values = smallest()
+    values["datasets"]["cats"]["fitt"] = "crop"
+    values["runs"]["first"]["trainer"]["steps"] = "many"
+    line = message(values)
+    assert "datasets.cats.fitt" in line
+    assert "runs.first.trainer.steps" in line
+
+
+def test_an_empty_file_names_every_section_that_is_missing() -> None:
+    line = message({})
+    assert all(f"{section}: this key is missing" in line for section in ("datasets", "models"))
+
+
+def test_yaml_reads_1e_minus_3_as_text_and_it_is_a_number_here() -> None:
+    values = smallest()
+    values["runs"]["first"]["trainer"] |= yaml.safe_load("learning_rate: 1e-3")
+    assert values["runs"]["first"]["trainer"]["learning_rate"] == "1e-3"
+    trainer = parse(values).runs["first"].trainer
+    assert trainer is not None
+    assert trainer.learning_rate == 0.001
+
+
+def test_yaml_reads_no_as_a_truth_and_it_is_a_word_here() -> None:
+    values = smallest()
+    values["runs"]["first"]["trainer"] |= yaml.safe_load("mixed_precision: no")
+    assert values["runs"]["first"]["trainer"]["mixed_precision"] is False
+    trainer = parse(values).runs["first"].trainer
+    assert trainer is not None
+    assert trainer.mixed_precision == "no"
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [(64, "64"), ("64", "64"), ([64, 64], "64"), ([512, 768], "512x768"), ("512x768", "512x768")],
+)
+def test_a_resolution_has_one_name_in_every_spelling(written: Any, name: str) -> None:
+    config = parse(changed("runs", "first", "resolutions", value=[written]))
+    assert [each.name for each in config.runs["first"].resolutions] == [name]
+
+
+def test_one_value_stands_for_a_list_of_one() -> None:
+    values = smallest()
+    values["runs"]["first"] |= {"datasets": "cats", "resolutions": 64}
+    values["models"]["tiny"]["text"] = "text_encoder"
+    assert parse(values) == parse(smallest())
+
+
+def test_a_path_stands_for_a_section_with_that_path() -> None:
+    values = smallest()
+    values["models"]["tiny"]["vae"] = {"path": "vae"}
+    assert parse(values) == parse(smallest())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "resolution", "key", "mend"),
+    [
+        ({}, 65, "runs.first.resolutions: 65 pixels", "use 64 or 72"),
+        ({}, [64, 4], "runs.first.resolutions: 4 pixels", "use 8"),
+        (
+            {"fit": "bucket", "bucket_reso_steps": 12},
+            64,
+            "datasets.cats.bucket_reso_steps: 12",
+            "use a multiple of 8",
+        ),
+        (
+            {"fit": "bucket", "bucket_reso_steps": 128},
+            64,
+            "datasets.cats.bucket_reso_steps: 128",
+            "use",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_by_the_plan(
+    tmp_path: Path, dataset: dict[str, Any], resolution: Any, key: str, mend: str
+) -> None:
+    (tmp_path / "a.png").touch()
+    (tmp_path / "a.txt").touch()
+    values = changed("runs", "first", "resolutions", value=[resolution])
+    values["datasets"]["cats"] = {"path": str(tmp_path), **dataset}
+    planner = Planner(parse(values), Memo(None), buildable=["vae", "text_encoder", "unet"])
+    with pytest.raises(ConfigError) as caught:
+        planner.plan(["first"])
+    assert str(caught.value).startswith(key)
+    assert mend in str(caught.value)
+
+
+def test_a_parsed_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        parse(smallest()).datasets["cats"].fit = "bucket"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"), [("num_repeat", "num_repeats"), ("FIT", "fit"), ("zzzz", None)]
+)
+def test_nearest_finds_what_was_meant_or_nothing(word: str, expected: str | None) -> None:
+    assert nearest(word, Dataset.model_fields) == expected
+
+
+# -- any valid configuration round-trips ----------------------------------------------------------
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,6}", fullmatch=True)
+paths = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="$~"),
+    min_size=1,
+)
+sides = st.integers(1, 4096)
+resolutions = st.one_of(
+    sides,
+    st.lists(sides, min_size=2, max_size=2),
+    sides.map(str),
+    st.tuples(sides, sides).map(lambda size: f"{size[0]}x{size[1]}"),
+)
+dtypes = st.sampled_from(get_args(Dtype))
+
+
+def with_optional(required: dict[str, Any], **optional: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(required, optional=optional)
+
+
+weights = st.one_of(
+    paths,
+    with_optional({"path": paths}, config=paths),
+    with_optional(
+        {"hub": paths, "revision": st.from_regex(r"[0-9a-f]{40}", fullmatch=True)}, subfolder=paths
+    ),
+)
+datasets = with_optional(
+    {"path": paths},
+    caption_extension=st.sampled_from([".txt", ".caption", ".a.b"]),
+    fit=st.sampled_from(["crop", "bucket"]),
+    bucket_reso_steps=st.integers(1, 16).map(lambda count: 8 * count),
+    bucket_no_upscale=st.booleans(),
+    exif_rotation=st.booleans(),
+    background=st.sampled_from(["white", "#102030", "black"]),
+    max_image_pixels=st.integers(1, 10**9),
+    num_repeats=st.integers(1, 100),
+    missing_caption=st.sampled_from(["error", "empty"]),
+    empty_caption=st.sampled_from(["error", "allow"]),
+    on_error=st.sampled_from(["fail", "skip"]),
+)
+models = with_optional(
+    {"vae": weights, "text": st.one_of(paths, st.lists(weights, min_size=1, max_size=3))},
+    unet=weights,
+    scheduler=paths,
+    dtype=dtypes,
+    vae_dtype=dtypes,
+    text_dtype=dtypes,
+    posterior=st.sampled_from(["mean", "sample"]),
+    posterior_seed=st.integers(0, 2**40),
+)
+positive = st.floats(1e-9, 1e3)
+trainers = with_optional(
+    {"kind": st.just("sd")},
+    adapter=st.sampled_from(["lora", "full"]),
+    rank=st.integers(1, 512),
+    alpha=positive,
+    target_modules=st.lists(names, min_size=1, max_size=3),
+    steps=st.integers(1, 10**6),
+    learning_rate=st.one_of(positive, positive.map(repr)),
+    max_grad_norm=st.sampled_from([0.5, 1, None]),
+    prediction_type=st.sampled_from(["epsilon", "v_prediction", None]),
+    samples=with_optional(
+        {}, prompts=st.lists(paths, max_size=2), resolution=resolutions, guidance_scale=st.just(1)
+    ),
+)
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "datasets": draw(st.dictionaries(names, datasets, min_size=1, max_size=2)),
+        "models": draw(st.dictionaries(names, models, min_size=1, max_size=2)),
+        "runs": {},
+    }
+    for name in draw(st.lists(names, min_size=1, max_size=2, unique=True)):
+        model = draw(st.sampled_from(sorted(values["models"])))
+        chosen = st.sampled_from(sorted(values["datasets"]))
+        sizes = st.lists(sides, min_size=1, max_size=2, unique=True)
+        run = {
+            "datasets": draw(st.lists(chosen, min_size=1, unique=True)),
+            "model": model,
+            "resolutions": draw(st.one_of(resolutions.map(lambda size: [size]), sizes)),
+        }
+        if "unet" in values["models"][model] and draw(st.booleans()):
+            run["trainer"] = draw(trainers)
+        values["runs"][name] = run
+    if draw(st.booleans()):
+        values["batch"] = {"items": draw(st.integers(1, 10**5))}
+    if draw(st.booleans()):
+        path = draw(st.sampled_from(["references", {"path": "references"}]))
+        values["folders"] = {f"of-{name}-": path for name in values["runs"]}
+    return values
+
+
+@settings(max_examples=60, deadline=None)
+@given(configurations())
+def test_a_valid_configuration_survives_being_written_and_read(values: dict[str, Any]) -> None:
+    config = parse(values)
+    assert parse(config.model_dump()) == config
+    assert parse(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
+    assert Config.model_validate_json(config.model_dump_json()) == config
+
+
+@settings(deadline=None)
+@given(sides, sides)
+def test_two_sizes_never_share_a_name(width: int, height: int) -> None:
+    name = Resolution(width=width, height=height).name
+    parsed = parse(changed("runs", "first", "resolutions", value=[name])).runs["first"]
+    assert parsed.resolutions == [Resolution(width=width, height=height)]

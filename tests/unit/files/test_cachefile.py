@@ -1,0 +1,355 @@
+"""A cache file is whole or not there, the same for the same content, and says what made it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import stat
+import struct
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake import digest
+from latentmake.errors import CacheError, StorageError, storage_error
+from latentmake.files import atomic, cachefile
+from latentmake.files.cachefile import KEY, RECIPE, SOURCE, Header
+from safetensors import safe_open
+from safetensors.torch import load, save_file
+
+TENSORS = {
+    "b": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+    "a": torch.arange(4, dtype=torch.float16),
+    "c": torch.tensor([1, 2], dtype=torch.bfloat16),
+}
+RECIPE_VALUES: dict[str, object] = {"format": 1, "dtype": "float32"}
+STAMP = cachefile.stamp(key="k" * 64, source="s" * 64, recipe=RECIPE_VALUES)
+WHOLE = cachefile.serialize(TENSORS, STAMP | {"caption": "a café ☕"})
+HEADER = Header("k" * 64, "s" * 64, digest.of_value(RECIPE_VALUES))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sub" / "file.safetensors"
+
+
+def everything_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# -- content --------------------------------------------------------------------------------------
+
+
+def test_the_order_of_tensors_and_metadata_changes_no_byte() -> None:
+    metadata = STAMP | {"caption": "x", "height": "64"}
+    expected = cachefile.serialize(TENSORS, metadata)
+    for names in permutations(TENSORS):
+        for keys in (sorted(metadata), sorted(metadata, reverse=True)):
+            tensors = {name: TENSORS[name] for name in names}
+            assert cachefile.serialize(tensors, {key: metadata[key] for key in keys}) == expected
+
+
+def test_safetensors_reads_what_is_written(path: Path) -> None:
+    atomic.write(path, WHOLE)
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == STAMP | {"caption": "a café ☕"}
+        assert set(file.keys()) == set(TENSORS)
+        for name, tensor in TENSORS.items():
+            assert file.get_tensor(name).dtype == tensor.dtype
+            assert torch.equal(file.get_tensor(name), tensor)
+
+
+def test_tensors_begin_at_a_multiple_of_eight() -> None:
+    for length in range(17):
+        data = cachefile.serialize(TENSORS, {"caption": "x" * length})
+        (header,) = struct.unpack_from("<Q", data)
+        assert (8 + header) % 8 == 0
+
+
+def test_a_tensor_that_is_a_view_is_written_as_its_values() -> None:
+    turned = torch.arange(6.0).reshape(2, 3).t()
+    assert torch.equal(load(cachefile.serialize({"x": turned}, {}))["x"], turned)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8")))
+)
+def test_any_metadata_survives(metadata: dict[str, str]) -> None:
+    data = cachefile.serialize({"x": torch.ones(1)}, metadata)
+    (length,) = struct.unpack_from("<Q", data)
+    assert json.loads(data[8 : 8 + length])["__metadata__"] == metadata
+    assert torch.equal(load(data)["x"], torch.ones(1))
+
+
+def test_a_key_tells_source_recipe_and_resolution_apart() -> None:
+    keys = {
+        cachefile.target_key(source, recipe, resolution)
+        for source in ("a", "b")
+        for recipe in ("a", "b")
+        for resolution in ("", "64", "64x96")
+    }
+    assert len(keys) == 12
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_umask_says_who_may_read(path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        atomic.write(path, WHOLE)
+        atomic.link(path, path.with_name("second"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert stat.S_IMODE(path.with_name("second").stat().st_mode) == mode
+
+
+def test_writing_replaces_and_leaves_nothing_beside(path: Path) -> None:
+    atomic.write(path, b"old")
+    atomic.write(path, WHOLE)
+    assert path.read_bytes() == WHOLE
+    assert everything_in(path.parent) == [path.name]
+
+
+def test_replacing_a_file_leaves_its_second_name_alone(path: Path) -> None:
+    atomic.write(path, b"old")
+    second = path.with_name("second")
+    os.link(path, second)
+    atomic.write(path, b"new")
+    assert (path.read_bytes(), second.read_bytes()) == (b"new", b"old")
+
+
+def test_the_longest_name_a_file_may_have_can_be_written_and_linked(tmp_path: Path) -> None:
+    longest = tmp_path / ("n" * 255)
+    atomic.write(longest, WHOLE)
+    atomic.link(longest, tmp_path / ("m" * 255))
+    assert everything_in(tmp_path) == ["m" * 255, "n" * 255]
+
+
+def write_more_than_allowed(path: Path, answers: multiprocessing.Queue[tuple[str, str]]) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        atomic.write(path, b"x" * 5000)
+    except Exception as error:
+        answers.put((type(error).__name__, str(error)))
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_file_and_nothing_else(path: Path) -> None:
+    atomic.write(path, b"old")
+    context = multiprocessing.get_context("fork")
+    answers: multiprocessing.Queue[tuple[str, str]] = context.Queue()
+    child = context.Process(target=write_more_than_allowed, args=(path, answers))
+    child.start()
+    name, line = answers.get(timeout=300)
+    child.join()
+    assert name == "StorageError"
+    assert line.startswith(f"{path}: the file would be larger than this system allows; raise")
+    assert "\n" not in line
+    assert path.read_bytes() == b"old"
+    assert everything_in(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (errno.ENOSPC, "cache/x: no space left on the disk; free some space and give"),
+        (errno.EDQUOT, "cache/x: your disk quota is used up; free some space and give"),
+        (errno.EROFS, "cache/x: the file system is read-only; mount it for writing and give"),
+        (errno.EACCES, "cache/x: no permission to write; give your user the right to write"),
+    ],
+)
+def test_a_fault_of_the_disk_says_that_finished_work_is_kept(fault: int, line: str) -> None:
+    error = storage_error(OSError(fault, os.strerror(fault)), "cache/x")
+    assert isinstance(error, StorageError)
+    assert str(error).startswith(line)
+    assert str(error).endswith("finished work is kept")
+    assert storage_error(OSError(errno.EIO, "other"), "cache/x") is None
+
+
+def test_a_folder_in_the_place_of_the_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "name").mkdir()
+    with pytest.raises(StorageError, match=r"name: a folder lies where a file belongs; move it"):
+        atomic.write(tmp_path / "name", WHOLE)
+    assert everything_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["file/name", "file/sub/name"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(StorageError, match=rf"{place}: a file lies where a folder belongs; move"):
+        atomic.write(tmp_path / place, WHOLE)
+    assert everything_in(tmp_path) == ["file"]
+
+
+# -- a second name --------------------------------------------------------------------------------
+
+
+def test_a_link_shares_the_file_and_replaces_what_bore_the_name(path: Path) -> None:
+    atomic.write(path, WHOLE)
+    second = path.parent / "deeper" / "second"
+    atomic.write(second, b"old")
+    atomic.link(path, second)
+    assert second.read_bytes() == WHOLE
+    assert second.samefile(path)
+    assert everything_in(path.parent) == ["deeper/second", path.name]
+
+
+def test_linking_two_names_of_one_file_changes_nothing(path: Path) -> None:
+    atomic.write(path, WHOLE)
+    second = path.with_name("second")
+    for _ in range(2):
+        atomic.link(path, second)
+    atomic.link(path, path)
+    assert second.samefile(path)
+    assert everything_in(path.parent) == [path.name, "second"]
+
+
+def test_where_links_fail_a_copy_is_made(path: Path) -> None:
+    memory = Path("/dev/shm")  # another file system than the temporary folder, as a rule
+    if not memory.is_dir() or memory.stat().st_dev == path.parent.parent.stat().st_dev:
+        pytest.skip("there is no second file system to try it on")
+    source = memory / f"latentmake-test-{os.getpid()}"
+    source.write_bytes(WHOLE)
+    try:
+        atomic.write(path, b"old")
+        atomic.link(source, path)
+        assert not path.samefile(source)
+    finally:
+        source.unlink()
+    assert path.read_bytes() == WHOLE
+    assert everything_in(path.parent) == [path.name]
+
+
+# -- reading the header ---------------------------------------------------------------------------
+
+
+def test_a_header_says_what_the_file_was_made_from(path: Path) -> None:
+    atomic.write(path, WHOLE)
+    assert cachefile.read_header(path) == HEADER
+    assert cachefile.read_header(str(path)) == HEADER
+
+
+def test_a_header_longer_than_one_read_is_read_whole(path: Path) -> None:
+    atomic.write(path, cachefile.serialize(TENSORS, STAMP | {"caption": "word " * 3000}))
+    assert cachefile.read_header(path) == HEADER
+
+
+def test_a_file_cut_at_any_length_is_found_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "cut"
+    path.write_bytes(WHOLE)
+    for length in reversed(range(len(WHOLE))):
+        os.truncate(path, length)
+        with pytest.raises(CacheError):
+            cachefile.read_header(path)
+
+
+def test_a_file_of_a_long_header_cut_anywhere_is_found_damaged(tmp_path: Path) -> None:
+    whole = cachefile.serialize(TENSORS, STAMP | {"caption": "word " * 2000})
+    path = tmp_path / "cut"
+    path.write_bytes(whole)
+    for length in sorted({*range(0, len(whole), 97), 4095, 4096, 4097, len(whole) - 1})[::-1]:
+        os.truncate(path, length)
+        with pytest.raises(CacheError):
+            cachefile.read_header(path)
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=1, max_size=40))
+def test_a_file_that_has_grown_is_found_damaged(tail: bytes) -> None:
+    check(WHOLE + tail, refuse)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_any_other_bytes_are_no_cache_file(data: bytes) -> None:
+    check(data, refuse)
+
+
+@settings(deadline=None)
+@given(st.integers(8, len(WHOLE) - 1), st.integers(0, 255))
+def test_a_changed_byte_never_stops_the_reader(place: int, value: int) -> None:
+    data = bytearray(WHOLE)
+    data[place] = value
+
+    def read(_: bytes, path: Path) -> None:
+        try:
+            header = cachefile.read_header(path)
+        except CacheError as error:
+            assert str(error).startswith(str(path))
+        else:
+            assert all(isinstance(each, str) for each in header[:-1])
+            assert header.picture is None
+
+    check(bytes(data), read)
+
+
+def check(data: bytes, read: Callable[[bytes, Path], object]) -> None:
+    """Put some bytes into a file and look at it; one file serves all examples."""
+    path = Path(f"/tmp/latentmake-test-{os.getpid()}")
+    path.write_bytes(data)
+    try:
+        read(data, path)
+    finally:
+        path.unlink()
+
+
+def refuse(_: bytes, path: Path) -> None:
+    with pytest.raises(CacheError):
+        cachefile.read_header(path)
+
+
+def with_header(header: object, tail: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + tail
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        with_header([]),
+        with_header(5),
+        with_header({}),
+        with_header({"__metadata__": None}),
+        with_header({"__metadata__": {KEY: 1, RECIPE: "r", SOURCE: "s"}}),
+        with_header({"__metadata__": {KEY: "k", RECIPE: "r"}}),
+        with_header({"x": 5, "__metadata__": {}}),
+        with_header({"x": {"data_offsets": [0]}}),
+        with_header({"x": {"data_offsets": [0, 8]}}, bytes(7)),
+        with_header({"x": {"data_offsets": [0, 1e400]}}),
+        with_header({"__metadata__": {KEY: "k", RECIPE: "\ud800", SOURCE: "s"}}),
+        with_header(b"[" * 60_000),
+        with_header(b"\xff\xfe{}"),
+        with_header(b"") + b"x",
+        struct.pack("<Q", 2**63) + b"{}",
+        b"",
+    ],
+    ids=range(16),
+)
+def test_a_hostile_header_is_one_line_and_no_traceback(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "hostile"
+    path.write_bytes(data)
+    with pytest.raises(CacheError) as caught:
+        cachefile.read_header(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_a_safetensors_file_of_others_is_not_ours(path: Path) -> None:
+    path.parent.mkdir()
+    save_file(TENSORS, path, {"architecture": "wan"})
+    with pytest.raises(CacheError, match="was not made by latentmake"):
+        cachefile.read_header(path)
+
+
+def test_a_missing_file_is_missing_and_not_damaged(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        cachefile.read_header(path)

@@ -1,0 +1,263 @@
+"""What probing says is what decoding gives, for containers and codecs sound and unsound."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from latentmake.errors import SourceError
+from latentmake.files.media import VIDEO_EXTENSIONS, Media, opened_video, probe_image, probe_video
+from PIL import Image
+from video_world import KINDS, rewrap, write_kind, write_video
+
+
+def decoded(path: Path) -> tuple[int, int, int]:
+    """Width, height and number of the frames that decoding the whole file gives."""
+    sizes = []
+    with av.open(str(path)) as file:
+        for frame in file.decode(video=0):
+            picture = frame.to_image()
+            sizes.append(picture.size)
+    return (*sizes[0], len(sizes))
+
+
+def packets(path: Path) -> int:
+    with av.open(str(path)) as file:
+        return sum(1 for _ in file.demux(video=0)) - 1  # the last one is PyAV's own
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(SourceError) as caught:
+        probe_video(str(path))
+    line = str(caught.value)
+    assert line.startswith(f"{path}: ")
+    assert "\n" not in line
+    assert "; " in line
+    return line
+
+
+# -- images ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
+def test_an_image_has_its_stored_size(tmp_path: Path, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a viewer would turn it by a quarter
+    path = tmp_path / "a"
+    Image.new("RGB", (30, 20)).save(path, kind, exif=exif)
+    assert probe_image(str(path)) == Media(30, 20, 0)
+
+
+def test_the_header_of_an_image_suffices(tmp_path: Path) -> None:
+    dice = np.random.default_rng(0)
+    Image.fromarray(dice.integers(0, 256, (200, 300, 3), np.uint8)).save(tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "short.png").write_bytes(data[: len(data) // 2])
+    assert probe_image(str(tmp_path / "short.png")) == Media(300, 200, 0)
+
+
+def test_what_is_no_image_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.png").write_text("hello")
+    for name, what in (
+        ("empty.png", "is an empty file"),
+        ("text.png", "is not an image"),
+        ("none.png", "cannot be read (No such file"),
+        ("", "cannot be read (Is a directory"),
+    ):
+        with pytest.raises(SourceError) as caught:
+            probe_image(str(tmp_path / name))
+        assert what in str(caught.value)
+
+
+# -- videos ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_video_has_the_frames_that_decoding_gives(tmp_path: Path, name: str) -> None:
+    path = write_kind(tmp_path, name)
+    assert probe_video(str(path)) == decoded(path) == (64, 48, 24)
+
+
+@pytest.mark.parametrize("flags", ["faststart", "frag_keyframe+empty_moov"])
+def test_mp4_of_any_order_is_counted(tmp_path: Path, flags: str) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", container={"movflags": flags}, bf="3", g="8")
+    assert probe_video(str(path)) == decoded(path) == (64, 48, 24)
+
+
+def test_av1_is_counted(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "libsvtav1", 9, preset="12")
+    assert probe_video(str(path)) == decoded(path) == (64, 48, 9)
+
+
+def test_frames_before_the_beginning_that_an_edit_list_sets_are_not_counted(
+    tmp_path: Path,
+) -> None:
+    whole = write_video(tmp_path / "whole.mp4", "libx264", 24, bf="2", g="24")
+    cut = rewrap(
+        whole, tmp_path / "cut.mp4", earlier=0.3, container={"avoid_negative_ts": "disabled"}
+    )
+    assert packets(cut) == 24
+    assert probe_video(str(cut)) == decoded(cut)
+    assert probe_video(str(cut)).frames < 24
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("libx264", {"x264-params": "keyint=12:min-keyint=12:scenecut=0:open-gop=1:bframes=3"}),
+        (
+            "libx265",
+            {
+                "x265-params": "log-level=none:pools=1:frame-threads=1:keyint=12:min-keyint=12:"
+                "scenecut=0:open-gop=1:bframes=3"
+            },
+        ),
+    ],
+)
+def test_frames_that_refer_to_what_was_cut_off_are_not_counted(
+    tmp_path: Path, codec: str, options: dict[str, str]
+) -> None:
+    whole = write_video(tmp_path / "whole.mkv", codec, 48, **options)
+    cut = rewrap(whole, tmp_path / "cut.mkv", skip_keys=1)
+    assert probe_video(str(cut)) == decoded(cut)
+    assert probe_video(str(cut)).frames < packets(cut)
+
+
+def test_interlaced_frames_are_counted_by_the_frame(tmp_path: Path) -> None:
+    options = {"x264-params": "interlaced=1:tff=1"}
+    path = write_video(tmp_path / "a.mp4", "libx264", size=(64, 64), **options)
+    assert probe_video(str(path)) == decoded(path) == (64, 64, 24)
+
+
+@pytest.mark.parametrize("ending", ["avi", "mkv", "mp4"])
+def test_a_packet_without_a_picture_is_not_counted(tmp_path: Path, ending: str) -> None:
+    whole, path = write_video(tmp_path / "whole.mkv", "mpeg4", 12), tmp_path / f"a.{ending}"
+    with av.open(str(whole)) as old, av.open(str(path), "w") as new:
+        copy = new.add_stream_from_template(old.streams.video[0])
+        for number, packet in enumerate(old.demux(video=0)):
+            if packet.size == 0:  # PyAV's own, at the end
+                continue
+            if number == 5:  # a picture that says of itself that it is not coded
+                # A P picture, 5 of 24 parts of a second on, "not coded", filled up.
+                bits = "0101001011001111"
+                empty = av.Packet(b"\0\0\1\xb6" + int(bits, 2).to_bytes(2))
+                empty.pts, empty.dts, empty.time_base = packet.pts, packet.dts, packet.time_base
+                packet = empty
+            packet.stream = copy
+            new.mux(packet)
+    assert packets(path) == 12
+    assert probe_video(str(path)) == decoded(path) == (64, 48, 11)
+
+
+def test_a_turned_video_keeps_its_stored_size(tmp_path: Path) -> None:
+    whole = write_video(tmp_path / "a.mp4", "libx264", 5)
+    data = bytearray(whole.read_bytes())
+    one, none = (1 << 16).to_bytes(4, "big"), bytes(4)
+    straight = one + none * 3 + one
+    turned = none + one + none + (-1 << 16).to_bytes(4, "big", signed=True) + none
+    place = data.rindex(straight)  # in the track's header, which follows that of the film
+    data[place : place + len(turned)] = turned
+    whole.write_bytes(data)
+    with av.open(str(whole)) as file:
+        assert abs(next(file.decode(video=0)).rotation) == 90
+    assert probe_video(str(whole)) == (64, 48, 5)
+
+
+# -- what is no video, and what is no longer one --------------------------------------------------
+
+
+def test_what_is_no_video_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.mp4").touch()
+    (tmp_path / "text.mp4").write_text("hello" * 100)
+    assert "is an empty file; replace or remove it" in refusal(tmp_path / "empty.mp4")
+    assert "is not a video that FFmpeg can read" in refusal(tmp_path / "text.mp4")
+    assert "cannot be read (No such file" in refusal(tmp_path / "none.mp4")
+
+
+def test_a_file_of_sound_alone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("aac", rate=44_100)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+        sound.sample_rate = 44_100
+        for frame in (sound, None):
+            for packet in stream.encode(frame):
+                file.mux(packet)
+    assert "holds no video stream" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "playlist",
+    [
+        "ffconcat version 1.0\nfile other.mp4\n",
+        "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\n"
+        "m=video 45678 RTP/AVP 96\r\na=rtpmap:96 H264/90000\r\n",
+    ],
+    ids=["concat", "sdp"],
+)
+def test_a_playlist_in_disguise_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, playlist: str
+) -> None:
+    write_video(tmp_path / "other.mp4", "mpeg4", 5)
+    (tmp_path / "a.mp4").write_text(playlist)
+    monkeypatch.chdir(tmp_path)
+    assert "is not a video that FFmpeg can read" in refusal(tmp_path / "a.mp4")
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.8, 0.97])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_cut_short_is_named_or_has_the_frames_that_are_left(
+    tmp_path: Path, name: str, part: float
+) -> None:
+    whole = write_kind(tmp_path, name)
+    data = whole.read_bytes()
+    whole.write_bytes(data[: int(len(data) * part)])
+    try:
+        expected = decoded(whole)
+    except (av.error.FFmpegError, IndexError):
+        refusal(whole)
+    else:
+        assert probe_video(str(whole)) == expected
+
+
+def test_mp4_cut_short_is_named(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", container={"movflags": "faststart"})
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 3 // 4])
+    assert "is damaged or cut short (Invalid data" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "mpeg4.avi", "vp9.webm", "mpeg2.mpg"])
+def test_no_damage_is_more_than_one_bad_file(tmp_path: Path, name: str) -> None:
+    path = write_kind(tmp_path, name, 9)
+    whole = path.read_bytes()
+    dice = random.Random(0)
+    for _ in range(25):
+        data = bytearray(whole)
+        for _ in range(dice.choice([1, 4, 16])):
+            data[dice.randrange(len(data))] = dice.randrange(256)
+        path.write_bytes(data)
+        try:
+            assert probe_video(str(path)).frames > 0
+        except SourceError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_fault_inside_of_an_opened_video_keeps_its_own_words(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "mpeg4", 5)
+    with (
+        path.open("rb") as file,
+        pytest.raises(SourceError, match=r"^here: what$"),
+        opened_video(file, str(path)),
+    ):
+        raise SourceError("what", where="here")
+
+
+def test_extensions_are_lower_case_with_a_dot() -> None:
+    assert len(VIDEO_EXTENSIONS) == 10
+    for each in VIDEO_EXTENSIONS:
+        assert each == f".{each[1:].lower()}"

@@ -1,0 +1,204 @@
+"""An npz file of ours is the same for the same content, known to be whole, and one of numpy's."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+import zipfile
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake import digest
+from latentmake.errors import CacheError
+from latentmake.exchange import archives
+from latentmake.files import atomic, cachefile, npz
+from latentmake.files.cachefile import Header
+
+ARRAYS = {
+    "latents": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+    "original_size": np.array((40, 36)),
+    "apply_t5_attn_mask": np.array(False),
+}
+RECIPE: dict[str, object] = {"format": 1, "layout": "sdscripts"}
+STAMP = cachefile.stamp(key="k" * 64, source="s" * 64, recipe=RECIPE)
+WHOLE = npz.serialize(ARRAYS, STAMP)
+HEADER = Header("k" * 64, "s" * 64, digest.of_value(RECIPE))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sub" / "ant_0040x0036_sdxl.npz"
+
+
+# -- content --------------------------------------------------------------------------------------
+
+
+def test_the_same_content_gives_the_same_bytes_whatever_the_clock_and_the_order() -> None:
+    for names in permutations(ARRAYS):
+        assert npz.serialize({name: ARRAYS[name] for name in names}, STAMP) == WHOLE
+    assert digest.of_bytes(WHOLE) == (
+        "7e184296f6aa5b76fc44a1105f188c832ce2b3a8cb54b571025dd6f6adbc5197"
+    )
+
+
+def test_numpy_reads_what_is_written(path: Path) -> None:
+    atomic.write(path, WHOLE)
+    with np.load(path, allow_pickle=False) as found:
+        assert set(found.files) == set(ARRAYS)
+        for name, array in ARRAYS.items():
+            assert found[name].dtype == array.dtype and found[name].shape == array.shape
+            assert np.array_equal(found[name], array)
+
+
+def test_every_array_is_stored_uncompressed_and_none_needs_zip64(path: Path) -> None:
+    atomic.write(path, WHOLE)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
+        assert {entry.extract_version for entry in archive.infolist()} == {20}
+
+
+def test_an_array_that_is_a_view_is_written_as_its_values(path: Path) -> None:
+    turned = np.arange(6.0).reshape(2, 3).T
+    atomic.write(path, npz.serialize({"x": turned}, {}))
+    with np.load(path) as found:
+        assert np.array_equal(found["x"], turned)
+
+
+def test_metadata_that_an_archive_cannot_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than an archive takes"):
+        npz.serialize(ARRAYS, {"caption": "x" * 70_000})
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def test_a_header_says_what_the_file_was_made_from_under_either_name(path: Path) -> None:
+    atomic.write(path, WHOLE)
+    spooled = path.with_name("key.safetensors")
+    os.link(path, spooled)
+    assert cachefile.read_header(path) == HEADER
+    assert cachefile.read_header(str(path)) == HEADER
+    assert cachefile.read_header(spooled) == HEADER
+
+
+def test_a_comment_longer_than_one_read_is_read_whole(path: Path) -> None:
+    atomic.write(path, npz.serialize(ARRAYS, STAMP | {"note": "word " * 3000}))
+    assert cachefile.read_header(path) == HEADER
+
+
+@pytest.mark.parametrize("name", ["cut.npz", "cut"])
+def test_a_file_cut_at_any_length_is_found_damaged(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(WHOLE)
+    for length in reversed(range(len(WHOLE))):
+        os.truncate(path, length)
+        with pytest.raises(CacheError):
+            cachefile.read_header(path)
+
+
+def test_a_file_without_its_beginning_is_found_damaged(path: Path) -> None:
+    atomic.write(path, WHOLE[1:])
+    with pytest.raises(CacheError):
+        cachefile.read_header(path)
+
+
+def test_a_file_that_lost_its_middle_is_found_damaged(path: Path) -> None:
+    atomic.write(path, WHOLE[:100] + WHOLE[101:])
+    with pytest.raises(CacheError):
+        cachefile.read_header(path)
+
+
+@settings(deadline=None)
+@given(tail=st.binary(min_size=1, max_size=40))
+def test_a_file_that_has_grown_is_found_damaged(
+    tmp_path_factory: pytest.TempPathFactory, tail: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "grown.npz"
+    path.write_bytes(WHOLE + tail)
+    with pytest.raises(CacheError):
+        cachefile.read_header(path)
+
+
+@settings(deadline=None)
+@given(place=st.integers(0, len(WHOLE) - 1), value=st.integers(0, 255))
+def test_a_changed_byte_never_stops_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, place: int, value: int
+) -> None:
+    data = bytearray(WHOLE)
+    data[place] = value
+    for name in ("changed.npz", "changed"):
+        path = tmp_path_factory.getbasetemp() / name
+        path.write_bytes(data)
+        try:
+            header = cachefile.read_header(path)
+        except CacheError as error:
+            assert str(error).startswith(str(path))
+        else:
+            assert all(isinstance(each, str) for each in header[:4])
+
+
+def test_a_file_that_numpy_wrote_again_is_no_longer_ours(path: Path) -> None:
+    atomic.write(path, WHOLE)
+    with np.load(path) as found:
+        arrays = {name: found[name] for name in found.files}
+    np.savez(path, **arrays)
+    with pytest.raises(CacheError, match="was not made by latentmake"):
+        cachefile.read_header(path)
+
+
+def test_a_safetensors_file_under_an_npz_name_is_no_npz(path: Path) -> None:
+    atomic.write(path, struct.pack("<Q", 2) + b"{}")
+    with pytest.raises(CacheError, match="no npz file"):
+        cachefile.read_header(path)
+
+
+def test_a_larger_archive_than_32_bits_can_say_is_read(path: Path) -> None:
+    # The same archive, its directory described as one of more than 4 GB is.
+    end = WHOLE.rfind(b"PK\x05\x06")
+    (size, offset) = struct.unpack_from("<LL", WHOLE, end + 12)
+    record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 3, 3, size, offset)
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, end, 1)
+    short = WHOLE[end : end + 12] + b"\xff" * 8 + WHOLE[end + 20 :]
+    atomic.write(path, WHOLE[:end] + record + locator + short)
+    with np.load(path) as found:
+        assert np.array_equal(found["latents"], ARRAYS["latents"])
+    assert cachefile.read_header(path) == HEADER
+    atomic.write(path, WHOLE[:end] + record + b"x" + locator + short)
+    with pytest.raises(CacheError):
+        cachefile.read_header(path)
+
+
+def test_the_umask_says_who_may_read(path: Path) -> None:
+    atomic.write(path, WHOLE)
+    before = os.umask(0)
+    os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~before
+
+
+def test_an_archive_carries_it_to_another_machine_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["cache/cats/big/64/a_0040x0036_sdxl.npz", "cache/cats/big/64/b_0040x0036_sdxl.npz"]
+    for name in names:
+        atomic.write(Path(name), WHOLE)
+    Path("store.json").write_text(json.dumps({"paths": names}))
+    archives.pack(Path("store.json"), Path("caches.tar"))
+    data = Path("caches.tar").read_bytes()
+    place = data.rfind(b"PK\x05\x06")
+    Path("caches.tar").write_bytes(data[:place] + b"XX" + data[place + 2 :])
+    for name in names:
+        Path(name).unlink()
+    Path("fetch.json").write_text(json.dumps({"archives": {"s3://x/caches.tar": names}}))
+    said: list[str] = []
+    archives.unpack(Path("fetch.json"), [Path("caches.tar")], said.append)
+    assert Path(names[0]).read_bytes() == WHOLE
+    assert not Path(names[1]).exists()
+    assert "b_0040x0036_sdxl.npz is cut short or no npz file; it will be encoded" in said[0]

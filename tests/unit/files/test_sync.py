@@ -1,0 +1,104 @@
+"""A folder of links is kept like a list of files: the same command twice touches nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from latentmake.files.sync import RECORD, Changes, mirror
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, Path | bytes]:
+    found: dict[str, Path | bytes] = {}
+    for name in ("a.png", "sub/deep/b.png"):
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+        found[name] = path
+    return {**found, "metadata.json": b"{}"}
+
+
+def names(folder: Path) -> list[str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
+    return sorted(str(path.relative_to(folder)) for path in files)
+
+
+def test_files_are_linked_and_the_second_time_nothing_is_touched(
+    tmp_path: Path, sources: dict[str, Path | bytes]
+) -> None:
+    folder = tmp_path / "deployed"
+    assert mirror(folder, sources, link=True) == Changes(1, 2, 0, 0)
+    for name, source in sources.items():
+        if isinstance(source, Path):
+            assert (folder / name).samefile(source)
+    before = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    assert mirror(folder, sources, link=True) == Changes(0, 0, 3, 0)
+    assert {path: path.stat().st_mtime_ns for path in before} == {
+        path: stat.st_mtime_ns for path, stat in before.items()
+    }
+
+
+def test_a_file_that_was_replaced_is_linked_anew(
+    tmp_path: Path, sources: dict[str, Path | bytes]
+) -> None:
+    folder = tmp_path / "deployed"
+    mirror(folder, sources, link=True)
+    source = sources["a.png"]
+    assert isinstance(source, Path)
+    fresh = source.with_name("new")
+    fresh.write_text("a.pnG")
+    fresh.replace(source)
+    assert mirror(folder, sources, link=True) == Changes(0, 1, 2, 0)
+    assert (folder / "a.png").read_text() == "a.pnG"
+
+
+def test_what_is_no_longer_wanted_goes_with_its_empty_folders_and_nothing_else(
+    tmp_path: Path, sources: dict[str, Path | bytes]
+) -> None:
+    folder = tmp_path / "deployed"
+    mirror(folder, sources, link=True)
+    (folder / "mine.txt").write_text("somebody's")
+    del sources["sub/deep/b.png"]
+    assert mirror(folder, sources, link=True).removed == 1
+    assert names(folder) == ["a.png", "metadata.json", "mine.txt"]
+    assert not (folder / "sub").exists()
+    assert (tmp_path / "data/sub/deep/b.png").is_file()
+
+
+def test_where_links_fail_copies_are_made_once(
+    tmp_path: Path, sources: dict[str, Path | bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Path("/dev/shm")  # another file system than the temporary folder, as a rule
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system to try it on")
+    folder = memory / f"latentmake-test-{os.getpid()}"
+    try:
+        assert mirror(folder, sources, link=True) == Changes(3, 0, 0, 0)
+        assert mirror(folder, sources, link=True) == Changes(0, 0, 3, 0)
+    finally:
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        folder.rmdir()
+
+
+def test_what_is_replaced_or_removed_is_told_before(tmp_path: Path) -> None:
+    folder, told = tmp_path / "kept", dict[str, str]()
+
+    def replacing(name: str) -> None:
+        path = folder / name
+        told[name] = path.read_text() if path.exists() else ""
+
+    def bring(files: dict[str, Path | bytes]) -> dict[str, str]:
+        told.clear()
+        mirror(folder, files, replacing=replacing)
+        return dict(told)
+
+    source = tmp_path / "source"
+    source.write_text("one")
+    assert bring({"a": source, "b": b"x", "c": b"y"}) == {"a": "", "b": "", "c": ""}
+    os.utime(source, ns=(1, 1))
+    assert bring({"a": source, "b": b"x", "c": b"y"}) == {}
+    source.write_text("two")
+    assert bring({"a": source, "b": b"z"}) == {"a": "one", "b": "x", "c": "y"}

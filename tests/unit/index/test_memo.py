@@ -1,0 +1,300 @@
+"""The memo forgets nothing that was saved, and nothing that happens to it stops a plan."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake import digest
+from latentmake.files.cachefile import Picture
+from latentmake.index.memo import Memo, SourceStat, TargetStat, source_stat, target_stat
+
+SOURCE = SourceStat(1, 2, 3, 4)
+TARGET = TargetStat(5, 6, 7)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "sub" / "memo.sqlite"
+
+
+def learn_something(memo: Memo) -> None:
+    memo.learn_source("data/a.png", SOURCE, "digest")
+    memo.learn_target("cache/a", TARGET, "key")
+    memo.learn_verdict("question", "answer")
+    memo.learn_receipt("receipt")
+
+
+def knows_something(memo: Memo) -> bool:
+    known = [
+        memo.sources_below("data") == {"data/a.png": (SOURCE, "digest")},
+        memo.targets_below("cache") == {"cache/a": (TARGET, "key")},
+        memo.verdict("question") == "answer",
+        memo.known_receipts() == {"receipt"},
+    ]
+    assert len(set(known)) == 1, known
+    return known[0]
+
+
+def test_what_was_learnt_is_known_the_next_time(place: Path) -> None:
+    with Memo(place) as memo:
+        learn_something(memo)
+    with Memo(place) as memo:
+        assert knows_something(memo)
+
+
+def test_saving_in_the_middle_is_enough(place: Path) -> None:
+    with Memo(place) as memo:
+        learn_something(memo)
+        memo.save()
+        assert knows_something(memo)
+    with Memo(place) as memo:
+        assert knows_something(memo)
+
+
+def test_what_is_learnt_last_counts(place: Path) -> None:
+    with Memo(place) as memo:
+        memo.learn_target("cache/a", TARGET, "old")
+        memo.learn_target("cache/a", TARGET, "older")
+        memo.learn_verdict("question", "old")
+    with Memo(place) as memo:
+        learn_something(memo)
+    with Memo(place) as memo:
+        assert memo.targets_below("cache") == {"cache/a": (TARGET, "key")}
+        assert memo.verdict("question") == "answer"
+
+
+def test_it_knows_nothing_that_it_was_not_told(place: Path) -> None:
+    with Memo(place) as memo:
+        assert memo.sources_below("data") == {}
+        assert memo.targets_below("cache") == {}
+        assert memo.verdict("question") is None
+        assert memo.known_receipts() == set()
+
+
+def test_a_memo_in_memory_works_alike() -> None:
+    with Memo(None) as memo:
+        learn_something(memo)
+        memo.save()
+        assert knows_something(memo)
+
+
+paths = st.lists(
+    st.text("abc.-0/é \U0001f600", min_size=1, max_size=6).filter(
+        lambda text: "//" not in f"/{text}/"
+    ),
+    min_size=1,
+    max_size=12,
+    unique=True,
+)
+
+
+@settings(deadline=None)
+@given(paths, st.sampled_from(["a", "a/b", "a.b", "é", "a-"]))
+def test_below_a_folder_is_what_a_path_says(names: list[str], folder: str) -> None:
+    with Memo(None) as memo:
+        for name in names:
+            memo.learn_source(name, SOURCE, name)
+            memo.learn_target(name, TARGET, name)
+        memo.save()
+        below = {name for name in names if name.startswith(f"{folder}/")}
+        assert set(memo.sources_below(folder)) == below
+        assert set(memo.targets_below(folder)) == below
+
+
+def test_a_folder_does_not_take_in_those_whose_names_it_begins() -> None:
+    with Memo(None) as memo:
+        for name in ("a/b/x", "a/bc/x", "a/b", "a/b0", "a/b.x", "a/b/y/z", "A/b/x"):
+            memo.learn_source(name, SOURCE, name)
+        memo.save()
+        assert set(memo.sources_below("a/b")) == {"a/b/x", "a/b/y/z"}
+
+
+# -- digests of files -----------------------------------------------------------------------------
+
+
+def test_a_digest_is_that_of_the_content(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    with Memo(place) as memo:
+        assert memo.digest_of_file(file) == digest.of_bytes(b"one")
+        memo.save()
+        file.write_bytes(b"two")
+        assert memo.digest_of_file(file) == digest.of_bytes(b"two")
+
+
+def test_a_file_of_known_stat_is_not_read_again(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    with Memo(place) as memo:
+        memo.learn_source(str(file), source_stat(file.stat()), "told before")
+    with Memo(place) as memo:
+        assert memo.digest_of_file(file) == "told before"
+
+
+def test_an_edit_with_the_old_size_and_mtime_is_noticed(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    stat = file.stat()
+    with Memo(place) as memo:
+        memo.digest_of_file(file)
+    file.write_bytes(b"two")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with Memo(place) as memo:
+        assert memo.digest_of_file(file) == digest.of_bytes(b"two")
+
+
+def test_a_second_name_does_not_change_a_targets_stat_but_any_content_does(tmp_path: Path) -> None:
+    file = tmp_path / "target"
+    file.write_bytes(b"one")
+    before = target_stat(file.stat())
+    os.link(file, tmp_path / "second")
+    assert target_stat(file.stat()) == before
+    (tmp_path / "new").write_bytes(b"two")
+    (tmp_path / "new").replace(file)
+    assert target_stat(file.stat()) != before
+
+
+# -- what may befall it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("garbage", [b"garbage" * 1000, b"SQLite format 3\0" + b"\xff" * 4000])
+def test_a_damaged_memo_is_replaced(place: Path, garbage: bytes) -> None:
+    place.parent.mkdir()
+    place.write_bytes(garbage)
+    with Memo(place) as memo:
+        learn_something(memo)
+    with Memo(place) as memo:
+        assert knows_something(memo)
+
+
+def test_an_empty_file_becomes_a_memo(place: Path) -> None:
+    place.parent.mkdir()
+    place.touch()
+    with Memo(place) as memo:
+        learn_something(memo)
+    with Memo(place) as memo:
+        assert knows_something(memo)
+
+
+def test_a_memo_of_another_version_is_replaced(place: Path) -> None:
+    with Memo(place) as memo:
+        learn_something(memo)
+    database = sqlite3.connect(place)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    with Memo(place) as memo:
+        assert not knows_something(memo)
+        learn_something(memo)
+    with Memo(place) as memo:
+        assert knows_something(memo)
+
+
+@pytest.mark.parametrize("kept", [1, 50, 90])
+def test_a_memo_damaged_inside_stops_nothing(place: Path, kept: int) -> None:
+    with Memo(place) as memo:
+        for number in range(2000):
+            memo.learn_source(f"data/{number}", SOURCE, "d" * 64)
+        learn_something(memo)
+    data = bytearray(place.read_bytes())
+    start = max(len(data) * kept // 100, 4096)
+    data[start:] = b"\xff" * (len(data) - start)
+    place.write_bytes(data)
+    with Memo(place) as memo:
+        memo.sources_below("data")
+        memo.targets_below("cache")
+        memo.verdict("question")
+        memo.known_receipts()
+        memo.digest_of_file(Path(__file__))
+        learn_something(memo)
+
+
+def test_a_locked_memo_is_read_or_done_without(place: Path) -> None:
+    with Memo(place) as memo:
+        learn_something(memo)
+    other = sqlite3.connect(place, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        with Memo(place) as memo:
+            knows_something(memo)
+            memo.learn_verdict("another", "answer")
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+    with Memo(place) as memo:
+        assert knows_something(memo)
+
+
+def test_a_memo_being_written_by_another_is_read_and_left_as_it_is(place: Path) -> None:
+    with Memo(place) as memo:
+        learn_something(memo)
+    other = sqlite3.connect(place, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        with Memo(place) as memo:
+            assert knows_something(memo)
+            memo.learn_verdict("another", "answer")
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+    with Memo(place) as memo:
+        assert knows_something(memo)
+        assert memo.verdict("another") is None
+
+
+def test_a_memo_that_cannot_be_made_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way of a folder")
+    (tmp_path / "memo.sqlite").mkdir()
+    for place in (tmp_path / "file" / "memo.sqlite", tmp_path / "memo.sqlite"):
+        with Memo(place) as memo:
+            learn_something(memo)
+            memo.save()
+            assert knows_something(memo)
+
+
+def test_old_verdicts_are_forgotten(place: Path) -> None:
+    with Memo(place) as memo:
+        learn_something(memo)
+    database = sqlite3.connect(place)
+    database.execute("UPDATE verdicts SET asked = asked - 91 * 24 * 3600")
+    database.commit()
+    database.close()
+    with Memo(place) as memo:
+        assert memo.verdict("question") == "answer"
+        memo.learn_verdict("another", "answer")
+    with Memo(place) as memo:
+        assert memo.verdict("question") is None
+        assert memo.verdict("another") == "answer"
+
+
+# -- what is at hand ------------------------------------------------------------------------------
+
+
+def test_files_are_found_by_key_and_by_size_until_they_are_forgotten(tmp_path: Path) -> None:
+    with Memo(tmp_path / "memo") as memo:
+        assert memo.is_new and memo.knows_nothing("targets")
+        for number in range(1200):  # more than one query takes
+            memo.learn_target(f"cache/a/b/{number}", TargetStat(number, 1, 1), f"key {number}")
+            memo.learn_source(f"data/{number}", SourceStat(number, 2, 3, 4), f"digest {number}")
+        memo.learn_target("cache/c/d/7", TargetStat(7, 1, 1), "key 7")
+        memo.learn_picture("digest 7", Picture(60, 40, True))
+    with Memo(tmp_path / "memo") as memo:
+        assert not memo.is_new
+        assert not memo.knows_nothing("targets", "cache/a")
+        assert memo.knows_nothing("targets", "cache/a/c")
+        keys = [f"key {number}" for number in range(2000)]
+        assert len([*memo.targets_of(keys)]) == 1201
+        assert set(memo.targets_of(["key 7"])) == {
+            ("cache/a/b/7", 7, "key 7"),
+            ("cache/c/d/7", 7, "key 7"),
+        }
+        assert [*memo.sources_of_size([7, 5000])] == [(7, 2, 4, "digest 7")]
+        assert memo.pictures(["digest 7", "digest 8"], upright=True) == {"digest 7": (60, 40)}
+        assert memo.pictures(["digest 7"], upright=False) == {}
+        memo.forget_targets(["cache/a/b/7", "cache/gone"])
+        memo.save()
+        assert [*memo.targets_of(["key 7"])] == [("cache/c/d/7", 7, "key 7")]

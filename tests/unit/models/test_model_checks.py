@@ -1,0 +1,154 @@
+"""A network of another kind, or names that fit nothing, are refused while planning."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import world
+from diffusers import FlowMatchEulerDiscreteScheduler
+from huggingface_hub import constants
+from latentmake.config import SdTrainer, Weights, parse
+from latentmake.errors import ModelError, UserError
+from latentmake.index.memo import Memo
+from latentmake.models.checks import check_kind, parameter_names
+from latentmake.models.recipe import training_digest
+from latentmake.plan.planner import Planner
+from latentmake.training.order import TrainingOrder, read_order
+from latentmake.training.sd.objective import load_noise_schedule
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def project(tmp_path: Path, micro: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(micro, "models/micro")
+    world.make_dataset(Path("data/shapes"))
+    values = world.config()
+    values["runs"]["tiny"]["trainer"] = world.training()
+    return values
+
+
+def plan(values: dict[str, Any]) -> TrainingOrder:
+    path = Planner(parse(values), Memo(None)).plan(["tiny"]).runs["tiny"].training_order
+    assert path is not None
+    return read_order(path, TrainingOrder)
+
+
+def lone(name: str) -> str:
+    """Copy a network's weights to where no configuration tells what they are."""
+    (file,) = Path(f"models/micro/{name}").glob("*.safetensors")
+    Path(f"alone/{name}").mkdir(parents=True)
+    return str(shutil.copy(file, f"alone/{name}"))
+
+
+@pytest.mark.parametrize(
+    "place", [lambda name: f"models/micro/{name}", lone], ids=["folder", "file"]
+)
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        *(("vae", "unet"), ("vae", "text_encoder"), ("unet", "vae"), ("unet", "text_encoder")),
+        *(("text", "unet"), ("text", "vae")),
+    ],
+)
+def test_a_network_of_another_kind_is_refused(
+    project: dict[str, Any], key: str, name: str, place: Callable[[str], str]
+) -> None:
+    project["models"]["micro"][key] = path = place(name)
+    with pytest.raises(ModelError) as error:
+        plan(project)
+    words = {"vae": "a VAE", "unet": "a UNet", "text": "a text encoder"}
+    assert str(error.value).startswith(f"models.micro.{key}: {path} holds ")
+    assert f", not {words[key]}; " in str(error.value)
+    assert not Path(".latentmake/orders").exists()
+
+
+@pytest.mark.parametrize("name", ["vae", "unet", "text_encoder"])
+def test_the_right_network_passes_as_folder_and_as_file(project: dict[str, Any], name: str) -> None:
+    for path in (f"models/micro/{name}", lone(name)):
+        check_kind(Weights(path=path), name.removesuffix("_encoder"), "here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target_modules": ["to_q", "to_kk"]}, "trainer.target_modules: no layer of the UNet is "),
+        (
+            {"target_modules": ["o_q"]},
+            "trainer.target_modules: no layer of the UNet is named `o_q`",
+        ),
+        ({"adapter": "parts", "parts": ["up_blocks.3"]}, "trainer.parts: this UNet has no `up_bl"),
+        (
+            {"adapter": "full", "reinitialize": ["mid_block", "down_blocks.7"]},
+            "trainer.reinitialize",
+        ),
+    ],
+)
+def test_names_that_fit_nothing_are_refused(
+    project: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    project["runs"]["tiny"]["trainer"].update(changes)
+    with pytest.raises(UserError) as error:
+        plan(project)
+    assert str(error.value).startswith(f"runs.tiny.{said}")
+
+
+def test_names_are_those_of_the_network(project: dict[str, Any]) -> None:
+    from latentmake.training.sd.network import load_unet
+
+    place = Weights(path="models/micro/unet")
+    names = [name for name, _ in load_unet(place).named_parameters()]
+    assert sorted(parameter_names(place) or []) == sorted(names)
+    assert parameter_names(Weights(path="models/micro/vae")) is None
+    for changes in (
+        {"target_modules": ["attn1.to_q", "conv_in", "time_embedding.linear_1"]},
+        {"adapter": "parts", "parts": ["norms", "cross_attention_qk", "up_blocks.1"]},
+    ):
+        project["runs"]["tiny"]["trainer"].update(changes)
+        assert plan(project).weights
+
+
+def test_flow_matching_is_not_trained_as_diffusion(project: dict[str, Any]) -> None:
+    FlowMatchEulerDiscreteScheduler().save_pretrained("models/micro/scheduler")
+    assert plan(project).weights
+    project["runs"]["tiny"]["trainer"]["prediction_type"] = "epsilon"
+    with pytest.raises(ModelError, match="is one of flow matching, and `prediction_type: epsilon`"):
+        plan(project)
+    with pytest.raises(ModelError, match="is one of flow matching"):
+        load_noise_schedule("models/micro/scheduler", "epsilon")
+
+
+def test_a_network_on_the_hub_has_the_schedule_of_its_repository(
+    project: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = {"hub": "someone/something", "revision": REVISION, "subfolder": "unet"}
+    project["models"]["micro"]["unet"] = hub
+    order = plan(project)
+    assert order.scheduler == ""
+    other = order.unet.model_copy(update={"revision": REVISION[::-1]})
+    assert training_digest(order.unet, "") != training_digest(other, "")
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=f"^someone/something@{REVISION}.*`scheduler`") as error:
+        load_noise_schedule(order.scheduler, None, order.unet)
+    assert "\n" not in str(error.value)
+    there = cache / "models--someone--something/snapshots" / REVISION / "scheduler"
+    shutil.copytree("models/micro/scheduler", there)
+    assert (
+        load_noise_schedule(order.scheduler, None, order.unet).config.beta_schedule
+        == (json.loads((there / "scheduler_config.json").read_bytes())["beta_schedule"])
+    )
+
+
+def test_an_optimizer_that_finds_its_rate_begins_at_one() -> None:
+    for optimizer in ("prodigy", "dadaptation"):
+        assert SdTrainer(kind="sd", optimizer=optimizer).learning_rate == 1.0
+        assert SdTrainer(kind="sd", optimizer=optimizer, learning_rate=0.5).learning_rate == 0.5
+    assert SdTrainer(kind="sd", optimizer="lion").learning_rate == 1e-4

@@ -1,0 +1,284 @@
+"""A recipe holds content, never places: what shapes bytes changes it, and nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latentmake.config import Dataset, Model, Weights
+from latentmake.errors import ModelError
+from latentmake.models import recipe
+
+
+def put(root: Path, **files: str) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (root / name.replace("__", ".")).write_text(content)
+    return root
+
+
+def network(root: Path, weights: str = "weights", config: str = "{}") -> Path:
+    return put(root, config__json=config, model__safetensors=weights)
+
+
+# -- digests --------------------------------------------------------------------------------------
+
+
+def test_a_moved_network_keeps_its_digest(tmp_path: Path) -> None:
+    here = Weights(path=str(network(tmp_path / "here")))
+    there = Weights(path=str(network(tmp_path / "there")))
+    assert recipe.weights_digest(here) == recipe.weights_digest(there)
+
+
+def test_a_changed_byte_of_any_file_changes_the_digest(tmp_path: Path) -> None:
+    digests = {
+        recipe.weights_digest(Weights(path=str(network(tmp_path / name, weights, config))))
+        for name, weights, config in [
+            ("1", "weights", "{}"),
+            ("2", "weights!", "{}"),
+            ("3", "weights", "{ }"),
+        ]
+    }
+    assert len(digests) == 3
+
+
+def test_files_beside_the_weights_do_not_count(tmp_path: Path) -> None:
+    weights = Weights(path=str(network(tmp_path)))
+    before = recipe.weights_digest(weights)
+    put(tmp_path, README__md="new", flax_model__msgpack="new", model__bin="new")
+    assert recipe.weights_digest(weights) == before
+
+
+def test_a_hub_id_is_known_by_its_revision_without_a_file() -> None:
+    first = Weights(hub="someone/vae", revision="a" * 40)
+    assert recipe.weights_digest(first) == recipe.weights_digest(first.model_copy())
+    others = [
+        Weights(hub="someone/vae", revision="b" * 40),
+        Weights(hub="someone/other", revision="a" * 40),
+        Weights(hub="someone/vae", revision="a" * 40, subfolder="vae"),
+    ]
+    assert len({recipe.weights_digest(each) for each in [first, *others]}) == 4
+
+
+def test_the_files_are_digested_as_the_caller_says(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def digest_of(path: Path) -> str:
+        asked.append(path.name)
+        return path.name
+
+    recipe.weights_digest(Weights(path=str(network(tmp_path))), digest_of)
+    assert asked == ["config.json", "model.safetensors"]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    network(tmp_path)
+
+    def fails(path: Path) -> str:
+        raise OSError(5, "Input/output error", str(path))
+
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read \(Input/output error\)"):
+        recipe.weights_digest(Weights(path=str(tmp_path)), fails)
+
+
+# -- recipes --------------------------------------------------------------------------------------
+
+MODEL: dict[str, Any] = {"vae": "vae", "text": ["one", "two"]}
+
+
+def latents(model: dict[str, Any] | None = None, **dataset: Any) -> dict[str, object]:
+    settings = Dataset(path="anywhere", **dataset)
+    return recipe.latents_recipe(settings, Model(**{**MODEL, **(model or {})}), "weights")
+
+
+def text(**model: Any) -> dict[str, object]:
+    settings = Model(**{**MODEL, **model})
+    return recipe.text_recipe(settings, [("w", "t")] * len(settings.text))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exif_rotation": False},
+        {"background": "black"},
+        {"model": {"dtype": "float16"}},
+        {"model": {"vae_dtype": "bfloat16"}},
+        {"model": {"posterior": "sample"}},
+        {"model": {"posterior": "sample", "posterior_seed": 1}},
+    ],
+    ids=str,
+)
+def test_what_shapes_latents_is_in_their_recipe(change: dict[str, Any]) -> None:
+    assert latents(**change) != latents()
+
+
+def test_each_change_of_latents_has_a_recipe_of_its_own() -> None:
+    found = [
+        latents(),
+        latents({"posterior": "sample"}),
+        latents({"posterior": "sample", "posterior_seed": 1}),
+    ]
+    assert all(one != other for n, one in enumerate(found) for other in found[:n])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_repeats": 5},
+        {"fit": "bucket", "bucket_reso_steps": 32, "bucket_no_upscale": True},  # is in the key
+        {"max_image_pixels": 10**9},
+        {"caption_extension": ".caption"},
+        {"missing_caption": "empty"},
+        {"empty_caption": "allow"},
+        {"on_error": "skip"},
+        {"bucket_reso_steps": 64},
+        {"bucket_no_upscale": True},
+        {"model": {"text_dtype": "float16"}},
+        {"model": {"text": ["other"]}},
+        {"model": {"unet": "unet", "scheduler": "scheduler"}},
+        {"model": {"posterior_seed": 7}},
+        {"model": {"vae": "moved/vae"}},
+        {"model": {"dtype": "float16", "vae_dtype": "float32"}},
+    ],
+    ids=str,
+)
+def test_what_does_not_shape_latents_is_not_in_their_recipe(change: dict[str, Any]) -> None:
+    assert latents(**change) == latents()
+
+
+def test_the_weights_are_in_both_recipes() -> None:
+    model = Model(**MODEL)
+    dataset = Dataset(path="x")
+    assert recipe.latents_recipe(dataset, model, "a") != recipe.latents_recipe(dataset, model, "b")
+    assert recipe.text_recipe(model, [("a", "t"), ("b", "t")]) != recipe.text_recipe(
+        model, [("b", "t"), ("a", "t")]
+    )
+    assert recipe.text_recipe(model, [("a", "t"), ("b", "t")]) != recipe.text_recipe(
+        model, [("a", "u"), ("b", "t")]
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "float16"},
+        {"text_dtype": "float16"},
+        {"text": ["one"]},
+        {"text": [{"path": "one", "max_length": 20}, "two"]},
+    ],
+    ids=str,
+)
+def test_what_shapes_embeddings_is_in_their_recipe(change: dict[str, Any]) -> None:
+    assert text(**change) != text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vae_dtype": "float16"},
+        {"vae": "other"},
+        {"posterior": "sample"},
+        {"unet": "unet"},
+        {"text": ["moved/one", "moved/two"]},
+    ],
+    ids=str,
+)
+def test_what_does_not_shape_embeddings_is_not_in_their_recipe(change: dict[str, Any]) -> None:
+    assert text(**change) == text()
+
+
+def test_both_recipes_name_the_format() -> None:
+    assert latents()["format"] == recipe.FORMAT_VERSIONS["autoencoder_kl"]
+    assert text()["format"] == recipe.FORMAT_VERSIONS["text"]
+
+
+def test_without_an_architecture_the_recipe_of_text_is_what_it_has_always_been() -> None:
+    assert text(text=[{"path": "one", "max_length": 20}], dtype="float16") == {
+        "format": 1,
+        "kind": "text",
+        "layout": "plain",
+        "dtype": "float16",
+        "encoders": [{"weights": "w", "tokenizer": "t", "max_length": 20}],
+    }
+
+
+TEXTS = {"sd1": ["one"], "sd2": ["one"], "sdxl": ["one"] * 2, "sd3": ["one"] * 3}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change"),
+    [
+        ("sd1", {"clip_skip": 1}),
+        ("sd2", {"clip_skip": 2}),
+        ("sd1", {"max_token_length": 150}),
+        ("sdxl", {"max_token_length": "auto"}),
+        ("sdxl", {"layout": "sdscripts"}),
+        ("sd3", {"apply_lg_attn_mask": True}),
+        ("sd3", {"layout": "sdscripts"}),
+        ("sd3", {"layout": "sdscripts", "apply_t5_attn_mask": True}),
+    ],
+    ids=str,
+)
+def test_what_an_architecture_makes_of_text_is_in_its_recipe(
+    architecture: str, change: dict[str, Any]
+) -> None:
+    values = {"text": TEXTS[architecture], "architecture": architecture}
+    found = [text(text=values["text"]), text(**values), text(**values, **change)]
+    if len(change) > 1:
+        found.append(text(**values, layout="sdscripts"))
+    assert all(one != other for n, one in enumerate(found) for other in found[:n])
+
+
+def test_a_mask_of_padding_that_there_is_not_changes_no_recipe() -> None:
+    values = {"text": TEXTS["sd3"], "architecture": "sd3"}
+    assert text(**values, apply_t5_attn_mask=True) == text(**values)
+
+
+def wan(tmp_path: Path, **text: Any) -> Model:
+    put(tmp_path / "umt5", weights__pth="weights")
+    place = {"path": f"{tmp_path}/umt5/weights.pth", **text}
+    return Model.model_validate({"vae": "vae", "text": [place], "task": "t2v-1.3B"})
+
+
+def test_a_missing_tokenizer_of_umt5_is_said_where_to_come_from(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no tokenizer here") as caught:
+        recipe.make("text", None, wan(tmp_path))
+    line = str(caught.value)
+    for part in ("google/umt5-xxl on the hub", "spiece.model", "Wan-AI/Wan2.1-T2V-14B", "hub:"):
+        assert part in line
+    assert "\n" not in line
+
+
+def test_a_tokenizer_on_the_hub_counts_by_its_commit_and_none_is_looked_for_here(
+    tmp_path: Path,
+) -> None:
+    place = {"hub": "Wan-AI/Wan2.1-T2V-14B", "subfolder": "google/umt5-xxl"}
+
+    def made(**tokenizer: Any) -> dict[str, object]:
+        return recipe.make("text", None, wan(tmp_path, tokenizer=tokenizer))
+
+    first = made(**place, revision="a" * 40)
+    assert made(**place, revision="a" * 40) == first
+    assert made(**place, revision="b" * 40) != first
+    assert made(**{**place, "subfolder": "other"}, revision="a" * 40) != first
+    with pytest.raises(ValueError, match="`hub` model needs as its `revision` a commit"):
+        made(**place, revision="main")
+
+
+@pytest.mark.parametrize("layout", ["plain", "sdscripts"])
+def test_a_recipe_is_made_for_each_layout_of_images(tmp_path: Path, layout: str) -> None:
+    network(tmp_path / "vae")
+    for name in ("text_encoder", "text_encoder_2"):
+        network(tmp_path / name)
+        put(tmp_path / name, tokenizer__json="{}")
+    model = Model.model_validate(
+        {
+            "vae": f"{tmp_path}/vae",
+            "text": [f"{tmp_path}/text_encoder", f"{tmp_path}/text_encoder_2"],
+            "architecture": "sdxl",
+            "layout": layout,
+        }
+    )
+    assert recipe.make("text", None, model)["layout"] == layout
+    assert recipe.make("latents", Dataset(path="x"), model)["kind"] == "latents"

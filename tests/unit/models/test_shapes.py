@@ -1,0 +1,91 @@
+"""The shapes that configurations tell are those that the encoders give."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import world
+from latentmake.caches.encoders.text import load_text_encoder
+from latentmake.caches.encoders.vae import encode_images, load_vae
+from latentmake.config import TextWeights, Weights
+from latentmake.errors import ModelError
+from latentmake.models.shapes import Latents, Tokens, latents_shape, text_tokens, text_width
+
+CPU = torch.device("cpu")
+
+
+def configured(folder: Path, config: Any) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def text(folder: Path, **more: Any) -> TextWeights:
+    return TextWeights(path=str(folder), **more)
+
+
+@pytest.fixture(scope="module")
+def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "micro"
+    world.make_model(folder)
+    return folder
+
+
+def test_latents_are_as_told(micro: Path) -> None:
+    place = Weights(path=str(micro / "vae"))
+    vae = load_vae(place, CPU, torch.float32)
+    latents = encode_images(vae, torch.zeros((1, 16, 32, 3), dtype=torch.uint8))
+    told = latents_shape(place)
+    assert told is not None
+    assert latents.shape == (1, told.channels, 16 // told.factor, 32 // told.factor)
+    assert told.scaling == vae.config["scaling_factor"]
+
+
+@pytest.mark.parametrize("max_length", [None, 20, 200])
+def test_embeddings_of_clip_are_as_told(micro: Path, max_length: int | None) -> None:
+    place = text(micro / "text_encoder", max_length=max_length)
+    (found,) = load_text_encoder(place, CPU, torch.float32).encode(["a red circle"])
+    tokens = text_tokens(place)
+    assert tokens is not None and tokens.padded
+    assert found["hidden_state"].shape == (tokens.longest, text_width(place))
+
+
+def test_embeddings_of_t5_are_as_told(tmp_path: Path) -> None:
+    place = configured(tmp_path / "t5", {"model_type": "t5", "d_model": 4096})
+    assert text_width(text(place)) == 4096
+    assert text_tokens(text(place)) == Tokens(512, padded=False)
+    assert text_tokens(text(place, max_length=256)) == Tokens(256, padded=False)
+
+
+def test_of_a_whole_clip_the_text_half_counts(tmp_path: Path) -> None:
+    half = {"model_type": "clip_text_model", "hidden_size": 768, "max_position_embeddings": 77}
+    whole = {"model_type": "clip", "hidden_size": 1024, "text_config": half}
+    place = configured(tmp_path / "clip", whole)
+    assert text_width(text(place)) == 768
+    assert text_tokens(text(place)) == Tokens(77, padded=True)
+
+
+def test_what_a_configuration_leaves_out_is_as_diffusers_has_it(tmp_path: Path) -> None:
+    config = {"block_out_channels": [1, 2, 3, 4], "scaling_factor": None, "shift_factor": 0.25}
+    place = configured(tmp_path / "vae", config)
+    assert latents_shape(Weights(path=str(place))) == Latents(4, 8, 1.0, 0.25)
+    bare = configured(tmp_path / "bare", {"block_out_channels": [1, 2, 3, 4]})
+    assert latents_shape(Weights(path=str(bare))) == Latents(4, 8, 0.18215, 0.0)
+
+
+def test_nothing_is_told_of_what_lies_elsewhere(tmp_path: Path) -> None:
+    hub = {"hub": "somebody/something", "revision": "1" * 40}
+    assert latents_shape(Weights(**hub)) is None
+    assert text_width(TextWeights(**hub)) is None
+    (tmp_path / "vae.safetensors").touch()
+    assert latents_shape(Weights(path=str(tmp_path / "vae.safetensors"))) is None
+
+
+def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
+    place = configured(tmp_path / "t5", ["no object"])
+    with pytest.raises(ModelError, match=r"t5/config\.json: cannot be read"):
+        text_width(text(place))

@@ -1,0 +1,178 @@
+"""The files of a model are found where they lie, or what is missing is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from latentmake.config import TextWeights, Weights
+from latentmake.errors import ModelError
+from latentmake.models import files
+from test_recipe import network, put
+
+
+def names(place: Path, **more: str) -> list[str]:
+    return [path.name for path in files.weights_files(Weights(path=str(place), **more))]
+
+
+def refusal(place: Path, **more: str) -> str:
+    with pytest.raises(ModelError) as caught:
+        files.weights_files(Weights(path=str(place), **more))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# -- which files hold a network -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stem", ["diffusion_pytorch_model", "model", "pytorch_model"])
+def test_a_folder_of_one_file(tmp_path: Path, stem: str) -> None:
+    put(tmp_path, config__json="{}", **{f"{stem}__safetensors": "w", f"{stem}__bin": "w"})
+    assert names(tmp_path) == ["config.json", f"{stem}.safetensors"]
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_a_folder_of_shards_in_order_and_each_once(tmp_path: Path, ending: str) -> None:
+    index = {"weight_map": {"a": f"s2.{ending}", "b": f"s1.{ending}", "c": f"s2.{ending}"}}
+    put(tmp_path, config__json="{}", **{f"s1__{ending}": "1", f"s2__{ending}": "2"})
+    (tmp_path / f"model.{ending}.index.json").write_text(json.dumps(index))
+    expected = ["config.json", f"model.{ending}.index.json", f"s1.{ending}", f"s2.{ending}"]
+    assert names(tmp_path) == expected
+
+
+def test_safetensors_come_before_bin_whatever_the_stem(tmp_path: Path) -> None:
+    put(
+        tmp_path, config__json="{}", diffusion_pytorch_model__bin="b", pytorch_model__safetensors=""
+    )
+    assert names(tmp_path) == ["config.json", "pytorch_model.safetensors"]
+
+
+def test_bin_alone_is_read(tmp_path: Path) -> None:
+    put(tmp_path, config__json="{}", diffusion_pytorch_model__bin="b")
+    assert names(tmp_path) == ["config.json", "diffusion_pytorch_model.bin"]
+
+
+def test_a_single_file_with_its_configuration_beside_named_or_absent(tmp_path: Path) -> None:
+    put(tmp_path, vae__safetensors="w")
+    assert names(tmp_path / "vae.safetensors") == ["vae.safetensors"]
+    put(tmp_path / "there", config__json="{}")
+    put(tmp_path / "there", other__json="{}")
+    vae = tmp_path / "vae.safetensors"
+    assert names(vae, config=f"{tmp_path}/there") == ["config.json", "vae.safetensors"]
+    assert names(vae, config=f"{tmp_path}/there/other.json") == ["other.json", "vae.safetensors"]
+    put(tmp_path, config__json="{}")
+    assert names(vae) == ["config.json", "vae.safetensors"]
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    assert f"{tmp_path}/no: this model does not exist; correct" in refusal(tmp_path / "no")
+    put(tmp_path / "bare")
+    assert "has no config.json" in refusal(tmp_path / "bare")
+    put(tmp_path / "bare", config__json="{}")
+    assert "holds no weights" in refusal(tmp_path / "bare")
+    index = json.dumps({"weight_map": {"a": "s1.safetensors"}})
+    put(tmp_path / "bare", model__safetensors__index__json=index)
+    assert f"{tmp_path}/bare/s1.safetensors: these weights are missing" in refusal(
+        tmp_path / "bare"
+    )
+    put(tmp_path, model__ckpt="x", vae__safetensors="x")
+    assert "is not a .safetensors file" in refusal(tmp_path / "model.ckpt")
+    assert "does not exist" in refusal(tmp_path / "vae.safetensors", config=f"{tmp_path}/nowhere")
+
+
+@pytest.mark.parametrize("index", ["", "[]", "{}", '{"weight_map": 5}', '{"weight_map": []}'])
+def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
+    put(tmp_path, config__json="{}", model__safetensors__index__json=index)
+    assert "is not an index of weights" in refusal(tmp_path)
+
+
+def test_shards_are_looked_for_in_their_own_folder_alone(tmp_path: Path) -> None:
+    put(tmp_path, secret__safetensors="outside")
+    index = json.dumps({"weight_map": {"a": "../secret.safetensors"}})
+    put(tmp_path / "model", config__json="{}", model__safetensors__index__json=index)
+    assert f"{tmp_path}/model/secret.safetensors: these" in refusal(tmp_path / "model")
+
+
+# -- tokenizers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("encoder", "tokenizer"),
+    [
+        ("text_encoder", "tokenizer"),
+        ("text_encoder_2", "tokenizer_2"),
+        ("text_encoder_3", "tokenizer_3"),
+    ],
+)
+def test_the_tokenizer_of_a_pipeline_lies_beside_its_encoder(
+    tmp_path: Path, encoder: str, tokenizer: str
+) -> None:
+    network(tmp_path / encoder)
+    put(tmp_path / tokenizer, tokenizer_config__json="{}")
+    place = TextWeights(path=str(tmp_path / encoder))
+    assert files.tokenizer_folder(place) == tmp_path / tokenizer
+    assert [path.name for path in files.tokenizer_files(place)] == ["tokenizer_config.json"]
+
+
+def test_an_encoder_that_holds_its_tokenizer_uses_it(tmp_path: Path) -> None:
+    for name in ("text_encoder", "clip"):
+        network(tmp_path / name)
+        put(tmp_path / name, tokenizer__json="{}")
+        place = TextWeights(path=str(tmp_path / name))
+        assert files.tokenizer_folder(place) == tmp_path / name
+
+
+def test_a_single_file_finds_the_tokenizer_of_its_folder(tmp_path: Path) -> None:
+    put(tmp_path / "text_encoder", model__safetensors="w")
+    put(tmp_path / "tokenizer", vocab__json="{}")
+    place = TextWeights(path=str(tmp_path / "text_encoder" / "model.safetensors"))
+    assert files.tokenizer_folder(place) == tmp_path / "tokenizer"
+
+
+def test_a_named_tokenizer_wins(tmp_path: Path) -> None:
+    network(tmp_path / "text_encoder")
+    put(tmp_path / "tokenizer", tokenizer__json="{}")
+    put(tmp_path / "named", tokenizer__json="{}")
+    place = TextWeights(path=str(tmp_path / "text_encoder"), tokenizer=str(tmp_path / "named"))
+    assert files.tokenizer_folder(place) == tmp_path / "named"
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    network(tmp_path / "text_encoder")
+    place = TextWeights(path=str(tmp_path / "text_encoder"))
+    with pytest.raises(ModelError, match=r"/tokenizer: there is no tokenizer here; name its"):
+        files.tokenizer_files(place)
+
+
+# -- the VAE's factor -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("blocks", "factor"), [(1, 1), (2, 2), (3, 4), (4, 8)])
+def test_the_factor_is_what_the_blocks_make_it(tmp_path: Path, blocks: int, factor: int) -> None:
+    network(tmp_path, config=json.dumps({"block_out_channels": [8] * blocks}))
+    assert files.vae_factor(Weights(path=str(tmp_path))) == factor
+
+
+def test_where_no_configuration_says_the_factor_is_unknown(tmp_path: Path) -> None:
+    put(tmp_path, vae__safetensors="w")
+    assert files.vae_factor(Weights(path=str(tmp_path / "vae.safetensors"))) is None
+    assert files.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
+
+
+@pytest.mark.parametrize("config", ["", "{}", "[]", '{"block_out_channels": 5}'])
+def test_the_configuration_of_something_else_is_refused(tmp_path: Path, config: str) -> None:
+    network(tmp_path, config=config)
+    with pytest.raises(ModelError, match="is not the configuration of an AutoencoderKL"):
+        files.vae_factor(Weights(path=str(tmp_path)))
+
+
+def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refusal(Path("stabilityai/sd-vae-ft-mse"))
+    assert "{hub: stabilityai/sd-vae-ft-mse, revision: ...}" in line and "40 hex" in line
+    (tmp_path / "models").mkdir()
+    for place in (Path("models/vae"), tmp_path / "models", Path("vae"), Path("a/b/c")):
+        assert "hub" not in refusal(place)

@@ -1,0 +1,343 @@
+"""A manifest names what a run trains on; its lock has one digest of it, the planner's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake.errors import CacheError, DatasetError
+from latentmake.files import atomic, cachefile
+from latentmake.layouts import plain
+from latentmake.plan import manifest, store
+from latentmake.plan.manifest import (
+    Lock,
+    ManifestItem,
+    ManifestOrder,
+    keys_digest,
+    lock_digest,
+    read_lock,
+)
+from latentmake.plan.orders import Receipt, spooled
+from order_world import silent
+from safetensors.torch import save_file
+
+PARTS = ("64", "text")
+FOLDER = Path("runs/first")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def make(stem: str, part: str, key: str, dataset: str = "cats") -> str:
+    """Write a cache file of some key and return its path."""
+    path = plain.path(dataset, "tiny", part, stem)
+    stamp = cachefile.stamp(key=key, source="s", recipe={})
+    atomic.write(Path(path), cachefile.serialize({"x": torch.ones(1)}, stamp))
+    return path
+
+
+def item(stem: str, dataset: str = "cats", **keys: str | None) -> ManifestItem:
+    known = {part: keys.get(f"key_{part}", f"{part} of {stem}") for part in PARTS}
+    targets = {
+        part: [(plain.path(dataset, "tiny", part, stem), key)] for part, key in known.items()
+    }
+    return ManifestItem(dataset, stem, f"data/{stem}.png", targets)
+
+
+def order(*items: ManifestItem, **changes: Any) -> ManifestOrder:
+    values: dict[str, Any] = {
+        "run": "first",
+        "model": "tiny",
+        "repeats": {"cats": 1},
+        "skip": [],
+        "items": list(items),
+        "faults": {},
+        "orphans": [],
+        "planned": 5,
+    }
+    return ManifestOrder(**{**values, **changes})
+
+
+def write(work: ManifestOrder, *receipts: Receipt, say: Any = silent) -> Lock:
+    places = []
+    for number, receipt in enumerate(receipts):
+        places.append(Path(f"receipt{number}.json"))
+        receipt.write(places[-1])
+    return manifest.write_manifest(work, places, FOLDER, say)
+
+
+def rows() -> list[dict[str, Any]]:
+    text = (FOLDER / "manifest.jsonl").read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text[:-1].split("\n")]
+
+
+def fault(stem: str, dataset: str = "cats") -> dict[str, str]:
+    line = f"data/{stem}.png: is damaged; replace it"
+    return {
+        "dataset": dataset,
+        "stem": stem,
+        "path": f"data/{stem}.png",
+        "digest": "d",
+        "line": line,
+    }
+
+
+def receipt(targets: dict[str, str] | None = None, *faults: dict[str, str]) -> Receipt:
+    made = {path: [1, 2, 3, key] for path, key in (targets or {}).items()}
+    return Receipt({}, made, list(faults), {}, 1.0)
+
+
+# -- what is written ------------------------------------------------------------------------------
+
+
+def test_each_item_is_one_line_with_the_paths_of_its_caches() -> None:
+    write(order(item("a"), item("sub/é"), repeats={"cats": 3}))
+    assert rows()[1] == {
+        "dataset": "cats",
+        "stem": "sub/é",
+        "source": "data/sub/é.png",
+        "repeats": 3,
+        "latents": {"64": "cache/cats/tiny/64/sub/é.latents.safetensors"},
+        "text": "cache/cats/tiny/text/sub/é.text.safetensors",
+    }
+    assert [row["stem"] for row in rows()] == ["a", "sub/é"]
+
+
+def test_a_line_stays_one_line_to_every_reader() -> None:
+    stem = "a\u2028b\u0085c\u2029d"
+    write(order(item(stem)))
+    text = (FOLDER / "manifest.jsonl").read_text(encoding="utf-8")
+    assert [json.loads(line)["stem"] for line in text.splitlines()] == [stem]
+
+
+def test_the_lock_on_disk_is_what_is_returned() -> None:
+    lock = write(order(item("a")), receipt())
+    assert read_lock(FOLDER / "dataset.lock") == lock
+    assert lock.counts == {"cats/64": 1, "cats/text": 1}
+
+
+def test_the_same_order_gives_the_same_bytes() -> None:
+    write(order(item("a"), item("b")))
+    before = (FOLDER / "dataset.lock").read_bytes(), (FOLDER / "manifest.jsonl").read_bytes()
+    write(order(item("a"), item("b"), planned=99))
+    assert before == (
+        (FOLDER / "dataset.lock").read_bytes(),
+        (FOLDER / "manifest.jsonl").read_bytes(),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"else": 1}'])
+def test_a_damaged_lock_is_an_empty_one(text: str) -> None:
+    Path("dataset.lock").write_text(text)
+    assert read_lock(Path("dataset.lock")) == Lock()
+    assert read_lock(Path("missing")) == Lock()
+
+
+# -- the digest -----------------------------------------------------------------------------------
+
+stems = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(stems, st.text("0123456789abcdef", min_size=4, max_size=4), min_size=1))
+def test_the_planners_digest_is_the_jobs(keys: dict[str, str]) -> None:
+    names = sorted(keys)
+    items = [item(stem, key_64=keys[stem], key_text=keys[stem][::-1]) for stem in names]
+    lock = write(order(*items, repeats={"cats": 2}))
+    parts = {
+        "cats/64": keys_digest((stem, keys[stem]) for stem in names),
+        "cats/text": keys_digest((stem, keys[stem][::-1]) for stem in names),
+    }
+    assert lock.parts == parts
+    assert lock.digest == lock_digest(parts, {"cats": 2})
+    assert lock.digest == lock_digest(dict(reversed(parts.items())), {"cats": 2})
+
+
+def test_any_difference_in_the_data_is_in_the_digest() -> None:
+    found = [
+        write(order(item("a"), item("b"))),
+        write(order(item("a"))),
+        write(order(item("a"), item("c"))),
+        write(order(item("a"), item("b", key_64="other"))),
+        write(order(item("a"), item("b", key_text="other"))),
+        write(order(item("a"), item("b"), repeats={"cats": 2})),
+        write(order(item("a", "dogs"), item("b", "dogs"), repeats={"dogs": 1})),
+    ]
+    assert len({lock.digest for lock in found}) == len(found)
+
+
+key_lists = st.lists(st.tuples(stems, st.text("abc", min_size=1, max_size=2)), max_size=4)
+
+
+@settings(deadline=None)
+@given(key_lists, key_lists)
+def test_two_lists_of_keys_share_a_digest_only_if_equal(
+    one: list[tuple[str, str]], other: list[tuple[str, str]]
+) -> None:
+    assert (keys_digest(one) == keys_digest(other)) == (one == other)
+
+
+def test_keys_come_from_receipts_then_from_the_plan_then_from_the_files() -> None:
+    made = {plain.path("cats", "tiny", "64", "a"): "made"}
+    make("a", "text", "in the file")
+    lock = write(order(item("a", key_64="planned", key_text=None)), receipt(made))
+    assert lock.parts["cats/64"] == keys_digest([("a", "made")])
+    assert lock.parts["cats/text"] == keys_digest([("a", "in the file")])
+    lock = write(order(item("a", key_64="planned", key_text=None)))
+    assert lock.parts["cats/64"] == keys_digest([("a", "planned")])
+
+
+def test_a_target_that_is_missing_or_damaged_is_named() -> None:
+    path = Path(plain.path("cats", "tiny", "64", "a"))
+    with pytest.raises(CacheError, match=f"^{path}: this cache file is gone; run again"):
+        write(order(item("a", key_64=None)))
+    make("a", "64", "k")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CacheError, match=f"^{path}: is cut short"):
+        write(order(item("a", key_64=None)))
+    assert not FOLDER.exists()
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def test_faults_fail_with_every_line_and_write_nothing() -> None:
+    orphan = make("gone", "64", "k")
+    work = order(item("a"), item("b"), item("c"), faults={"cats": [fault("b")]}, orphans=[orphan])
+    with pytest.raises(DatasetError) as caught:
+        write(work, receipt({}, fault("c")))
+    line = str(caught.value)
+    assert line.startswith("run first: 2 faulty: ")
+    assert "data/b.png: is damaged" in line
+    assert "data/c.png: is damaged" in line
+    assert line.endswith("all other items are done; set on_error: skip to train without these")
+    assert not FOLDER.exists()
+    assert Path(orphan).exists()
+
+
+def test_one_fault_in_two_receipts_is_told_once() -> None:
+    with pytest.raises(DatasetError) as caught:
+        write(order(item("a")), receipt({}, fault("b")), receipt({}, fault("b")))
+    assert str(caught.value).count("data/b.png") == 1
+
+
+def test_skipped_items_are_listed_aside_and_not_trained_on() -> None:
+    said: list[str] = []
+    work = order(item("a"), item("b"), skip=["cats"], faults={"cats": [fault("c")]})
+    lock = write(work, receipt({}, fault("b")), say=said.append)
+    assert [row["stem"] for row in rows() if "aside" not in row] == ["a"]
+    aside = [row for row in rows() if "aside" in row]
+    assert sorted(row["stem"] for row in aside) == ["b", "c"]
+    assert all(set(row) == {"dataset", "stem", "source", "aside"} for row in aside)
+    assert "data/b.png: is damaged" in "\n".join(said)
+    assert [each["stem"] for each in lock.aside["cats"]] == ["c", "b"]
+    assert lock.counts == {"cats/64": 1, "cats/text": 1}
+    assert lock.parts == write(order(item("a"))).parts
+
+
+def test_only_the_datasets_that_say_so_are_skipped() -> None:
+    work = order(item("a"), item("b", "dogs"), skip=["cats"], repeats={"cats": 1, "dogs": 1})
+    with pytest.raises(DatasetError, match="1 faulty"):
+        write(work, receipt({}, fault("a"), fault("b", "dogs")))
+
+
+def test_a_run_of_which_nothing_is_left_is_refused() -> None:
+    with pytest.raises(DatasetError, match="run first: no item is left to train on"):
+        write(order(item("a"), skip=["cats"]), receipt({}, fault("a")))
+
+
+def test_an_item_of_the_same_stem_in_another_dataset_stays() -> None:
+    work = order(
+        item("a"), item("a", "dogs"), skip=["cats", "dogs"], repeats={"cats": 1, "dogs": 1}
+    )
+    write(work, receipt({}, fault("a")))
+    assert [row["dataset"] for row in rows() if "aside" not in row] == ["dogs"]
+
+
+# -- orphans --------------------------------------------------------------------------------------
+
+
+def test_orphans_of_ours_are_removed_with_the_folders_they_leave_empty() -> None:
+    said: list[str] = []
+    gone = make("sub/deep/gone", "64", "k")
+    kept = make("a", "64", "k")
+    write(order(item("a"), orphans=[gone]), say=said.append)
+    assert not Path("cache/cats/tiny/64/sub").exists()
+    assert Path(kept).exists()
+    assert said == ["removed 1 cache files whose items are gone"]
+
+
+def test_the_folder_of_a_dataset_and_model_stays() -> None:
+    gone = make("gone", "64", "k")
+    write(order(item("a"), orphans=[gone]))
+    assert Path("cache/cats/tiny").is_dir()
+
+
+def test_a_half_written_file_is_removed() -> None:
+    left = Path("cache/cats/tiny/64") / f".x{atomic.TEMPORARY_SUFFIX}"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    write(order(item("a"), orphans=[str(left)]))
+    assert not left.exists()
+
+
+def test_a_file_that_is_not_ours_is_never_removed() -> None:
+    said: list[str] = []
+    folder = Path("cache/cats/tiny/64")
+    folder.mkdir(parents=True)
+    theirs = [folder / "theirs.latents.safetensors", folder / "notes.latents.safetensors"]
+    save_file({"x": torch.ones(1)}, theirs[0])
+    theirs[1].write_text("not even safetensors")
+    orphans = [str(path) for path in theirs] + [str(folder / "gone.latents.safetensors")]
+    write(order(item("a"), orphans=orphans), say=said.append)
+    assert all(path.exists() for path in theirs)
+    assert len(said) == 2
+    assert all("latentmake did not make it" in line for line in said)
+
+
+def test_a_folder_with_something_else_in_it_stays() -> None:
+    gone = make("sub/gone", "64", "k")
+    notes = Path("cache/cats/tiny/64/sub/notes.md")
+    notes.write_text("mine")
+    write(order(item("a"), orphans=[gone]))
+    assert notes.exists()
+
+
+def test_what_was_replaced_goes_to_the_store_and_other_work_stays_in_the_spool() -> None:
+    for key in ("replaced", "made", "waiting"):
+        atomic.write(spooled(key), key.encode())
+    made = receipt({plain.path("cats", "tiny", "64", "a"): "made"})
+    write(order(item("a"), replaced=["replaced", "made", "gone"]), made)
+    assert {path.stem for path in spooled("x").parent.iterdir()} == {"made", "waiting"}
+    assert store.keys() == {"replaced"}
+    assert store.stored("replaced").read_bytes() == b"replaced"
+
+
+# -- orders ---------------------------------------------------------------------------------------
+
+items = st.builds(
+    ManifestItem,
+    dataset=stems,
+    stem=st.text(st.characters(codec="utf-8")),
+    source=stems,
+    targets=st.dictionaries(
+        stems, st.lists(st.tuples(stems, st.one_of(st.none(), stems)), max_size=3)
+    ),
+    caption=st.one_of(st.none(), stems),
+    control=st.one_of(st.none(), stems),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(items, max_size=4))
+def test_an_order_survives_being_written_and_read(found: list[ManifestItem]) -> None:
+    work = order(*found, orphans=["cache/é"], faults={"cats": [fault("x\u2028")]})
+    assert ManifestOrder.read(work.write()) == work

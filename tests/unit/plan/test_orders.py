@@ -1,0 +1,279 @@
+"""An order survives being written and read, and no two different ones share a name."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake.errors import LatentmakeError
+from latentmake.files import atomic, cachefile
+from latentmake.files.media import Media
+from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Clip
+from latentmake.plan import orders
+from latentmake.plan.orders import Receipt, Target, WorkItem, WorkOrder, read_receipt, spooled
+
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+targets = st.builds(
+    Target,
+    part=st.sampled_from(["text", "64", "64x96"]),
+    path=texts,
+    found=st.one_of(st.none(), st.integers(0, 2**62).map(lambda mtime: f"key@{mtime}")),
+    size=st.one_of(st.none(), st.tuples(st.integers(1), st.integers(1))),
+    clip=st.one_of(st.none(), st.builds(Clip, st.integers(0, 99), st.integers(1, 99))),
+)
+work_items = st.builds(
+    WorkItem,
+    stem=texts,
+    source=st.one_of(st.none(), texts),
+    text=st.one_of(st.none(), texts),
+    targets=st.lists(targets, max_size=3).map(tuple),
+    control=st.one_of(st.none(), texts),
+    media=st.one_of(st.none(), st.builds(Media, *[st.integers(0, 10**6)] * 3)),
+    content=st.one_of(st.none(), texts),
+)
+
+
+def work_order(**changes: Any) -> WorkOrder:
+    target = Target("64", "cache/cats/tiny/64/a.latents.safetensors", None, Size(64, 64))
+    values: dict[str, Any] = {
+        "kind": "latents",
+        "dataset": "cats",
+        "model": "tiny",
+        "dataset_settings": {"path": "data", "on_error": "fail"},
+        "model_settings": {"vae": "vae"},
+        "recipe": {"format": 1},
+        "items": (WorkItem("a", "data/a.png", None, (target,)),),
+    }
+    return WorkOrder(**{**values, **changes})
+
+
+def with_target(**changes: Any) -> WorkOrder:
+    item = work_order().items[0]
+    target = item.targets[0]._replace(**changes)
+    return work_order(items=(item._replace(targets=(target,)),))
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@settings(deadline=None)
+@given(st.lists(work_items, max_size=4).map(tuple))
+def test_an_order_survives_being_written_and_read(items: tuple[WorkItem, ...]) -> None:
+    order = work_order(items=items)
+    order.write()
+    again = WorkOrder.read(order.path)
+    assert again == order
+    assert again.name == order.name
+    order.path.unlink()
+
+
+def test_whatever_an_order_asks_for_or_found_is_in_its_name() -> None:
+    found = [
+        work_order(),
+        work_order(kind="text"),
+        work_order(dataset="dogs"),
+        work_order(model="other"),
+        work_order(dataset_settings={"path": "data", "on_error": "skip"}),
+        work_order(model_settings={"vae": "other"}),
+        work_order(recipe={"format": 2}),
+        work_order(recipe={}),
+        with_target(found="key@1"),
+        with_target(found="key@2"),
+        with_target(found="other@1"),
+        with_target(path="elsewhere"),
+        with_target(size=(64, 96)),
+    ]
+    assert len({order.name for order in found}) == len(found)
+    assert work_order().name == work_order().name
+
+
+def test_a_written_order_is_newer_than_all_it_found() -> None:
+    future = time.time_ns() + 3600 * 10**9
+    order = with_target(found=f"key@{future}")
+    order.write()
+    assert order.path.stat().st_mtime_ns > future
+    before = time.time_ns()
+    order = with_target(found="key@5")
+    order.write()
+    assert order.path.stat().st_mtime_ns >= before - 10**7  # what a file system's clock may lag
+
+
+def test_a_batch_declares_its_targets_each_once() -> None:
+    order = work_order()
+    twice = work_order(items=order.items * 2)
+    assert twice.outputs == ["cache/cats/tiny/64/a.latents.safetensors"]
+    assert len(twice.paths) == 2
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        work_order(recipe={}),
+        work_order(dataset_settings={"on_error": "skip"}),
+        with_target(path="cache/{wild}/a"),
+    ],
+    ids=["pending", "skipping", "braces"],
+)
+def test_what_may_not_be_declared_is_not(order: WorkOrder) -> None:
+    assert order.outputs == []
+    assert len(order.paths) == 1
+
+
+def test_orders_and_receipts_are_told_apart_on_disk() -> None:
+    assert orders.on_disk() == []
+    assert list(orders.receipts()) == []
+    written = [work_order(), work_order(kind="text")]
+    for order in written:
+        order.write()
+    Receipt({}, {}, [], {}, 0.0).write(written[0].receipt)
+    (orders.FOLDER / "notes.json").write_text("of someone else")
+    assert sorted(orders.on_disk(), key=lambda order: order.kind) == written
+    assert list(orders.receipts()) == [written[0].receipt]
+
+
+def test_a_damaged_order_is_one_line() -> None:
+    work_order().write()
+    work_order().path.write_text("{")
+    with pytest.raises(LatentmakeError, match="is not a work order"):
+        orders.on_disk()
+
+
+def test_a_receipt_survives_being_written_and_read() -> None:
+    receipt = Receipt(
+        {"a": [1, 2, 3, 4, "d"]}, {"b": [1, 2, 3, "k"]}, [{"stem": "é"}], {"x": 1}, 2.5
+    )
+    receipt.write(Path("sub/receipt.json"))
+    assert read_receipt(Path("sub/receipt.json")) == receipt
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"targets": {}}', '{"else": 1}'])
+def test_a_damaged_receipt_is_a_value_error(text: str) -> None:
+    Path("receipt.json").write_text(text)
+    with pytest.raises(ValueError, match=r"."):
+        read_receipt(Path("receipt.json"))
+
+
+def test_old_orders_and_delivered_spool_files_are_forgotten_and_no_others() -> None:
+    kept, old, new = work_order(), work_order(kind="text"), work_order(dataset="dogs")
+    for order in (kept, old, new):
+        order.write()
+        Receipt({}, {}, [], {}, 0.0).write(order.receipt)
+    week = time.time() - 8 * 24 * 3600
+    for order in (kept, old):
+        os.utime(order.path, (week, week))
+        os.utime(order.receipt, (week, week))
+    spooled("x").parent.mkdir(parents=True)
+    for key in ("waiting", "delivered"):
+        spooled(key).write_bytes(b"x")
+    os.link(spooled("delivered"), "target")
+    os.utime(spooled("waiting"), (week, week))  # made long ago, but it lies there since today
+    orders.forget_old({kept.name})
+    assert {order.name for order in orders.on_disk()} == {kept.name, new.name}
+    assert set(orders.receipts()) == {kept.receipt, new.receipt}
+    assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("waiting").name]
+    assert Path("target").read_bytes() == b"x"
+
+
+def test_what_nobody_fetched_from_the_spool_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    spooled("x").parent.mkdir(parents=True)
+    spooled("given up").write_bytes(b"x")
+    monkeypatch.setattr(orders, "_KEPT_SECONDS", -1)
+    orders.forget_old(set())
+    assert not spooled("given up").exists()
+
+
+def test_what_is_replaced_is_kept_in_the_spool_until_then() -> None:
+    target = Target("64", "cache/old", "key@5", Size(64, 64))
+    damaged = Target("64", "cache/broken", "damaged@5", Size(64, 64))
+    for each in (target, damaged):
+        Path(each.path).parent.mkdir(exist_ok=True)
+        Path(each.path).write_bytes(b"old")
+        os.utime(each.path, ns=(5, 5))
+    order = work_order(items=(WorkItem("a", "data/a.png", None, (target, damaged)),))
+    orders.keep_replaced([order])
+    Path(target.path).unlink()  # as Snakemake does before a job
+    orders.forget_old({order.name})
+    assert spooled("key").read_bytes() == b"old"
+    assert len(list(spooled("key").parent.iterdir())) == 1
+
+
+def test_what_another_build_has_made_since_is_kept_under_its_own_key() -> None:
+    recipe = {"format": 1}
+    stamp = cachefile.stamp(key="new", source="s", recipe=recipe)
+    data = cachefile.serialize({"x": torch.ones(1)}, stamp)
+    found = [None, "old@5", "damaged@5"]
+    targets = [Target("64", f"cache/{each}", each, (64, 64)) for each in found]
+    for target in targets:
+        atomic.write(Path(target.path), data)
+    for target in targets:
+        orders.keep_replaced([work_order(items=(WorkItem("a", "a.png", None, (target,)),))])
+        assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("new").name]
+        spooled("new").unlink()
+
+
+def test_beside_another_build_nothing_is_tidied_away() -> None:
+    spooled("x").parent.mkdir(parents=True)
+    spooled("kept").write_bytes(b"x")
+    os.link(spooled("kept"), "target")  # as a build keeps what it replaces
+    builds = [orders.begin([])]
+    assert not spooled("kept").exists()
+    os.link("target", spooled("kept"))
+    builds += [orders.begin([]), orders.begin([])]
+    assert spooled("kept").exists()
+    for build in builds:
+        assert build is not None
+        build.close()
+    build = orders.begin([])
+    assert not spooled("kept").exists()
+
+
+def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
+    order = work_order()
+    order.write()
+    os.utime(order.path, ns=(before := time.time_ns() - 10**12, before))
+    order.write()
+    assert order.path.stat().st_mtime_ns == before  # a build may be carrying it out
+    Receipt({}, {}, [], {}, 0.0).write(order.receipt)
+    order.write()
+    assert order.path.stat().st_mtime_ns >= order.receipt.stat().st_mtime_ns - 10**7
+    order.receipt.unlink()
+    order.path.write_text("{")
+    order.write()
+    assert WorkOrder.read(order.path) == order
+
+
+def test_forgetting_what_is_not_there_does_nothing() -> None:
+    orders.forget_old(set())
+    orders.forget_delivered()
+
+
+@settings(deadline=None)
+@given(st.text("abc/.", min_size=1, max_size=9))
+def test_names_of_rules_and_logs_are_those_of_the_order(dataset: str) -> None:
+    order = work_order(dataset=dataset)
+    assert order.name[:12] in order.rule
+    assert order.name[:12] in order.log
+    assert order.path.parent == order.receipt.parent == orders.FOLDER
+
+
+def test_an_order_of_another_version_is_passed_over_and_a_damaged_one_is_not() -> None:
+    order, other = work_order(), work_order(dataset="dogs")
+    order.write()
+    other.write()
+    values = json.loads(other.path.read_bytes())
+    del values["version"]  # as the first version wrote it
+    other.path.write_text(json.dumps(values))
+    assert [each.name for each in orders.on_disk()] == [order.name]
+    other.path.write_text("{")
+    with pytest.raises(LatentmakeError, match="is not a work order"):
+        orders.on_disk()

@@ -1,0 +1,193 @@
+"""The texts of a dataset's items, from files, from a metadata file, or from both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from latentmake.config import Captions, Dataset
+from latentmake.index.memo import Memo
+from latentmake.sources import items as datasets
+from latentmake.sources.caption_files import Texts, note_of, texts_of
+from latentmake.sources.items import Item
+from latentmake.sources.metadata import entries_of
+
+FILES = {
+    "a.png": b"", "a.caption": b"a cat\r\nsecond\n", "a.txt": b"x, y\n",
+    "sub/b.png": b"", "sub/b.txt": b"z",
+    "c.png": b"", "c.caption": b"\xef\xbb\xbfa dog",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, data in FILES.items():
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "images"
+
+
+def made(
+    folder: Path, metadata: Any = None, memo: Memo | None = None, **settings: Any
+) -> tuple[Texts, list[str]]:
+    """Return the texts of a folder, and the lines of all faults."""
+    values = {"path": str(folder), "caption_extension": ".caption", "tags_extension": ".txt"}
+    if metadata is not None:
+        file = folder.parent / "meta.json"
+        file.write_text(json.dumps(metadata), encoding="utf-8")
+        values["metadata_file"] = str(file)
+    asked = Dataset.model_validate({**values, **settings})
+    memo = memo or Memo(None)
+    root = str(folder)
+    listed = entries_of("d", asked.metadata_file, root, memo) if asked.metadata_file else None
+    items, faults = datasets.items("d", asked, datasets.scan("d", asked))
+    found = texts_of(asked, root, items, listed, memo)
+    return found, [fault.line for fault in (*faults, *found.faults)]
+
+
+def test_caption_and_tags_lie_in_files_of_their_own(folder: Path) -> None:
+    found, faults = made(folder)
+    assert found.found == {"a": ["a cat,x, y"], "sub/b": ["z"], "c": ["a dog"]}
+    assert faults == []
+
+
+def test_a_tags_extension_may_end_as_that_of_captions_does(folder: Path) -> None:
+    (folder / "c.tags.caption").write_text("fluffy")
+    found, faults = made(folder, tags_extension=".tags.caption")
+    assert found.found["c"] == ["a dog,fluffy"]
+    assert len(faults) == 1  # b has tags of another ending
+
+
+def test_metadata_stands_in_for_files(folder: Path) -> None:
+    for path in folder.rglob("*.*"):
+        if path.suffix != ".png":
+            path.unlink()
+    rows = {
+        "a.png": {"caption": "one", "tags": "t"},
+        f"{folder}/sub/b.png": {"caption": "two"},
+        "c": {"tags": "three"},
+    }
+    found, faults = made(folder, rows)
+    assert found.found == {"a": ["one,t"], "sub/b": ["two"], "c": ["three"]}
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [({"metadata_captions": "override"}, "new"), ({"metadata_captions": "join"}, "a dog,new")],
+)
+def test_files_and_metadata_come_together_as_asked(
+    folder: Path, how: dict[str, str], text: str
+) -> None:
+    rows = {"c.png": {"caption": "new"}}
+    found, faults = made(folder, rows, **how)
+    assert found.found == {"a": ["a cat,x, y"], "sub/b": ["z"], "c": [text]}
+    assert faults == []
+
+
+def test_a_file_and_metadata_that_differ_are_a_fault(folder: Path) -> None:
+    found, faults = made(folder, {"c.png": {"caption": "new"}, "a": {"caption": "a cat\nsecond"}})
+    assert set(found.found) == {"a", "sub/b"}
+    (line,) = faults
+    assert line.startswith(f"{folder}/c.caption: says something else than")
+    assert "override or join" in line
+
+
+def test_entries_that_name_no_image_are_counted_in_one_line(folder: Path) -> None:
+    rows = {f"lost{number}.png": {"caption": "x"} for number in range(1000)}
+    found, (line,) = made(folder, {**rows, "a.png": {"tags": "x, y"}})
+    assert len(found.found) == 3
+    assert "lost0.png and 999 more name no image of the dataset" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "what"),
+    [
+        ("c.caption", b"caf\xe9", "is not UTF-8 (byte 4)"),
+        ("c.caption", b" \n", "is an empty caption"),
+        ("c.caption", b"{a", "has a { without a }"),
+        ("c.caption", b"{|}", "has a wildcard that holds nothing"),
+        ("c.caption", None, "has no caption"),
+        ("z.txt", b"tags", "is a file of tags without an image"),
+    ],
+)
+def test_a_bad_caption_is_named_and_stops_no_other(
+    folder: Path, name: str, data: bytes | None, what: str
+) -> None:
+    if data is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(data)
+    found, (line,) = made(folder, captions={"enable_wildcard": True})
+    assert what in line
+    assert {"a", "sub/b"} <= set(found.found)
+
+
+def test_missing_and_empty_captions_may_be_allowed(folder: Path) -> None:
+    (folder / "c.caption").write_text("")
+    (folder / "sub/b.txt").unlink()
+    found, faults = made(folder, missing_caption="empty", empty_caption="allow")
+    assert (found.found["c"], found.found["sub/b"], faults) == ([""], [""], [])
+
+
+def test_items_with_too_few_different_texts_are_told_in_one_line(folder: Path) -> None:
+    settings = {"variants": 4, "shuffle_caption": True}
+    found, _ = made(folder, captions=settings)
+    assert sorted(found.alike) == ["c", "sub/b"]
+    line = note_of("d", found, 4) or ""
+    assert "c and 1 more have fewer than 4 different texts" in line
+    (folder / "c.caption").write_text("a, b, c, d, e")
+    assert "c" not in made(folder, captions=settings)[0].alike
+
+
+def test_no_caption_file_is_read_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memo = Memo(folder.parent / "memo.sqlite")
+    first = made(folder, memo=memo)
+    memo.save()
+    opened: list[Path] = []
+    real = Path.read_bytes
+
+    def read(self: Path) -> bytes:
+        opened.append(self)
+        return real(self)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    (folder / "c.caption").write_text("another dog")
+    again = made(folder, memo=Memo(folder.parent / "memo.sqlite"))
+    assert again[0].found == {**first[0].found, "c": ["another dog"]}
+    assert opened == [folder / "c.caption"]
+
+
+@given(
+    st.dictionaries(
+        st.text("abcdef", min_size=1, max_size=3),
+        st.lists(st.text("uvwxyz", min_size=1), min_size=1, max_size=5),
+        min_size=1,
+        max_size=6,
+    ),
+    st.data(),
+)
+def test_any_subset_of_items_has_the_same_variants(
+    tmp_path_factory: pytest.TempPathFactory, captions: dict[str, list[str]], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("subset")
+    settings = Dataset(
+        path=str(folder), captions=Captions(variants=3, shuffle_caption=True, seed=3)
+    )
+    items = []
+    for stem, tags in captions.items():
+        path = folder / f"{stem}.txt"
+        path.write_text(", ".join(tags))
+        scan = datasets.scan("d", settings)
+        stat = next(tuple(each[1:]) for each in scan.entries if each[0] == path.name)
+        items.append(Item(stem, f"{folder}/{stem}.png", stat, str(path), stat))  # type: ignore[arg-type]
+    whole = texts_of(settings, str(folder), items, None, Memo(None)).found
+    subset = data.draw(st.lists(st.sampled_from(items), unique=True))
+    part = texts_of(settings, str(folder), subset, None, Memo(None)).found
+    assert part == {item.stem: whole[item.stem] for item in subset}

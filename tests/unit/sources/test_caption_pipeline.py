@@ -1,0 +1,274 @@
+"""From caption and tags to texts: the steps of sd-scripts, drawn from seed and name alone."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from latentmake.config import Captions
+from latentmake.sources.caption_pipeline import CaptionError, clean, decode_caption, texts
+
+# What no step divides at: no separators, no braces, no line ends, no space around.
+WORD = st.text(st.characters(exclude_characters=",{}|\r\n", exclude_categories=["Cs"]), min_size=1)
+PLAIN = WORD.map(str.strip).filter(bool)
+ANY = st.text(st.characters(exclude_categories=["Cs"]))
+NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+
+
+def one(caption: str, tags: str = "", stem: str = "a", **settings: Any) -> str:
+    return texts(stem, clean(caption), clean(tags), Captions(**settings))[0]
+
+
+# -- decoding -------------------------------------------------------------------------------------
+
+SPACE = st.text(" \t\r\n\x0b\x1c\x85\u2003")
+
+
+@given(st.booleans(), SPACE, ANY, SPACE)
+def test_a_caption_is_what_stands_between_mark_and_spaces_whatever_its_lines(
+    mark: bool, before: str, text: str, after: str
+) -> None:
+    text = text.lstrip("\ufeff")
+    data = f"{before}{text}{after}".encode("utf-8-sig" if mark else "utf-8")
+    assert decode_caption(data, "a.txt") == text.strip()
+    assert clean(decode_caption(data, "a.txt")) == clean(f"{before}{text}{after}")
+
+
+# -- wildcards ------------------------------------------------------------------------------------
+
+ALTERNATIVES = st.lists(PLAIN, min_size=1, max_size=4)
+SEGMENT = st.one_of(
+    PLAIN.map(lambda word: (word, [word])),
+    st.just(("{{", ["{"])),
+    st.just(("}}", ["}"])),
+    ALTERNATIVES.map(lambda several: ("{" + "|".join(several) + "}", several)),
+)
+
+
+@given(st.lists(SEGMENT, min_size=1, max_size=6), NAME, st.integers(0, 99))
+def test_a_wildcard_becomes_one_of_its_alternatives_and_doubled_braces_become_single_ones(
+    segments: list[tuple[str, list[str]]], stem: str, seed: int
+) -> None:
+    # A word between them keeps a doubled brace apart from that of a wildcard beside it.
+    caption = "-".join(text for text, _ in segments)
+    found = one(caption, stem=stem, seed=seed, enable_wildcard=True)
+    possible = {"-".join(each).strip() for each in product(*(several for _, several in segments))}
+    assert found in possible
+
+
+@given(ANY)
+def test_any_caption_survives_with_its_braces_doubled(caption: str) -> None:
+    caption = clean(caption)
+    assume("\n" not in caption)
+    doubled = caption.replace("{", "{{").replace("}", "}}")
+    assert one(doubled, enable_wildcard=True) == caption
+
+
+@given(ANY, ANY)
+def test_without_settings_a_caption_is_its_first_line(caption: str, other: str) -> None:
+    lines = clean(caption).split("\n")
+    assert one(caption) == lines[0]
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=5), NAME)
+def test_of_several_lines_one_is_taken(lines: list[str], stem: str) -> None:
+    assert one("\n".join(lines), stem=stem, enable_wildcard=True) in lines
+
+
+@pytest.mark.parametrize(
+    ("caption", "what"),
+    [
+        ("a {red|blue cat", "without a }"),
+        ("a red} cat", "without a {"),
+        ("a {red {dark|light}|blue} cat", "within a wildcard"),
+        ("a {} cat", "holds nothing"),
+        ("a { | } cat", "holds nothing"),
+        ("sound\nnot {sound", "without a }"),
+    ],
+)
+def test_braces_that_do_not_fit_are_refused(caption: str, what: str) -> None:
+    with pytest.raises(CaptionError, match=re.escape(what)):
+        one(caption, enable_wildcard=True)
+    assert one(caption) == caption.split("\n")[0]  # where braces mean nothing
+
+
+# -- tags -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=8), st.integers(0, 9), NAME, st.integers(0, 99))
+def test_a_shuffle_loses_no_tag_and_leaves_those_that_are_kept(
+    tags: list[str], keep: int, stem: str, seed: int
+) -> None:
+    found = one(",".join(tags), stem=stem, seed=seed, shuffle_caption=True, keep_tokens=keep).split(
+        ", "
+    )
+    assert found[:keep] == tags[:keep]
+    assert sorted(found) == sorted(tags)
+
+
+@given(st.lists(PLAIN.filter(lambda tag: ";" not in tag), min_size=3, max_size=9), st.data(), NAME)
+def test_tags_before_and_behind_the_keep_tokens_separator_stay(
+    tags: list[str], data: st.DataObject, stem: str
+) -> None:
+    first = data.draw(st.integers(0, len(tags)))
+    last = data.draw(st.integers(first, len(tags)))
+    parts = [", ".join(part) for part in (tags[:first], tags[first:last], tags[last:])]
+    found = one(
+        ";;;".join(parts),
+        stem=stem,
+        shuffle_caption=True,
+        keep_tokens_separator=";;;",
+        keep_tokens=1,
+    ).split(", ")
+    assert found[:first] == tags[:first]
+    assert sorted(found[first:last]) == sorted(tags[first:last])
+    assert found[last:] == tags[last:]
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=8, unique=True), NAME)
+def test_tag_dropout_leaves_tags_out_and_changes_none(tags: list[str], stem: str) -> None:
+    found = one(",".join(tags), stem=stem, variants=2, keep_tokens=1, caption_tag_dropout_rate=0.5)
+    left = found.split(", ")
+    assert left[0] == tags[0]
+    assert left == [tag for tag in tags if tag in left]
+
+
+def test_a_secondary_separator_holds_tags_together() -> None:
+    caption = "a;;;b, c, d;;;e;;;f"
+    settings = {"secondary_separator": ";;;", "shuffle_caption": True}
+    for number in range(20):
+        found = one(caption, stem=str(number), **settings)
+        assert "a,b" in found
+        assert "d,e,f" in found
+
+
+def test_in_the_warm_up_the_first_half_of_the_variants_have_ever_more_tags() -> None:
+    caption = "kept, " + ", ".join("abcdefgh")
+    settings = Captions(
+        variants=8, keep_tokens=1, token_warmup_min=2, token_warmup_step=0.5, shuffle_caption=True
+    )
+    lengths = [len(text.split(", ")) - 1 for text in texts("x", caption, "", settings)]
+    # floor(step / steps * (8 - 2)) + 2 at steps 0, 1/4, 2/4 and 3/4 of the way
+    assert lengths == [2, 3, 5, 6, 8, 8, 8, 8]
+
+
+def test_the_steps_come_in_the_order_of_sd_scripts() -> None:
+    found = one(
+        "{x|x} sitting, b;;;c, old",
+        caption_prefix="photo of",
+        caption_suffix="indoors",
+        enable_wildcard=True,
+        shuffle_caption=True,
+        keep_tokens=3,
+        secondary_separator=";;;",
+        replacements={"old": "new", "photo": "picture"},
+    )
+    assert found == "picture of x sitting, b,c, new indoors"
+
+
+def test_a_replacement_of_everything_takes_one_of_its_texts() -> None:
+    several = {"": ["one", "two"], "two": "three"}
+    found = {one("caption", stem=str(number), replacements=several) for number in range(20)}
+    assert found == {"one", "three"}
+
+
+# -- caption and tags -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "possible"),
+    [
+        ("join", {"a cat,x, y", "it sits,x, y"}),
+        ("tags_first", {"x, y,a cat", "x, y,it sits"}),
+        ("pick", {"a cat", "it sits", "x, y"}),
+        ("lines", {"a cat", "it sits", "x, y"}),
+        ("wildcard", {"a cat", "it sits", "x, y"}),
+    ],
+)
+def test_caption_and_tags_come_together_as_asked(how: str, possible: set[str]) -> None:
+    found = {
+        one(
+            "a cat\nit sits",
+            "x, y",
+            stem=str(number),
+            enable_wildcard=True,
+            caption_and_tags=how,
+        )
+        for number in range(60)
+    }
+    assert found == possible
+
+
+def test_tags_alone_and_captions_alone_stay_as_they_are() -> None:
+    for how in ("join", "tags_first", "pick"):
+        assert one("a cat", "", caption_and_tags=how) == "a cat"
+        assert one("", "x, y", caption_and_tags=how) == "x, y"
+
+
+def test_a_wildcard_of_caption_and_tags_stands_within_prefix_and_suffix() -> None:
+    settings = {"enable_wildcard": True, "caption_and_tags": "wildcard"}
+    found = {
+        one("a\nb", "x\ny", stem=str(n), caption_prefix="<", caption_suffix=">", **settings)
+        for n in range(40)
+    }
+    assert found == {"< a >", "< b >", "< x,y >"}
+
+
+# -- variants -------------------------------------------------------------------------------------
+
+SETTINGS = st.builds(
+    Captions,
+    variants=st.integers(2, 5),
+    seed=st.integers(0, 9),
+    shuffle_caption=st.just(True),
+    enable_wildcard=st.booleans(),
+    caption_dropout_rate=st.sampled_from([0.0, 0.3]),
+    caption_tag_dropout_rate=st.sampled_from([0.0, 0.3]),
+)
+
+
+@given(SETTINGS, st.lists(PLAIN, min_size=1, max_size=6), NAME)
+def test_more_variants_leave_the_first_ones_as_they_are(
+    settings: Captions, tags: list[str], stem: str
+) -> None:
+    caption = ", ".join(tags)
+    more = settings.model_copy(update={"variants": settings.variants + 3})
+    found = texts(stem, caption, "", settings)
+    assert len(found) == settings.variants
+    assert texts(stem, caption, "", more)[: settings.variants] == found
+
+
+@given(st.lists(PLAIN, min_size=4, max_size=6, unique=True), NAME)
+def test_variants_differ_while_there_are_different_ones(tags: list[str], stem: str) -> None:
+    settings = Captions(variants=4, shuffle_caption=True)
+    assert len(set(texts(stem, ", ".join(tags), "", settings))) == 4
+
+
+def test_dropped_captions_are_as_many_as_the_rate_says() -> None:
+    settings = Captions(variants=10, caption_dropout_rate=0.2, shuffle_caption=True)
+    found = [text for n in range(300) for text in texts(str(n), "a, b, c, d, e", "", settings)]
+    assert 0.17 < found.count("") / len(found) < 0.23  # 3000 draws: 0.2 with a deviation of 0.007
+
+
+def test_the_same_seed_gives_these_very_texts_on_any_machine() -> None:
+    settings = Captions(
+        variants=3,
+        seed=7,
+        shuffle_caption=True,
+        keep_tokens=1,
+        enable_wildcard=True,
+        caption_tag_dropout_rate=0.2,
+    )
+    caption = "an ant, {red|blue}, on grass, in the sun, {{x}}"
+    assert texts("animals/ant", caption, "", settings) == PINNED
+
+
+PINNED = [
+    "an ant, blue, on grass, in the sun",
+    "an ant, in the sun, on grass",
+    "an ant, on grass, in the sun, {x}, blue",
+]

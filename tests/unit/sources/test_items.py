@@ -1,0 +1,330 @@
+"""Every image becomes an item or a named fault, whatever lies in its folder, in one fixed order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake.config import Dataset
+from latentmake.errors import DatasetError
+from latentmake.index.memo import source_stat
+from latentmake.sources.items import IMAGE_EXTENSIONS, Fault, Item, Scan, items, scan
+
+
+def put(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"content of " + os.fsencode(name))
+
+
+def find(root: Path, **changes: object) -> tuple[list[Item], list[Fault]]:
+    settings_ = Dataset(path=str(root), **changes)  # type: ignore[arg-type]
+    return items("cats", settings_, scan("cats", settings_))
+
+
+def stems(root: Path, **changes: object) -> list[str]:
+    found, faults = find(root, **changes)
+    assert faults == []
+    return [item.stem for item in found]
+
+
+def fault(root: Path, **changes: object) -> str:
+    (only,) = find(root, **changes)[1]
+    assert "\n" not in only.line
+    return only.line
+
+
+def test_an_image_goes_with_the_caption_beside_it(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.txt", "sub/a.jpg", "sub/a.txt")
+    found, faults = find(tmp_path)
+    assert faults == []
+    assert [(item.stem, item.image, item.caption) for item in found] == [
+        ("a", f"{tmp_path}/a.png", f"{tmp_path}/a.txt"),
+        ("sub/a", f"{tmp_path}/sub/a.jpg", f"{tmp_path}/sub/a.txt"),
+    ]
+    assert found[0].image_stat == source_stat((tmp_path / "a.png").stat())
+    assert found[0].caption_stat == source_stat((tmp_path / "a.txt").stat())
+
+
+@pytest.mark.parametrize("ending", sorted(IMAGE_EXTENSIONS))
+def test_every_image_ending_counts_in_any_case(tmp_path: Path, ending: str) -> None:
+    put(tmp_path, f"low{ending}", "low.txt", f"HIGH{ending.upper()}", "HIGH.txt")
+    assert stems(tmp_path) == ["HIGH", "low"]
+
+
+def test_a_stem_keeps_its_inner_dots(tmp_path: Path) -> None:
+    put(tmp_path, "a.b.png", "a.b.txt", "dir.png/c.jpg", "dir.png/c.txt")
+    assert stems(tmp_path) == ["a.b", "dir.png/c"]
+
+
+def test_another_caption_ending_is_used_and_txt_then_means_nothing(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.caption", "a.txt", "notes.txt")
+    assert stems(tmp_path, caption_extension=".caption") == ["a"]
+
+
+def test_caches_of_ai_training_are_neither_images_nor_captions(tmp_path: Path) -> None:
+    names = ("a.img_sdxl", "a.img_sdvae", "a.txt_t5cache", "a.txt_clipl")
+    put(tmp_path, "a.jpg", "a.txt", *names, "a.img_sdxl.webp", "a.img_sdvae.webp")
+    assert stems(tmp_path) == ["a"]
+
+
+def test_hidden_files_and_folders_are_passed_over(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.txt", ".a.png", ".hidden/b.png", "sub/.DS_Store", "._a.txt")
+    assert stems(tmp_path) == ["a"]
+
+
+def test_files_that_are_neither_image_nor_caption_are_passed_over(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.txt", "a.json", "README", "sub/list.csv", "png")
+    assert stems(tmp_path) == ["a"]
+
+
+def test_the_order_is_that_of_stems_whatever_the_endings(tmp_path: Path) -> None:
+    for name in ("b.png", "a.webp", "sub/a.png", "B.jpg", "a1.png", "ä.gif"):
+        put(tmp_path, name, str(Path(name).with_suffix(".txt")))
+    found = stems(tmp_path)
+    assert found == sorted(found) == ["B", "a", "a1", "b", "sub/a", "ä"]
+
+
+def test_a_missing_caption_is_a_fault_or_the_empty_caption(tmp_path: Path) -> None:
+    put(tmp_path, "a.png")
+    assert "a.png: has no caption file; write" in fault(tmp_path)
+    assert "missing_caption: empty" in fault(tmp_path)
+    found, faults = find(tmp_path, missing_caption="empty")
+    assert faults == []
+    assert (found[0].caption, found[0].caption_stat) == (None, None)
+
+
+def test_a_caption_without_an_image_is_a_fault(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.txt", "b.txt")
+    assert f"{tmp_path}/b.txt: is a caption without an image; add" in fault(tmp_path)
+
+
+def test_two_images_of_one_stem_are_one_fault_that_names_both(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.jpg", "a.txt", "b.png", "b.txt")
+    line = fault(tmp_path)
+    assert "a.jpg: shares its stem with a.png" in line
+    assert [item.stem for item in find(tmp_path)[0]] == ["b"]
+
+
+def test_a_link_that_leads_nowhere_is_a_fault_of_its_own_item(tmp_path: Path) -> None:
+    put(tmp_path, "good.png", "good.txt", "b.txt", "c.png")
+    (tmp_path / "b.png").symlink_to("nowhere")
+    (tmp_path / "c.txt").symlink_to("nowhere")
+    found, faults = find(tmp_path)
+    assert [item.stem for item in found] == ["good"]
+    assert [(each.stem, each.what) for each in faults] == [
+        ("b", "is a link that leads nowhere"),
+        ("c", "is a link that leads nowhere"),
+    ]
+
+
+def test_a_link_to_itself_is_a_fault_of_its_own_item(tmp_path: Path) -> None:
+    put(tmp_path, "good.png", "good.txt", "b.txt")
+    (tmp_path / "b.png").symlink_to("b.png")
+    found, faults = find(tmp_path)
+    assert [item.stem for item in found] == ["good"]
+    assert [each.stem for each in faults] == ["b"]
+
+
+@pytest.mark.parametrize("name", ["b.png", "c.txt"])
+def test_a_pipe_is_a_fault_for_reading_it_would_never_end(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "good.png", "good.txt", "b.txt", "b.png", "c.txt", "c.png")
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert fault(tmp_path).startswith(f"{tmp_path}/{name}: is a pipe, a socket or a device")
+    assert "good" in [item.stem for item in find(tmp_path)[0]]
+
+
+@pytest.mark.parametrize("name", ["b.png", "c.txt"])
+def test_an_empty_folder_in_the_place_of_a_file_is_a_fault_and_one_with_files_is_none(
+    tmp_path: Path, name: str
+) -> None:
+    put(tmp_path, "good.png", "good.txt", "b.txt", "c.png")
+    (tmp_path / name / "sub").mkdir(parents=True)
+    (tmp_path / "c.txt").mkdir(exist_ok=True)
+    (tmp_path / "b.png").mkdir(exist_ok=True)
+    (tmp_path / "v1.0").mkdir()
+    (tmp_path / "a.TXT").mkdir()
+    lines = [each.line for each in find(tmp_path)[1]]
+    rest = "is a folder without any file, though it has a file's name; rename or remove it"
+    assert lines == [f"{tmp_path}/b.png: {rest}", f"{tmp_path}/c.txt: {rest}"]
+    (tmp_path / "b.txt").unlink()
+    put(tmp_path, "b.png/x.png", "b.png/x.txt", "b.png.png", "b.png.txt")
+    shutil.rmtree(tmp_path / "c.txt")
+    put(tmp_path, "c.txt")
+    assert stems(tmp_path) == ["b.png", "b.png/x", "c", "good"]
+
+
+@pytest.mark.parametrize("missing", ["error", "empty"])
+def test_a_caption_whose_ending_differs_in_case_is_named_with_both_ways_out(
+    tmp_path: Path, missing: str
+) -> None:
+    put(tmp_path, "good.png", "good.txt", "x.png", "x.TXT", "notes.Txt", "good.TXT")
+    assert fault(tmp_path, missing_caption=missing) == (
+        f"{tmp_path}/x.TXT: differs from caption_extension `.txt` in upper and lower case, so it "
+        "is not read; rename it to x.txt, or set caption_extension: .TXT"
+    )
+
+
+def test_a_linked_image_and_a_linked_folder_are_followed(tmp_path: Path) -> None:
+    put(tmp_path, "elsewhere/x.png", "elsewhere/x.txt", "set/a.txt")
+    (tmp_path / "set/a.png").symlink_to("../elsewhere/x.png")
+    (tmp_path / "set/more").symlink_to("../elsewhere")
+    assert stems(tmp_path / "set") == ["a", "more/x"]
+
+
+def test_links_in_a_circle_end_and_name_no_file_twice(tmp_path: Path) -> None:
+    put(tmp_path, "sub/a.png", "sub/a.txt")
+    (tmp_path / "sub/again").symlink_to(tmp_path / "sub")
+    assert stems(tmp_path) == ["sub/a"]
+
+
+def test_a_link_to_the_dataset_itself_names_no_file_twice(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.txt")
+    (tmp_path / "again").symlink_to(tmp_path)
+    assert stems(tmp_path) == ["a"]
+
+
+def test_a_folder_keeps_its_own_name_beside_a_link_to_it(tmp_path: Path) -> None:
+    # Which of the two a directory lists first differs from disk to disk, and so would the stems.
+    for number in range(16):
+        put(tmp_path, f"folder{number:02}/a.png", f"folder{number:02}/a.txt")
+        (tmp_path / f"link{number:02}").symlink_to(f"folder{number:02}")
+    assert stems(tmp_path) == [f"folder{number:02}/a" for number in range(16)]
+
+
+def test_a_name_that_is_not_utf8_is_a_fault_in_readable_text(tmp_path: Path) -> None:
+    put(tmp_path, "good.png", "good.txt")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png")).write_bytes(b"x")
+    line = fault(tmp_path)
+    line.encode()
+    assert "has a name that is not UTF-8; rename it" in line
+    assert "caf" in line
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\t", "\x1b", "\x07"])
+def test_a_control_character_in_a_name_is_a_fault(tmp_path: Path, character: str) -> None:
+    put(tmp_path, "good.png", "good.txt", f"bad{character}name.png")
+    assert "has a control character in its name; rename it" in fault(tmp_path)
+
+
+def test_a_name_whose_cache_file_would_be_too_long_is_a_fault(tmp_path: Path) -> None:
+    # 255 bytes is the most that common file systems take; `.latents.safetensors` needs 20.
+    longest = "n" * (255 - len(".latents.safetensors"))
+    put(tmp_path, f"{longest}.png", f"{longest}.txt", f"{longest}n.png", f"{longest}n.txt")
+    found, faults = find(tmp_path)
+    assert [item.stem for item in found] == [longest]
+    assert {each.path.split(f"{longest}n")[-1] for each in faults} <= {".png", ".txt"}
+    assert any(each.path.endswith(f"{longest}n.png") for each in faults)
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "a.txt")
+    with pytest.raises(DatasetError, match=r"^datasets\.cats\.path: .* holds no image; put images"):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_a_dataset_that_is_no_folder_is_refused(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "file")
+    with pytest.raises(
+        DatasetError, match=r"^datasets\.cats\.path: the dataset folder .*; correct"
+    ):
+        find(tmp_path / name)
+
+
+def test_a_listing_tells_any_change_and_no_change(tmp_path: Path) -> None:
+    settings_ = Dataset(path=str(tmp_path))
+    put(tmp_path, "a.png", "a.txt")
+    before = scan("cats", settings_).fingerprint
+    assert scan("cats", settings_).fingerprint == before
+    (tmp_path / "a.txt").write_text("another caption")
+    edited = scan("cats", settings_).fingerprint
+    put(tmp_path, "b.png")
+    added = scan("cats", settings_).fingerprint
+    (tmp_path / "b.png").rename(tmp_path / "c.png")
+    renamed = scan("cats", settings_).fingerprint
+    assert len({before, edited, added, renamed}) == 4
+
+
+def test_an_edit_whose_mtime_was_set_back_is_noticed(tmp_path: Path) -> None:
+    settings_ = Dataset(path=str(tmp_path))
+    put(tmp_path, "a.png", "a.txt")
+    stat = (tmp_path / "a.png").stat()
+    before = scan("cats", settings_).fingerprint
+    (tmp_path / "a.png").write_bytes(b"c" * stat.st_size)
+    os.utime(tmp_path / "a.png", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert scan("cats", settings_).fingerprint != before
+
+
+# -- any set of names -----------------------------------------------------------------------------
+
+pieces = st.sampled_from(["a", "b", "a.b", "A", "é", "x y", "{w}", "a\nb", "\udce9", "-", "~"])
+endings = st.sampled_from([".png", ".PNG", ".jpg", ".txt", ".json", "", ".png.txt", ".txt.png"])
+file_names = st.builds(
+    lambda folders, name, ending: "/".join([*folders, name + ending]),
+    st.lists(st.sampled_from(["s", "t.png", "u"]), max_size=2),
+    pieces,
+    endings,
+)
+
+
+def scanned(names: set[str]) -> Scan:
+    stat = source_stat(Path(__file__).stat())
+    return Scan("root", [(name, *stat) for name in names], "fingerprint")
+
+
+def is_image(name: str) -> bool:
+    _, dot, ending = name.rpartition("/")[2].rpartition(".")
+    return bool(dot) and f".{ending.lower()}" in IMAGE_EXTENSIONS
+
+
+@settings(deadline=None)
+@given(st.sets(file_names, max_size=12), st.sampled_from(["error", "empty"]))
+def test_each_image_is_an_item_or_in_a_fault_and_never_both(names: set[str], missing: str) -> None:
+    settings_ = Dataset(path="root", missing_caption=missing)  # type: ignore[arg-type]
+    images = {name for name in names if is_image(name)}
+    captions = {name for name in names if name.endswith(".txt")}
+    try:
+        found, faults = items("cats", settings_, scanned(names))
+    except DatasetError:
+        assert not images
+        return
+    made = {item.image.removeprefix("root/") for item in found}
+    told = "\n".join(each.line for each in faults)
+    for name in images:
+        shown = name.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+        in_fault = f"root/{shown}:" in told or any(
+            "shares its stem" in each.what and name in each.what for each in faults
+        )
+        assert (name in made) != in_fault, name
+    assert made <= images
+    # A caption is an item's, a fault's, or beside an image at fault.
+    faulty_stems = {each.stem for each in faults}
+    used = {item.caption.removeprefix("root/") for item in found if item.caption}
+    for name in captions - used:
+        shown = name.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+        assert f"root/{shown}:" in told or name.removesuffix(".txt") in faulty_stems, name
+    assert len({item.stem for item in found}) == len(found)
+    assert not {item.stem for item in found} & faulty_stems
+    assert [item.stem for item in found] == sorted(item.stem for item in found)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sets(st.text("abAB0-_ é", min_size=1, max_size=6), min_size=1, max_size=8))
+def test_a_scan_finds_just_what_lies_there(names: set[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(sorted(names)):
+            put(Path(folder), f"{'sub/' * (number % 3)}{name}.png")
+        paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+        settings_ = Dataset(path=folder, missing_caption="empty")
+        found = scan("cats", settings_)
+        expected = sorted(str(path.relative_to(folder)) for path in paths)
+        assert sorted(name for name, *_ in found.entries) == expected
+        made = [item.stem for item in items("cats", settings_, found)[0]]
+        assert made == sorted(name.removesuffix(".png") for name in expected)

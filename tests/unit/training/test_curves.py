@@ -1,0 +1,141 @@
+"""The curves of a training: read from real event files, drawn into one picture."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from latentmake.training.sd.curves import draw_curves, is_noisy, read_curves, smoothed
+from PIL import Image
+from torch.utils.tensorboard import SummaryWriter
+
+BLUE = (31, 111, 235)
+
+
+def write(folder: Path, steps: int = 60, first: int = 1) -> None:
+    random = np.random.default_rng(first)
+    writer = SummaryWriter(str(folder), purge_step=first)
+    for step in range(first, steps + 1):
+        writer.add_scalar("zeta", float(step), step)
+        writer.add_scalar("learning_rate", 1e-3 * (1 - step / 60), step)
+        writer.add_scalar("loss", 1 / step + 0.1 * random.normal(), step)
+    writer.close()
+
+
+def blue(picture: Image.Image) -> int:
+    """Return how many pixels have the colour of a curve."""
+    pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+    return int(np.count_nonzero((pixels == BLUE).all(axis=1)))
+
+
+def test_every_scalar_is_read_and_known_ones_come_first(tmp_path: Path) -> None:
+    write(tmp_path)
+    curves = read_curves(tmp_path)
+    assert [curve.name for curve in curves] == ["loss", "learning_rate", "zeta"]
+    for curve in curves:
+        assert curve.steps.tolist() == list(range(1, 61))
+    assert curves[2].values.tolist() == list(range(1, 61))
+
+
+def test_what_a_resumed_training_wrote_anew_is_drawn_once(tmp_path: Path) -> None:
+    write(tmp_path, steps=40)
+    write(tmp_path, steps=60, first=21)
+    assert read_curves(tmp_path)[0].steps.tolist() == list(range(1, 61))
+
+
+def test_the_picture_is_1200_pixels_wide_and_has_a_curve_in_each_panel(tmp_path: Path) -> None:
+    write(tmp_path / "logs")
+    out = tmp_path / "run/curves.png"
+    assert draw_curves(tmp_path / "logs", out, title="a $run_{1}$ <b>")
+    with Image.open(out) as picture:
+        width, height = picture.size
+        assert width == 1200
+        panels = [(0, 0), (1, 0), (0, 1), (1, 1)]
+        drawn = [
+            blue(
+                picture.crop(
+                    (
+                        column * width // 2,
+                        row * height // 2,
+                        (column + 1) * width // 2,
+                        (row + 1) * height // 2,
+                    )
+                )
+            )
+            for column, row in panels
+        ]
+    assert all(count > 100 for count in drawn[:3]), drawn
+    assert drawn[3] == 0
+
+
+def test_the_same_events_give_the_same_picture(tmp_path: Path) -> None:
+    write(tmp_path / "logs")
+    for name in ("one.png", "two.png"):
+        draw_curves(tmp_path / "logs", tmp_path / name)
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+
+
+def test_without_scalars_no_picture_stays(tmp_path: Path) -> None:
+    out = tmp_path / "curves.png"
+    out.write_bytes(b"of an earlier training")
+    assert not draw_curves(tmp_path / "nowhere", out)
+    assert not out.exists()
+    (tmp_path / "logs").mkdir()
+    assert not draw_curves(tmp_path / "logs", out)
+
+
+def test_images_of_a_folder_below_are_no_curves(tmp_path: Path) -> None:
+    write(tmp_path / "logs")
+    write(tmp_path / "logs/samples")
+    assert read_curves(tmp_path / "logs")[0].steps.tolist() == list(range(1, 61))
+
+
+def test_event_files_that_were_cut_short_give_what_they_hold(tmp_path: Path) -> None:
+    write(tmp_path / "logs")
+    (file,) = (tmp_path / "logs").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    curves = read_curves(tmp_path / "logs")
+    assert 20 < len(curves[0].steps) < 40
+    assert draw_curves(tmp_path / "logs", tmp_path / "curves.png")
+    file.write_bytes(b"no events at all")
+    assert not draw_curves(tmp_path / "logs", tmp_path / "curves.png")
+
+
+@pytest.mark.parametrize("values", [[1.0], [math.nan, math.inf, 2.0], [math.nan], [1e-30, 1e30]])
+def test_odd_values_are_drawn_or_left_out(tmp_path: Path, values: list[float]) -> None:
+    writer = SummaryWriter(str(tmp_path / "logs"))
+    for step, value in enumerate(values):
+        writer.add_scalar("odd/name $", value, step)
+    writer.close()
+    assert draw_curves(tmp_path / "logs", tmp_path / "curves.png")
+
+
+def test_only_what_goes_up_and_down_all_the_time_is_noisy() -> None:
+    steps = np.arange(200.0)
+    random = np.random.default_rng(0)
+    assert is_noisy(random.normal(size=200))
+    assert is_noisy(1 / (steps + 1) + random.normal(size=200))
+    assert not is_noisy(1e-3 * np.cos(steps / 200))
+    assert not is_noisy(steps // 20)
+    assert not is_noisy(random.normal(size=10))
+    assert not is_noisy(np.full(200, 3.0))
+
+
+@given(
+    arrays.arrays(np.float64, st.integers(1, 60), elements=st.floats(-1e6, 1e6) | st.just(math.nan))
+)
+def test_an_average_lies_between_what_it_averages(values: np.ndarray) -> None:
+    found = smoothed(values)
+    assert found.shape == values.shape
+    assert (np.isnan(found) == np.isnan(values)).all()
+    finite = ~np.isnan(values)
+    seen = values[finite]
+    for index, average in enumerate(found[finite]):
+        low, high = seen[: index + 1].min(), seen[: index + 1].max()
+        assert low - 1e-6 * (1 + abs(low)) <= average <= high + 1e-6 * (1 + abs(high))

@@ -1,0 +1,110 @@
+"""The dataset TOML: the keys that musubi-tuner knows, one block for each dataset and resolution."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from latentmake.config import Dataset
+from latentmake.training.external.musubi.dataset_toml import dataset_toml
+from latentmake.training.external.musubi.order import MusubiOrder
+from publish_world import order_of
+
+SHARED = {
+    *("resolution", "caption_extension", "batch_size", "num_repeats"),
+    *("enable_bucket", "bucket_no_upscale"),
+}
+IMAGES = SHARED | {"image_directory", "cache_directory", "control_directory"}
+VIDEOS = SHARED | {
+    *("video_directory", "cache_directory", "control_directory", "target_frames"),
+    *("frame_extraction", "frame_stride", "frame_sample", "max_frames", "source_fps"),
+}
+
+
+def parsed(order: MusubiOrder, root: str = "/p") -> dict[str, Any]:
+    toml = tomllib.loads(
+        dataset_toml(
+            order,
+            image_directory=lambda name, size: f"{root}/{name}_{size[0]}x{size[1]}",
+            cache_directory=lambda name, size: f"{root}/{name}_{size[0]}x{size[1]}_cache",
+            control_directory=lambda name, size: f"{root}/{name}_{size[0]}x{size[1]}_control",
+        )
+    )
+    assert set(toml) == {"general", "datasets"}
+    assert set(toml["general"]) <= SHARED
+    for block in toml["datasets"]:
+        assert set(block) <= (VIDEOS if "video_directory" in block else IMAGES)
+    return toml
+
+
+def test_images_of_one_dataset_at_two_resolutions() -> None:
+    toml = parsed(order_of(trainer={"batch_size": 3}))
+    assert toml["general"] == {"batch_size": 3, "caption_extension": ".txt"}
+    assert toml["datasets"] == [
+        {
+            "image_directory": f"/p/gove_{width}x{height}",
+            "cache_directory": f"/p/gove_{width}x{height}_cache",
+            "resolution": [width, height],
+            "num_repeats": 1,
+            "enable_bucket": False,
+            "bucket_no_upscale": False,
+        }
+        for width, height in ((256, 256), (480, 832))
+    ]
+
+
+def test_videos_set_buckets_and_a_float_for_the_frame_rate() -> None:
+    videos = Dataset(
+        path="v",
+        target_frames=[1, 17],
+        frame_extraction="slide",
+        frame_stride=4,
+        source_fps=30,
+        num_repeats=2,
+    )
+    (block,) = parsed(order_of(datasets={"v": videos}, resolutions=[(256, 256)]))["datasets"]
+    assert block == {
+        "video_directory": "/p/v_256x256",
+        "cache_directory": "/p/v_256x256_cache",
+        "resolution": [256, 256],
+        "num_repeats": 2,
+        "enable_bucket": True,
+        "target_frames": [1, 17],
+        "frame_extraction": "slide",
+        "frame_stride": 4,
+        "frame_sample": 1,
+        "max_frames": 129,
+        "source_fps": 30.0,
+    }
+    assert isinstance(block["source_fps"], float)
+    plain = Dataset(path="v", target_frames=[5])
+    (block,) = parsed(order_of(datasets={"v": plain}, resolutions=[(64, 64)]))["datasets"]
+    assert "source_fps" not in block
+
+
+def test_datasets_that_differ_say_so_in_their_own_blocks() -> None:
+    datasets = {
+        "a": Dataset(path="a", fit="bucket", bucket_no_upscale=True, control_directory="c"),
+        "b": Dataset(path="b", caption_extension=".caption", bucket_no_upscale=True),
+    }
+    toml = parsed(order_of(datasets=datasets, resolutions=[(64, 96)]))
+    a, b = toml["datasets"]
+    assert toml["general"] == {"batch_size": 1}
+    assert (a["caption_extension"], b["caption_extension"]) == (".txt", ".caption")
+    assert (a["enable_bucket"], a["bucket_no_upscale"]) == (True, True)
+    # Without buckets an image always gets the resolution's size.
+    assert (b["enable_bucket"], b["bucket_no_upscale"]) == (False, False)
+    assert a["control_directory"] == "/p/a_64x96_control"
+    assert "control_directory" not in b
+
+
+def test_no_two_blocks_share_a_cache() -> None:
+    datasets = {name: Dataset(path=name) for name in ("a", "b")}
+    blocks = parsed(order_of(datasets=datasets))["datasets"]
+    assert len({block["cache_directory"] for block in blocks}) == len(blocks) == 4
+
+
+def test_paths_with_signs_that_toml_escapes_come_back_as_they_were() -> None:
+    root = "//nas/Größe \"q\" # [x] 'y' 100%"
+    block = parsed(order_of(), root)["datasets"][0]
+    assert block["image_directory"] == f"{root}/gove_256x256"

@@ -1,0 +1,459 @@
+"""The checklist finds before the training what would end or spoil it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from latentmake.config import Dataset, Model
+from latentmake.errors import TrainingError
+from latentmake.models.wan_files import encoder_fault, model_files
+from latentmake.models.weight_kinds import content_of, weight_file
+from latentmake.training.checks import Finding, checklist, failed, refuse_failed
+from latentmake.training.external.musubi.check import check, training_toml
+from latentmake.training.external.musubi.order import MusubiOrder
+from musubi_world import (
+    COLOURS,
+    RUN,
+    WAN_DIT,
+    make_run,
+    put_latents,
+    put_text,
+    put_weights,
+    stand_in,
+)
+from PIL import Image
+from safetensors.torch import save_file
+
+CACHE = f"cache/{RUN}/wan/64"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "project"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def tuner(tmp_path: Path) -> Path:
+    return stand_in(tmp_path / "tuner")
+
+
+def of(findings: list[Finding], what: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.what == what]
+    return found
+
+
+def fails(order: MusubiOrder, what: str) -> str:
+    """Return the note of the one line that has failed."""
+    findings = check(order)
+    assert [each.what for each in findings if each.verdict == "failed"] == [what]
+    with pytest.raises(TrainingError, match="1 of the checklist failed"):
+        refuse_failed(findings)
+    return of(findings, what).note
+
+
+def test_a_sound_run_fails_nowhere(root: Path, tuner: Path) -> None:
+    findings = check(make_run(root, resolutions=((64, 64), (32, 64)), tuner=tuner))
+    assert not failed(findings)
+    refuse_failed(findings)
+    assert of(findings, "images and captions").note.startswith("3 items")
+    assert of(findings, "caches").note.startswith("6 of latents and 6 of text")
+    assert of(findings, "cache folders").note.startswith("2 folders")
+    assert of(findings, "model: dit").note.endswith("Wan DiT")
+    assert of(findings, "attention").note == "sdpa"
+    assert of(findings, "environment").verdict == "warning"  # without accelerate
+    table = checklist(findings)
+    assert all(each.what in table and each.verdict in table for each in findings)
+
+
+# -- what is trained on ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [".png", ".txt"])
+def test_a_missing_image_or_caption_fails(root: Path, tuner: Path, ending: str) -> None:
+    order = make_run(root, tuner=tuner)
+    Path(f"data/{RUN}/red{ending}").unlink()
+    assert fails(order, "images and captions") == f"data/{RUN}/red{ending} is missing"
+
+
+def test_a_missing_manifest_fails(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    Path(order.manifest).write_text('{"dataset": 1}\n')
+    assert "cannot be read" in fails(order, "manifest")
+    Path(order.manifest).write_text('{"aside": "damaged"}\n')
+    Path(f"{CACHE}/red_0080x0064_wan.safetensors").rename("elsewhere")
+    findings = check(order)
+    assert of(findings, "images and captions").verdict == "failed"
+    assert "blue_0080x0064" in of(findings, "foreign caches").note
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def rewrite(**changes: Any) -> Any:
+    return lambda path: put_latents(path, **{"size": (80, 64), "latent": (1, 8, 8), **changes})
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (Path.unlink, "is missing"),
+        (shorten, "is cut short or has grown"),
+        (lambda path: path.write_bytes(b"x" * 20), "no safetensors file"),
+        (lambda path: put_text(path, "a red square"), "has another width or height"),
+        (lambda path: put_weights(path, "x"), "is not a cache of Wan"),
+        (rewrite(latent=(1, 4, 8)), "holds latents of 1x4x8, where the trainer expects 1x8x8"),
+        (rewrite(size=(64, 80)), "has another width or height"),
+        (
+            rewrite(latents_2x8x8_bfloat16=torch.ones(16, 2, 8, 8, dtype=torch.bfloat16)),
+            "holds several tensors latents",
+        ),
+        (
+            rewrite(latents_image_1x8x8_bfloat16=torch.ones(16, 1, 8, 8, dtype=torch.bfloat16)),
+            "holds latents_image_1x8x8_bfloat16 with the shape [16, 1, 8, 8], not [20, 1, 8, 8]",
+        ),
+        (
+            rewrite(latents_image_1x8x8_bfloat16=torch.ones(20, 1, 8, 8)),
+            "holds latents_image_1x8x8_bfloat16 as F32",
+        ),
+    ],
+)
+def test_latents_that_the_trainer_cannot_use_fail(
+    root: Path, tuner: Path, change: Any, note: str
+) -> None:
+    order = make_run(root, tuner=tuner)
+    path = Path(f"{CACHE}/red_0080x0064_wan.safetensors")
+    change(path)
+    found = fails(order, "caches")
+    assert found.startswith(str(path))
+    assert note in found
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (Path.unlink, "is missing"),
+        (shorten, "is cut short"),
+        (lambda path: put_text(path, "an old caption"), "was made from another caption"),
+        (lambda path: put_weights(path, "x"), "is not a cache of Wan"),
+    ],
+)
+def test_text_that_the_trainer_cannot_use_fails(
+    root: Path, tuner: Path, change: Any, note: str
+) -> None:
+    order = make_run(root, tuner=tuner)
+    path = Path(f"{CACHE}/red_wan_te.safetensors")
+    change(path)
+    assert note in fails(order, "caches")
+
+
+def test_many_faults_are_counted_and_some_named(root: Path, tuner: Path) -> None:
+    order = make_run(root, resolutions=((64, 64), (32, 64)), tuner=tuner)
+    for path in Path("cache").rglob("*_te.safetensors"):
+        path.unlink()
+    assert fails(order, "caches").count("is missing") == 3
+    assert fails(order, "caches").endswith("and 3 more")
+
+
+def test_image_to_video_needs_its_first_frame_and_clip(root: Path, tuner: Path) -> None:
+    images = {"latents_image_1x8x8_bfloat16": torch.ones(20, 1, 8, 8, dtype=torch.bfloat16)}
+    clip = put_weights(root / "models/clip.safetensors", "visual.head", "textual.head")
+    order = make_run(root, tuner=tuner, model={"task": "i2v-14B", "clip": clip})
+    assert "holds no latents_image" in fails(order, "caches")
+    for stem in COLOURS:
+        path = Path(f"{CACHE}/{stem}_0080x0064_wan.safetensors")
+        put_latents(path, size=(80, 64), latent=(1, 8, 8), **images)
+    assert "holds no clip, which i2v-14B needs" in fails(order, "caches")
+    for stem in COLOURS:
+        path = Path(f"{CACHE}/{stem}_0080x0064_wan.safetensors")
+        images["clip_bfloat16"] = torch.ones(257, 1280, dtype=torch.float16)
+        put_latents(path, size=(80, 64), latent=(1, 8, 8), **images)
+    assert not failed(check(order))
+    # The configuration refuses this before; an order of another hand gets here.
+    without = order.model_copy(update={"model": order.model.model_copy(update={"clip": None})})
+    assert fails(without, "model: clip") == "is not set, and i2v-14B needs it"
+
+
+def test_latents_that_the_manifest_does_not_name_fail(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    put_text(Path(f"{CACHE}/old_wan_te.safetensors"), "harmless alone")
+    assert not failed(check(order))
+    stray = f"{CACHE}/old_0080x0064_wan.safetensors"
+    put_latents(Path(stray), size=(80, 64), latent=(1, 8, 8))
+    assert fails(order, "foreign caches").startswith(f"{stray} is not in the manifest")
+
+
+def test_cache_folders_are_shared_with_nothing(root: Path, tuner: Path) -> None:
+    order = make_run(root, resolutions=((64, 64), (32, 64)), tuner=tuner)
+    inside = order.model_copy(update={"datasets": {RUN: Dataset(path="cache")}})
+    assert "lies among the images of cats" in fails(inside, "cache folders")
+    other = Path(f"cache/{RUN}/wan/32x64")
+    other.rename("moved")
+    other.symlink_to(Path(CACHE).absolute())
+    assert "is the same folder as" in of(check(order), "cache folders").note
+
+
+def test_the_toml_names_whole_paths_that_exist(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    text = training_toml(order)
+    assert f'image_directory = "{root}/data/{RUN}"' in text
+    assert f'cache_directory = "{root}/{CACHE}"' in text
+    gone = {RUN: Dataset(path=f"data/{RUN}", control_directory="data/gone")}
+    note = fails(order.model_copy(update={"datasets": gone}), "dataset TOML")
+    assert note == f"control_directory {root}/data/gone is no folder"
+
+
+def test_images_that_are_stored_turned_are_counted(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (80, 64)).save(f"data/{RUN}/red.jpg", exif=turned)
+    manifest = Path(order.manifest)
+    manifest.write_text(manifest.read_text().replace("red.png", "red.jpg"))
+    assert of(check(order), "EXIF orientation").note.startswith("1 images")
+
+
+# -- what is trained ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["dit", "dit_high_noise", "vae", "text", "clip"])
+def test_each_model_path_must_exist(root: Path, tuner: Path, key: str) -> None:
+    task = {"dit_high_noise": "t2v-A14B", "clip": "i2v-14B"}.get(key, "t2v-1.3B")
+    order = make_run(root, tuner=tuner, model={"task": task, key: "models/gone.safetensors"})
+    assert of(check(order), f"model: {key}") == Finding(
+        f"model: {key}", "failed", "models/gone.safetensors: does not exist"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "note"),
+    [
+        (["encoder.conv1.weight", "decoder.conv1.weight"], "is a Wan VAE, not a Wan DiT"),
+        (["token_embedding.weight"], "is a umT5 text encoder, not a Wan DiT"),
+        (["visual.patch_embedding.weight"], "is a CLIP image encoder, not a Wan DiT"),
+        (
+            ["double_blocks.0.img_attn.qkv.weight"],
+            "is a transformer of another model, not a Wan DiT",
+        ),
+        (["lora_unet_blocks_0.lora_down.weight"], "is a LoRA, not a Wan DiT"),
+        (["down_blocks.0.x", "conv_in.weight"], "is a UNet, not a Wan DiT"),
+    ],
+)
+def test_a_file_of_another_kind_fails(root: Path, tuner: Path, names: list[str], note: str) -> None:
+    order = make_run(root, tuner=tuner)
+    put_weights(Path("models/dit.safetensors"), *names)
+    assert fails(order, "model: dit").endswith(note)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "note"),
+    [
+        ("dit.safetensors", b"", "is an empty file"),
+        ("dit.safetensors", b"weights" * 9, "is cut short or no safetensors file"),
+        ("dit.pth", b"weights" * 9, "is cut short or no torch file"),
+        ("dit.gguf", b"GGUF", "is neither a .safetensors nor a .pth file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_fails(
+    root: Path, tuner: Path, name: str, data: bytes, note: str
+) -> None:
+    order = make_run(root, tuner=tuner, model={"dit": f"models/{name}"})
+    Path(f"models/{name}").write_bytes(data)
+    assert fails(order, "model: dit") == f"models/{name}: {note}"
+
+
+def test_names_that_nobody_knows_are_a_warning(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    put_weights(Path("models/dit.safetensors"), "weight")
+    assert of(check(order), "model: dit").verdict == "warning"
+
+
+def test_each_form_of_the_encoders_is_known(tmp_path: Path) -> None:
+    from wan_world import write_clip_vision, write_umt5, write_wan_vae
+
+    for write, kind in (
+        (write_wan_vae, "Wan VAE"),
+        (write_umt5, "umT5 text encoder"),
+        (write_clip_vision, "CLIP image encoder"),
+    ):
+        for form, path in write(tmp_path).items():
+            if form != "tokenizer":
+                assert content_of(weight_file(path)).kind == kind, path
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+def test_a_dit_is_known_with_its_prefix(tmp_path: Path, prefix: str) -> None:
+    path = tmp_path / "dit.safetensors"
+    put_weights(path, *(prefix + name for name in WAN_DIT))
+    assert content_of(path).kind == "Wan DiT"
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_torch_file_is_known_by_its_names(tmp_path: Path, old: bool) -> None:
+    path = tmp_path / "t5.pth"
+    weights = {"token_embedding.weight": torch.ones(3, 2), "blocks.0.attn.q.weight": torch.ones(2)}
+    torch.save(weights, path, _use_new_zipfile_serialization=not old)
+    assert content_of(path).kind == "umT5 text encoder"
+
+
+def test_a_pickle_is_read_but_never_carried_out(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return exec, (f"open({str(tmp_path / 'harm')!r}, 'w')",)
+
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({"visual.x": Harmful()}))
+    path = tmp_path / "clip.pth"
+    path.write_bytes(stream.getvalue())
+    assert content_of(path).kind == "CLIP image encoder"
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "shape", "note"),
+    [
+        ("t2v-1.3B", (1536, 36), "is a Wan DiT of 36 input channels; t2v-1.3B has 16"),
+        ("t2v-1.3B", (5120, 16), "is a Wan DiT of width 5120; t2v-1.3B has 1536"),
+        ("t2v-1.3B-FC", (1536, 16), "is a Wan DiT of 16 input channels; t2v-1.3B-FC has 48"),
+        ("i2v-A14B", (5120, 16), "is a Wan DiT of 16 input channels; i2v-A14B has 36"),
+        ("t2v-1.3B", (1536, 16), "Wan DiT"),
+        ("t2v-1.3B", (32, 4), "Wan DiT"),
+    ],
+)
+def test_the_dit_of_another_task_is_known_by_its_shape(
+    root: Path, tuner: Path, task: str, shape: tuple[int, int], note: str
+) -> None:
+    order = make_run(root, tuner=tuner, model={"task": task})
+    header = {name: torch.ones(2, 2) for name in WAN_DIT}
+    header["patch_embedding.weight"] = torch.zeros(*shape, 1, 2, 2, dtype=torch.bfloat16)
+    save_file(header, "models/dit.safetensors")
+    found = of(check(order), "model: dit")
+    assert found.note.endswith(note)
+    assert found.verdict == ("ok" if note == "Wan DiT" else "failed")
+
+
+def test_another_number_format_fails_where_the_trainer_asserts_it(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    put_weights(Path("models/dit.safetensors"), "blocks.0.cross_attn.k.weight", dtype=torch.float16)
+    found = of(check(order), "mixed precision")
+    assert (found.verdict, "dit is in fp16" in found.note) == ("warning", True)
+    with (tuner / "wan_train_network.py").open("a") as file:
+        file.write('\nassert args.mixed_precision in ["fp16", "no"]\n')
+    assert "mixed_precision: fp16" in fails(order, "mixed precision")
+    right = order.trainer.model_copy(update={"mixed_precision": "fp16"})
+    assert not failed(check(order.model_copy(update={"trainer": right})))
+
+
+# -- what trains -------------------------------------------------------------------------------
+
+
+def test_a_trainer_that_is_not_there_fails(root: Path, tmp_path: Path) -> None:
+    assert "set `musubi_tuner.path`" in fails(make_run(root), "musubi-tuner")
+    assert "does not exist" in fails(make_run(root, tuner=tmp_path / "gone"), "musubi-tuner")
+    assert "wan_train_network.py" in fails(make_run(root, tuner=root), "musubi-tuner")
+
+
+def test_a_trainer_too_old_for_a_flag_fails(root: Path, tmp_path: Path) -> None:
+    old = stand_in(tmp_path / "old", without=("resume", "timestep_sampling", "dit_high_noise"))
+    note = fails(make_run(root, tuner=old, save_every_n_epochs=1), "arguments")
+    assert note.startswith("this musubi-tuner does not know --timestep_sampling --resume: update")
+    assert "--resume" not in fails(make_run(root, tuner=old), "arguments")
+    order = make_run(root, tuner=old, timestep_sampling=None, arguments=["--unheard_of=1"])
+    assert "does not know --unheard_of: update" in fails(order, "arguments")
+    order = make_run(root, tuner=old, timestep_sampling=None, arguments=["--fp8_bas"])
+    assert fails(order, "arguments").endswith("does not know --fp8_bas: did you mean --fp8_base?")
+
+
+def test_caching_scripts_too_old_for_a_flag_fail_where_they_encode(root: Path, tuner: Path) -> None:
+    scripts = {
+        "latents": ("--dataset_config", "--vae", "--vae_dtype"),
+        "text_encoder_outputs": ("--dataset_config",),
+    }
+    for name, flags in scripts.items():
+        lines = [f'parser.add_argument("{flag}")' for flag in flags]
+        head = "import argparse\nparser = argparse.ArgumentParser()\n"
+        code = head + "\n".join([*lines, "args = parser.parse_args()\n"])
+        (tuner / f"wan_cache_{name}.py").write_text(code, encoding="utf-8")
+    order = make_run(root, tuner=tuner)
+    assert not failed(check(order))
+    model = order.model.model_copy(update={"encoder": "musubi"})
+    found = [x for x in check(order.model_copy(update={"model": model})) if x.verdict == "failed"]
+    notes = {x.what.rpartition(" ")[2]: x.note for x in found if "wan_cache" in x.what}
+    assert "--keep_cache" in notes["wan_cache_latents.py"]
+    assert "--vae_dtype" not in notes["wan_cache_latents.py"]
+    assert "--t5" in notes["wan_cache_text_encoder_outputs.py"]
+
+
+def test_an_environment_that_lacks_an_import_fails(root: Path, tuner: Path) -> None:
+    script = tuner / "wan_train_network.py"
+    script.write_text("import torch\nimport toml\n" + script.read_text())
+    order = make_run(root, tuner=tuner)
+    assert "lacks toml, torch: install" in fails(order, "environment")
+    script.write_text(f"import sys\nsys.path.append('lib')\n{script.read_text()}")
+    assert of(check(order), "environment").verdict == "warning"
+
+
+def test_eight_bits_need_bitsandbytes_where_the_trainer_does(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner, optimizer_type="AdamW8bit")
+    assert not failed(check(order))
+    with (tuner / "wan_train_network.py").open("a") as file:
+        file.write("\n\ndef eight():\n    import bitsandbytes\n")
+    assert "lacks bitsandbytes" in fails(order, "environment")
+
+
+def test_an_attention_that_is_not_there_fails(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner, attention="xformers")
+    assert "cannot import xformers" in fails(order, "attention")
+
+
+def test_too_little_space_fails(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner, network_dim=10**15)
+    assert "are needed" in fails(order, "disk space")
+    enough = make_run(root, tuner=tuner, save_every_n_epochs=1)
+    assert of(check(enough), "disk space").verdict == "ok"
+
+
+@pytest.mark.parametrize("place", ["models/transformer", "models/transformer/x.safetensors"])
+def test_a_dit_in_the_names_of_diffusers_fails(root: Path, tuner: Path, place: str) -> None:
+    order = make_run(root, tuner=tuner, model={"dit": place})
+    names = ("condition_embedder.a", "blocks.0.attn1.to_q.weight", "patch_embedding.weight")
+    put_weights(Path("models/transformer/x.safetensors"), *names)
+    note = fails(order, "model: dit")
+    assert "in diffusers' names, which musubi-tuner cannot read: name the original" in note
+
+
+def test_encoders_in_other_names_fail_only_where_its_own_scripts_load_them(
+    root: Path, tuner: Path
+) -> None:
+    order = make_run(root, tuner=tuner)
+    put_weights(Path("models/vae.safetensors"), "encoder.conv_in.weight", "decoder.conv_in.weight")
+    put_weights(Path("models/t5.safetensors"), "shared.weight", "encoder.block.0.x")
+    findings = check(order)
+    assert not failed(findings)
+    assert (
+        "caching scripts would need the original Wan2.1_VAE.pth" in of(findings, "model: vae").note
+    )
+    assert of(findings, "model: text").verdict == "warning"
+    scripted = {file.key: file.fault for file in model_files(order.model, scripted=True)}
+    assert "diffusers' names" in scripted["vae"] and "transformers' names" in scripted["text"]
+    own = order.model.model_copy(update={"encoder": "musubi"})
+    assert encoder_fault(own, "latents") == ("vae", f"models/vae.safetensors: {scripted['vae']}")
+    assert encoder_fault(order.model, "latents") is None
+
+
+def test_a_model_on_the_hub_is_not_looked_at(root: Path, tuner: Path) -> None:
+    hub = {"vae": {"hub": "someone/wan", "revision": "a" * 40}}
+    order = make_run(root, tuner=tuner)
+    section = order.model.model_dump() | hub
+    order = order.model_copy(update={"model": Model.model_validate(section)})
+    assert of(check(order), "model: vae").verdict == "warning"

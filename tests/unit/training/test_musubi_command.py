@@ -1,0 +1,174 @@
+"""The command lines of musubi-tuner's scripts: the flags that each takes, and no other."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from latentmake.training.external.musubi.command import (
+    ATTENTIONS,
+    LATENTS_SCRIPT,
+    TEXT_SCRIPT,
+    TRAINING_SCRIPT,
+    accelerate_arguments,
+    latents_arguments,
+    text_arguments,
+    training_arguments,
+)
+from latentmake.training.external.musubi.order import MusubiOrder
+from publish_world import TASKS, check_flags, needs_clip, order_of, value
+
+
+def training(order: MusubiOrder, **changes: str | None) -> list[str]:
+    given: dict[str, str | None] = {
+        "dataset_config": "/p/a.toml",
+        "dit": "/m/low",
+        "output_dir": "/p/output",
+        "output_name": "a",
+        "attention": "sdpa",
+        **changes,
+    }
+    return training_arguments(order, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("settings", list(itertools.product([False, True], repeat=3)))
+def test_every_task_with_every_switch_gives_known_flags(
+    task: str, settings: tuple[bool, bool, bool]
+) -> None:
+    cpu, fp8, saving = settings
+    two = task.endswith("A14B")
+    order = order_of(
+        model={
+            "task": task,
+            "vae_cache_cpu": cpu,
+            "fp8_t5": fp8,
+            "dit_high_noise": "high" if two else None,
+        },
+        trainer={
+            "fp8_base": fp8,
+            "fp8_scaled": fp8 and saving,
+            "save_every_n_epochs": 2 if saving else None,
+        },
+    )
+    clip = "/m/clip" if needs_clip(task) else None
+    latents = latents_arguments(order.model, dataset_config="/p/a.toml", vae="/m/vae", clip=clip)
+    check_flags(LATENTS_SCRIPT, latents)
+    assert value(latents, "--vae") == "/m/vae"
+    assert value(latents, "--clip") == clip
+    assert ("--i2v" in latents) == task.startswith(("i2v", "flf2v"))
+    assert ("--vae_cache_cpu" in latents) == cpu
+    assert {"--skip_existing", "--keep_cache"} <= set(latents)
+
+    text = text_arguments(order.model, dataset_config="/p/a.toml", t5="/m/t5")
+    check_flags(TEXT_SCRIPT, text)
+    assert value(text, "--t5") == "/m/t5"
+    assert ("--fp8_t5" in text) == fp8
+
+    for attention in ATTENTIONS:
+        high = "/m/high" if two else None
+        arguments = training(order, attention=attention, dit_high_noise=high, resume="/r")
+        check_flags(TRAINING_SCRIPT, arguments)
+        assert f"--{attention}" in arguments
+        assert value(arguments, "--task") == task
+        assert value(arguments, "--dit") == "/m/low"
+        assert value(arguments, "--dit_high_noise") == high
+        boundary = {"i2v-A14B": "900", "t2v-A14B": "875"}.get(task)
+        assert value(arguments, "--timestep_boundary") == boundary
+        assert value(arguments, "--resume") == "/r"
+        assert ("--fp8_base" in arguments, "--fp8_scaled" in arguments) == (fp8, fp8 and saving)
+        assert value(arguments, "--save_every_n_epochs") == ("2" if saving else None)
+        assert ("--save_state" in arguments) == saving
+
+
+def test_caching_takes_sizes_of_batches_and_workers() -> None:
+    order = order_of(model={"vae_dtype": "float32"})
+    for script, arguments in (
+        (
+            LATENTS_SCRIPT,
+            latents_arguments(
+                order.model,
+                dataset_config="a",
+                vae="v",
+                batch_size=2,
+                num_workers=3,
+                skip_existing=False,
+                keep_cache=False,
+            ),
+        ),
+        (
+            TEXT_SCRIPT,
+            text_arguments(
+                order.model,
+                dataset_config="a",
+                t5="t",
+                batch_size=2,
+                num_workers=3,
+                skip_existing=False,
+                keep_cache=False,
+            ),
+        ),
+    ):
+        check_flags(script, arguments)
+        assert value(arguments, "--batch_size") == "2"
+        assert value(arguments, "--num_workers") == "3"
+        assert not {"--skip_existing", "--keep_cache"} & set(arguments)
+
+
+def test_the_dtype_of_the_vae() -> None:
+    for model, dtype in (({}, "bfloat16"), ({"dtype": "float16"}, "float16")):
+        order = order_of(model=model)
+        arguments = latents_arguments(order.model, dataset_config="a", vae="v")
+        assert value(arguments, "--vae_dtype") == dtype
+    order = order_of(model={"dtype": "float16", "vae_dtype": "float32"})
+    assert (
+        value(latents_arguments(order.model, dataset_config="a", vae="v"), "--vae_dtype")
+        == "float32"
+    )
+
+
+def test_a_boundary_of_the_user_goes_with_two_networks_only() -> None:
+    order = order_of(trainer={"timestep_boundary": 800})
+    assert "--timestep_boundary" not in training(order)
+    assert value(training(order, dit_high_noise="h"), "--timestep_boundary") == "800"
+
+
+def test_what_is_left_to_the_trainer_is_not_given() -> None:
+    order = order_of(trainer={"timestep_sampling": None, "discrete_flow_shift": None})
+    arguments = training(order)
+    assert not {"--timestep_sampling", "--discrete_flow_shift", "--logging_dir"} & set(arguments)
+    assert value(training(order, logging_dir="/p/logs"), "--logging_dir") == "/p/logs"
+
+
+def test_alpha_is_the_rank_unless_said_otherwise() -> None:
+    assert value(training(order_of(trainer={"network_dim": 24})), "--network_alpha") == "24"
+    order = order_of(trainer={"network_dim": 24, "network_alpha": 1.5})
+    assert value(training(order), "--network_alpha") == "1.5"
+    assert value(training(order), "--network_dim") == "24"
+
+
+@given(st.floats(min_value=1e-12, max_value=1e6), st.floats(min_value=1e-3, max_value=1e3))
+def test_numbers_read_as_they_were(rate: float, shift: float) -> None:
+    order = order_of(trainer={"learning_rate": rate, "discrete_flow_shift": shift})
+    arguments = training(order)
+    assert float(value(arguments, "--learning_rate") or "") == rate
+    assert float(value(arguments, "--discrete_flow_shift") or "") == shift
+
+
+def test_arguments_of_the_user_come_last_and_as_they_are() -> None:
+    own = ["--blocks_to_swap", "20", "--optimizer_args", "betas=(0.9, 0.99)"]
+    order = order_of(trainer={"arguments": own})
+    assert training(order, resume="/r", logging_dir="/l")[-4:] == own
+
+
+def test_there_is_no_other_attention() -> None:
+    with pytest.raises(ValueError, match="auto"):
+        training(order_of(), attention="auto")
+
+
+def test_accelerate_says_the_precision_once() -> None:
+    order = order_of(trainer={"mixed_precision": "fp16"})
+    assert accelerate_arguments(order) == ["--mixed_precision", "fp16"]
+    assert accelerate_arguments(order, config="/c") == ["--config_file", "/c"]

@@ -1,0 +1,230 @@
+"""What is known of a musubi-tuner folder comes from its sources and its environment alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from latentmake.config import MusubiTuner
+from latentmake.errors import TrainingError
+from latentmake.index.memo import Memo
+from latentmake.training.external.musubi.installation import (
+    Installation,
+    pick_attention,
+    program_digest,
+)
+from musubi_world import install, stand_in
+
+
+def find(folder: Path, venv: str | None = None) -> Installation:
+    return Installation.find(MusubiTuner(path=os.fspath(folder), venv=venv))
+
+
+@pytest.mark.parametrize("scripts", [".", "src/musubi_tuner"])
+def test_scripts_are_found_in_the_folder_and_in_its_package(tmp_path: Path, scripts: str) -> None:
+    tuner = find(stand_in(tmp_path, scripts=scripts))
+    assert tuner.script("wan_train_network.py") == tmp_path / scripts / "wan_train_network.py"
+    assert tuner.python == tmp_path / "venv/bin/python"
+    assert not tuner.note
+    with pytest.raises(TrainingError, match=r"no wan_cache_latents\.py"):
+        tuner.script("wan_cache_latents.py")
+
+
+def test_a_folder_without_scripts_says_where_they_were_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"wan_train_network\.py.*src/musubi_tuner"):
+        find(tmp_path)
+    with pytest.raises(TrainingError, match="does not exist"):
+        find(tmp_path / "gone")
+
+
+def test_without_an_environment_our_python_runs_it_and_that_is_said(tmp_path: Path) -> None:
+    tuner = find(stand_in(tmp_path, own_venv=False))
+    assert tuner.python == Path(sys.executable)
+    assert "no `venv` or `.venv`" in tuner.note
+
+
+def test_a_named_environment_is_used_by_its_own_name(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path)
+    (folder / "venv").rename(folder / "other")
+    assert find(folder, venv="other").python == folder / "other/bin/python"
+    assert find(folder, venv=os.fspath(folder / "other/bin/python")).python.parent.name == "bin"
+    with pytest.raises(TrainingError, match="no Python"):
+        find(folder, venv="nowhere")
+
+
+def test_flags_are_those_of_the_script_and_of_what_it_imports(tmp_path: Path) -> None:
+    package = tmp_path / "src/musubi_tuner"
+    (package / "training").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "training/parser.py").write_text(
+        'def setup(parser):\n    parser.add_argument("--dataset_config")\n'
+        '    parser.add_argument("-o", "--output_dir")\n'
+    )
+    (package / "other.py").write_text('parser.add_argument("--of_another_script")\n')
+    (package / "wan_train_network.py").write_text(
+        "from musubi_tuner.training import parser as common\n"
+        'common.setup(parser)\nparser.add_argument("--task")\n'
+    )
+    tuner = find(tmp_path)
+    assert tuner.flags() == {"--dataset_config", "-o", "--output_dir", "--task"}
+    given = ["--task", "--x", "--output_dir=--y", "--resume", "-1", "--resume"]
+    assert tuner.missing_flags(given) == ["--x", "--resume"]
+
+
+def test_a_program_is_known_by_the_sources_that_its_script_reaches(tmp_path: Path) -> None:
+    folder = tmp_path / "tuner"
+    package = folder / "src/musubi_tuner"
+    (package / "wan").mkdir(parents=True)
+    for name in ("__init__", "wan_cache_text_encoder_outputs", "wan_train_network", "unused"):
+        (package / f"{name}.py").write_text("import torch\n")
+    script = package / "wan_cache_latents.py"
+    script.write_text("def main():\n    from musubi_tuner.wan.vae import VAE\n")
+    (package / "wan/vae.py").write_text("import os, torch\n")
+    memo = Memo(tmp_path / "memo.sqlite")
+
+    def digests() -> list[str]:
+        settings = MusubiTuner(path=os.fspath(folder))
+        found = [program_digest(settings, kind) for kind in ("latents", "text")]
+        assert found == [program_digest(settings, kind, memo) for kind in ("latents", "text")]
+        return found
+
+    latents, text = digests()
+    (package / "unused.py").write_text("x = 1\n")
+    (package / "wan_train_network.py").write_text("x = 1\n")
+    (package / "wan/new.py").touch()
+    os.utime(script, (1, 1))
+    assert digests() == [latents, text]
+    folder = folder.rename(tmp_path / "moved")
+    package = folder / "src/musubi_tuner"
+    assert digests() == [latents, text]
+    (package / "wan/vae.py").write_text("import os, torch  # edited\n")
+    assert digests()[0] != latents
+    assert digests()[1] == text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sys\narguments = sys.argv",
+        'parser.add_argument("--dataset_config")\nargs, rest = parser.parse_known_args()',
+        'parser.add_argument("--dataset_config")\nparser.add_argument(f"--{name}")',
+        'parser.add_argument("--dataset_config")\nimport unreadable',
+    ],
+)
+def test_flags_that_cannot_be_told_refuse_nothing(tmp_path: Path, source: str) -> None:
+    (tmp_path / "wan_train_network.py").write_text(source)
+    (tmp_path / "unreadable.py").write_text("this is no Python")
+    assert find(tmp_path).flags() is None
+    assert find(tmp_path).missing_flags(["--x"]) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ("if args.sage_attn:\n    raise ValueError", True),
+        ("if args.sage_attn or args.other:\n    print(1)\n    raise ValueError", True),
+        ("if getattr(args, 'sage_attn', False):\n    parser.error('no')", True),
+        ("if '--sage_attn' in sys.argv:\n    sys.exit(1)", True),
+        ("assert not args.sage_attn", True),
+        ("if args.sage_attn:\n    mode = 'sageattn'", False),
+        ("if not args.sage_attn:\n    raise ValueError", False),
+        ("if args.sage_attn and sageattn is None:\n    raise ImportError", False),
+        ("if args.flash_attn:\n    raise ValueError", False),
+    ],
+)
+def test_a_version_that_refuses_sage_is_known_by_its_sources(
+    tmp_path: Path, source: str, refused: bool
+) -> None:
+    (tmp_path / "wan_train_network.py").write_text(source)
+    assert find(tmp_path).refuses_sage() is refused
+
+
+def test_needs_are_what_every_run_imports(tmp_path: Path) -> None:
+    (tmp_path / "wan_train_network.py").write_text(
+        "import os, torch.nn\nfrom helpers import tool\n"
+        "try:\n    import triton\nexcept E:\n    pass\ndef later():\n    import bitsandbytes\n"
+    )
+    (tmp_path / "helpers").mkdir()
+    (tmp_path / "helpers/tool.py").write_text("from toml import load\nfrom . import more\n")
+    tuner = find(tmp_path)
+    assert tuner.sources.needs == {"torch", "toml"}
+    assert tuner.sources.mentions("bitsandbytes")
+
+
+def test_modules_are_asked_of_its_own_environment_without_running_them(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path)
+    install(folder, "loud", "raise SystemExit('was run')")
+    (next((folder / "venv").glob("lib/python*/site-packages")) / "loud/part.py").touch()
+    names = ["loud", "loud.part", "loud.gone", "torch", "json", "gone.part"]
+    found = find(folder).can_import(names)
+    assert [name for name in names if found[name]] == ["loud", "loud.part", "json"]
+    assert not find(folder).does_import("loud")
+
+
+def test_a_python_that_cannot_run_is_named(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path)
+    python = folder / "venv/bin/python"
+    python.unlink()
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(TrainingError, match=r"venv/bin/python.*cannot be used"):
+        find(folder).can_import(["json"])
+
+
+def test_its_variables_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path(__file__).parents[3] / "scripts"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), "/elsewhere"]))
+    monkeypatch.setenv("SNAKEMAKE_PROFILE", "x")
+    folder = stand_in(tmp_path, scripts="src/musubi_tuner")
+    variables = find(folder).environment()
+    assert variables["PYTHONPATH"].split(os.pathsep) == [str(folder / "src"), "/elsewhere"]
+    assert "SNAKEMAKE_PROFILE" not in variables
+    assert variables["VIRTUAL_ENV"] == str(folder / "venv")
+    assert variables["PATH"].startswith(str(folder / "venv/bin") + os.pathsep)
+
+
+# -- attention ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        ([], "sdpa"),
+        (["xformers"], "xformers"),
+        (["xformers", "flash_attn"], "flash_attn"),
+        (["xformers", "flash_attn", "sageattention"], "sage_attn"),
+    ],
+)
+def test_auto_takes_the_fastest_that_is_there(
+    tmp_path: Path, installed: list[str], expected: str
+) -> None:
+    folder = stand_in(tmp_path)
+    for package in installed:
+        install(folder, package)
+    assert pick_attention("auto", find(folder)) == expected
+
+
+def test_auto_passes_over_what_is_refused_unknown_or_broken(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path, refuses_sage=True)
+    for package in ("sageattention", "xformers"):
+        install(folder, package)
+    install(folder, "flash_attn", "raise ImportError('undefined symbol')")
+    assert pick_attention("auto", find(folder)) == "xformers"
+    stand_in(tmp_path, without=("xformers", "sage_attn"))
+    assert pick_attention("auto", find(folder)) == "sdpa"
+
+
+def test_an_attention_asked_for_by_name_is_had_or_refused(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path, refuses_sage=True, without=("flash3",))
+    install(folder, "sageattention")
+    assert pick_attention("sdpa", find(folder)) == "sdpa"
+    with pytest.raises(TrainingError, match=r"refuses to train with --sage_attn.*auto"):
+        pick_attention("sage_attn", find(folder))
+    with pytest.raises(TrainingError, match="too old for --flash3"):
+        pick_attention("flash3", find(folder))
+    with pytest.raises(TrainingError, match="cannot import xformers"):
+        pick_attention("xformers", find(folder))
+    stand_in(tmp_path)
+    assert pick_attention("sage_attn", find(folder)) == "sage_attn"

@@ -1,0 +1,375 @@
+"""A training by musubi-tuner: what it is given, when it has succeeded, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latentmake.errors import TrainingError
+from latentmake.files.safetensors import read_head
+from latentmake.training.external.musubi.launch import train
+from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.result import Layout, read_record, wanted
+from latentmake.training.external.resume import prepare
+from musubi_world import RUN, called, install, make_run, stand_in, write_order
+
+LORA = Path(f"runs/{RUN}/{RUN}.safetensors")
+WORK = Path(f"runs/{RUN}/output")
+RECEIPT = Path(f"runs/{RUN}/trained.json")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "project"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.delenv("STAND_IN", raising=False)
+    return place
+
+
+@pytest.fixture
+def tuner(tmp_path: Path) -> Path:
+    return stand_in(tmp_path / "tuner")
+
+
+def launch(order: MusubiOrder) -> str:
+    """Train, and return the log."""
+    log = Path("logs/train.log")
+    train(write_order(order, Path("order.wan.json")), log=log, receipt=RECEIPT, threads=1)
+    return log.read_text()
+
+
+def refused(order: MusubiOrder, match: str) -> str:
+    with pytest.raises(TrainingError, match=match) as caught:
+        launch(order)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def is_trained(order: MusubiOrder) -> bool:
+    record = read_record(Layout(order.run, order.output).record)
+    return record is not None and record.wanted == wanted(order) and LORA.is_file()
+
+
+def epochs(path: Path = LORA) -> int:
+    """Return how many epochs went into a LoRA."""
+    return int(read_head(path).metadata["epochs"])
+
+
+def flag(tuner: Path, name: str) -> str:
+    arguments: list[str] = called(tuner)["argv"]
+    return arguments[arguments.index(f"--{name}") + 1]
+
+
+def test_a_training_ends_with_a_lora_a_record_and_a_receipt(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    log = launch(order)
+    assert epochs() == 4
+    assert "images and captions" in log
+    assert "学習開始" in log
+    assert b"\repoch 4\ncats: trained" in Path("logs/train.log").read_bytes()
+    assert is_trained(order)
+    receipt = json.loads(RECEIPT.read_text())
+    assert (receipt["run"], receipt["weights"]) == (RUN, str(LORA))
+    assert receipt["wanted"] == wanted(order).model_dump()
+
+
+def test_the_trainer_runs_in_its_own_folder_and_environment(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAKEMAKE_X", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "scripts"))
+    launch(make_run(root, tuner=tuner))
+    call = called(tuner)
+    assert call["cwd"] == str(tuner)
+    assert call["environment"]["VIRTUAL_ENV"] == str(tuner / "venv")
+    assert call["environment"]["PYTHONUNBUFFERED"] == "1"
+    assert not {"PYTHONPATH", "SNAKEMAKE_X"} & call["environment"].keys()
+    for name in ("dataset_config", "dit", "output_dir", "logging_dir"):
+        assert os.path.isabs(flag(tuner, name))
+    assert "--sdpa" in call["argv"]
+
+
+def test_a_trainer_with_accelerate_is_launched_by_it(root: Path, tmp_path: Path) -> None:
+    tuner = stand_in(tmp_path / "tuner", own_venv=False)
+    log = launch(make_run(root, tuner=tuner))
+    assert epochs() == 4
+    assert "run without it" not in log
+    assert "ACCELERATE_MIXED_PRECISION" in called(tuner)["environment"]
+
+
+def test_without_accelerate_the_script_is_run_and_that_is_said(root: Path, tuner: Path) -> None:
+    assert "has no accelerate: run without it" in launch(make_run(root, tuner=tuner))
+
+
+def test_what_is_trained_already_is_not_trained_again(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    launch(order)
+    (tuner / "called.json").unlink()
+    RECEIPT.unlink()
+    assert "already trained on exactly this" in launch(order)
+    assert RECEIPT.is_file()
+    assert not (tuner / "called.json").exists()
+
+
+@pytest.mark.parametrize("change", ["data", "settings", "weights", "lora"])
+def test_anything_else_is_trained_anew(root: Path, tuner: Path, change: str) -> None:
+    launch(make_run(root, tuner=tuner))
+    (tuner / "called.json").unlink()
+    settings: dict[str, Any] = {"network_dim": 8} if change == "settings" else {}
+    lock = "another" if change == "data" else "one"
+    order = make_run(root, tuner=tuner, lock=lock, **settings)
+    if change == "weights":
+        order = order.model_copy(update={"weights": "x" * 64})
+    if change == "lora":
+        LORA.write_bytes(b"damaged")
+    launch(order)
+    assert called(tuner)
+    assert is_trained(order)
+    assert not (WORK / "previous").exists()
+
+
+# -- failures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mood", "fault"),
+    [
+        ("silent", "is not there"),
+        ("empty", "holds no tensor"),
+        ("short", "is cut short or has grown"),
+    ],
+)
+def test_ending_without_an_error_and_without_a_lora_is_a_failure(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch, mood: str, fault: str
+) -> None:
+    monkeypatch.setenv("STAND_IN", mood)
+    order = make_run(root, tuner=tuner)
+    said = refused(order, "ended without an error, but wrote no LoRA")
+    assert fault in said
+    assert ("No training items, leaving." in said) == (mood == "silent")
+    assert not LORA.exists()
+    assert not RECEIPT.exists()
+    assert not is_trained(order)
+
+
+def test_the_error_of_the_trainer_is_the_last_line(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "broken")
+    refused(make_run(root, tuner=tuner), "RuntimeError: the loss has gone its own way")
+    assert "Traceback" in Path("logs/train.log").read_text()
+
+
+@pytest.mark.parametrize("mood", ["silent", "broken", "empty"])
+def test_an_old_lora_outlives_a_failure_but_does_not_stand_for_the_new_one(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch, mood: str
+) -> None:
+    old = make_run(root, tuner=tuner)
+    launch(old)
+    before = LORA.read_bytes()
+    monkeypatch.setenv("STAND_IN", mood)
+    new = make_run(root, tuner=tuner, network_dim=8)
+    refused(new, "run cats")
+    assert LORA.read_bytes() == before
+    assert is_trained(old)
+    assert not is_trained(new)
+    monkeypatch.delenv("STAND_IN")
+    launch(new)
+    assert is_trained(new)
+
+
+def test_a_flag_found_unknown_only_when_it_runs_is_named(root: Path, tmp_path: Path) -> None:
+    tuner = stand_in(tmp_path / "tuner", without=("discrete_flow_shift",))
+    script = tuner / "wan_train_network.py"
+    # Declared where nobody looks: sources say nothing, the parser refuses.
+    text = script.read_text().replace('parser.add_argument("--dataset_config")', "declare(parser)")
+    declare = 'def declare(parser):\n    getattr(parser, "add_argument")("--dataset_config")\n\n\n'
+    script.write_text(text.replace("def main", f"{declare}def main"))
+    refused(make_run(root, tuner=tuner), "too old for --discrete_flow_shift;")
+
+
+def test_the_checklist_comes_first(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    Path("models/dit.safetensors").unlink()
+    refused(order, r"1 of the checklist failed: model: dit: .*does not exist")
+    assert not (tuner / "called.json").exists()
+    assert "failed" in Path("logs/train.log").read_text()
+
+
+def test_orders_and_locks_that_cannot_be_read_are_named(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    with pytest.raises(TrainingError, match="cannot be read"):
+        train(Path("gone.json"), log=Path("log"), receipt=RECEIPT)
+    Path(order.lock).write_text("{}")
+    refused(order, "lock")
+
+
+# -- going on ----------------------------------------------------------------------------------
+
+
+def interrupted(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch, mood: str, **settings: Any
+) -> MusubiOrder:
+    monkeypatch.setenv("STAND_IN", mood)
+    order = make_run(root, tuner=tuner, save_every_n_epochs=1, **settings)
+    refused(order, "run cats")
+    monkeypatch.delenv("STAND_IN")
+    return order
+
+
+def test_a_killed_training_goes_on_from_its_last_state(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = interrupted(root, tuner, monkeypatch, "killed 3")
+    log = launch(order)
+    assert Path(flag(tuner, "resume")).name == f"{RUN}-000003-state"
+    # This trainer counts from one again, so that it is told what is left.
+    assert flag(tuner, "max_train_epochs") == "1"
+    assert "1 of 4 epochs are left" in log
+    assert epochs() == 4
+    assert not (WORK / "resumed").exists()
+
+
+def test_the_number_of_a_state_decides_not_its_mtime(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = interrupted(root, tuner, monkeypatch, "killed 3")
+    os.utime(WORK / f"{RUN}-000001-state", (2**31, 2**31))
+    os.utime(WORK / f"{RUN}-000001-state/optimizer.bin", (2**31, 2**31))
+    launch(order)
+    assert Path(flag(tuner, "resume")).name == f"{RUN}-000003-state"
+    assert epochs() == 4
+
+
+def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = interrupted(root, tuner, monkeypatch, "killed 3")
+    layout = Layout(order.run, order.output)
+    before = layout.progress.read_bytes()
+    assert prepare(layout, RUN, wanted(order), epochs=4).done == 3
+    layout.progress.write_bytes(before)  # as if killed before it was written
+    assert prepare(layout, RUN, wanted(order), epochs=4).done == 3
+    launch(order)
+    assert flag(tuner, "max_train_epochs") == "1"
+    assert epochs() == 4
+
+
+def test_a_training_killed_behind_its_last_state_trains_no_epoch_more(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = interrupted(root, tuner, monkeypatch, "killed at the end")
+    assert "0 of 4 epochs are left" in launch(order)
+    assert epochs() == 4
+
+
+def test_a_result_that_nobody_could_accept_any_more_is_accepted(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = make_run(root, tuner=tuner)
+    launch(order)
+    for path in (LORA, Layout(order.run, order.output).record, tuner / "called.json"):
+        path.unlink()
+    assert "all epochs were done before" in launch(order)
+    assert is_trained(order) and not (tuner / "called.json").exists()
+
+
+def test_a_schedule_that_ends_is_not_resumed_by_a_trainer_that_counts_anew(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tuner / "wan_train_network.py"
+    declared = 'parser.add_argument("--lr_scheduler")\n    parser.add_argument("--task")'
+    script.write_text(script.read_text().replace('parser.add_argument("--task")', declared))
+    cosine = ["--lr_scheduler", "cosine"]
+    order = interrupted(root, tuner, monkeypatch, "killed 3", arguments=cosine)
+    log = launch(order)
+    assert "--resume" not in called(tuner)["argv"]
+    assert "a killed training begins anew" in log
+    assert epochs() == 4
+
+
+def test_a_result_may_be_read_by_whom_the_umask_says(root: Path, tuner: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        launch(make_run(root, tuner=tuner))
+    finally:
+        os.umask(before)
+    assert LORA.stat().st_mode & 0o777 == 0o640
+
+
+def test_paths_among_further_arguments_are_those_of_the_project(root: Path, tuner: Path) -> None:
+    script = tuner / "wan_train_network.py"
+    declared = 'parser.add_argument("--sample_prompts")\n    parser.add_argument("--task")'
+    script.write_text(script.read_text().replace('parser.add_argument("--task")', declared))
+    (root / "prompts.txt").write_text("a cat")
+    launch(make_run(root, tuner=tuner, arguments=["--sample_prompts", "prompts.txt"]))
+    assert flag(tuner, "sample_prompts") == str(root / "prompts.txt")
+
+
+def test_a_training_killed_over_and_over_is_as_long_as_any(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mood in ("killed 1", "killed 1", "broken", "killed 1"):
+        order = interrupted(root, tuner, monkeypatch, mood)
+    launch(order)
+    assert flag(tuner, "max_train_epochs") == "1"
+    assert epochs() == 4
+
+
+def test_a_trainer_that_counts_on_is_told_all_epochs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuner = stand_in(tmp_path / "tuner", counts=True)
+    order = interrupted(root, tuner, monkeypatch, "killed 2")
+    launch(order)
+    assert flag(tuner, "resume") == str(root / WORK / f"resumed/{RUN}-000002-state")
+    assert flag(tuner, "max_train_epochs") == "4"
+    assert epochs() == 4
+
+
+def test_a_state_that_was_cut_short_is_passed_over(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(interrupted(root, tuner, monkeypatch, "cut 3"))
+    assert Path(flag(tuner, "resume")).name == f"{RUN}-000002-state"
+    assert epochs() == 4
+
+
+def test_a_state_of_another_training_is_not_gone_on_from(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(root, tuner, monkeypatch, "killed 2")
+    launch(make_run(root, tuner=tuner, save_every_n_epochs=1, learning_rate=0.5))
+    assert "--resume" not in called(tuner)["argv"]
+    assert epochs() == 4
+    assert not (WORK / "previous").exists()
+
+
+def test_nothing_is_gone_on_from_without_a_note_of_what_it_was(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = interrupted(root, tuner, monkeypatch, "killed 2")
+    Layout(order.run, order.output).progress.unlink()
+    launch(order)
+    assert "--resume" not in called(tuner)["argv"]
+
+
+def test_a_missing_state_folder_begins_anew(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = interrupted(root, tuner, monkeypatch, "killed 2")
+    for state in WORK.glob("*-state"):
+        shutil.rmtree(state)
+    launch(order)
+    assert epochs() == 4
+
+
+def test_a_fast_attention_of_its_environment_is_used(root: Path, tuner: Path) -> None:
+    install(tuner, "xformers")
+    launch(make_run(root, tuner=tuner))
+    assert "--xformers" in called(tuner)["argv"]

@@ -1,0 +1,69 @@
+"""Plans of publications without caches: their items come from the datasets alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latentmake.config import parse
+from latentmake.errors import DatasetError
+from latentmake.index.memo import Memo
+from latentmake.plan.planner import Planner
+from latentmake.training.external.publication import plan_publication
+from PIL import Image
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for stem, size in (("a", (40, 30)), ("b", (64, 64))):
+        Image.new("RGB", size).save(f"data/{stem}.png")
+        Path(f"data/{stem}.txt").write_text(f"a {stem}")
+
+
+def items(**dataset: Any) -> list[dict[str, Any]]:
+    """Return the rows of a publication whose VAE and text encoder are nowhere."""
+    values = {
+        "datasets": {"d": {"path": "data", **dataset}},
+        "models": {"m": {"task": "t2v-14B", "vae": "E:/vae.pth", "text": "/no/t5", "dit": "/no/d"}},
+        "runs": {"r": {"datasets": ["d"], "model": "m", "resolutions": [64]}},
+        "publish": {"caches": False},
+    }
+    order = plan_publication(Planner(parse(values), Memo(Path("memo.sqlite"))), "r")
+    listed = Path(json.loads(order.read_text())["manifest"]).read_text()
+    return [json.loads(line) for line in listed.splitlines()]
+
+
+def test_items_have_the_names_of_the_caches_to_be_made() -> None:
+    first, second = items(num_repeats=3)
+    assert first["source"] == "data/a.png" and first["caption"] == "data/a.txt"
+    assert first["repeats"] == second["repeats"] == 3
+    assert first["latents"] == {"64": ["cache/d/m/64/a_0040x0030_wan.safetensors"]}
+    assert not Path("cache").exists()
+
+
+def test_a_text_that_is_composed_is_published_as_it_is_composed() -> None:
+    found = items(captions={"caption_prefix": "photo of"})
+    assert [row["texts"] for row in found] == [["photo of a a"], ["photo of a b"]]
+
+
+def test_a_faulty_item_stops_a_publication_or_is_left_out() -> None:
+    Path("data/b.txt").unlink()
+    with pytest.raises(DatasetError, match=r"data/b\.png: has no caption file"):
+        items()
+    assert [row["stem"] for row in items(on_error="skip")] == ["a"]
+
+
+def test_what_a_build_here_set_aside_is_left_out_while_it_is_as_it_was() -> None:
+    items()
+    digest = Memo(Path("memo.sqlite")).digest_of_file(Path("data/b.png"))
+    noted = {"stem": "b", "path": "data/b.png", "digest": digest, "line": "data/b.png: is damaged"}
+    Path("runs/r").mkdir(parents=True)
+    Path("runs/r/dataset.lock").write_text(json.dumps({"digest": "x", "aside": {"d": [noted]}}))
+    assert [row["stem"] for row in items(on_error="skip")] == ["a"]
+    assert len(items()) == 2
+    Image.new("RGB", (64, 64), "red").save("data/b.png")
+    assert len(items(on_error="skip")) == 2

@@ -1,0 +1,1110 @@
+"""The published folder: what lies in it, what a second publication does, its scripts at work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from latentmake.config import Dataset, MusubiTuner, Publish
+from latentmake.errors import (
+    CacheError,
+    ConfigError,
+    SourceError,
+    StorageError,
+    TrainingError,
+)
+from latentmake.files.sync import RECORD
+from latentmake.training.external.launch_scripts import (
+    Commands,
+    Step,
+    batch_script,
+    powershell_script,
+    shell_script,
+)
+from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.musubi.publish import findings, publish
+from latentmake.training.external.musubi.published_texts import Texts
+from publish_world import FLAGS, NEEDED, check_flags, fill, order_of, put, value
+from safetensors.torch import save_file
+
+STEMS = {"gove": ["a", "sub/b ä", "c!"]}
+SCRIPTS = tuple(NEEDED)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def published(order: MusubiOrder) -> tuple[Path, list[str]]:
+    said: list[str] = []
+    publish(order, said.append)
+    return Path(order.publish.path).absolute() / order.run, said
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != RECORD
+    }
+
+
+def times(folder: Path) -> dict[str, tuple[int, int]]:
+    return {
+        path.relative_to(folder).as_posix(): (path.stat().st_mtime_ns, path.stat().st_ino)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def changed(before: dict[str, tuple[int, int]], folder: Path) -> set[str]:
+    after = times(folder)
+    return {name for name in before | after if before.get(name) != after.get(name)} - {RECORD}
+
+
+def with_publish(order: MusubiOrder, **settings: Any) -> MusubiOrder:
+    return order.model_copy(update={"publish": Publish.model_validate(settings)})
+
+
+# -- what lies in it ------------------------------------------------------------------------------
+
+
+def test_images_captions_and_caches_lie_flat_in_folders_of_each_resolution() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    folder, said = published(order)
+    found = files(folder)
+    expected = {
+        *("gove-1.0_linux.toml", "gove-1.0_win.toml"),
+        *("train_gove-1.0.sh", "train_gove-1.0.bat"),
+    }
+    for size in ("256", "480x832"):
+        for base, caption in (("a", "caption of a"), ("b ä", "caption of sub/b ä"), ("c", "")):
+            stem = {"b ä": "sub/b ä"}.get(base, base)
+            members = {
+                f"gove_{size}/{base}.png": f"picture {stem}",
+                f"gove_{size}/{base}.txt": caption,
+                f"gove_{size}_cache/{base}_0064x0064_wan.safetensors": f"{size}{stem}",
+                f"gove_{size}_cache/{base}_wan_te.safetensors": f"embedding of {stem}",
+            }
+            assert {name: found[name] for name in members} == members
+            expected |= set(members)
+    assert set(found) == expected
+    assert any("28 files written" in line for line in said)
+    assert os.access(folder / "train_gove-1.0.sh", os.X_OK)
+
+
+def test_a_text_that_was_composed_is_published_as_it_was_encoded() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    manifest = Path(order.manifest)
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    rows[0]["texts"] = ["photo of a"]
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = files(published(order)[0])
+    assert found["gove_256/a.txt"] == found["gove_480x832/a.txt"] == "photo of a\n"
+    assert found["gove_256/b ä.txt"] == "caption of sub/b ä"
+
+
+def test_videos_with_all_their_clips_and_controls() -> None:
+    dataset = Dataset(path="data/v", target_frames=[5], control_directory="controls")
+    order = order_of(datasets={"v": dataset}, resolutions=[(64, 64)])
+    fill(order, {"v": ["x"]}, control=True)
+    folder, _ = published(order)
+    assert {name for name in files(folder) if "/" in name} == {
+        "v_64/x.mp4",
+        "v_64/x.txt",
+        "v_64_cache/x_00000-005_0064x0064_wan.safetensors",
+        "v_64_cache/x_00005-005_0064x0064_wan.safetensors",
+        "v_64_cache/x_wan_te.safetensors",
+        "v_64_control/x.png",
+    }
+    (block,) = tomllib.loads((folder / "gove-1.0_linux.toml").read_text())["datasets"]
+    assert block["video_directory"] == f"{folder}/v_64"
+    assert block["cache_directory"] == f"{folder}/v_64_cache"
+    assert block["control_directory"] == f"{folder}/v_64_control"
+
+
+def test_resolutions_share_files_and_nothing_is_shared_with_sources_or_caches() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    folder, _ = published(order)
+    for name in ("gove_{}/a.png", "gove_{}/a.txt", "gove_{}_cache/a_wan_te.safetensors"):
+        first, second = (folder / name.format(size) for size in ("256", "480x832"))
+        assert first.samefile(second)
+    own = {path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+    for source in ("data", "cache"):
+        assert not own & {path.stat().st_ino for path in Path(source).rglob("*") if path.is_file()}
+
+
+def test_equal_embeddings_of_two_items_are_two_files() -> None:
+    # The trainer rewrites an embedding in place: one item's must not become another's.
+    order = order_of(resolutions=[(256, 256)])
+    fill(order, {"gove": ["a", "b"]})
+    cache = order.cache_folder("gove", (256, 256))
+    Path(f"{cache}/b_wan_te.safetensors").unlink()
+    os.link(f"{cache}/a_wan_te.safetensors", f"{cache}/b_wan_te.safetensors")
+    folder, _ = published(order)
+    first, second = (folder / f"gove_256_cache/{base}_wan_te.safetensors" for base in "ab")
+    assert first.read_bytes() == second.read_bytes()
+    assert not first.samefile(second)
+
+
+# -- a second publication -------------------------------------------------------------------------
+
+
+def test_a_second_publication_writes_nothing() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    folder, _ = published(order)
+    before = times(folder)
+    _, said = published(order)
+    assert times(folder) == before
+    assert any("0 files written, 28 unchanged, 0 removed" in line for line in said)
+
+
+def test_touched_and_replaced_sources_of_the_same_content_are_not_copied() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    folder, _ = published(order)
+    before = times(folder)
+    for path in itertools.chain(Path("data").rglob("*.*"), Path("cache").rglob("*.*")):
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+        os.utime(path, ns=(1, 1))
+    published(order)
+    assert changed(before, folder) == set()
+
+
+def test_without_its_record_files_are_compared_and_not_copied() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    folder, _ = published(order)
+    before = times(folder)
+    for damage in (b"", b"[]", b'{"files": {"a": 1}}', None):
+        (folder / RECORD).unlink(missing_ok=True)
+        if damage is not None:
+            (folder / RECORD).write_bytes(damage)
+        published(order)
+        assert changed(before, folder) == set()
+        assert json.loads((folder / RECORD).read_bytes())["files"]
+
+
+def test_only_what_changed_is_copied() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    folder, _ = published(order)
+    for source, names in (
+        ("data/gove/a.txt", {"gove_256/a.txt", "gove_480x832/a.txt"}),
+        ("data/gove/sub/b ä.png", {"gove_256/b ä.png", "gove_480x832/b ä.png"}),
+        (
+            f"{order.cache_folder('gove', (256, 256))}/a_0064x0064_wan.safetensors",
+            {"gove_256_cache/a_0064x0064_wan.safetensors"},
+        ),
+    ):
+        before = times(folder)
+        content = Path(source).read_bytes()
+        stat = Path(source).stat()
+        # The same size and time as before.
+        Path(source).write_bytes(content[:-1] + b"X")
+        os.utime(source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        published(order)
+        assert changed(before, folder) == names
+        assert {(folder / name).read_bytes()[-1:] for name in names} == {b"X"}
+
+
+def test_a_copy_that_was_damaged_or_lost_is_mended() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    folder, _ = published(order)
+    whole = files(folder)
+    image, caption = folder / "gove_256/a.png", folder / "gove_480x832/a.txt"
+    image.write_text("x" * len(image.read_text()))  # in place: both resolutions' names
+    caption.unlink()
+    (folder / "train_gove-1.0.bat").write_text("echo")
+    (folder / "gove_256_cache/a_wan_te.safetensors").unlink()
+    before = times(folder)
+    published(order)
+    assert files(folder) == whole
+    assert changed(before, folder) == {
+        *("gove_256/a.png", "gove_480x832/a.png", "gove_480x832/a.txt", "train_gove-1.0.bat"),
+        "gove_256_cache/a_wan_te.safetensors",
+    }
+
+
+def test_what_is_gone_is_removed_and_what_others_put_there_is_not() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    folder, _ = published(order)
+    own = put(folder / "gove_256/notes.md", "mine")
+    strange = put(folder / "gove_256_cache/z_0064x0064_wan.safetensors", "theirs")
+    weights = put(folder / "output/gove-1.0.safetensors", "trained")
+    smaller = order.model_copy(update={"resolutions": [(256, 256)]})
+    fill(smaller, {"gove": ["a"]})
+    _, said = published(smaller)
+    assert {name for name in files(folder) if "/" in name} == {
+        *("gove_256/a.png", "gove_256/a.txt", "gove_256/notes.md"),
+        "gove_256_cache/a_0064x0064_wan.safetensors",
+        "gove_256_cache/a_wan_te.safetensors",
+        "gove_256_cache/z_0064x0064_wan.safetensors",
+        "output/gove-1.0.safetensors",
+    }
+    assert not (folder / "gove_480x832").exists()
+    assert all(Path(path).is_file() for path in (own, strange, weights))
+    assert any("z_0064x0064_wan.safetensors" in line and "trains on" in line for line in said)
+
+
+def test_a_record_that_names_files_elsewhere_removes_nothing() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    folder, _ = published(order)
+    victim = Path(put("victim.txt", "precious")).absolute()
+    record = json.loads((folder / RECORD).read_bytes())
+    for name in ("../../victim.txt", str(victim)):
+        record["files"][name] = [None, None, ""]
+    (folder / RECORD).write_text(json.dumps(record))
+    published(order)
+    assert victim.read_text() == "precious"
+
+
+def test_a_publication_that_fails_keeps_what_is_done_and_knows_its_files() -> None:
+    order = order_of(resolutions=[(256, 256)])
+    fill(order, STEMS)
+    big = Path("data/gove/c.png")
+    big.write_bytes(b"0" * 200_000)
+    code = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from latentmake.errors import StorageError\n"
+        "from latentmake.training.external.musubi.order import MusubiOrder\n"
+        "from latentmake.training.external.musubi.publish import publish\n"
+        "from latentmake.training.order import read_order\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "try:\n"
+        "    publish(read_order(Path('order.json'), MusubiOrder), print)\n"
+        "except StorageError as error:\n"
+        "    sys.exit(str(error))\n"
+    )
+    Path("order.json").write_text(order.model_dump_json())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 1
+    (line,) = [each for each in child.stderr.splitlines() if "larger than" in each]
+    assert "c.png" in line and "finished work is kept" in line
+    folder = Path("published/gove-1.0")
+    assert (folder / "gove_256/a.png").read_text() == "picture a"
+    assert not list(folder.rglob("*-partial")) and not (folder / "gove_256/c.png").exists()
+    before = times(folder)
+    published(order)
+    assert not changed(before, folder) & before.keys()  # nothing finished was copied again
+    assert (folder / "gove_256/c.png").stat().st_size == 200_000
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def fails(order: MusubiOrder, kind: type[Exception], *words: str) -> None:
+    with pytest.raises(kind) as error:
+        published(order)
+    text = str(error.value)
+    assert "\n" not in text
+    assert all(word in text for word in words), text
+
+
+def test_targets_that_cannot_be_written_are_told_in_a_line() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    put("file", "")
+    fails(with_publish(order, path="file"), StorageError, "file", "move it away")
+    fails(with_publish(order, path="/proc/latentmake"), StorageError, "/proc/latentmake")
+    fails(with_publish(order, path="/mnt/q/x"), StorageError, "/mnt/q", "not mounted")
+    fails(with_publish(order, path="Q:\\x"), StorageError, "/mnt/q", "not mounted")
+    fails(with_publish(order, path="\\\\nas\\x"), ConfigError, "publish.path_maps")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder_is_told_in_a_line() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    Path("published").mkdir(mode=0o555)
+    fails(order, StorageError, "no permission to write")
+
+
+def test_sources_that_are_gone_are_told() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    Path("data/gove/a.png").unlink()
+    fails(order, SourceError, "data/gove/a.png", "is not there")
+    fill(order, STEMS)
+    cache = f"{order.cache_folder('gove', (256, 256))}/a_0064x0064_wan.safetensors"
+    Path(cache).unlink()
+    fails(order, CacheError, cache, "is not there")
+    assert not Path("published").exists()
+
+
+def test_what_the_configuration_must_say() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    fails(order.model_copy(update={"musubi_tuner": None}), ConfigError, "musubi_tuner.path")
+    fails(order_of(model={"dit": None}), ConfigError, "models.wan.dit")
+    hub = {"hub": "some/vae", "revision": "1" * 40}
+    fails(order_of(model={"vae": hub}), ConfigError, "models.wan.vae", "some/vae")
+    fails(order_of(model={"text": hub}), ConfigError, "models.wan.text")
+    fails(with_publish(order, path="data/gove/out"), ConfigError, "gove", "publish.path")
+
+
+# -- TOML and names of systems --------------------------------------------------------------------
+
+MAPS = [{"linux": "{here}", "windows": "E:\\Wan Sachen"}, {"linux": "/models", "windows": "M:"}]
+
+
+def mapped(order: MusubiOrder) -> MusubiOrder:
+    maps = [{**each, "linux": each["linux"].format(here=Path.cwd())} for each in MAPS]
+    return with_publish(order, path="published", path_maps=maps)
+
+
+def test_both_tomls_say_the_same_but_for_prefixes() -> None:
+    order = mapped(order_of())
+    fill(order, STEMS)
+    folder, said = published(order)
+    texts = {name: (folder / f"gove-1.0_{name}.toml").read_text() for name in ("linux", "win")}
+    assert not any("\\" in text for text in texts.values())
+    linux, windows = (tomllib.loads(text) for text in texts.values())
+    assert linux != windows
+    for block in linux["datasets"]:
+        for key in ("image_directory", "cache_directory"):
+            assert Path(block[key]).is_dir()
+            block[key] = block[key].replace(str(Path.cwd()), "E:/Wan Sachen")
+    assert linux == windows
+    assert not any("path_maps" in line for line in said)
+
+
+def test_under_wsl_drives_get_their_windows_names() -> None:
+    order = with_publish(
+        order_of(model={"dit": "/mnt/d/models/low.safetensors"}), path="/mnt/e/out"
+    )
+    text = Texts(order, "/mnt/e/out/gove-1.0")
+    windows = tomllib.loads(text.dataset("windows"))["datasets"][0]
+    assert windows["cache_directory"] == "E:/out/gove-1.0/gove_256_cache"
+    arguments = list(text.commands("windows").training)
+    assert value(arguments, "--dit") == "D:\\models\\low.safetensors"
+    assert value(arguments, "--output_dir") == "E:\\out\\gove-1.0\\output"
+    assert (
+        value(list(text.commands("linux").training), "--output_dir") == "/mnt/e/out/gove-1.0/output"
+    )
+
+
+def test_folders_without_a_windows_name_are_told_once_each() -> None:
+    order = order_of(model={"dit": "/elsewhere/low.safetensors"})
+    fill(order, STEMS)
+    folder, said = published(order)
+    lines = [line for line in said[0].splitlines() if "publish.path_maps" in line]
+    here = Path.cwd()
+    for prefix in (here / "models", here / "published/gove-1.0", here / "musubi tuner"):
+        assert sum(f" {prefix} has no name" in line for line in lines) == 1
+    assert sum(" /elsewhere has no name" in line for line in lines) == 1
+    assert len(lines) == 4
+    windows = tomllib.loads((folder / "gove-1.0_win.toml").read_text())["datasets"][0]
+    assert windows["image_directory"] == f"{folder}/gove_256"
+    assert "--dit /elsewhere/low.safetensors" in (folder / "train_gove-1.0.bat").read_text()
+
+
+def test_names_that_windows_does_not_take_are_told() -> None:
+    order = mapped(order_of())
+    fill(order, {"gove": ["a", "A", "what?"]})
+    _, said = published(order)
+    assert any("what?.png" in line and "Windows" in line for line in said)
+    assert any("case alone" in line and "/a.png" in line.lower() for line in said)
+
+
+def test_weights_in_a_folder_leave_out_their_step() -> None:
+    order = order_of(model={"vae": "vae", "text": "text"})
+    fill(order, STEMS)
+    Path("vae").mkdir()
+    folder, said = published(order)
+    assert sum("is a folder" in line for line in said) == 1
+    for name in ("train_gove-1.0.sh", "train_gove-1.0.bat"):
+        text = (folder / name).read_text()
+        assert "wan_cache_latents.py" not in text
+        assert "No step for caching the latents" in text
+        assert "wan_cache_text_encoder_outputs.py" in text
+        assert "wan_train_network.py" in text
+
+
+# -- without caches -------------------------------------------------------------------------------
+
+
+def without_caches(**changes: Any) -> MusubiOrder:
+    settings = {"caches": False, **changes.pop("publish", {})}
+    return with_publish(order_of(**changes), **settings)
+
+
+def test_without_caches_folders_are_empty_and_the_scripts_fill_them() -> None:
+    order = without_caches(publish={"batch_size": 4, "num_workers": 3})
+    fill(order, STEMS)
+    shutil.rmtree("cache")
+    folder, _ = published(order)
+    for size in ("256", "480x832"):
+        assert not list((folder / f"gove_{size}_cache").glob("*.safetensors"))
+    for system in ("linux", "windows"):
+        for _, _, arguments, _ in Texts(order, str(folder)).commands(system).steps:
+            assert arguments is not None
+            assert "--skip_existing" in arguments and "--keep_cache" not in arguments
+            assert value(list(arguments), "--batch_size") == "4"
+            assert value(list(arguments), "--num_workers") == "3"
+
+
+def test_weights_in_a_folder_cannot_make_caches_there() -> None:
+    order = without_caches(model={"vae": "vae"})
+    fill(order, STEMS)
+    Path("vae").mkdir()
+    with pytest.raises(ConfigError, match=r"models\.wan\.vae: vae is a folder"):
+        published(order)
+
+
+CACHES = (
+    *("a_0064x0064_wan.safetensors", "a_wan_te.safetensors"),
+    *("b ä_0064x0064_wan.safetensors", "b ä_wan_te.safetensors"),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "dropped"),
+    [
+        ("caption", {"a_wan_te.safetensors"}),
+        ("image", {"a_0064x0064_wan.safetensors"}),
+        ("vae", {"a_0064x0064_wan.safetensors", "b ä_0064x0064_wan.safetensors"}),
+        ("fit", {"a_0064x0064_wan.safetensors", "b ä_0064x0064_wan.safetensors"}),
+        ("t5", {"a_wan_te.safetensors", "b ä_wan_te.safetensors"}),
+        ("removed", {"a_0064x0064_wan.safetensors", "a_wan_te.safetensors"}),
+        ("nothing", set()),
+    ],
+)
+def test_caches_made_there_go_with_what_they_came_from(change: str, dropped: set[str]) -> None:
+    order = without_caches(resolutions=[(256, 256)])
+    fill(order, STEMS)
+    folder, _ = published(order)
+    for name in CACHES:
+        put(folder / "gove_256_cache" / name, "made there")
+    if change == "caption":
+        put("data/gove/a.txt", "another caption")
+    elif change == "image":
+        put("data/gove/a.png", "another picture")
+    elif change == "vae":
+        order = without_caches(resolutions=[(256, 256)], model={"vae": "other.safetensors"})
+    elif change == "fit":
+        bucket = {"gove": Dataset(path="data/gove", fit="bucket")}
+        order = without_caches(resolutions=[(256, 256)], datasets=bucket)
+    elif change == "t5":
+        order = without_caches(resolutions=[(256, 256)], model={"text": "other.pth"})
+    elif change == "removed":
+        fill(order, {"gove": STEMS["gove"][1:]})
+    _, said = published(order)
+    left = {path.name for path in (folder / "gove_256_cache").glob("*.safetensors")}
+    assert set(CACHES) - left == dropped
+    assert any("dropped" in line for line in said) == bool(dropped)
+
+
+def test_caches_go_when_they_are_no_longer_published_and_come_back() -> None:
+    order = order_of(resolutions=[(256, 256)])
+    fill(order, STEMS)
+    folder, _ = published(order)
+    before = files(folder)
+    without = order.model_copy(update={"publish": Publish(caches=False)})
+    published(without)
+    assert not list((folder / "gove_256_cache").glob("*.safetensors"))
+    put(folder / "gove_256_cache/a_wan_te.safetensors", "made there")
+    published(order)
+    assert files(folder) == before
+
+
+def test_folders_are_named_by_a_pattern() -> None:
+    order = with_publish(order_of(), folder="{run}_{height}p_{dataset}")
+    fill(order, STEMS)
+    folder, _ = published(order)
+    assert (folder / "gove-1.0_832p_gove_cache/a_wan_te.safetensors").is_file()
+    blocks = tomllib.loads((folder / "gove-1.0_linux.toml").read_text())["datasets"]
+    directories = [block["image_directory"] for block in blocks]
+    assert directories == [f"{folder}/gove-1.0_{height}p_gove" for height in (256, 832)]
+    with pytest.raises(ConfigError, match=r"publish\.folder.* one folder, gove"):
+        published(with_publish(order_of(), folder="{dataset}"))
+    with pytest.raises(ConfigError, match="like one of caches"):
+        published(with_publish(order_of(), folder="{resolution}_cache"))
+    for pattern in ("{stem}", "a/{dataset}", "../{dataset}", "{dataset", "{dataset!r}", " "):
+        with pytest.raises(ValueError, match=r"folder|placeholder"):
+            Publish(folder=pattern)
+
+
+def test_processes_of_the_trainers_machine() -> None:
+    for number, further in ((1, []), (2, ["--multi_gpu"])):
+        order = with_publish(order_of(), num_processes=number)
+        commands = Texts(order, "/p").commands("linux")
+        options = ["--num_processes", str(number), *further]
+        assert commands.accelerate == ["--mixed_precision", "bf16", *options]
+
+
+def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) -> None:
+    put("prompts.txt", "a cat")
+    maps = [{"linux": str(tmp_path), "windows": "D:/training"}]
+    order = order_of(trainer={"arguments": ["--sample_prompts", "prompts.txt"]})
+    order = with_publish(order, path_maps=maps)
+    texts = Texts(order, f"{tmp_path}/published/gove-1.0")
+    linux = list(texts.commands("linux").training)
+    assert value(linux, "--sample_prompts") == f"{tmp_path}/prompts.txt"
+    windows = list(texts.commands("windows").training)
+    assert value(windows, "--sample_prompts") == "D:\\training\\prompts.txt"
+
+
+# -- the checklist --------------------------------------------------------------------------------
+
+
+def parsers(folder: Path, *, without: str = "", keys: str = "") -> None:
+    """Write a musubi-tuner that is argparse alone, and a schema of its dataset TOML.
+
+    Args:
+        folder: gets its scripts.
+        without: a flag that they do not know.
+        keys: a key that the schema does not know.
+    """
+    schema = {key: 0 for key in SCHEMA if key != keys}
+    put(folder / "config_utils.py", f"class ConfigSanitizer:\n    ALL = {schema!r}\n")
+    for name, known in FLAGS.items():
+        lines = [f"parser.add_argument({flag!r})" for flag in sorted(known) if flag != without]
+        head = "import argparse\nimport config_utils\nparser = argparse.ArgumentParser()\n"
+        put(folder / name, head + "\n".join(lines) + "\nparser.parse_args()\n")
+
+
+SCHEMA = (
+    *("resolution", "caption_extension", "batch_size", "num_repeats", "enable_bucket"),
+    *("bucket_no_upscale", "image_directory", "cache_directory", "control_directory"),
+)
+
+
+def verdicts(order: MusubiOrder) -> dict[str, tuple[str, str]]:
+    return {each.what: (each.verdict, each.note) for each in findings(order)}
+
+
+def test_what_is_published_is_checked_against_the_trainers_sources() -> None:
+    order = mapped(order_of(musubi_tuner=MusubiTuner(path="musubi tuner")))
+    parsers(Path("musubi tuner"))
+    found = verdicts(order)
+    assert {verdict for verdict, _ in found.values()} <= {"ok", "warning"}
+    for script in SCRIPTS:
+        assert found[f"arguments of {script}"][0] == "ok"
+    for system in ("Linux", "Windows"):
+        assert found[f"dataset TOML for {system}"] == ("ok", "2 datasets")
+
+
+@pytest.mark.parametrize(
+    ("without", "script"),
+    [("--vae_dtype", SCRIPTS[0]), ("--num_workers", SCRIPTS[1]), ("--task", SCRIPTS[2])],
+)
+def test_a_flag_that_a_script_does_not_know_is_named(without: str, script: str) -> None:
+    order = with_publish(order_of(), num_workers=2)
+    parsers(Path("musubi tuner"), without=without)
+    verdict, note = verdicts(order)[f"arguments of {script}"]
+    assert verdict == "failed" and without in note
+    fill(order, STEMS)
+    with pytest.raises(TrainingError, match=f"arguments of {script}.*{without}"):
+        published(order)
+    assert not Path("published").exists()
+
+
+def test_a_key_that_its_schema_does_not_know_is_named() -> None:
+    parsers(Path("musubi tuner"), keys="bucket_no_upscale")
+    found = verdicts(order_of())
+    for system in ("Linux", "Windows"):
+        verdict, note = found[f"dataset TOML for {system}"]
+        assert verdict == "failed" and "`bucket_no_upscale`" in note
+
+
+def test_an_attention_that_the_trainer_does_not_have_is_named() -> None:
+    verdict, note = verdicts(with_publish(order_of(), attention="mem_eff_attn"))["attention"]
+    assert verdict == "failed" and "publish.attention" in note and "flash_attn" in note
+
+
+def test_what_is_not_on_this_machine_is_no_fault() -> None:
+    order = without_caches(model={"vae": "E:/models/vae.safetensors", "text": "/data/t5.pth"})
+    found = verdicts(order)
+    assert found["model: vae"][0] == found["model: text"][0] == "ok"
+    assert found["model: dit"][0] == found["musubi-tuner"][0] == "warning"
+
+
+def test_a_precision_that_does_not_fit_the_network_is_named() -> None:
+    folder = Path("musubi tuner")
+    parsers(folder)
+    demand = "\nassert parser.parse_args().mixed_precision in ('bf16', 'bfloat16')\n"
+    with (folder / "wan_train_network.py").open("a") as script:
+        script.write(demand)
+    network = {"blocks.0.cross_attn.k.weight": torch.ones(1, dtype=torch.bfloat16)}
+    Path("models").mkdir()
+    save_file(network, "models/low.safetensors")
+    order = order_of(trainer={"mixed_precision": "fp16"})
+    assert verdicts(order)["mixed precision"][0] == "failed"
+    assert verdicts(order_of())["mixed precision"][0] == "ok"
+
+
+def test_paths_of_which_no_script_knows_all_are_a_fault() -> None:
+    network = {"vae": "//nas/wan/vae.safetensors"}  # no Linux has a name for it
+    assert verdicts(order_of(model=network))["paths for Windows"][0] == "failed"
+    order = with_publish(
+        order_of(model=network), path_maps=[{"linux": "/nas", "windows": "//nas/wan"}]
+    )
+    assert verdicts(order)["paths for Windows"][0] == "warning"
+    assert verdicts(order)["paths for Linux"][0] == "ok"
+
+
+# -- the scripts ----------------------------------------------------------------------------------
+
+AWKWARD = "a b'c & 100% ü (x)"
+RECORDER = """import json, os, sys
+with open(os.environ["RECORD"], "a") as file:
+    file.write(json.dumps([os.path.basename(sys.argv[0]), sys.prefix, sys.argv[1:]]) + "\\n")
+sys.exit(3 if os.environ.get("FAIL") == os.path.basename(sys.argv[0]) else 0)
+"""
+ACCELERATE = """#!/bin/sh
+echo "$@" >> "$RECORD.accelerate"
+while [ "${1%.py}" = "$1" ]; do shift; done
+exec "$(dirname "$0")/python" "$@"
+"""
+
+
+def tuner(folder: Path, scripts: str = ".") -> None:
+    for name in SCRIPTS:
+        put(folder / scripts / name, RECORDER)
+
+
+def venv(folder: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    accelerate = Path(put(folder / "bin/accelerate", ACCELERATE))
+    accelerate.chmod(0o755)
+
+
+def run_shell(
+    script: Path, record: Path, fail: str = ""
+) -> tuple[subprocess.CompletedProcess[str], list[list[Any]]]:
+    record.unlink(missing_ok=True)
+    done = subprocess.run(
+        ["bash", str(script)],
+        env={"PATH": "/usr/bin:/bin", "RECORD": str(record), "FAIL": fail},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = record.read_text().splitlines() if record.exists() else []
+    return done, [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("scripts", "environment"), [(".", "venv"), ("src/musubi_tuner", ".venv"), (".", "given")]
+)
+def test_the_shell_script_caches_and_trains_in_the_trainers_environment(
+    tmp_path: Path, scripts: str, environment: str
+) -> None:
+    home = tmp_path / AWKWARD
+    given = str(tmp_path / "my env")
+    place = Path(given) if environment == "given" else home / environment
+    order = order_of(
+        model={"dit_high_noise": f"{AWKWARD}/high.safetensors", "fp8_t5": True},
+        trainer={"arguments": ["--optimizer_args", 'betas=("0.9", $HOME `x`)']},
+        musubi_tuner=MusubiTuner(path=str(home), venv="my env" if environment == "given" else None),
+        publish=Publish(path=AWKWARD, attention="flash_attn"),
+    )
+    fill(order, STEMS)
+    tuner(home, scripts)
+    venv(place)
+    folder, _ = published(order)
+    script, record = folder / "train_gove-1.0.sh", tmp_path / "record"
+    done, calls = run_shell(script, record)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    assert [call[0] for call in calls] == list(SCRIPTS)
+    assert {call[1] for call in calls} == {str(place)}
+    for name, _, arguments in calls:
+        check_flags(name, arguments if "train" not in name else arguments[:-2])
+        assert value(arguments, "--dataset_config") == f"{folder}/gove-1.0_linux.toml"
+    training = calls[2][2]
+    assert value(training, "--dit_high_noise") == f"{tmp_path}/{AWKWARD}/high.safetensors"
+    assert value(training, "--timestep_boundary") == "875"
+    assert value(training, "--output_dir") == f"{folder}/output"
+    assert value(training, "--logging_dir") == f"{folder}/logs"
+    assert value(training, "--output_name") == "gove-1.0"
+    assert "--flash_attn" in training
+    assert training[-2:] == ["--optimizer_args", 'betas=("0.9", $HOME `x`)']
+    launched = Path(f"{record}.accelerate").read_text()
+    assert launched.startswith(f"launch --mixed_precision bf16 {scripts}/wan_train")
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "flag"),
+    [("auto", None, "sdpa"), ("flash3", None, "flash3"), ("flash3", "xformers", "xformers")],
+)
+def test_the_attention_is_that_of_the_trainers_machine_or_the_trainers(
+    said: str, given: str | None, flag: str
+) -> None:
+    order = with_publish(order_of(trainer={"attention": said}), attention=given)
+    fill(order, STEMS)
+    folder, _ = published(order)
+    for name in ("train_gove-1.0.sh", "train_gove-1.0.bat"):
+        assert f"  --{flag} " in (folder / name).read_text()
+
+
+def test_the_shell_script_stops_at_the_first_step_that_fails(tmp_path: Path) -> None:
+    order = order_of(musubi_tuner=MusubiTuner(path="tuner"))
+    fill(order, STEMS)
+    tuner(tmp_path / "tuner")
+    venv(tmp_path / "tuner/venv")
+    folder, _ = published(order)
+    script = folder / "train_gove-1.0.sh"
+    for number, name in enumerate(SCRIPTS, 1):
+        done, calls = run_shell(script, tmp_path / "record", fail=name)
+        assert done.returncode == 1
+        assert len(calls) == number
+        assert done.stderr.splitlines()[-1].startswith("train_gove-1.0: ")
+        assert done.stderr.splitlines()[-1].endswith(" failed")
+
+
+def test_the_shell_script_warns_of_a_missing_environment_and_goes_on(tmp_path: Path) -> None:
+    order = order_of(musubi_tuner=MusubiTuner(path="tuner"))
+    fill(order, STEMS)
+    folder, _ = published(order)
+    script, record = folder / "train_gove-1.0.sh", tmp_path / "record"
+    done, calls = run_shell(script, record)
+    assert done.returncode == 1 and not calls
+    assert "the folder of musubi-tuner is not there" in done.stderr
+    Path("tuner").mkdir()
+    done, calls = run_shell(script, record)
+    assert "holds no wan_train_network.py" in done.stderr
+    tuner(tmp_path / "tuner")
+    done, calls = run_shell(script, record)
+    assert "warning: no virtual environment" in done.stderr
+    assert [call[0] for call in calls] == list(SCRIPTS[:2])  # there is no accelerate on this PATH
+    assert done.returncode == 1 and "training failed" in done.stderr
+
+
+def windows_order(**changes: Any) -> MusubiOrder:
+    """Everything has a Windows name, and some have signs that cmd.exe reads."""
+    return order_of(
+        model={
+            "vae": "D:/models/vae 100% & more.safetensors",
+            "text": "D:\\models\\t5.pth",
+            "dit": "D:/models/ü^low.safetensors",
+            "dit_high_noise": "//nas/wan/high.safetensors",
+        },
+        musubi_tuner=MusubiTuner(path="C:/musubi 100%"),
+        **changes,
+    )
+
+
+def statements(text: str) -> list[str]:
+    """Return the lines of a batch file, continued lines joined."""
+    return text.replace(" ^\r\n", "").split("\r\n")
+
+
+def split_like_c(command: str) -> list[str]:
+    """Take a command apart as cmd.exe and the C library do: no quote stands inside of another."""
+    return [
+        part.strip('"').replace("%%%%", "%") for part in re.findall(r'"[^"]*"|[^\s"]+', command)
+    ]
+
+
+def test_the_batch_file_line_by_line() -> None:
+    order = mapped(windows_order())
+    fill(order, STEMS)
+    folder, _ = published(order)
+    data = (folder / "train_gove-1.0.bat").read_bytes()
+    text = data.decode()
+    assert data.endswith(b"\r\n")
+    assert data.count(b"\n") == data.count(b"\r\n") == data.count(b"\r")
+    assert not data.startswith(b"\xef\xbb\xbf")
+    lines = statements(text)
+    assert lines[0] == "@echo off"
+    assert "setlocal EnableExtensions DisableDelayedExpansion" in lines
+    assert lines.index("chcp 65001 >nul") < next(
+        number for number, line in enumerate(lines) if not line.isascii()
+    )
+    assert 'if not exist "C:\\musubi 100%%\\" goto failed' in lines
+    assert 'pushd "C:\\musubi 100%%"' in lines
+    assert "    call venv\\Scripts\\activate.bat" in lines
+    assert "    call .venv\\Scripts\\activate.bat" in lines
+    assert any("warning" in line and line.endswith("1>&2") for line in lines)
+    # Nothing is left unfilled, and every quotation mark has its other.
+    assert not re.search(r"[{}$]|<[a-z]|@@", text)
+    assert all(line.count('"') % 2 == 0 for line in lines)
+    variables = set(re.findall(r"(?<!%)%(\w+)%(?!%)", text)) | set(re.findall(r"%%(\w+)%%", text))
+    assert variables == {"SCRIPTS", "STEP", "VALUE_1"}
+    assert 'set "VALUE_1=D:\\models\\ü^low.safetensors"' in lines
+    calls = [
+        (number, split_like_c(line))
+        for number, line in enumerate(lines)
+        if line.startswith("call ") and ".py" in line
+    ]
+    assert len(calls) == 3
+    for (number, parts), name in zip(calls, SCRIPTS, strict=True):
+        assert lines[number + 1 : number + 3] == [
+            "if errorlevel 1 goto failed",
+            "if not errorlevel 0 goto failed",
+        ]
+        at = parts.index(f"%SCRIPTS%\\{name}")
+        arguments = parts[at + 1 :]
+        check_flags(name, arguments)
+        assert value(arguments, "--dataset_config") == (
+            "E:\\Wan Sachen\\published\\gove-1.0\\gove-1.0_win.toml"
+        )
+        assert not any("/" in argument for argument in arguments)
+    latents, captions, training = (parts for _, parts in calls)
+    assert latents[:2] == captions[:2] == ["call", "python"]
+    assert training[:3] == ["call", "accelerate", "launch"]
+    assert value(latents, "--vae") == "D:\\models\\vae 100% & more.safetensors"
+    assert value(captions, "--t5") == "D:\\models\\t5.pth"
+    assert value(training, "--dit") == "%%VALUE_1%%"
+    assert value(training, "--dit_high_noise") == "\\\\nas\\wan\\high.safetensors"
+    assert value(training, "--output_dir") == "E:\\Wan Sachen\\published\\gove-1.0\\output"
+
+
+def commands(**changes: Any) -> Commands:
+    given = {
+        "run": "r",
+        "does": "Trains r.",
+        "program": "musubi-tuner",
+        "folder": "C:\\m",
+        "package": "",
+        "venvs": ["venv"],
+        "steps": [],
+        "accelerate": [],
+        "script": "train.py",
+        "training": ["--sdpa"],
+        **changes,
+    }
+    return Commands(**given)
+
+
+def test_quotation_marks_and_backslashes_as_c_programs_read_them() -> None:
+    text = batch_script(commands(training=["--a", 'x="y"', "--b", "D:\\c d\\", "--c", ""]))
+    assert '--a "x=\\"y\\"" ^' in text
+    assert '--b "D:\\c d\\\\" ^' in text
+    assert '--c ""\r\n' in text
+    for argument in ('"a" & b', '100% "x"', "two\nlines"):
+        with pytest.raises(ConfigError, match=r"trainer\.arguments"):
+            batch_script(commands(training=["--a", argument]))
+
+
+def test_shell_words_are_quoted() -> None:
+    awkward = ["--a", "it's $HOME `x` \\ \" ! *", "--b", "two\nlines", "--c", ""]
+    text = shell_script(commands(folder="/x y/'z", training=awkward))
+    assert "cd -- '/x y/'\"'\"'z'" in text
+    call = text[text.index("accelerate launch") : text.index("|| fail 'training failed'")]
+    assert shlex.split(call.replace(" \\\n", " "))[3:] == awkward
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+POWERSHELL = re.compile(
+    r"""(?P<comment>\#[^\n]*)
+    |'(?P<literal>(?:[^'\u2018-\u201b]|(?:['\u2018-\u201b]){2})*)'
+    |"(?P<expanded>[^"`]*)"
+    |(?P<word>[\w$%.@&\[\]:;|=!*?/-]+)
+    |(?P<sign>[(){},])
+    |(?P<end>\n)
+    |[ ]+""",
+    re.VERBOSE,
+)
+
+
+def powershell_words(text: str) -> list[tuple[str, str]]:
+    """Take a script apart as PowerShell does; fail at what is none of its tokens."""
+    found = []
+    at = 0
+    while at < len(text):
+        match = POWERSHELL.match(text, at)
+        assert match is not None, text[at : at + 60]
+        at = match.end()
+        if match.lastgroup not in (None, "comment"):
+            found.append((str(match.lastgroup), match[str(match.lastgroup)]))
+    return found
+
+
+def powershell_calls(script: str) -> list[list[str]]:
+    """Return the program and the literal strings of each call, as the lists that it is given."""
+    assert script.startswith("\ufeff") and script.count("\n") == script.count("\r\n")
+    words = powershell_words(script.removeprefix("\ufeff").replace("\r\n", "\n"))
+    for opening, closing in ("()", "{}"):
+        depth = 0
+        for kind, word in words:
+            depth += (kind, word) == ("sign", opening)
+            depth -= (kind, word) == ("sign", closing)
+            assert depth >= 0
+        assert depth == 0
+    calls: list[list[str]] = []
+    arguments: list[str] = []
+    for number, (kind, word) in enumerate(words):
+        if (kind, word) == ("word", "$arguments"):
+            start = number + 4  # = @ (
+            end = words.index(("sign", ")"), start)
+            given = [each for each in words[start:end] if each[0] in ("literal", "expanded")]
+            arguments = [re.sub("(['\u2018-\u201b])\\1", r"\1", text) for _, text in given]
+        elif (kind, word) == ("word", "&"):
+            assert words[number + 2] == ("word", "@arguments")
+            calls.append([words[number + 1][1], *arguments])
+    return calls
+
+
+def handed_on(arguments: list[str]) -> list[str]:
+    """Return what a C program gets from PowerShell 5.1, which quotes what has a space."""
+    line = " ".join(f'"{each}"' if " " in each else each for each in arguments)
+    found, word, quoted, begun, at = list[str](), "", False, False, 0
+    while at < len(line):
+        slashes = re.match(r"\\*", line[at:])[0]  # type: ignore[index]
+        at += len(slashes)
+        if at < len(line) and line[at] == '"':
+            word += "\\" * (len(slashes) // 2)
+            if len(slashes) % 2:
+                word += '"'
+            else:
+                quoted = not quoted
+            begun, at = True, at + 1
+        elif slashes:
+            word, begun = word + slashes, True
+        elif line[at] == " " and not quoted:
+            found, word, begun, at = [*found, word] if begun else found, "", False, at + 1
+        else:
+            word, begun, at = word + line[at], True, at + 1
+    return [*found, word] if begun else found
+
+
+def test_powershell_hands_every_argument_on_as_it_is() -> None:
+    awkward = ["--a", "it's $HOME `x` ! * #", "--b", "\u2018typo\u2019 % & ;", "--c", "", "--d"]
+    awkward += ['x="y z"', "--e", "D:\\", "--f", 'a\\"b', "--g", "@(1) {x}, |"]
+    step = Step("caching", "cache.py", ["--vae", "D:\\a b\\v.pth"])
+    script = powershell_script(
+        commands(
+            training=awkward,
+            steps=[step],
+            accelerate=["--config_file", "C:\\it's"],
+            folder="C:\\it's 100%",
+            package="src/musubi_tuner",
+        )
+    )
+    caching, training = powershell_calls(script)
+    assert caching == ["python", "$scripts/cache.py", "--vae", "D:\\a b\\v.pth"]
+    assert training[:5] == [
+        "accelerate",
+        "launch",
+        "--config_file",
+        "C:\\it's",
+        "$scripts/train.py",
+    ]
+    assert handed_on(training[5:]) == awkward
+    for argument in ("two\nlines", "C:\\a b\\"):
+        with pytest.raises(ConfigError, match=r"trainer\.arguments.*ps1"):
+            powershell_script(commands(training=["--a", argument]))
+
+
+def test_powershell_has_the_commands_of_the_batch_file() -> None:
+    order = mapped(windows_order())
+    order = order.model_copy(
+        update={"publish": order.publish.model_copy(update={"powershell": True})}
+    )
+    fill(order, STEMS)
+    folder, _ = published(order)
+    calls = powershell_calls((folder / "train_gove-1.0.ps1").read_bytes().decode())
+    wanted = Texts(order, "/mnt/e/Wan Sachen/published/gove-1.0").commands("windows")
+    assert [handed_on(call)[2:] for call in calls[:2]] == [step.arguments for step in wanted.steps]
+    assert handed_on(calls[2])[-len(wanted.training) :] == wanted.training
+    order = mapped(windows_order())
+    published(order)
+    assert not (folder / "train_gove-1.0.ps1").exists()
+
+
+# `shift` hands on each argument as it came; one for each line.
+STAND_IN = """@echo off
+>>"%RECORD%" echo [begin %~n0]
+:next
+if "%~1"=="" goto done
+if "%~nx1"=="%FAIL%" exit /b 3
+>>"%RECORD%" echo %1
+shift
+goto next
+:done
+exit /b 0
+"""
+
+
+@pytest.mark.skipif(shutil.which("wine") is None, reason="there is no wine to run cmd.exe")
+@pytest.mark.parametrize(
+    ("environment", "fail"), [(True, ""), (False, ""), (True, "wan_cache_text_encoder_outputs.py")]
+)
+def test_the_batch_file_runs_under_wine(tmp_path: Path, environment: bool, fail: str) -> None:
+    # Wine 8 reads batch files in its own code page, so all names are ASCII here.
+    home = tmp_path / "musubi 100% (x) & co's"
+    order = order_of(
+        model={"vae": "Z:/m/vae 100% & more.safetensors", "text": "Z:/m/t5.pth"},
+        musubi_tuner=MusubiTuner(path=str(home)),
+        publish=Publish.model_validate(
+            {"path": "my out", "path_maps": [{"linux": "/", "windows": "Z:"}]}
+        ),
+    )
+    fill(order, STEMS)
+    folder, said = published(order)
+    assert not any("path_maps" in line for line in said)
+    tuner(home, "src/musubi_tuner" if environment else ".")
+    stand_ins = {tmp_path / f"bin/{name}.bat": STAND_IN for name in ("python", "accelerate")}
+    if environment:
+        activate = '@echo off\n>>"%RECORD%" echo activated\n'
+        stand_ins[home / ".venv/Scripts/activate.bat"] = activate
+    for path, text in stand_ins.items():
+        put(path, text.replace("\n", "\r\n"))
+    record = tmp_path / "record.txt"
+    done = subprocess.run(
+        ["wine", "cmd", "/c", "train_gove-1.0.bat"],
+        cwd=folder,
+        env={
+            **os.environ,
+            "WINEDEBUG": "-all",
+            "WINEPATH": f"Z:{tmp_path}/bin".replace("/", "\\"),
+            "RECORD": f"Z:{record}".replace("/", "\\"),
+            "FAIL": fail,
+        },
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    lines = [line.strip().strip('"') for line in record.read_text().splitlines()]
+    assert done.returncode == (1 if fail else 0), output
+    assert ("warning: no virtual environment" in output) == (not environment)
+    assert ("activated" in lines) == environment
+    starts = [number for number, line in enumerate(lines) if line.startswith("[begin")]
+    if fail:
+        assert [lines[number] for number in starts] == ["[begin python]"] * 2
+        assert "train_gove-1.0: caching the captions failed" in output
+        return
+    programs = ["[begin python]", "[begin python]", "[begin accelerate]"]
+    assert [lines[number] for number in starts] == programs
+    calls = [lines[at:to] for at, to in itertools.pairwise([*starts, len(lines)])]
+    windows = f"Z:{folder}".replace("/", "\\")
+    for call, name in zip(calls, SCRIPTS, strict=True):
+        at = call.index(("src\\musubi_tuner\\" if environment else ".\\") + name)
+        check_flags(name, call[at:])
+        assert value(call, "--dataset_config") == f"{windows}\\gove-1.0_win.toml"
+    launch = "launch --mixed_precision bf16"
+    assert calls[2][1:4] == launch.split()
+    assert value(calls[0], "--vae") == "Z:\\m\\vae 100% & more.safetensors"
+    assert value(calls[2], "--output_dir") == f"{windows}\\output"
+    assert value(calls[2], "--max_train_epochs") == "16"

@@ -1,0 +1,171 @@
+"""Sample pictures as files: of one training alone, named by an index, shown by TensorBoard."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from latentmake.training.order import TrainingOrder, Wanted
+from latentmake.training.result import Layout, wanted
+from latentmake.training.sample_images import CURVES, INDEX, are_drawn, read_index, write_pictures
+from latentmake.training.sd import decode
+from latentmake.training.sd.sampling import write_row
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+from trainer_world import make_order, write_order
+
+STEPS = (0, 50, 1_000_000)
+NAMES = [
+    *("step-000000_00.png", "step-000000_01.png", "step-000050_00.png"),
+    *("step-000050_01.png", "step-1000000_00.png", "step-1000000_01.png"),
+]
+
+
+def leave_behind(order: TrainingOrder, steps: tuple[int, ...] = STEPS) -> None:
+    """Write what a training leaves for the process that draws."""
+    layout = Layout(order)
+    for step in steps:
+        latents = torch.randn(2, 4, 4, 8, generator=torch.Generator().manual_seed(step))
+        drawn = dict(zip(order.picture_keys(), latents, strict=False))
+        write_row(layout.samples, step, drawn, wanted(order))
+    writer = SummaryWriter(str(layout.scalars))
+    for step in range(1, 30):
+        writer.add_scalar("loss", 1 / step, step)
+    writer.close()
+
+
+def draw(order: TrainingOrder, root: Path) -> None:
+    assert decode.main([str(write_order(order, root / "order.json"))]) == 0
+
+
+def pngs(order: TrainingOrder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Layout(order).samples.glob("*.png")}
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> TrainingOrder:
+    made = make_order(tmp_path, prompts=True, steps=1_000_000)
+    leave_behind(made)
+    return made
+
+
+def test_each_picture_is_a_file_that_the_index_names(order: TrainingOrder, tmp_path: Path) -> None:
+    draw(order, tmp_path)
+    layout, files = Layout(order), pngs(order)
+    assert sorted(files) == NAMES
+    index = read_index(layout.samples)
+    assert index is not None
+    assert (index.run, index.steps, index.seed) == ("tiny", list(STEPS), 0)
+    assert index.prompts == ["a shape 0", "a shape 1"]
+    assert [name for row in index.files for name in row] == NAMES
+    assert index.wanted == wanted(order)
+    assert index.settings["trainer"] == order.trainer.model_dump(mode="json")
+    assert index.settings["unet"] == order.unet.path
+    assert len(set(files.values())) == len(files)
+    with Image.open(layout.grid) as grid:
+        cells = set(grid.get_flattened_data())
+    for data in files.values():
+        with Image.open(io.BytesIO(data)) as picture:
+            assert picture.size == (16, 8)
+            assert set(picture.get_flattened_data()) <= cells
+
+
+def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(
+    order: TrainingOrder, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        draw(order, tmp_path)
+    events = EventAccumulator(str(Layout(order).scalars / "samples"), size_guidance={"images": 0})
+    events.Reload()
+    assert sorted(events.Tags()["images"]) == ["samples/00", "samples/01"]
+    files = pngs(order)
+    for number in (0, 1):
+        shown = events.Images(f"samples/{number:02d}")
+        assert [event.step for event in shown] == list(STEPS)
+        for event in shown:
+            with (
+                Image.open(io.BytesIO(event.encoded_image_string)) as one,
+                Image.open(io.BytesIO(files[f"step-{event.step:06d}_{number:02d}.png"])) as other,
+            ):
+                assert (np.asarray(one) == np.asarray(other)).all()
+
+
+def test_pictures_of_an_earlier_training_go(order: TrainingOrder, tmp_path: Path) -> None:
+    draw(order, tmp_path)
+    layout, before = Layout(order), read_index(Layout(order).samples)
+    later = make_order(tmp_path, prompts=True, steps=50)
+    foreign = layout.samples / "mine.png"
+    foreign.write_bytes(b"not ours")
+    assert are_drawn(order, wanted(order))
+    assert not are_drawn(later, wanted(later))
+    leave_behind(later, (0, 50))
+    draw(later, tmp_path)
+    assert sorted(pngs(later)) == ["mine.png", *NAMES[:4]]
+    after = read_index(layout.samples)
+    assert before is not None and after is not None
+    assert (after.steps, after.wanted) == ([0, 50], wanted(later))
+    assert after.digest != before.digest
+    assert are_drawn(later, wanted(later))
+    assert not are_drawn(order, wanted(order))
+
+
+def test_drawing_again_gives_the_same_files(order: TrainingOrder, tmp_path: Path) -> None:
+    draw(order, tmp_path)
+    layout = Layout(order)
+    kept = [layout.samples / INDEX, layout.grid, layout.output / CURVES]
+    before = [pngs(order), *(path.read_bytes() for path in kept)]
+    draw(order, tmp_path)
+    assert [pngs(order), *(path.read_bytes() for path in kept)] == before
+
+
+@pytest.mark.parametrize("name", [NAMES[3], INDEX, "../samples.png", "../curves.png"])
+def test_whatever_is_missing_is_noticed(order: TrainingOrder, tmp_path: Path, name: str) -> None:
+    draw(order, tmp_path)
+    assert are_drawn(order, wanted(order))
+    (Layout(order).samples / name).unlink()
+    assert not are_drawn(order, wanted(order))
+
+
+def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=50)
+    leave_behind(order)
+    assert not are_drawn(order, wanted(order))
+    draw(order, tmp_path)
+    layout = Layout(order)
+    with Image.open(layout.output / CURVES) as picture:
+        assert picture.width == 1200
+    assert not pngs(order)
+    assert not layout.grid.exists()
+    assert are_drawn(order, wanted(order))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": [["../../secret.png", "step-000000_01.png"]]},
+        {"files": [["step-000000_00.png"]]},
+        {"files": []},
+        {"prompts": []},
+        {"steps": "none"},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_an_index_that_does_not_fit_is_none(tmp_path: Path, change: dict[str, object]) -> None:
+    order = make_order(tmp_path / "world", prompts=True)
+    want = Wanted(data="1", settings="2", weights="3")
+    write_pictures(tmp_path, order, want, {0: [b"one", b"two"]}, curves=False)
+    index = read_index(tmp_path)
+    assert index is not None
+    model = index.model_dump(mode="json")
+    (tmp_path / INDEX).write_text(json.dumps(model))
+    assert read_index(tmp_path) == index
+    (tmp_path / INDEX).write_text(json.dumps({**model, **change}))
+    assert read_index(tmp_path) is None
+    (tmp_path / INDEX).unlink()
+    assert read_index(tmp_path) is None

@@ -1,0 +1,515 @@
+"""Command lines, dataset TOML and deployed folder are what sd-scripts takes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sdscripts_world
+from latentmake.config import Dataset, Model, PathMap, Publish, SdScripts, SdScriptsTrainer
+from latentmake.config.sdscripts_trainer import scripts_of
+from latentmake.errors import CacheError, SourceError, TrainingError
+from latentmake.layouts.sdscripts import SdScripts as Names
+from latentmake.training.external.result import Layout
+from latentmake.training.external.resume import Resume, prepare
+from latentmake.training.external.sdscripts.command import (
+    accelerate_arguments,
+    caching_arguments,
+    encoder_places,
+    training_arguments,
+)
+from latentmake.training.external.sdscripts.deploy import (
+    dataset_toml,
+    default_blocks,
+    deploy,
+    deployed,
+)
+from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.external.sdscripts.preflight import command_arguments, is_usable
+from latentmake.training.external.sdscripts.publish import findings, publish
+from latentmake.training.order import Wanted
+from pydantic import ValidationError
+from sdscripts_world import SWITCHES, VALUES
+
+ARCHITECTURES = ("sd1", "sd2", "sdxl", "sd3", "flux")
+ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
+# What a dataset may say, of the options that its documentation has.
+KNOWN = {
+    "resolution": list,
+    "batch_size": int,
+    "enable_bucket": bool,
+    "min_bucket_reso": int,
+    "max_bucket_reso": int,
+    "bucket_reso_steps": int,
+    "bucket_no_upscale": bool,
+    "subsets": list,
+}
+KNOWN_OF_SUBSETS = {
+    "image_dir": str,
+    "metadata_file": str,
+    "num_repeats": int,
+    "flip_aug": bool,
+    "alpha_mask": bool,
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def order(
+    architecture: str = "sdxl",
+    *,
+    trainer: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    **dataset: Any,
+) -> SdScriptsOrder:
+    values = {
+        "vae": "ae.safetensors",
+        "text": [f"text_{number}.safetensors" for number in range(ENCODERS[architecture])],
+        "architecture": architecture,
+        "layout": "sdscripts",
+        "checkpoint": "base.safetensors",
+        **(model or {}),
+    }
+    return SdScriptsOrder(
+        run="cats",
+        manifest="manifest.jsonl",
+        lock="dataset.lock",
+        output="runs/cats",
+        datasets={"a": Dataset.model_validate({"path": "data", **dataset})},
+        resolutions=[(512, 512), (512, 768)],
+        model_name="big",
+        model=Model.model_validate(values),
+        trainer=SdScriptsTrainer.model_validate({"kind": "sdscripts", **(trainer or {})}),
+        sd_scripts=SdScripts(path="sd-scripts"),
+        publish=Publish(),
+    )
+
+
+def arguments(asked: SdScriptsOrder) -> list[str]:
+    return training_arguments(
+        asked,
+        dataset_config="/d.toml",
+        checkpoint="/base.safetensors",
+        encoders=encoder_places(asked),
+        output_dir="/out",
+        output_name="cats",
+        logging_dir="/logs",
+    )
+
+
+def value(found: list[str], flag: str) -> str:
+    return found[found.index(flag) + 1]
+
+
+# -- command lines --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_flag_is_one_that_it_knows_and_is_given_once(architecture: str) -> None:
+    trainer = {
+        "gradient_checkpointing": True,
+        "torch_compile": True,
+        "deepspeed": True,
+        "save_every_n_epochs": 2,
+    }
+    found = arguments(order(architecture, trainer=trainer))
+    flags = [each.removeprefix("--") for each in found if each.startswith("--")]
+    assert set(flags) <= {*SWITCHES, *VALUES}
+    assert len(set(flags)) == len(flags)
+    for flag in set(flags) & set(SWITCHES):
+        index = found.index(f"--{flag}") + 1
+        assert index == len(found) or found[index].startswith("--")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_latents_are_always_cached_and_text_where_it_is_no_text_encoder_is_trained(
+    architecture: str,
+) -> None:
+    found = arguments(order(architecture))
+    assert {"--cache_latents", "--cache_latents_to_disk"} <= set(found)
+    cached = architecture not in ("sd1", "sd2")
+    for flag in (
+        "--cache_text_encoder_outputs",
+        "--cache_text_encoder_outputs_to_disk",
+        "--network_train_unet_only",
+    ):
+        assert (flag in found) == cached
+    assert ("--v2" in found) == (architecture == "sd2")
+
+
+def test_each_architecture_has_its_own_script_and_network() -> None:
+    pairs = {each: (order(each).script, value(arguments(order(each)), "--network_module"))
+             for each in ARCHITECTURES}  # fmt: skip
+    assert pairs == {
+        "sd1": ("train_network", "networks.lora"),
+        "sd2": ("train_network", "networks.lora"),
+        "sdxl": ("sdxl_train_network", "networks.lora"),
+        "sd3": ("sd3_train_network", "networks.lora_sd3"),
+        "flux": ("flux_train_network", "networks.lora_flux"),
+    }
+
+
+@pytest.mark.parametrize(("architecture", "script"), [("sd1", "fine_tune"), ("sdxl", "sdxl_train")])
+def test_a_whole_network_is_trained_without_the_flags_of_a_lora(
+    architecture: str, script: str
+) -> None:
+    asked = order(architecture, trainer={"script": script})
+    assert asked.script == script
+    assert not [each for each in arguments(asked) if each.startswith("--network")]
+
+
+def test_flux_is_given_its_encoders_unless_the_user_names_others() -> None:
+    found = arguments(order("flux"))
+    assert (value(found, "--ae"), value(found, "--clip_l"), value(found, "--t5xxl")) == (
+        "ae.safetensors",
+        "text_0.safetensors",
+        "text_1.safetensors",
+    )
+    found = arguments(order("flux", trainer={"arguments": ["--ae", "/mine.sft"]}))
+    assert found.count("--ae") == 1 and value(found, "--ae") == "/mine.sft"
+
+
+def test_masks_lengths_and_layers_are_those_of_the_caches() -> None:
+    found = arguments(order("sd3", model={"apply_lg_attn_mask": True, "apply_t5_attn_mask": True}))
+    assert {"--apply_lg_attn_mask", "--apply_t5_attn_mask"} <= set(found)
+    assert value(found, "--t5xxl_max_token_length") == "512"
+    short = [{"path": "clip"}, {"path": "t5", "max_length": 256}]
+    found = arguments(order("flux", model={"text": short}))
+    assert value(found, "--t5xxl_max_token_length") == "256"
+    found = arguments(order("sd1", model={"clip_skip": 2, "max_token_length": 150}))
+    assert (value(found, "--clip_skip"), value(found, "--max_token_length")) == ("2", "150")
+    assert "--max_token_length" not in arguments(order("sdxl"))
+
+
+def test_steps_stand_for_epochs_and_ten_epochs_for_neither() -> None:
+    assert value(arguments(order()), "--max_train_epochs") == "10"
+    found = arguments(order(trainer={"max_train_steps": 5}))
+    assert value(found, "--max_train_steps") == "5" and "--max_train_epochs" not in found
+
+
+def test_numbers_are_written_as_they_read_and_the_users_own_arguments_come_last() -> None:
+    found = arguments(order(trainer={"learning_rate": 1e-4, "arguments": ["--masked_loss"]}))
+    assert float(value(found, "--learning_rate")) == 1e-4
+    assert found[-1] == "--masked_loss"
+
+
+def test_deepspeed_and_compilation_are_said_by_its_own_flags() -> None:
+    trainer = {"deepspeed": True, "zero_stage": 1, "torch_compile": True, "dynamo_backend": "eager"}
+    found = arguments(order(trainer=trainer))
+    assert (value(found, "--zero_stage"), value(found, "--dynamo_backend")) == ("1", "eager")
+
+
+def test_accelerate_is_told_of_devices_unless_a_file_says_all() -> None:
+    assert "--multi_gpu" in accelerate_arguments(order(), processes=2)
+    assert "--multi_gpu" not in accelerate_arguments(order(), processes=1)
+    assert accelerate_arguments(order(), processes=2, config="a.yaml") == [
+        "--config_file",
+        "a.yaml",
+    ]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--cache_latents=x", "--dataset_config", "--config_file", "--output_dir"),
+        *("--random_crop", "--color_aug", "--flip_aug", "--resolution", "--bucket_reso_steps"),
+    ],
+)
+def test_an_argument_that_contradicts_what_was_cached_is_refused(flag: str) -> None:
+    if flag.startswith("--cache_latents"):
+        order(trainer={"arguments": [flag]})  # it says nothing new
+        return
+    with pytest.raises(ValidationError, match=flag):
+        order(trainer={"arguments": [flag, "1"]})
+
+
+def test_bookkeeping_does_not_train_again_and_all_else_does() -> None:
+    one = order().settings_digest()
+    for same in ({"logging": False}, {"max_data_loader_n_workers": 0}, {"save_every_n_epochs": 1}):
+        assert order(trainer=same).settings_digest() == one
+    named = order(trainer={"script": "sdxl_train_network"})
+    assert named.settings_digest() == one
+    for other in ({"seed": 1}, {"network_dim": 4}, {"arguments": ["--masked_loss"]}):
+        assert order(trainer=other).settings_digest() != one
+
+
+def test_the_first_script_of_an_architecture_makes_a_lora() -> None:
+    assert all(scripts_of(each)[0].endswith("train_network") for each in ARCHITECTURES)
+
+
+# -- resuming -------------------------------------------------------------------------------------
+
+
+def test_scripts_of_a_lora_are_told_the_step_and_others_what_is_left() -> None:
+    saving = {"max_train_epochs": 8, "save_every_n_epochs": 1}
+    found = command_arguments(order(trainer=saving), Resume(Path("s"), 3, True, 5))
+    assert (value(found, "--resume"), value(found, "--initial_step")) == (
+        str(Path("s").absolute()),
+        "15",
+    )
+    assert value(found, "--max_train_epochs") == "8"
+    whole = order(trainer={**saving, "script": "sdxl_train"})
+    found = command_arguments(whole, Resume(Path("s"), 3))
+    assert value(found, "--max_train_epochs") == "5"
+    assert "--initial_step" not in found
+    assert {"--save_state", "--save_last_n_epochs_state"} <= set(found)
+    assert "--save_state" not in command_arguments(order())
+
+
+@pytest.mark.parametrize(
+    ("trainer", "resume", "usable"),
+    [
+        ({"max_train_epochs": 8}, Resume(Path("s"), 3, True, 5), True),
+        ({"max_train_epochs": 8, "lr_scheduler": "cosine"}, Resume(Path("s"), 3, True, 5), True),
+        ({"max_train_epochs": 8}, Resume(Path("s"), 8, True, 5), False),  # it would not begin
+        ({"max_train_epochs": 8}, Resume(Path("s"), 3, True, 0), False),  # steps are not known
+        ({"max_train_steps": 40}, Resume(Path("s"), 3, True, 5), True),
+        ({"max_train_steps": 38}, Resume(Path("s"), 3, True, 5), False),  # 2 too many
+        ({"max_train_epochs": 8}, Resume(Path("s"), 3), True),
+        ({"max_train_epochs": 8, "lr_scheduler": "cosine"}, Resume(Path("s"), 3), False),
+        ({"max_train_epochs": 8}, Resume(Path("s"), 8), False),
+        ({"max_train_steps": 40}, Resume(Path("s"), 3), False),
+    ],
+)
+def test_a_state_is_used_where_just_what_is_left_is_then_trained(
+    trainer: dict[str, Any], resume: Resume, usable: bool
+) -> None:
+    assert is_usable(order(trainer=trainer), resume) == usable
+
+
+def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
+    layout = Layout("cats", "runs/cats")
+    want = Wanted(data="d", settings="s", weights="w")
+    assert prepare(layout, "cats", want, epochs=8) == Resume()
+    # What its state says of steps begins at each start; its name and its epoch go on.
+    for epoch, steps in ((2, 10), (3, 5), (6, 15)):
+        put(
+            *(
+                f"runs/cats/output/cats-{epoch:06d}-state/{x}"
+                for x in ("optimizer.bin", "random_states_0.pkl")
+            )
+        )
+        said = {"current_epoch": epoch, "current_step": steps}
+        Path(f"runs/cats/output/cats-{epoch:06d}-state/train_state.json").write_text(
+            json.dumps(said)
+        )
+        resume = prepare(layout, "cats", want, epochs=8)
+        assert (resume.done, resume.steps, resume.counted) == (epoch, 5, True)
+        assert resume == prepare(layout, "cats", want, epochs=8)
+    other = want.model_copy(update={"settings": "another"})
+    assert prepare(layout, "cats", other, epochs=8) == Resume()
+
+
+# -- the dataset TOML -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("fit", ["crop", "bucket"])
+def test_the_toml_has_no_key_that_it_does_not_know(architecture: str, fit: str) -> None:
+    asked = order(architecture, fit=fit, flip_aug=True, alpha_mask=True, num_repeats=3)
+    text = dataset_toml(asked, default_blocks(asked), lambda block: f"/deployed/{block}")
+    parsed = tomllib.loads(text)
+    assert set(parsed) == {"general", "datasets"}
+    assert [block["resolution"] for block in parsed["datasets"]] == [[512, 512], [512, 768]]
+    for block, name in zip(parsed["datasets"], ("a_512", "a_512x768"), strict=True):
+        assert {key: type(each) for key, each in block.items()}.items() <= KNOWN.items()
+        (subset,) = block["subsets"]
+        assert {key: type(each) for key, each in subset.items()} == KNOWN_OF_SUBSETS
+        assert subset["image_dir"] == f"/deployed/{name}"
+        assert subset["metadata_file"] == f"/deployed/{name}/metadata.json"
+        assert subset["num_repeats"] == 3
+        assert block["enable_bucket"] == (fit == "bucket")
+        assert ("bucket_reso_steps" in block) == (fit == "bucket")
+
+
+# -- the deployed folder --------------------------------------------------------------------------
+
+
+def put(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(name.encode())
+
+
+def row(stem: str, architecture: str = "sdxl", **more: Any) -> dict[str, Any]:
+    layout = Names(architecture)
+    latents = {
+        part: f"cache/a/big/{part}/{stem}_0040x0030{layout.latents_ending}"
+        for part in ("512", "512x768")
+    }
+    text = f"cache/a/big/text/{stem}{layout.text_ending}" if layout.text_ending else None
+    source = f"data/{stem}.png"
+    put(source, *latents.values(), *([text] if text else []), f"data/{stem}.txt")
+    return {
+        "dataset": "a",
+        "stem": stem,
+        "source": source,
+        "repeats": 1,
+        "latents": latents,
+        "text": text,
+        "caption": f"data/{stem}.txt",
+        "control": None,
+        **more,
+    }
+
+
+def write_manifest(*rows: dict[str, Any]) -> None:
+    aside = {"dataset": "a", "stem": "bad", "source": "data/bad.png", "aside": "is damaged"}
+    lines = [json.dumps(each) for each in [*rows, aside]]
+    Path("manifest.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_every_image_lies_beside_its_caches_with_its_size_told() -> None:
+    write_manifest(row("x"), row("sub/x.y"))
+    files = deployed(order())
+    assert {name for name in files if name.startswith("a_512/")} == {
+        "a_512/metadata.json",
+        *("a_512/x.png", "a_512/x_0040x0030_sdxl.npz", "a_512/x_te_outputs.npz"),
+        *("a_512/sub/x.y.png", "a_512/sub/x.y_0040x0030_sdxl.npz", "a_512/sub/x.y_te_outputs.npz"),
+    }
+    listed = files["a_512/metadata.json"]
+    assert isinstance(listed, bytes)
+    assert json.loads(listed) == {
+        "x.png": {"caption": "data/x.txt", "image_size": [40, 30]},
+        "sub/x.y.png": {"caption": "data/sub/x.y.txt", "image_size": [40, 30]},
+    }
+
+
+def test_each_text_of_an_item_is_an_image_of_its_own() -> None:
+    both = [f"cache/a/big/{part}/x_te_outputs.npz" for part in ("text", "text.1")]
+    put(*both)
+    write_manifest(row("x", variants=both, texts=["one", "two\nlines"]))
+    files = deployed(order())
+    assert files["a_512/x.png"] == files["a_512/x.v1.png"]
+    assert files["a_512/x_0040x0030_sdxl.npz"] == files["a_512/x.v1_0040x0030_sdxl.npz"]
+    assert [files["a_512/x_te_outputs.npz"], files["a_512/x.v1_te_outputs.npz"]] == [
+        Path(each) for each in both
+    ]
+    listed = files["a_512/metadata.json"]
+    assert isinstance(listed, bytes)
+    assert json.loads(listed)["x.v1.png"]["caption"] == "two lines"
+
+
+def test_texts_that_sd_scripts_encodes_itself_are_images_too() -> None:
+    write_manifest(row("x", "sd1", texts=["one", "two", "three"]))
+    files = deployed(order("sd1"))
+    assert {f"a_512/x{ending}.png" for ending in ("", ".v1", ".v2")} <= set(files)
+    assert not [name for name in files if name.endswith("te_outputs.npz")]
+
+
+def test_names_that_collide_are_refused_in_one_line() -> None:
+    write_manifest(row("x", "sd1", texts=["one", "two"]), row("x.v1", "sd1"))
+    with pytest.raises(SourceError, match=r"data/x\.v1\.png: would be deployed as .*; rename"):
+        deployed(order("sd1"))
+    write_manifest(row("x"), row("x_0040x0030_sdxl"))
+    with pytest.raises(SourceError, match="is named like a cache file of another item"):
+        deployed(order())
+
+
+def test_a_cache_that_is_gone_is_named() -> None:
+    write_manifest(row("x"))
+    Path("cache/a/big/512/x_0040x0030_sdxl.npz").unlink()
+    with pytest.raises(CacheError, match=r"x_0040x0030_sdxl\.npz: is not there"):
+        deployed(order())
+
+
+def test_an_old_cache_in_the_folder_is_refused_and_a_caption_must_be_text() -> None:
+    write_manifest(row("x"))
+    put("deployed/a_512/x.npz")
+    with pytest.raises(TrainingError, match=r"a_512/x\.npz: .*; remove it"):
+        deploy(order(), Path("deployed"))
+    Path("data/x.txt").write_bytes(b"\xff")
+    with pytest.raises(SourceError, match=r"data/x\.txt: is not UTF-8"):
+        deployed(order())
+
+
+def test_deploying_twice_touches_nothing() -> None:
+    write_manifest(row("x"), row("sub/y"))
+    first = deploy(order(), Path("deployed"))
+    assert (first.linked, first.copied, first.removed) == (12, 3, 0)
+    again = deploy(order(), Path("deployed"))
+    assert (again.linked, again.copied, again.unchanged, again.removed) == (0, 0, 15, 0)
+    write_manifest(row("x"))
+    assert deploy(order(), Path("deployed")).removed == 6
+    assert not Path("deployed/a_512/sub").exists()
+
+
+# -- publication ----------------------------------------------------------------------------------
+
+
+def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
+    write_manifest(row("sub/x", "flux"))
+    maps = [PathMap(linux=str(tmp_path), windows="D:/training")]
+    vae = {"vae": "models/ae.safetensors", "checkpoint": "models/flux1.safetensors"}
+    asked = order("flux", fit="bucket", model=vae).model_copy(
+        update={"publish": Publish(path="out", path_maps=maps)}
+    )
+    said: list[str] = []
+    publish(asked, said.append)
+    assert len(said) == 2 and said[1].endswith("0 unchanged, 0 removed")
+    folder = tmp_path / "out/cats"
+    windows = tomllib.loads((folder / "cats_win.toml").read_text())
+    linux = tomllib.loads((folder / "cats_linux.toml").read_text())
+    for parsed, root in ((windows, "D:/training"), (linux, str(tmp_path))):
+        (subset,) = parsed["datasets"][0]["subsets"]
+        assert subset["image_dir"] == f"{root}/out/cats/a_512"
+        assert subset["metadata_file"] == f"{root}/out/cats/a_512/metadata.json"
+    batch = (folder / "train_cats.bat").read_text()
+    shell = (folder / "train_cats.sh").read_text()
+    assert "--ae D:\\training\\models\\ae.safetensors" in batch
+    assert f"--ae {tmp_path}/models/ae.safetensors" in shell
+    assert "flux_train_network.py" in batch and "flux_train_network.py" in shell
+    assert "musubi" not in batch + shell
+    assert (folder / "train_cats.sh").stat().st_mode & 0o111
+    assert (folder / "a_512/sub/x_flux_te.npz").is_file()
+
+
+def test_a_folder_where_flux_wants_a_file_is_told() -> None:
+    Path("text_1.safetensors").mkdir()
+    write_manifest(row("x", "flux"))
+    said: list[str] = []
+    publish(order("flux"), said.append)
+    assert any("text_1.safetensors is a folder" in line and "[--t5xxl, FILE]" in line
+               for line in said)  # fmt: skip
+    assert "--t5xxl " not in Path("published/cats/train_cats.sh").read_text()
+
+
+def uncached(architecture: str = "sdxl", **settings: Any) -> SdScriptsOrder:
+    asked = order(architecture)
+    publication = Publish.model_validate({"caches": False, **settings})
+    return asked.model_copy(update={"publish": publication})
+
+
+def verdicts(asked: SdScriptsOrder) -> dict[str, tuple[str, str]]:
+    return {each.what: (each.verdict, each.note) for each in findings(asked)}
+
+
+def test_without_caches_it_is_told_how_to_make_them() -> None:
+    for architecture in ARCHITECTURES:
+        asked = uncached(architecture, batch_size=4)
+        found = caching_arguments(asked, vae="vae.pt")
+        assert value(found, "--vae_batch_size") == "4"
+        assert "--no_half_vae" in found
+        assert ("--vae" in found) == (architecture != "flux")  # whose flag is --ae
+        assert ("--text_encoder_batch_size" in found) == (architecture in ("sd3", "flux"))
+    with_own = order("sdxl", trainer={"arguments": ["--vae", "mine.pt"]})
+    assert "--vae" not in caching_arguments(with_own, vae="vae.pt")
+
+
+def test_a_publication_is_checked_against_its_sources() -> None:
+    sdscripts_world.stand_in(Path("sd-scripts"), own_venv=False)
+    found = verdicts(uncached(batch_size=4))
+    assert found["arguments of sdxl_train_network.py"][0] == "ok"
+    assert found["sd-scripts"][0] == "ok"
+    sdscripts_world.stand_in(Path("sd-scripts"), own_venv=False, without=("vae_batch_size",))
+    verdict, note = verdicts(uncached(batch_size=4))["arguments of sdxl_train_network.py"]
+    assert verdict == "failed" and "--vae_batch_size" in note
+    assert verdicts(uncached(attention="flash3"))["attention"][0] == "failed"
+    assert verdicts(uncached(attention="mem_eff_attn"))["attention"][0] == "ok"
+    assert verdicts(uncached(num_workers=2))["num_workers"][0] == "warning"

@@ -1,0 +1,79 @@
+"""Further arguments of external trainers: flags of keys, paths, schedules that end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from latentmake.config import MusubiTrainer, SdScriptsTrainer
+from latentmake.config.arguments import MUSUBI, SD_SCRIPTS
+from latentmake.training.external.arguments import depends_on_length, missing_files, with_paths
+from pydantic import ValidationError
+
+
+@pytest.mark.parametrize("flag", [*MUSUBI, "--max_train_steps=5"])
+def test_a_flag_that_a_key_decides_is_refused_with_what_to_do(flag: str) -> None:
+    with pytest.raises(ValidationError, match=f"leave out {flag.partition('=')[0]}: "):
+        MusubiTrainer.model_validate({"kind": "musubi", "arguments": [flag, "1"]})
+
+
+@pytest.mark.parametrize("flag", SD_SCRIPTS)
+def test_so_is_one_of_sd_scripts(flag: str) -> None:
+    with pytest.raises(ValidationError, match=f"leave out {flag}: "):
+        SdScriptsTrainer.model_validate({"kind": "sdscripts", "arguments": [flag, "1"]})
+
+
+def test_the_key_that_is_named_is_one_of_the_trainer() -> None:
+    for table, model in ((MUSUBI, MusubiTrainer), (SD_SCRIPTS, SdScriptsTrainer)):
+        for hint in table.values():
+            if hint.startswith("set `"):
+                assert hint.split("`")[1].partition(":")[0] in model.model_fields
+
+
+def test_paths_are_made_absolute_and_all_else_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "models/a.safetensors").write_text("")
+    (tmp_path / "prompts.txt").write_text("")
+    given = {
+        "prompts.txt": f"{tmp_path}/prompts.txt",
+        "models/a.safetensors": f"{tmp_path}/models/a.safetensors",
+        "--vae=./models/a.safetensors": f"--vae={tmp_path}/models/a.safetensors",
+        "preset=models/a.safetensors": f"preset={tmp_path}/models/a.safetensors",
+        "~/prompts.txt": f"{tmp_path}/prompts.txt",
+        "/nowhere/x.txt": "/nowhere/x.txt",
+        "wandb": "wandb",  # a word, though a folder bears it too
+        "none.txt": "none.txt",
+        "0.5": "0.5",
+        "betas=0.9,0.99": "betas=0.9,0.99",
+        "--gradient_checkpointing": "--gradient_checkpointing",
+    }
+    assert with_paths([*given]) == [*given.values()]
+    named = with_paths(["prompts.txt"], lambda path: path.replace(str(tmp_path), "D:"))
+    assert named == ["D:/prompts.txt"]
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/theirs.json").write_text("")
+    searched = [*given, "theirs.json", "https://host/x.json"]
+    assert [*missing_files(searched, tmp_path / "trainer")] == ["/nowhere/x.txt", "none.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "depends"),
+    [
+        ([], False),
+        (["--lr_scheduler", "cosine"], True),
+        (["--lr_scheduler=linear"], True),
+        (["--lr_scheduler", "constant_with_warmup", "--lr_warmup_steps", "10"], False),
+        (["--lr_scheduler", "constant_with_warmup", "--lr_warmup_steps", "0.1"], True),
+        (["--lr_scheduler", "adafactor:1e-4"], False),
+        (["--lr_scheduler_type", "CosineAnnealingLR"], False),
+    ],
+)
+def test_a_schedule_that_ends_depends_on_the_number_of_steps(
+    arguments: list[str], depends: bool
+) -> None:
+    assert depends_on_length(arguments) == depends

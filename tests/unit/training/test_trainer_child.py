@@ -1,0 +1,164 @@
+"""A child's output is seen and kept, and no descendant outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from latentmake.training.process import last_error, run
+
+# Starts a grandchild in a session of its own, as torch's launcher does, and ends never.
+FAMILY = """
+import subprocess, sys, time
+code = "import time; print('grandchild', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+open(sys.argv[1], "w").write(str(child.pid))
+time.sleep(600)
+"""
+STARTER = """
+import os, sys
+from pathlib import Path
+from latentmake.training.process import run
+command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+try:
+    run(command, environment=os.environ, log=Path(sys.argv[3]))
+except KeyboardInterrupt:
+    sys.exit(77)
+"""
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_output_is_shown_and_appended_to_the_log_byte_by_byte(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    log = tmp_path / "logs/train.log"
+    code = r"import os; os.write(1, b'a\r\xff'); os.write(2, b'b\n'); raise SystemExit(3)"
+    for _ in range(2):
+        status, output = run([sys.executable, "-c", code], environment=os.environ, log=log)
+        assert status == 3
+        assert output == "a\r�b\n"
+    assert log.read_bytes() == b"a\r\xffb\n" * 2
+    assert capfdbinary.readouterr().err == b"a\r\xffb\n" * 2
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 77), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_descendants(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    note, log = tmp_path / "pid", tmp_path / "log"
+    package = Path(__file__).parents[3] / "scripts"
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, FAMILY, str(note), str(log)],
+        env={**os.environ, "PYTHONPATH": str(package)},
+    )
+    _wait(lambda: log.is_file() and b"grandchild" in log.read_bytes() and note.is_file())
+    family = psutil.Process(starter.pid).children(recursive=True)
+    assert int(note.read_text()) in {each.pid for each in family}
+    starter.send_signal(number)
+    assert starter.wait(300) == status
+    _, alive = psutil.wait_procs(family, timeout=100)
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+
+
+INTERRUPTED = """
+import signal, sys, time
+try:
+    print("begun", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("Traceback of whoever was interrupted", flush=True)
+"""
+
+
+def test_what_is_said_after_ctrl_c_is_for_the_log_alone(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    package = Path(__file__).parents[3] / "scripts"
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, INTERRUPTED, "", str(log)],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _wait(lambda: log.is_file() and b"begun" in log.read_bytes())
+    starter.send_signal(signal.SIGINT)
+    _, said = starter.communicate(timeout=300)
+    assert starter.returncode == 77
+    assert said == "begun\n"
+    assert log.read_text() == "begun\nTraceback of whoever was interrupted\n"
+
+
+ELASTIC = """
+import sys
+from torch.distributed.run import main
+from latentmake.training.sd.quiet_launch import quietly
+code = "import os, sys; os.kill(os.getpid(), 9) if sys.argv[1] == '9' else sys.exit(3)"
+options = ["--nproc_per_node=2", "--no-python", "--standalone"]
+sys.exit(quietly(lambda: main([*options, sys.executable, "-c", code, sys.argv[1]])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [("3", 3, ""), ("9", 1, "error: it was killed by SIGKILL (too little memory?)\n")],
+)
+@pytest.mark.parametrize("launcher", ["one process", "several"])
+def test_a_launcher_adds_nothing_to_what_its_processes_say(
+    tmp_path: Path, how: str, status: int, said: str, launcher: str
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import os, sys\nos.kill(os.getpid(), 9) if sys.argv[1] == '9' else sys.exit(3)"
+    )
+    accelerate = ["--num_processes=1", "--num_machines=1", "--dynamo_backend=no", "--cpu"]
+    command = ["-m", "latentmake.training.sd.quiet_launch", *accelerate, "--mixed_precision=no"]
+    command = [*command, str(script)] if launcher == "one process" else ["-c", ELASTIC]
+    package = Path(__file__).parents[3] / "scripts"
+    done = subprocess.run(
+        [sys.executable, *command, how],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (status, said)
+
+
+LAUNCHED = """
+  0%|          | 0/10 [00:00<?, ?step/s]\rTraceback (most recent call last):
+  File "sd.py", line 1, in <module>
+{line}
+Traceback (most recent call last):
+  File "launch.py", line 7, in <module>
+subprocess.CalledProcessError: Command '['python']' returned non-zero exit status 1.
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("error: the loss is no number", "the loss is no number"),
+        ("ValueError: that is wrong", "ValueError: that is wrong"),
+        ("torch.cuda.SomeError: no device", "torch.cuda.SomeError: no device"),
+        ("[rank0]: RuntimeError: broken", "RuntimeError: broken"),
+        ("", "it ended with status 1"),
+    ],
+)
+def test_the_childs_own_error_is_found_among_the_launchers(line: str, expected: str) -> None:
+    assert last_error(LAUNCHED.format(line=line), 1) == expected
+
+
+def test_a_kill_is_named() -> None:
+    assert "SIGKILL" in last_error("", -9)
+    launcher = "subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGKILL: 9>."
+    assert last_error(launcher, 1) == "it was killed by SIGKILL (too little memory?)"

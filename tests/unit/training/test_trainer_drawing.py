@@ -1,0 +1,256 @@
+"""Pictures asked for after a training are drawn from weights that are there; no step is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from latentmake.config import SdTrainer, Weights
+from latentmake.training.order import Prompt, TrainingOrder
+from latentmake.training.result import Layout, wanted
+from latentmake.training.sample_images import are_drawn, read_index
+from latentmake.training.sd import decode, drawing
+from latentmake.training.sd.launch import train
+from latentmake.training.sd.sampling import read_rows
+from latentmake.training.sd.train import Training
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trainer_world import make_order, make_unet, write_order
+
+SETTINGS: dict[str, Any] = {
+    "steps": 4,
+    "learning_rate": 1e-2,
+    "save_every_n_steps": 3,
+    "samples": {"num_inference_steps": 2, "every": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_precision() -> Iterator[None]:
+    """accelerate keeps the number format of a process."""
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def asking(order: TrainingOrder, *numbers: int, **changes: Any) -> TrainingOrder:
+    """Ask for the pictures of some prompts, by number, with other settings of the samples."""
+    root = Path(order.manifest).parent
+    prompts = [
+        Prompt(prompt=f"a shape {n}", text=str(root / f"cache/text/{n}.safetensors"))
+        for n in numbers
+    ]
+    said = order.trainer.samples.model_dump() | {"prompts": [x.prompt for x in prompts]} | changes
+    trainer = SdTrainer(**{**order.trainer.model_dump(), "samples": said})
+    return order.model_copy(update={"prompts": prompts, "trainer": trainer})
+
+
+def build(order: TrainingOrder, root: Path) -> str:
+    """Do what the build does, and return the log."""
+    path = write_order(order, root / "order.json")
+    train(path, log=root / "log", receipt=root / "receipt.json", threads=1)
+    return (root / "log").read_text()
+
+
+def files(order: TrainingOrder) -> dict[str, tuple[bytes, int]]:
+    """Return content and mtime of all weights."""
+    output = Path(order.output)
+    return {
+        str(path): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(output.rglob("*"))
+        if path.suffix in (".safetensors", ".pt") and path.parent.name != "samples"
+    }
+
+
+def test_a_new_prompt_is_drawn_from_the_weights_that_are_there(tmp_path: Path) -> None:
+    first = asking(make_order(tmp_path, prompts=True, **SETTINGS), 0, 1)
+    build(first, tmp_path)
+    layout, before = Layout(first), files(first)
+    pictures = {path.name: path.read_bytes() for path in layout.samples.glob("*.png")}
+    assert len(pictures) == 10
+    # In front of the others, whose pictures get other names and stay as they are.
+    more = asking(first, 2, 0, 1)
+    assert not are_drawn(more, wanted(more))
+    log = build(more, tmp_path)
+    assert "already trained on exactly this" in log
+    assert [line for line in log.splitlines() if "sample pictures of step" in line] == [
+        f"tiny: 1 sample pictures of step {step} drawn" for step in (0, 3, 4)
+    ]
+    assert files(more) == before
+    index = read_index(layout.samples)
+    assert index is not None
+    assert index.prompts == ["a shape 2", "a shape 0", "a shape 1"]
+    assert [[name is not None for name in row] for row in index.files] == [
+        [step in (0, 3, 4), True, True] for step in range(5)
+    ]
+    for step, row in zip(index.steps, index.files, strict=True):
+        for number, name in enumerate(row[1:]):
+            assert name is not None
+            before_it = pictures[f"step-{step:06d}_0{number}.png"]
+            assert (layout.samples / name).read_bytes() == before_it
+    assert {path.name for path in layout.samples.glob("*.png")} == {
+        name for row in index.files for name in row if name
+    }
+    with Image.open(layout.grid) as grid:
+        assert grid.width > 3 * 128
+    events = EventAccumulator(str(layout.scalars / "samples"), size_guidance={"images": 0})
+    events.Reload()
+    assert [event.step for event in events.Images("samples/00")] == [0, 3, 4]
+    assert [event.step for event in events.Images("samples/02")] == [0, 1, 2, 3, 4]
+    assert are_drawn(more, wanted(more))
+    # Taken back and asked for again, nothing is drawn a second time.
+    for order in (first, more, asking(more, 0, every=2)):
+        assert "sample pictures of step" not in build(order, tmp_path)
+    index = read_index(layout.samples)
+    assert index is not None
+    assert (index.steps, index.prompts) == ([0, 2, 4], ["a shape 0"])
+    assert files(more) == before
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rank": 2, "alpha": 1.0, "mixed_precision": "bf16", "target_modules": ["to_q", "conv1"]},
+        {"adapter": "full", "ema_decay": 0.9},
+        {"adapter": "parts", "parts": ["cross_attention"], "reinitialize": ["conv_in"]},
+        {"ema_decay": 0.9, "save_every_n_steps": None, "checkpointing_steps": 2, "steps": 3},
+    ],
+    ids=["lora", "full", "parts", "checkpoint"],
+)
+def test_a_picture_drawn_afterwards_is_the_one_that_the_training_draws(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    late = asking(make_order(tmp_path, prompts=True, **{**SETTINGS, **settings}), 0)
+    if settings.get("adapter") == "parts":
+        make_unet(tmp_path / "wide", cross_attention_dim=24)
+        wide = {"unet": Weights(path=str(tmp_path / "wide")), "text_projection": "new"}
+        late = late.model_copy(update=wide)
+    early = asking(late, 0, 1, 2).model_copy(update={"output": str(tmp_path / "early")})
+    for order in (late, early):
+        Training(order).run()
+    late = asking(late, 2, 0, 1)
+    drawn = drawing.draw_missing(late, wanted(late))
+    expected = read_rows(Layout(early).samples, wanted(early))
+    at_hand = (0, 2, 3) if "checkpointing_steps" in settings else (0, 3, 4)
+    for step in range(late.trainer.steps or 0):
+        assert (set(late.picture_keys()) <= drawn[step].keys()) == (step in at_hand)
+        for key in drawn[step]:
+            torch.testing.assert_close(drawn[step][key], expected[step][key], rtol=0, atol=1e-5)
+
+
+def test_a_killed_drawing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    order = asking(make_order(tmp_path, prompts=True, **SETTINGS), 0)
+    build(order, tmp_path)
+    more = asking(order, 0, 1)
+    path = str(write_order(more, tmp_path / "more.json"))
+    write = drawing.write_row
+
+    def write_and_die(*arguments: Any) -> None:
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(drawing, "write_row", write_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        decode.write_samples(more)
+    monkeypatch.undo()
+    assert not are_drawn(more, wanted(more))
+    capfd.readouterr()
+    assert decode.main([path]) == 0
+    said = capfd.readouterr().err
+    assert "of step 0 drawn" not in said
+    assert "of step 3 drawn" in said and "of step 4 drawn" in said
+    assert are_drawn(more, wanted(more))
+
+
+def test_copies_and_rows_of_another_training_draw_nothing(tmp_path: Path) -> None:
+    order = asking(make_order(tmp_path, prompts=True, **SETTINGS), 0)
+    Training(order).run()
+    other = asking(make_order(tmp_path, prompts=True, **{**SETTINGS, "learning_rate": 1e-3}), 0, 1)
+    copy = Layout(order).saved / "step-000003"
+    kept = tmp_path / "kept"
+    copy.rename(kept)
+    Training(other.model_copy(update={"trainer": _without_copies(other)})).run()
+    assert not list(Layout(order).saved.iterdir())
+    kept.rename(copy)
+    for path in Layout(order).samples.iterdir():
+        path.unlink()
+    drawn = drawing.draw_missing(other, wanted(other))
+    assert list(drawn) == [0, 4]
+
+
+def _without_copies(order: TrainingOrder) -> SdTrainer:
+    return order.trainer.model_copy(update={"save_every_n_steps": None})
+
+
+def test_only_what_shapes_the_weights_trains_again(tmp_path: Path) -> None:
+    order = make_order(tmp_path)
+    pictures = ({"seed": 1}, {"prompts": ["x"]}, {"guidance_scale": 2.0}, {"every": 7})
+    for changes in (
+        *({"samples": each} for each in pictures),
+        {"accelerate_config": "elsewhere.yaml"},
+        {"checkpointing_steps": 7},
+        {"save_every_n_epochs": 2},
+    ):
+        assert wanted(make_order(tmp_path, **changes)) == wanted(order)
+    for each in pictures:
+        assert make_order(tmp_path, samples=each).pictures_digest() != order.pictures_digest()
+    unguided = [{"guidance_scale": 1, "negative_prompt": text} for text in ("", "grey")]
+    one, other = (make_order(tmp_path, samples=each) for each in unguided)
+    assert one.pictures_digest() == other.pictures_digest()
+    for changes in ({"rank": 2}, {"learning_rate": 1e-3}, {"seed": 1}, {"ema_decay": 0.9}):
+        assert wanted(make_order(tmp_path, **changes)) != wanted(order)
+        assert make_order(tmp_path, **changes).pictures_digest() == order.pictures_digest()
+
+
+def test_another_version_of_the_trainer_trains_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = make_order(tmp_path)
+    before = wanted(order)
+    old = {key: value for key, value in before.model_dump().items() if key != "version"}
+    assert type(before).model_validate(old) == before
+    monkeypatch.setattr("latentmake.training.result.TRAINER_VERSION", 2)
+    assert wanted(order) != before
+
+
+def test_a_default_is_changed_with_the_version_alone() -> None:
+    """Settings that have their default are no part of the digest."""
+    defaults = SdTrainer(kind="sd").model_dump(mode="json", exclude={"samples"})
+    assert {key: defaults[key] for key in DEFAULTS} == DEFAULTS
+
+
+DEFAULTS = {
+    "adapter": "lora",
+    "rank": 8,
+    "alpha": None,
+    "target_modules": ["to_q", "to_k", "to_v", "to_out.0"],
+    "parts": [],
+    "reinitialize": [],
+    "steps": None,
+    "epochs": None,
+    "optimizer": "adamw",
+    "optimizer_arguments": {},
+    "learning_rate": 1e-4,
+    "lr_scheduler": "constant",
+    "lr_warmup_steps": 0,
+    "lr_min_ratio": 0.0,
+    "train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "max_grad_norm": 1.0,
+    "weight_decay": 0.01,
+    "prediction_type": None,
+    "snr_gamma": None,
+    "noise_offset": 0.0,
+    "ema_decay": None,
+    "mixed_precision": "no",
+    "gradient_checkpointing": False,
+    "attention": "sdpa",
+    "torch_compile": False,
+    "deterministic": False,
+    "seed": 0,
+}

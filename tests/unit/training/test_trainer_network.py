@@ -1,0 +1,117 @@
+"""The UNet: loaded from what users have, refused with one line where it does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from latentmake.config import SdTrainer, Weights
+from latentmake.errors import ModelError, TrainingError
+from latentmake.training.sd import network
+from safetensors.torch import load_file, save_file
+from trainer_world import TEXT_WIDTH, make_unet, make_vae
+
+
+@pytest.fixture(scope="module")
+def unet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_unet(tmp_path_factory.mktemp("network") / "unet")
+
+
+def test_a_single_file_gives_the_network_of_its_folder(unet: Path, tmp_path: Path) -> None:
+    single = tmp_path / "model.safetensors"
+    single.write_bytes((unet / "diffusion_pytorch_model.safetensors").read_bytes())
+    weights = Weights(path=str(single), config=str(unet / "config.json"))
+    loaded, expected = network.load_unet(weights), network.load_unet(Weights(path=str(unet)))
+    assert loaded.config.block_out_channels == expected.config.block_out_channels
+    for name, value in expected.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def test_a_single_file_needs_its_configuration(unet: Path, tmp_path: Path) -> None:
+    single = tmp_path / "model.safetensors"
+    single.write_bytes((unet / "diffusion_pytorch_model.safetensors").read_bytes())
+    with pytest.raises(ModelError, match="set the UNet's `config`"):
+        network.load_unet(Weights(path=str(single)))
+
+
+def _only_line(error: pytest.ExceptionInfo[ModelError]) -> str:
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_missing_weights_are_never_made_up(unet: Path, tmp_path: Path, form: str) -> None:
+    tensors = load_file(unet / "diffusion_pytorch_model.safetensors")
+    tensors.pop("conv_in.weight")
+    (tmp_path / "config.json").write_bytes((unet / "config.json").read_bytes())
+    file = tmp_path / "diffusion_pytorch_model.safetensors"
+    save_file(tensors, file)
+    with pytest.raises(ModelError) as error:
+        network.load_unet(Weights(path=str(tmp_path if form == "folder" else file)))
+    assert str(tmp_path) in _only_line(error)
+
+
+def test_a_truncated_file_is_named(unet: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((unet / "config.json").read_bytes())
+    whole = (unet / "diffusion_pytorch_model.safetensors").read_bytes()
+    (tmp_path / "diffusion_pytorch_model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(ModelError, match="cannot be loaded") as error:
+        network.load_unet(Weights(path=str(tmp_path)))
+    assert str(tmp_path) in _only_line(error)
+
+
+def test_another_kind_of_network_is_refused(tmp_path: Path) -> None:
+    make_vae(tmp_path / "vae")
+    with pytest.raises(ModelError, match="holds AutoencoderKL, not a UNet"):
+        network.load_unet(Weights(path=str(tmp_path / "vae")))
+
+
+def test_a_unet_with_added_conditions_is_refused(tmp_path: Path) -> None:
+    make_unet(
+        tmp_path / "xl",
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=64,
+    )
+    with pytest.raises(ModelError, match=r"Stable Diffusion 1\.x and 2\.x"):
+        network.load_unet(Weights(path=str(tmp_path / "xl")))
+
+
+def test_wrong_widths_are_named(unet: Path) -> None:
+    loaded = network.load_unet(Weights(path=str(unet)))
+    network.check_latents(loaded, 4, "u")
+    assert network.make_projection(loaded, None, TEXT_WIDTH, "u") is None
+    with pytest.raises(ModelError, match="takes 4 channels and gives 4, but the latents have 16"):
+        network.check_latents(loaded, 16, "u")
+    with pytest.raises(ModelError, match=f"{TEXT_WIDTH} wide, but the captions' are 1024 wide"):
+        network.make_projection(loaded, None, 1024, "u")
+
+
+def test_a_misspelt_layer_is_named(unet: Path) -> None:
+    loaded = network.load_unet(Weights(path=str(unet)))
+    settings = SdTrainer(kind="sd", target_modules=["to_q", "to_kk"])
+    with pytest.raises(TrainingError, match="no layer of the UNet is named `to_kk`"):
+        network.adapt(network.Denoiser(loaded), settings, torch.float32)
+
+
+def test_a_new_lora_changes_nothing_and_trains_float32_over_narrower_weights(unet: Path) -> None:
+    loaded = network.load_unet(Weights(path=str(unet)))
+    random = torch.Generator().manual_seed(0)
+    inputs = (
+        torch.randn(1, 4, 8, 8, generator=random),
+        torch.tensor([5]),
+        torch.randn(1, 7, TEXT_WIDTH, generator=random),
+    )
+    with torch.no_grad():
+        before = loaded(*inputs).sample
+        lora = SdTrainer(kind="sd", rank=2)
+        network.adapt(network.Denoiser(loaded), lora, torch.float32)
+        assert torch.equal(loaded(*inputs).sample, before)
+    narrow = network.Denoiser(network.load_unet(Weights(path=str(unet))))
+    network.adapt(narrow, SdTrainer(kind="sd", rank=2), torch.bfloat16)
+    trained = network.trained_state(narrow)
+    assert {value.dtype for value in trained.values()} == {torch.float32}
+    assert narrow.unet.conv_in.weight.dtype == torch.bfloat16
+    assert json.loads((unet / "config.json").read_text())["cross_attention_dim"] == TEXT_WIDTH

@@ -1,0 +1,517 @@
+"""Whole trainings: what they write, that they learn, and that a kill changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from latentmake.config import Weights
+from latentmake.errors import (
+    CacheError,
+    ModelError,
+    StorageError,
+    TrainingError,
+    UserError,
+    storage_error,
+)
+from latentmake.models.recipe import training_digest
+from latentmake.training.order import TrainingOrder, Wanted, read_order
+from latentmake.training.result import History, Layout, sample_steps, wanted
+from latentmake.training.sd import checkpoint, network
+from latentmake.training.sd.batch_order import generator
+from latentmake.training.sd.launch import train
+from latentmake.training.sd.sampling import read_rows
+from latentmake.training.sd.train import Training
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trainer_world import TEXT_WIDTH, make_manifest, make_order, make_unet, write_order
+
+STEPS = 40
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+SETTINGS: dict[str, Any] = {
+    "steps": STEPS,
+    "rank": 4,
+    "alpha": 2.0,
+    "target_modules": ["to_q", "to_k", "to_v", "to_out.0", "conv1"],
+    "learning_rate": 1e-2,
+    "lr_scheduler": "cosine",
+    "lr_warmup_steps": 2,
+    "gradient_accumulation_steps": 2,
+    "checkpointing_steps": 6,
+    "seed": 7,
+    "samples": {"num_inference_steps": 2},
+}
+
+
+class Launched(NamedTuple):
+    root: Path
+    order: TrainingOrder
+    path: Path
+    receipt: dict[str, Any]
+
+    def again(self) -> str:
+        """Train once more, and return the log."""
+        log = self.root / "again.log"
+        train(self.path, log=log, receipt=self.root / "again.json", threads=1)
+        return log.read_text()
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    root = tmp_path_factory.mktemp("launched")
+    # As where a rule has yet to make the network: its digest is taken when training starts.
+    order = make_order(root, prompts=True, **SETTINGS).model_copy(update={"weights": ""})
+    path = write_order(order, root / "order.json")
+    train(path, log=root / "train.log", receipt=root / "receipt.json", threads=1)
+    return Launched(root, order, path, json.loads((root / "receipt.json").read_text()))
+
+
+def _inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(4)
+    return (
+        torch.randn(2, 4, 8, 8, generator=random),
+        torch.tensor([3, 700]),
+        torch.randn(2, 7, TEXT_WIDTH, generator=random),
+    )
+
+
+def _pipeline(order: TrainingOrder) -> Any:
+    return StableDiffusionPipeline(
+        vae=None,
+        text_encoder=None,
+        tokenizer=None,
+        unet=UNet2DConditionModel.from_pretrained(order.unet.path),
+        scheduler=DDIMScheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def test_the_receipt_tells_what_was_trained(launched: Launched) -> None:
+    receipt, layout = launched.receipt, Layout(launched.order)
+    assert receipt["wanted"] == wanted(launched.order).model_dump()
+    assert receipt["wanted"]["weights"] == training_digest(
+        launched.order.unet, launched.order.scheduler
+    )
+    assert receipt["weights"] == str(layout.weights)
+    assert receipt["samples"] == str(layout.grid)
+    assert receipt["steps"] == STEPS
+    assert receipt["loss_end"] < receipt["loss_start"]
+
+
+def test_the_log_has_losses(launched: Launched) -> None:
+    log = (launched.root / "train.log").read_text()
+    assert f"loss at the end: {launched.receipt['loss_end']:.4f}" in log
+    assert f"loss at the start: {launched.receipt['loss_start']:.4f}" in log
+
+
+def test_a_pipeline_with_the_lora_predicts_what_the_trained_network_does(
+    launched: Launched,
+) -> None:
+    order = make_order(launched.root, output="lora", **{**SETTINGS, "steps": 6})
+    training = Training(order)
+    training.run()
+    trained = training.learner.denoiser.unet.eval()
+    pipeline = _pipeline(order)
+    with torch.no_grad():
+        plain = pipeline.unet(*_inputs()).sample
+        pipeline.load_lora_weights(order.output)
+        loaded = pipeline.unet(*_inputs()).sample
+        expected = trained(*_inputs()).sample
+    assert torch.equal(loaded, expected)
+    assert not torch.allclose(plain, expected, atol=1e-3)
+    (adapter,) = pipeline.unet.peft_config.values()
+    assert (adapter.r, adapter.lora_alpha) == (4, 2.0)
+
+
+def test_the_launched_lora_loads_too(launched: Launched) -> None:
+    pipeline = _pipeline(launched.order)
+    with torch.no_grad():
+        before = pipeline.unet(*_inputs()).sample
+        pipeline.load_lora_weights(launched.order.output)
+        assert not torch.allclose(pipeline.unet(*_inputs()).sample, before, atol=1e-3)
+
+
+def test_sample_pictures_lie_in_one_grid(launched: Launched) -> None:
+    layout = Layout(launched.order)
+    rows = read_rows(layout.samples, wanted(launched.order))
+    assert list(rows) == sorted(sample_steps(launched.order, STEPS)) == [0, 10, 20, 30, 40]
+    keys = launched.order.picture_keys()
+    assert {tuple(row[key].shape) for row in rows.values() for key in keys} == {(4, 4, 8)}
+    assert not torch.equal(rows[0][keys[0]], rows[40][keys[0]])
+    with Image.open(layout.grid) as grid:
+        assert grid.width > 2 * 128
+        assert grid.height > 5 * 64
+
+
+def test_scalars_are_there_for_each_step(launched: Launched) -> None:
+    events = EventAccumulator(str(Layout(launched.order).scalars))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {
+        *("loss", "raw_loss", "learning_rate", "gradient_norm", "qk_grads_av"),
+        *("epoch", "images_per_second"),
+    }
+    for name in events.Tags()["scalars"]:
+        assert [event.step for event in events.Scalars(name)] == list(range(1, STEPS + 1))
+
+
+def test_one_checkpoint_stays(launched: Launched) -> None:
+    folders = sorted(each.name for each in Layout(launched.order).checkpoints.iterdir())
+    assert folders == ["step-000036"]
+
+
+def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:
+    weights = Layout(launched.order).weights
+    before = weights.stat().st_mtime_ns
+    assert launched.again() == f"tiny: already trained on exactly this: {weights}\n"
+    assert weights.stat().st_mtime_ns == before
+    assert json.loads((launched.root / "again.json").read_text()) == launched.receipt
+
+
+def _start(path: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "latentmake.training.sd.train", str(path)],
+        env={**environment, "HF_HUB_OFFLINE": "1"},
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
+    order = launched.order.model_copy(update={"output": str(launched.root / "killed")})
+    path = write_order(order, launched.root / "killed.json")
+    layout = Layout(order)
+    child = _start(path)
+    deadline = time.monotonic() + 600
+    while not checkpoint.find(layout.checkpoints, wanted(order)):
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    time.sleep(0.05)  # some steps past the checkpoint
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert child.stderr is not None
+    child.stderr.close()
+    assert not layout.weights.exists()
+    assert not layout.record.exists()
+
+    second = _start(path)
+    _, said = second.communicate()
+    assert second.returncode == 0, said.decode()
+    assert b"going on from step" in said
+    first = Layout(launched.order)
+    assert layout.weights.read_bytes() == first.weights.read_bytes()
+    for mine, theirs in zip(
+        sorted(layout.samples.iterdir()), sorted(first.samples.glob("*.safetensors")), strict=True
+    ):
+        assert mine.read_bytes() == theirs.read_bytes()
+    record = json.loads(layout.record.read_text())
+    expected = json.loads(first.record.read_text())
+    assert record.pop("seconds") > 0
+    assert expected.pop("seconds") > 0
+    assert record == expected
+    events = EventAccumulator(str(layout.scalars))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == list(range(1, STEPS + 1))
+
+
+def _contradict(path: Path, header: str, to: str) -> None:
+    """Change a file's header in as many bytes, and keep its mtime."""
+    data, stat = path.read_bytes(), path.stat()
+    assert data.count(header.encode()) == 1 and len(header) == len(to)
+    path.write_bytes(data.replace(header.encode(), to.encode()))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "to"),
+    [
+        ("16", '"shape":[4,8,8]', '"shape":[4,8,9]'),
+        ("16", '"shape":[4,8,8]', '"shape":[8,8,4]'),
+        ("16x8", '"shape":[4,4,8]', '"shape":[4,8,4]'),
+        ("16", '"dtype":"F32"', '"dtype":"I32"'),
+        ("16", '"dtype":"F32"', '"dtype":"F64"'),
+        ("text", '"shape":[7,16]', '"shape":[9,16]'),
+        ("text", '"shape":[7,16]', '"shape":[16,7]'),
+        ("text", '"dtype":"F32"', '"dtype":"F16"'),
+    ],
+)
+def test_a_cache_file_whose_header_contradicts_its_values_is_named_with_its_repair(
+    tmp_path: Path, kind: str, header: str, to: str
+) -> None:
+    order = make_order(tmp_path).model_copy(update={"captions": 2})
+    bad = tmp_path / f"cache/{kind}/1.safetensors"
+    _contradict(bad, header, to)
+    path = write_order(order, tmp_path / "order.json")
+    with pytest.raises(UserError) as error:
+        train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json", threads=1)
+    said = str(error.value)
+    assert str(bad) in said and "\n" not in said
+    assert "delete it and give the build's command again, which encodes it anew" in said
+
+
+@pytest.mark.parametrize("kind", ["16", "text"])
+def test_a_cache_file_with_nan_is_named_before_the_first_step(tmp_path: Path, kind: str) -> None:
+    order = make_order(tmp_path)
+    bad = tmp_path / f"cache/{kind}/1.safetensors"
+    with safe_open(bad, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(bad)
+    for each in tensors.values():
+        each.view(-1)[3] = float("nan")
+    save_file(tensors, bad, metadata)
+    with pytest.raises(CacheError, match="NaN or infinite values; delete it and give") as error:
+        Training(order).run()
+    assert error.value.where == str(bad)
+    assert not Layout(order).checkpoints.exists()
+
+
+def test_a_mistake_of_the_user_ends_a_training_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    order = make_order(tmp_path, target_modules=["to_q", "to_kk"])
+    path, log = write_order(order, tmp_path / "order.json"), tmp_path / "log"
+    with pytest.raises(TrainingError, match=r"run tiny: .*no layer of the UNet is named `to_kk`"):
+        train(path, log=log, receipt=tmp_path / "receipt.json", threads=1)
+    assert capfd.readouterr().err == ""
+    assert log.read_bytes() == b""
+    assert not [each for each in Path(order.output).iterdir() if each.name.startswith(".")]
+
+
+def test_a_new_lock_trains_anew_and_keeps_the_old_result_until_then(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=2, checkpointing_steps=1)
+    Training(order).run()
+    layout = Layout(order)
+    old = layout.weights.read_bytes()
+    other = make_order(tmp_path, steps=2, checkpointing_steps=1, learning_rate=1e30)
+    with pytest.raises(TrainingError, match="is NaN or infinite"):
+        Training(other).run()
+    assert layout.weights.read_bytes() == old
+    assert layout.record.is_file()
+    (tmp_path / "dataset.lock").write_text(json.dumps({"digest": "e" * 64}))
+    changed = wanted(order)
+    training = Training(order)
+    training.run()
+    assert json.loads(layout.record.read_text())["wanted"] == changed.model_dump()
+    # Those of the trainings before are gone.
+    assert [each.name for each in layout.checkpoints.iterdir()] == ["step-000002"]
+    assert checkpoint.find(layout.checkpoints, changed)
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=30, checkpointing_steps=1, learning_rate=1e12)
+    with pytest.raises(TrainingError, match="is NaN or infinite at step") as error:
+        Training(order).run()
+    (newest, *_) = checkpoint.find(Layout(order).checkpoints, wanted(order))
+    assert f"at step {newest.progress.step + 1}, for " in str(error.value)
+    assert f"the checkpoint of step {newest.progress.step} is kept" in str(error.value)
+    loaded = checkpoint.load(newest)
+    assert loaded is not None
+    assert all(torch.isfinite(value).all() for value in loaded[0].values())
+    assert not Layout(order).weights.exists()
+
+
+def test_a_damaged_checkpoint_is_left_aside(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    order = make_order(tmp_path, steps=4, checkpointing_steps=1)
+    Training(order).run()
+    layout = Layout(order)
+    expected = layout.weights.read_bytes()
+    layout.record.unlink()
+    layout.weights.unlink()
+    Training(order).run()
+    assert "going on from step 4" in capfd.readouterr().err
+    assert layout.weights.read_bytes() == expected
+
+    layout.record.unlink()
+    (folder,) = layout.checkpoints.iterdir()
+    state = folder / "state.pt"
+    state.write_bytes(state.read_bytes()[:100])
+    Training(order).run()
+    assert "is damaged and left aside" in capfd.readouterr().err
+    assert layout.weights.read_bytes() == expected
+
+
+def test_few_checkpoints_are_kept(tmp_path: Path) -> None:
+    ours = Wanted(data="1", settings="2", weights="3")
+    theirs = Wanted(data="1", settings="2", weights="4")
+    tensors = {"a": torch.ones(2)}
+    for step, want in ((5, theirs), (10, ours), (15, ours), (20, ours), (30, theirs)):
+        progress = checkpoint.Progress(
+            wanted=want, step=step, loss_start=1.0, seconds=2.0, history=History()
+        )
+        checkpoint.save(tmp_path, progress, (tensors, {"optimizer": {}}))
+
+    def names() -> list[str]:
+        return sorted(each.name for each in tmp_path.iterdir())
+
+    checkpoint.prune(tmp_path, ours, 2, others=False)
+    assert names() == ["step-000005", "step-000015", "step-000020", "step-000030"]
+    assert [each.progress.step for each in checkpoint.find(tmp_path, ours)] == [20, 15]
+    (tmp_path / ".step-000025.latentmake-partial").mkdir()
+    checkpoint.prune(tmp_path, ours, 1, others=True)
+    assert names() == ["step-000020"]
+
+
+def test_a_whole_unet_is_written_as_diffusers_reads_it(tmp_path: Path) -> None:
+    order = make_order(
+        tmp_path, adapter="full", steps=60, learning_rate=3e-3, train_batch_size=3, seed=1
+    )
+    training = Training(order)
+    training.run()
+    layout = Layout(order)
+    loaded = UNet2DConditionModel.from_pretrained(layout.unet)
+    with torch.no_grad():
+        assert torch.equal(
+            loaded(*_inputs()).sample, training.learner.denoiser.unet.eval()(*_inputs()).sample
+        )
+    record = json.loads(layout.record.read_text())
+    assert record["loss_end"] < 0.6 * record["loss_start"]
+    losses = [loss for _, loss in record["history"]]
+    assert sum(losses[-5:]) < sum(losses[:5])
+    # A LoRA afterwards takes its place.
+    lora = make_order(tmp_path, steps=1)
+    Training(lora).run()
+    assert not layout.unet.exists()
+    assert load_file(Layout(lora).weights)
+
+
+def test_v_prediction_learns(tmp_path: Path) -> None:
+    order = make_order(
+        tmp_path, adapter="full", steps=40, learning_rate=3e-3, prediction_type="v_prediction"
+    )
+    Training(order).run()
+    record = json.loads(Layout(order).record.read_text())
+    assert record["loss_end"] < 0.8 * record["loss_start"]
+
+
+def test_each_item_of_a_step_counts_the_same_in_full_and_short_batches(tmp_path: Path) -> None:
+    """Three items of one shape, two of them in the first batch, with and without padding."""
+    make_manifest(tmp_path, tokens=(7, 4, 7))
+    items = [json.loads(row) for row in (tmp_path / "manifest.jsonl").read_text().splitlines()[:3]]
+    for item in items:
+        item["repeats"] = 1
+        item["latents"].pop("16x8")
+    (tmp_path / "manifest.jsonl").write_text("\n".join(json.dumps(item) for item in items))
+    order = make_order(
+        tmp_path, train_batch_size=2, gradient_accumulation_steps=2, max_grad_norm=1e9
+    )
+    training = Training(order)
+    cut = list(training.schedule.batches(0, 1, 1))
+    assert sorted(map(len, cut)) == [1, 2]
+    random = generator(0, "noise", 1, 0)
+    losses = []
+    for part in cut:
+        batch = training.caches.batch(part)
+        noise, timesteps = training.objective.draw(batch.latents.shape, random)
+        losses.append(training._losses(training.learner.network, batch, noise, timesteps).raw)
+    expected = torch.cat(losses).mean()
+    gradients = torch.autograd.grad(expected, training.learner.parameters)
+    step = training._one_step(1, map(training.caches.batch, cut))
+    assert step.loss == step.raw_loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert step.gradient_norm == pytest.approx(
+        float(torch.cat([each.flatten() for each in gradients]).norm()), rel=1e-4
+    )
+    assert step.learning_rate == order.trainer.learning_rate
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"cross_attention_dim": 24}, "24 wide, but the captions' are 16 wide"),
+        ({"in_channels": 9}, "takes 9 channels and gives 4, but the latents have 4"),
+    ],
+)
+def test_a_network_that_does_not_fit_the_caches_is_named(
+    tmp_path: Path, changes: dict[str, int], match: str
+) -> None:
+    order = make_order(tmp_path)
+    unet = make_unet(tmp_path / "other", **changes)
+    with pytest.raises(ModelError, match=match) as error:
+        Training(order.model_copy(update={"unet": Weights(path=str(unet))}))
+    assert str(unet) in str(error.value)
+
+
+def test_a_missing_prompt_is_named(tmp_path: Path) -> None:
+    order = make_order(tmp_path, prompts=True)
+    missing = order.prompts[0].model_copy(update={"text": str(tmp_path / "none.safetensors")})
+    with pytest.raises(CacheError, match=r"none\.safetensors"):
+        Training(order.model_copy(update={"prompts": [missing]}))
+
+
+def test_a_fault_of_the_trainer_is_one_line_for_the_build(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=1)
+    (tmp_path / "manifest.jsonl").write_text("")
+    path = write_order(order, tmp_path / "order.json")
+    log, receipt = tmp_path / "log", tmp_path / "receipt.json"
+    with pytest.raises(TrainingError, match="nothing to train on") as error:
+        train(path, log=log, receipt=receipt, threads=1)
+    assert "\n" not in str(error.value)
+    assert str(log) in str(error.value)
+    assert not receipt.exists()
+
+
+def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="order cannot be read"):
+        read_order(tmp_path / "none.json", TrainingOrder)
+    (tmp_path / "bad.json").write_text('{"run": 3}')
+    with pytest.raises(TrainingError, match="is not a training order") as error:
+        read_order(tmp_path / "bad.json", TrainingOrder)
+    assert "\n" not in str(error.value)
+    order = make_order(tmp_path)
+    (tmp_path / "dataset.lock").write_text("{}")
+    with pytest.raises(TrainingError, match="lock"):
+        wanted(order)
+
+
+def test_samples_are_drawn_at_the_start_the_end_and_between(tmp_path: Path) -> None:
+    order = make_order(tmp_path, prompts=True, steps=10)
+    assert sorted(sample_steps(order, 10)) == [0, 2, 5, 7, 10]
+    order = make_order(tmp_path, prompts=True, steps=10, samples={"every": 4})
+    assert sorted(sample_steps(order, 10)) == [0, 4, 8, 10]
+    assert not sample_steps(make_order(tmp_path, steps=10), 10)
+
+
+def test_an_adapter_of_another_network_is_refused(tmp_path: Path) -> None:
+    order = make_order(tmp_path)
+    denoiser = network.Denoiser(network.load_unet(order.unet))
+    network.adapt(denoiser, order.trainer, torch.float32)
+    state = network.trained_state(denoiser)
+    missing = next(iter(state))
+    shape = {**state, missing: torch.zeros(1)}
+    state.pop(missing)
+    with pytest.raises(ValueError, match=f"only one of the two trains {missing}"):
+        network.load_trained(denoiser, state)
+    with pytest.raises(ValueError, match=f"{missing} has another shape"):
+        network.load_trained(denoiser, shape)
+
+
+def test_a_missing_configuration_of_accelerate_is_named(tmp_path: Path) -> None:
+    order = make_order(tmp_path, accelerate_config=str(tmp_path / "none.yaml"))
+    path = write_order(order, tmp_path / "order.json")
+    with pytest.raises(TrainingError, match=r"none\.yaml: this configuration of accelerate"):
+        train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json")
+
+
+def test_a_full_disk_is_named_as_such() -> None:
+    """torch's archive writer itself does not say what failed."""
+    with pytest.raises((OSError, RuntimeError)) as error:
+        torch.save({"a": torch.ones(100_000)}, "/dev/full")
+    fault = storage_error(error.value, "here")
+    assert isinstance(fault, StorageError)
+    assert "no space left" in str(fault)
+    assert storage_error(RuntimeError("anything else"), "here") is None
+    assert isinstance(storage_error(SafetensorError("I/O: os error 28"), "here"), StorageError)

@@ -1,0 +1,169 @@
+"""Sample pictures: drawn the same each time, shown in one grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from latentmake.caches.encoders.vae import load_vae
+from latentmake.config import Weights
+from latentmake.training.order import Wanted
+from latentmake.training.sd.batch_order import generator
+from latentmake.training.sd.decode import decode, draw_grid
+from latentmake.training.sd.objective import load_noise_schedule
+from latentmake.training.sd.sampling import Picture, Sampler, clear_rows, read_rows, write_row
+from PIL import Image
+from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae
+
+CPU = torch.device("cpu")
+OURS = Wanted(data="1", settings="2", weights="3")
+THEIRS = Wanted(data="1", settings="2", weights="4")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("samples")
+    make_unet(root / "unet")
+    make_vae(root / "vae")
+    make_scheduler(root / "scheduler", steps_offset=1)  # the pipeline insists on that
+    return root
+
+
+def _pictures(*texts: torch.Tensor) -> list[Picture]:
+    return [Picture(str(number), text, (3, number)) for number, text in enumerate(texts)]
+
+
+def _texts(*tokens: int) -> list[torch.Tensor]:
+    return [
+        torch.randn(count, TEXT_WIDTH, generator=generator("text", count, number))
+        for number, count in enumerate(tokens)
+    ]
+
+
+def test_sampling_is_that_of_the_pipeline_with_ddim(folder: Path) -> None:
+    unet = UNet2DConditionModel.from_pretrained(folder / "unet")
+    schedule = load_noise_schedule(folder / "scheduler", None)
+    text, negative = _texts(7, 7)
+    sampler = Sampler(
+        schedule, negative, shape=(4, 8, 8), steps=6, guidance=4.0, pictures=_pictures(text)
+    )
+    (drawn,) = sampler.draw(unet, device=CPU, dtype=torch.float32).values()
+    pipeline: Any = StableDiffusionPipeline(
+        vae=load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32),
+        text_encoder=None,
+        tokenizer=None,
+        unet=unet,
+        scheduler=DDIMScheduler.from_config(schedule.config),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    noise = torch.randn((1, 4, 8, 8), generator=generator(3, 0))
+    expected = pipeline(
+        prompt_embeds=text[None],
+        negative_prompt_embeds=negative[None],
+        latents=noise,
+        num_inference_steps=6,
+        guidance_scale=4.0,
+        output_type="latent",
+    ).images
+    torch.testing.assert_close(drawn[None], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_guidance_takes_embeddings_of_two_lengths(folder: Path) -> None:
+    unet = UNet2DConditionModel.from_pretrained(folder / "unet")
+    schedule = load_noise_schedule(folder / "scheduler", "v_prediction")
+    text, same = _texts(7, 7)
+    short = same[:3]
+
+    def draw(negative: torch.Tensor | None, guidance: float) -> torch.Tensor:
+        sampler = Sampler(
+            schedule,
+            negative,
+            shape=(4, 4, 8),
+            steps=3,
+            guidance=guidance,
+            pictures=_pictures(text, text),
+        )
+        return torch.stack([*sampler.draw(unet, device=CPU, dtype=torch.float32).values()])
+
+    drawn = draw(short, 3.0)
+    assert drawn.shape == (2, 4, 4, 8)
+    assert not torch.equal(drawn[0], drawn[1])  # each column has noise of its own
+    assert torch.equal(drawn, draw(short, 3.0))
+    assert not torch.equal(drawn, draw(same, 3.0))
+    assert torch.equal(draw(None, 3.0), draw(short, 1.0))
+
+
+def test_pictures_drawn_together_are_those_drawn_alone(folder: Path) -> None:
+    unet = UNet2DConditionModel.from_pretrained(folder / "unet")
+    schedule = load_noise_schedule(folder / "scheduler", None)
+    texts = _texts(7, 4, 7)
+    one, two = (
+        Sampler(
+            schedule,
+            texts[1],
+            shape=(4, 8, 8),
+            steps=3,
+            guidance=2.0,
+            pictures=_pictures(*texts),
+            batch=batch,
+        ).draw(unet, device=CPU, dtype=torch.float32)
+        for batch in (1, 2)
+    )
+    assert [each.shape for each in one.values()] == [(4, 8, 8)] * 3
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_another_training_are_not_mixed_in(tmp_path: Path) -> None:
+    for step, wanted in ((0, OURS), (10, THEIRS), (1_000_000, OURS), (5, OURS)):
+        write_row(tmp_path, step, {"key": torch.full((4, 2, 2), float(step))}, wanted)
+    assert list(read_rows(tmp_path, OURS)) == [0, 5, 1_000_000]
+    clear_rows(tmp_path, OURS)
+    assert not read_rows(tmp_path, THEIRS)
+    assert len(read_rows(tmp_path, OURS)) == 3
+    clear_rows(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_latents_are_decoded_to_pictures(folder: Path) -> None:
+    vae = load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32)
+    picture = decode(vae, torch.zeros(4, 4, 8))
+    assert (picture.size, picture.mode) == ((16, 8), "RGB")
+
+
+def _cells(grid: Image.Image, colours: list[tuple[int, int, int]]) -> dict[Any, Any]:
+    """Return where each colour lies in the grid: (left, top, right, bottom)."""
+    found = {}
+    for colour in colours:
+        mask = Image.new("1", grid.size)
+        mask.putdata([pixel == colour for pixel in grid.get_flattened_data()])
+        found[colour] = mask.getbbox()
+    return found
+
+
+def test_the_grid_has_a_row_a_step_and_a_column_a_prompt() -> None:
+    colours = [[(10 + 40 * row, 100, 50 + 60 * column) for column in range(2)] for row in range(3)]
+    rows = [
+        (step, [Image.new("RGB", (16, 8), colour) for colour in line])
+        for step, line in zip((0, 50, 100), colours, strict=True)
+    ]
+    prompts = ["short", "a very long prompt " * 20 + "withawordthatislongerthanthewholecolumn"]
+    grid = draw_grid(rows, prompts)
+    boxes = _cells(grid, [colour for line in colours for colour in line])
+    assert all(box[2] - box[0] == 128 and box[3] - box[1] == 64 for box in boxes.values())
+    lefts = [[boxes[colour][0] for colour in line] for line in colours]
+    tops = [[boxes[colour][1] for colour in line] for line in colours]
+    assert lefts[0] == lefts[1] == lefts[2]
+    assert lefts[0][0] + 128 < lefts[0][1]
+    assert all(line[0] == line[1] for line in tops)
+    assert tops[0][0] + 64 < tops[1][0] < tops[2][0] - 64
+    # Headers above, labels at the left: something is written there.
+    header = grid.crop((lefts[0][1], 0, lefts[0][1] + 128, tops[0][0]))
+    label = grid.crop((0, tops[1][0], lefts[0][0], tops[1][0] + 64))
+    assert min(header.convert("L").get_flattened_data()) < 128
+    assert min(label.convert("L").get_flattened_data()) < 128

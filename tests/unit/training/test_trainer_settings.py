@@ -1,0 +1,533 @@
+"""What the settings of the trainer `sd` do to the network, the loss and the steps."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from hypothesis import given
+from hypothesis import strategies as st
+from latentmake.config import Samples, SdTrainer, Weights
+from latentmake.errors import ModelError, TrainingError, UserError
+from latentmake.index.memo import Memo
+from latentmake.models.projection import load_projection, write_projection
+from latentmake.plan import runs
+from latentmake.training.order import TrainingOrder
+from latentmake.training.result import Layout, wanted
+from latentmake.training.sd import checkpoint, network, unet_parts
+from latentmake.training.sd.batch_order import generator
+from latentmake.training.sd.objective import Objective, load_noise_schedule
+from latentmake.training.sd.optimizers import rate_of
+from latentmake.training.sd.train import Training
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trainer_world import TEXT_WIDTH, make_manifest, make_order, make_scheduler, make_unet
+
+PARTS = {
+    "unet": lambda name: True,
+    "conv_in": lambda name: name.startswith("conv_in."),
+    "conv_out": lambda name: name.startswith("conv_out."),
+    "time_embedding": lambda name: name.startswith("time_embedding."),
+    "mid_block": lambda name: name.startswith("mid_block."),
+    "down_blocks": lambda name: name.startswith("down_blocks."),
+    "up_blocks.1": lambda name: name.startswith("up_blocks.1."),
+    "norms": lambda name: "norm" in name,
+    "attention": lambda name: ".attn1." in name or ".attn2." in name,
+    "cross_attention": lambda name: ".attn2." in name,
+    "cross_attention_qk": lambda name: ".attn2.to_q." in name or ".attn2.to_k." in name,
+    "cross_attention_out": lambda name: ".attn2.to_out." in name,
+}
+
+
+@pytest.fixture(scope="module")
+def unet(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = make_unet(tmp_path_factory.mktemp("settings") / "unet")
+    return network.load_unet(Weights(path=str(folder)))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_all_its_layers_and_no_other(unet: Any, part: str) -> None:
+    names = [name for name, _ in unet.named_parameters()]
+    found = unet_parts.names_of(unet, [part])
+    assert found == {name for name in names if PARTS[part](name)}
+    assert found
+
+
+def test_a_block_that_is_not_there_is_named(unet: Any) -> None:
+    settings = SdTrainer(kind="sd", adapter="parts", parts=["up_blocks.3"])
+    with pytest.raises(TrainingError, match=r"no `up_blocks\.3`"):
+        network.adapt(network.Denoiser(unet), settings, torch.float32)
+    with pytest.raises(ValidationError, match="pattern"):
+        SdTrainer(kind="sd", adapter="parts", parts=["attn2"])
+
+
+def test_parts_alone_are_trained_and_reinitialised_ones_begin_anew(tmp_path: Path) -> None:
+    order = make_order(
+        tmp_path,
+        adapter="parts",
+        parts=["norms"],
+        reinitialize=["conv_out"],
+        steps=3,
+        learning_rate=1e-3,
+    )
+    before = load_file(tmp_path / "unet/diffusion_pytorch_model.safetensors")
+    start = network.trained_state(Training(order).learner.denoiser)
+    Training(order).run()
+    after = load_file(Layout(order).weights)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "norm" in name or "conv_out" in name}
+    assert {name.removeprefix("unet.") for name in start} == changed
+    # Another seed draws other weights; the same one the same.
+    assert torch.equal(
+        start["unet.conv_out.weight"],
+        network.trained_state(Training(order).learner.denoiser)["unet.conv_out.weight"],
+    )
+    other = make_order(tmp_path, adapter="parts", reinitialize=["conv_out"], seed=5)
+    drawn = network.trained_state(Training(other).learner.denoiser)["unet.conv_out.weight"]
+    assert not torch.equal(start["unet.conv_out.weight"], drawn)
+    assert not torch.equal(before["conv_out.weight"], drawn)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"steps": 3, "epochs": 2},
+        {"parts": ["norms"]},
+        {"adapter": "parts"},
+        {"reinitialize": ["norms"]},
+        {"lr_min_ratio": 0.1},
+        {"prediction_type": "flow_matching", "snr_gamma": 5},
+        {"ema_decay": 1},
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        SdTrainer(kind="sd", **settings)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+def test_min_snr_weighs_as_its_paper_says(tmp_path: Path, prediction: Any) -> None:
+    make_scheduler(tmp_path)
+    schedule = load_noise_schedule(tmp_path, prediction)
+    timesteps = torch.tensor([0, 10, 400, 999])
+    betas = torch.linspace(0.0001**0.5, 0.02**0.5, 1000, dtype=torch.float64) ** 2
+    alpha = torch.cumprod(1 - betas, 0)[timesteps]
+    snr = alpha / (1 - alpha)
+    expected = snr.clamp(max=5) / (snr if prediction == "epsilon" else snr + 1)
+    weights = Objective(schedule, snr_gamma=5).weights(timesteps)
+    torch.testing.assert_close(weights, expected.float(), rtol=1e-3, atol=0)
+    assert Objective(schedule).weights(timesteps) is None
+
+
+def test_noise_offset_moves_whole_channels(tmp_path: Path) -> None:
+    make_scheduler(tmp_path)
+    schedule = load_noise_schedule(tmp_path, None)
+    shape = torch.Size((2, 4, 8, 8))
+    plain, timesteps = Objective(schedule).draw(shape, generator("offset"))
+    moved, others = Objective(schedule, noise_offset=0.5).draw(shape, generator("offset"))
+    shift = moved - plain
+    torch.testing.assert_close(shift, shift[..., :1, :1].expand(shape), rtol=0, atol=1e-6)
+    assert 0.1 < float(shift[..., 0, 0].std()) < 1.5
+    assert timesteps.shape == others.shape
+
+
+def test_flow_matching_mixes_and_aims_as_diffusers_does(tmp_path: Path) -> None:
+    FlowMatchEulerDiscreteScheduler(shift=3.0).save_pretrained(tmp_path)
+    objective = Objective(load_noise_schedule(tmp_path, None))
+    random = generator("flow")
+    latents = torch.randn(4, 4, 8, 8, generator=random)
+    noise, timesteps = objective.draw(latents.shape, random)
+    scheduler: Any = FlowMatchEulerDiscreteScheduler.from_pretrained(tmp_path)
+    scheduler.set_timesteps(timesteps=timesteps.sort(descending=True).values.tolist())
+    order = timesteps.argsort(descending=True)
+    # set_timesteps applies the shift again; its own sigmas are replaced by the unshifted.
+    scheduler.sigmas = torch.cat([timesteps[order] / 1000, torch.zeros(1)])
+    scheduler.timesteps = timesteps[order]
+    theirs = scheduler.scale_noise(latents[order], timesteps[order], noise[order])
+    mine = objective.noisy(latents, noise, timesteps)
+    torch.testing.assert_close(mine[order], theirs, rtol=1e-5, atol=1e-5)
+    # A step along the target, all the way, gives back the latents.
+    sigmas = (timesteps / 1000).view(-1, 1, 1, 1)
+    target = objective.target(latents, noise, timesteps)
+    torch.testing.assert_close(mine - sigmas * target, latents, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ModelError, match="flow matching"):
+        Objective(objective.schedule, snr_gamma=5)
+
+
+@pytest.mark.parametrize("kind", ["diffusion", "flow"])
+def test_flow_matching_learns_and_draws_with_either_schedule(tmp_path: Path, kind: str) -> None:
+    if kind == "flow":
+        FlowMatchEulerDiscreteScheduler().save_pretrained(tmp_path / "scheduler")
+    prediction = {"prediction_type": "flow_matching"} if kind == "diffusion" else {}
+    order = make_order(
+        tmp_path,
+        prompts=True,
+        adapter="full",
+        steps=40,
+        learning_rate=3e-3,
+        samples={"num_inference_steps": 3},
+        **prediction,
+    )
+    Training(order).run()
+    record = json.loads(Layout(order).record.read_text())
+    assert record["loss_end"] < 0.8 * record["loss_start"]
+    assert len(list(Layout(order).samples.iterdir())) == 5
+
+
+@given(
+    st.sampled_from(["constant", "linear", "cosine", "constant_with_warmup"]),
+    st.integers(1, 200),
+    st.integers(0, 50),
+    st.floats(0, 1),
+)
+def test_the_learning_rate_rises_stays_and_ends_where_it_should(
+    kind: Any, steps: int, warmup: int, least: float
+) -> None:
+    least = least if kind in ("linear", "cosine") else 0.0
+    warmup = 0 if kind == "constant" else warmup
+    settings = SdTrainer(kind="sd", lr_scheduler=kind, lr_warmup_steps=warmup, lr_min_ratio=least)
+    shares = [rate_of(step, settings, steps) for step in range(steps + 1)]
+    assert all(0 <= share <= 1 for share in shares)
+    if kind == "constant":
+        assert set(shares) == {1.0}
+        return
+    rising, falling = shares[:warmup], shares[warmup:]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    if falling:
+        assert falling[0] == pytest.approx(1.0)
+        assert min(falling) >= least - 1e-9
+        if kind in ("linear", "cosine") and steps > warmup:
+            assert falling[-1] == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate"), [("lion", 1e-3), ("prodigy", 1.0), ("dadaptation", 1.0)]
+)
+def test_each_optimiser_learns_and_resumes_to_the_bit(
+    tmp_path: Path, optimizer: str, rate: float
+) -> None:
+    settings: dict[str, Any] = {
+        "adapter": "full",
+        "optimizer": optimizer,
+        "learning_rate": rate,
+        "steps": 30,
+        "checkpointing_steps": 7,
+        "ema_decay": 0.9,
+    }
+    order = make_order(tmp_path, **settings)
+    Training(order).run()
+    layout = Layout(order)
+    record = json.loads(layout.record.read_text())
+    assert record["loss_end"] < record["loss_start"]
+    expected = layout.weights.read_bytes()
+    layout.record.unlink()
+    layout.weights.unlink()
+    again = Training(order)  # goes on from step 28
+    again.run()
+    assert layout.weights.read_bytes() == expected
+    events = EventAccumulator(str(layout.scalars))
+    events.Reload()
+    assert events.Scalars("learning_rate")[-1].value > 0
+
+
+def test_an_absent_library_and_unknown_arguments_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="lion has no argument `momentum`"):
+        Training(make_order(tmp_path, optimizer="lion", optimizer_arguments={"momentum": 0.9}))
+    with pytest.raises(TrainingError, match="cannot be made with these arguments"):
+        Training(make_order(tmp_path, optimizer_arguments={"betas": [2.0, 0.9]}))
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        with pytest.raises(TrainingError, match="pip install bitsandbytes"):
+            Training(make_order(tmp_path, optimizer="adamw8bit"))
+
+
+def test_xformers_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="xformers cannot be used here"):
+        Training(make_order(tmp_path, attention="xformers"))
+
+
+def test_flash_attention_falls_back_where_it_has_no_kernel(tmp_path: Path) -> None:
+    make_manifest(tmp_path, tokens=(7, 4, 7))
+    losses = []
+    for attention in ("sdpa", "flash"):
+        order = make_order(tmp_path, output=attention, steps=3, attention=attention)
+        Training(order).run()
+        losses.append(json.loads(Layout(order).record.read_text())["loss_end"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) -> None:
+    order = make_order(
+        tmp_path, adapter="parts", parts=["conv_out"], steps=4, ema_decay=0.5, learning_rate=1e-2
+    )
+    plain = make_order(
+        tmp_path,
+        output="plain",
+        adapter="parts",
+        parts=["conv_out"],
+        steps=4,
+        learning_rate=1e-2,
+        save_every_n_steps=1,
+    )
+    Training(order).run()
+    Training(plain).run()
+    start = load_file(tmp_path / "unet/diffusion_pytorch_model.safetensors")["conv_out.bias"]
+    average = start.clone()
+    for step in range(1, 5):
+        folder = Layout(plain).saved / f"step-{step:06d}" / "unet"
+        now = load_file(folder / "diffusion_pytorch_model.safetensors")["conv_out.bias"]
+        # diffusers lets the decay grow: (1 + n) / (10 + n) for the n-th update, from 0 on.
+        n = step - 1
+        decay = min(0.5, (1 + n) / (10 + n)) if n else 0.0
+        average = decay * average + (1 - decay) * now
+    written = load_file(Layout(order).weights)["conv_out.bias"]
+    torch.testing.assert_close(written, average)
+    assert not torch.equal(written, load_file(Layout(plain).weights)["conv_out.bias"])
+
+
+def test_epochs_show_each_item_that_often(tmp_path: Path) -> None:
+    order = make_order(tmp_path, epochs=2, gradient_accumulation_steps=2, save_every_n_epochs=1)
+    training = Training(order)
+    assert training.steps == math.ceil(2 * training.schedule.batches_per_epoch / 2)
+    training.run()
+    assert json.loads(Layout(order).record.read_text())["steps"] == training.steps
+    copies = sorted(Layout(order).saved.iterdir())
+    assert len(copies) == 2
+    assert copies[-1].name == f"step-{training.steps:06d}"
+    assert load_file(copies[-1] / Layout(order).lora.name).keys()
+    assert (copies[-1] / Layout(order).lora.name).read_bytes() == Layout(order).lora.read_bytes()
+
+
+def test_a_file_asks_for_a_copy_at_once(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=2)
+    layout = Layout(order)
+    layout.output.mkdir(parents=True)
+    layout.save.touch()
+    Training(order).run()
+    assert not layout.save.exists()
+    assert [each.name for each in layout.saved.iterdir()] == ["step-000001"]
+
+
+def test_gradients_of_queries_and_keys_are_summed_as_by_hand(tmp_path: Path) -> None:
+    order = make_order(tmp_path, adapter="full", gradient_accumulation_steps=2, max_grad_norm=1e-3)
+    training = Training(order)
+    cut = list(training.schedule.batches(0, 1, 1))
+    random = generator(0, "noise", 1, 0)
+    losses = []
+    for part in cut:
+        batch = training.caches.batch(part)
+        noise, timesteps = training.objective.draw(batch.latents.shape, random)
+        losses.append(training._losses(training.learner.network, batch, noise, timesteps).raw)
+    torch.cat(losses).mean().backward()
+    by_hand = sum(
+        float(each.grad.abs().mean())
+        for name, each in training.learner.denoiser.unet.named_parameters()
+        if each.grad is not None and (".to_q." in name or ".to_k." in name)
+    )
+    training.learner.optimizer.zero_grad()
+    said = training._one_step(1, map(training.caches.batch, cut))
+    assert said.qk_grads_av == pytest.approx(by_hand, rel=1e-5)
+    assert by_hand > 0
+
+
+def test_weighted_and_raw_loss_are_told_apart(tmp_path: Path) -> None:
+    training = Training(make_order(tmp_path, snr_gamma=1.0))
+    batches = map(training.caches.batch, training.schedule.batches(0, 1, 1))
+    said = training._one_step(1, batches)
+    assert 0 < said.loss < said.raw_loss
+
+
+def test_a_cache_that_is_no_number_is_named_with_its_step(tmp_path: Path) -> None:
+    make_manifest(tmp_path)
+    order = make_order(tmp_path, steps=10, checkpointing_steps=1)
+    training = Training(order)
+    first = next(iter(training.schedule.batches(0, 3, 3)))
+    bad = training.caches.examples[first[0]].latents
+    metadata = {"scaling_factor": "1e38", "shift_factor": "0.0", "pixel_width": "16"}
+    save_file({"latents": torch.full_like(load_file(bad)["latents"], 3e38)}, bad, metadata)
+    with pytest.raises(UserError, match=bad.name):
+        Training(order).run()
+
+
+def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> None:
+    order = make_order(tmp_path, prompts=True, steps=3, learning_rate=1e-2)
+    make_unet(tmp_path / "wide", cross_attention_dim=24)
+    order = order.model_copy(
+        update={"unet": Weights(path=str(tmp_path / "wide")), "text_projection": "new"}
+    )
+    training = Training(order)
+    start = training.learner.denoiser.text_projection
+    assert start is not None
+    before = start.weight.detach().clone()
+    training.run()
+    layout = Layout(order)
+    layer = load_projection(str(layout.output / "text_projection"))
+    assert (layer.in_features, layer.out_features) == (TEXT_WIDTH, 24)
+    assert not torch.equal(layer.weight, before)
+    # Another training begins with what this one has learnt.
+    again = order.model_copy(
+        update={"text_projection": str(layout.output / "text_projection"), "output": "elsewhere"}
+    )
+    taken = Training(again).learner.denoiser.text_projection
+    assert taken is not None
+    assert torch.equal(taken.weight, layer.weight)
+    # A run without one leaves none behind.
+    plain = make_order(tmp_path, steps=1)
+    Training(plain).run()
+    assert not (Layout(plain).output / "text_projection").exists()
+
+
+def test_a_projection_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    order = make_order(tmp_path)
+    write_projection(torch.nn.Linear(5, TEXT_WIDTH), tmp_path / "narrow")
+    with pytest.raises(ModelError, match=f"from 5 to {TEXT_WIDTH}, but the captions are"):
+        Training(order.model_copy(update={"text_projection": str(tmp_path / "narrow")}))
+    save_file({"a": torch.ones(2, 2), "b": torch.ones(2, 2)}, tmp_path / "two.safetensors")
+    with pytest.raises(ModelError, match="not one linear layer"):
+        load_projection(str(tmp_path / "two.safetensors"))
+    with pytest.raises(ModelError, match="does not exist"):
+        load_projection(str(tmp_path / "none"))
+
+
+def test_a_training_begins_where_another_one_stood(tmp_path: Path) -> None:
+    first = make_order(tmp_path, steps=6, checkpointing_steps=3)
+    whole = make_order(tmp_path, output="whole", steps=9, checkpointing_steps=3)
+    Training(first).run()
+    Training(whole).run()
+    (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    further = make_order(
+        tmp_path, output="further", steps=9, resume_from_checkpoint=str(kept.folder)
+    )
+    Training(further).run()
+    assert Layout(further).weights.read_bytes() == Layout(whole).weights.read_bytes()
+    with pytest.raises(TrainingError, match="of step 6, and the training ends at step 5"):
+        Training(
+            make_order(tmp_path, output="o", steps=5, resume_from_checkpoint=str(kept.folder))
+        ).run()
+    with pytest.raises(TrainingError, match="is no checkpoint"):
+        Training(
+            make_order(tmp_path, output="o", resume_from_checkpoint=str(tmp_path / "none"))
+        ).run()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "kept"), [("adamw", 1e-2, "lr"), ("prodigy", 1.0, "d")]
+)
+def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
+    tmp_path: Path, optimizer: str, rate: float, kept: str
+) -> None:
+    old: dict[str, Any] = {"optimizer": optimizer, "learning_rate": rate, "ema_decay": 0.9}
+    first = make_order(tmp_path, steps=4, checkpointing_steps=4, **old)
+    training = Training(first)
+    training.run()
+    (before,) = training.learner.optimizer.param_groups
+    (kept_at,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    new = {
+        "learning_rate": rate / 20,
+        "weight_decay": 0.25,
+        "optimizer_arguments": {"betas": [0.8, 0.95]},
+        "lr_scheduler": "linear",
+        "ema_decay": 0.5,
+    }
+    folder = str(kept_at.folder)
+    order = make_order(
+        tmp_path,
+        output="further",
+        steps=8,
+        resume_from_checkpoint=folder,
+        **{**old, **new},
+    )
+    further = Training(order)
+    further._resume()
+    (group,) = further.learner.optimizer.param_groups
+    assert group["weight_decay"] == 0.25
+    assert tuple(group["betas"]) == (0.8, 0.95)
+    assert group["lr"] == rate / 20 * rate_of(4, order.trainer, 8)
+    assert further.learner._average.decay == 0.5
+    if kept != "lr":
+        assert group[kept] == before[kept] > group["d0"]
+    (state, *_) = further.learner.optimizer.state.values()
+    assert state["exp_avg"].abs().sum() > 0
+    Training(order).run()
+    events = EventAccumulator(str(Layout(order).scalars))
+    events.Reload()
+    rates = [event.value for event in events.Scalars("learning_rate")]
+    if optimizer == "adamw":
+        expected = [rate / 20 * rate_of(step, order.trainer, 8) for step in range(4, 8)]
+        assert rates == pytest.approx(expected)
+
+
+def test_a_checkpoint_of_another_alpha_is_refused(tmp_path: Path) -> None:
+    first = make_order(tmp_path, steps=2, checkpointing_steps=2, rank=4, alpha=2.0)
+    Training(first).run()
+    (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    settings: dict[str, Any] = {"rank": 4, "resume_from_checkpoint": str(kept.folder)}
+    with pytest.raises(TrainingError, match=r"with alpha 2, .* set .* `alpha` to 2$"):
+        Training(make_order(tmp_path, output="other", steps=3, **settings)).run()
+    Training(make_order(tmp_path, output="same", steps=3, alpha=2.0, **settings)).run()
+
+
+def test_of_a_checkpoint_to_begin_with_the_content_counts(tmp_path: Path) -> None:
+    first = make_order(tmp_path, steps=2, checkpointing_steps=2)
+    Training(first).run()
+    (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+
+    def asked(folder: Path) -> TrainingOrder:
+        return make_order(tmp_path, output="other", steps=3, resume_from_checkpoint=str(folder))
+
+    before = wanted(asked(kept.folder))
+    assert before.resumed
+    moved = tmp_path / "moved"
+    shutil.copytree(kept.folder, moved)
+    assert wanted(asked(moved)) == before
+    weights = load_file(moved / "weights.safetensors")
+    save_file({name: each + 1 for name, each in weights.items()}, moved / "weights.safetensors")
+    assert wanted(asked(moved)) != before
+    # One that is gone makes nothing stale that was trained from it.
+    Training(asked(kept.folder)).run()
+    shutil.rmtree(kept.folder)
+    planner: Any = SimpleNamespace(memo=Memo(None))
+    output = Path(asked(kept.folder).output)
+    assert runs._resumed(planner, asked(kept.folder).trainer, output) == before.resumed
+    assert runs._resumed(planner, asked(moved).trainer, output) != before.resumed
+
+
+@pytest.mark.parametrize(
+    "changes", [{"adapter": "full"}, {"rank": 2}, {"optimizer": "prodigy"}, {"ema_decay": 0.9}]
+)
+def test_a_checkpoint_of_another_configuration_is_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    first = make_order(tmp_path, steps=2, checkpointing_steps=2)
+    Training(first).run()
+    (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    other = make_order(tmp_path, output="other", resume_from_checkpoint=str(kept.folder), **changes)
+    with pytest.raises(TrainingError, match="of another network or optimiser") as error:
+        Training(other).run()
+    assert str(kept.folder) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_prompts_are_read_from_a_file_a_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\ufeffa red circle\n\n  two blue squares \n", encoding="utf-8")
+    samples = Samples.model_validate({"prompt_file": str(path)})
+    assert samples.prompts == ["a red circle", "two blue squares"]
+    assert Samples.model_validate_json(samples.model_dump_json()) == samples
+    with pytest.raises(ValidationError, match="leave one out"):
+        Samples.model_validate({"prompt_file": str(path), "prompts": ["x"]})
+    path.write_text("\n")
+    with pytest.raises(ValidationError, match="holds no prompt"):
+        Samples.model_validate({"prompt_file": str(path)})
+    with pytest.raises(ValidationError, match=r"none\.txt cannot be read"):
+        Samples.model_validate({"prompt_file": str(tmp_path / "none.txt")})

@@ -1,0 +1,279 @@
+"""A Wan run with real cache files, and stand-ins for musubi-tuner: whole programs, no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import venv
+from pathlib import Path
+from typing import Any
+
+import torch
+from latentmake import digest
+from latentmake.config import Dataset, Model, MusubiTrainer, MusubiTuner, Publish
+from latentmake.training.external.musubi.order import MusubiOrder
+from PIL import Image
+from safetensors.torch import save_file
+
+RUN = "cats"
+COLOURS = {"red": (250, 10, 10), "blue": (10, 10, 250), "green": (10, 250, 10)}
+WAN_DIT = ("patch_embedding.weight", "blocks.0.self_attn.q.weight", "head.head.weight")
+SWITCHES = ("sdpa", "flash_attn", "flash3", "xformers", "sage_attn", "fp8_base", "save_state")
+VALUES = (
+    *("task", "dataset_config", "dit", "dit_high_noise", "timestep_boundary", "network_module"),
+    *("network_dim", "network_alpha", "mixed_precision", "learning_rate", "optimizer_type"),
+    *("max_train_epochs", "gradient_accumulation_steps", "max_data_loader_n_workers"),
+    *("output_dir", "output_name", "logging_dir", "timestep_sampling", "discrete_flow_shift"),
+    *("save_every_n_epochs", "resume", "blocks_to_swap"),
+)
+
+# Reads TOML and caches as the trainer does. STAND_IN says what goes wrong; it writes its arguments
+# and variables down, and how many epochs went into the weights.
+_BODY = """
+    args = parser.parse_args()
+    mood = os.environ.get("STAND_IN", "")
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "called.json"), "w") as file:
+        json.dump({"argv": sys.argv[1:], "cwd": os.getcwd(), "environment": dict(os.environ)}, file)
+    print("INFO:trainer:\\u5b66\\u7fd2\\u958b\\u59cb", flush=True)
+    config = tomllib.load(open(args.dataset_config, "rb"))
+    items = 0
+    for block in config["datasets"]:
+        assert os.path.isdir(block.get("image_directory") or block["video_directory"])
+        for path in sorted(glob.glob(os.path.join(block["cache_directory"], "*_wan.safetensors"))):
+            pattern = r"(.+?)(_\\d{5}-\\d{3})?_(\\d{4})x(\\d{4})_wan.safetensors"
+            match = re.fullmatch(pattern, os.path.basename(path))
+            text = os.path.join(block["cache_directory"], match[1] + "_wan_te.safetensors")
+            header = read(path)
+            shapes = {key: header[key]["shape"] for key in header if key.startswith("latents_")}
+            for key, shape in shapes.items():
+                sides = re.search(r"(\\d+)x(\\d+)x(\\d+)_b?float", key).groups()
+                assert shape == [16, *map(int, sides)], (key, shape)
+            assert shapes and header["__metadata__"]["architecture"] == "wan"
+            assert "varlen_t5_bfloat16" in read(text)
+            items += 1
+    if not items:
+        raise ValueError("No training items found in the dataset.")
+    assert args.network_module == "networks.lora_wan" and os.path.isfile(args.dit)
+    assert args.sdpa + args.flash_attn + args.sage_attn + args.xformers == 1
+    if mood == "broken":
+        raise RuntimeError("the loss has gone its own way")
+    if mood == "silent":
+        print("No training items, leaving.")
+        return
+    done = 0
+    first = 0
+    if args.resume:
+        done = int(open(os.path.join(args.resume, "optimizer.bin")).read())
+        first = done if COUNTS else 0
+    os.makedirs(args.output_dir, exist_ok=True)
+    for epoch in range(first, int(args.max_train_epochs)):
+        done += 1
+        print(f"\\repoch {epoch + 1}", end="", flush=True)
+        if args.save_every_n_epochs and args.save_state and epoch + 1 < int(args.max_train_epochs):
+            state = os.path.join(args.output_dir, f"{args.output_name}-{epoch + 1:06d}-state")
+            os.makedirs(state, exist_ok=True)
+            open(os.path.join(state, "optimizer.bin"), "w").write(str(done))
+            if COUNTS:
+                note = os.path.join(state, "training_state.json")
+                json.dump({"epoch": epoch + 1}, open(note, "w"))
+            if mood != f"cut {epoch + 1}":
+                open(os.path.join(state, "random_states_0.pkl"), "w").write("random")
+        if mood in (f"killed {epoch + 1}", f"cut {epoch + 1}"):
+            os._exit(9)
+    if args.save_state:
+        state = os.path.join(args.output_dir, f"{args.output_name}-state")
+        os.makedirs(state, exist_ok=True)
+        open(os.path.join(state, "optimizer.bin"), "w").write(str(done))
+        open(os.path.join(state, "random_states_0.pkl"), "w").write("random")
+    if mood == "killed at the end":
+        os._exit(9)
+    path = os.path.join(args.output_dir, args.output_name + ".safetensors")
+    write(path, done, mood)
+    os.chmod(path, 0o600)
+"""
+_HEAD = """
+import argparse, glob, json, os, re, struct, sys, tomllib
+
+COUNTS = {counts}
+
+
+def read(path):
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return json.loads(file.read(length))
+
+
+def write(path, done, mood):
+    tensor = {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    header = {{"__metadata__": {{"epochs": str(done)}}}}
+    header["lora_unet_blocks_0.lora_down.weight"] = tensor
+    if mood == "empty":
+        del header["lora_unet_blocks_0.lora_down.weight"]
+    text = json.dumps(header).encode()
+    data = struct.pack("<Q", len(text)) + text + (b"" if mood in ("empty", "short") else bytes(4))
+    open(path, "wb").write(data)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+"""
+
+
+def stand_in(
+    folder: Path,
+    *,
+    scripts: str = ".",
+    without: tuple[str, ...] = (),
+    refuses_sage: bool = False,
+    counts: bool = False,
+    own_venv: bool = True,
+) -> Path:
+    """Write a trainer's folder.
+
+    Args:
+        folder: gets it.
+        scripts: where in it the scripts lie.
+        without: flags that it does not know.
+        refuses_sage: it knows `--sage_attn` and raises.
+        counts: its states say how far they came, and it goes on counting from there.
+        own_venv: it has an environment of its own, without any package.
+    """
+    place = folder / scripts
+    place.mkdir(parents=True, exist_ok=True)
+    lines = [
+        f'    parser.add_argument("--{name}", action="store_true")'
+        for name in SWITCHES
+        if name not in without
+    ]
+    lines += [f'    parser.add_argument("--{name}")' for name in VALUES if name not in without]
+    body = _BODY
+    if refuses_sage:
+        lines_after = '\n    if args.sage_attn:\n        raise ValueError("not for training")\n'
+        body = body.replace("\n    mood =", f"{lines_after}    mood =", 1)
+    program = _HEAD.format(counts=counts) + "\n".join(lines) + body + "\n\nmain()\n"
+    (place / "wan_train_network.py").write_text(program, encoding="utf-8")
+    if own_venv and not (folder / "venv").exists():
+        venv.create(folder / "venv", symlinks=True)
+    return folder
+
+
+def called(folder: Path) -> dict[str, Any]:
+    """Return what a stand-in was called with."""
+    found: dict[str, Any] = json.loads((folder / "called.json").read_text())
+    return found
+
+
+def install(folder: Path, package: str, code: str = "") -> None:
+    """Put a package into a stand-in's environment."""
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    (site / package).mkdir()
+    (site / package / "__init__.py").write_text(code)
+
+
+def put_latents(
+    path: Path, *, size: tuple[int, int], latent: tuple[int, int, int], **tensors: Any
+) -> str:
+    frames, height, width = latent
+    path.parent.mkdir(parents=True, exist_ok=True)
+    key = f"latents_{frames}x{height}x{width}_bfloat16"
+    content = {key: torch.ones(16, frames, height, width, dtype=torch.bfloat16), **tensors}
+    metadata = {"architecture": "wan", "width": str(size[0]), "height": str(size[1])}
+    save_file(content, path, {**metadata, "format_version": "1.0.1"})
+    return os.fspath(path)
+
+
+def put_text(path: Path, caption: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    embedding = torch.ones(3, 4096, dtype=torch.bfloat16)
+    metadata = {"architecture": "wan", "caption1": caption, "format_version": "1.0.1"}
+    save_file({"varlen_t5_bfloat16": embedding}, path, metadata)
+    return os.fspath(path)
+
+
+def put_weights(path: Path, *names: str, dtype: torch.dtype = torch.bfloat16) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: torch.ones(2, 2, dtype=dtype) for name in names}, path)
+    return os.fspath(path)
+
+
+def make_run(
+    root: Path,
+    *,
+    resolutions: tuple[tuple[int, int], ...] = ((64, 64),),
+    model: dict[str, Any] | None = None,
+    tuner: Path | None = None,
+    lock: str = "one",
+    **trainer: Any,
+) -> MusubiOrder:
+    """Write images, captions, caches, manifest, lock and weights below the working directory.
+
+    Args:
+        root: the working directory, in which relative paths lie.
+        resolutions: of the run.
+        model: changes of the model's section.
+        tuner: the trainer's folder.
+        lock: what the lock's digest is made of.
+        trainer: the trainer's section.
+    """
+    rows = []
+    for stem, colour in COLOURS.items():
+        source = root / f"data/{RUN}/{stem}.png"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (80, 64), colour).save(source)
+        source.with_suffix(".txt").write_text(f"a {stem} square\n")
+        latents, text = {}, {}
+        for width, height in resolutions:
+            name = str(width) if width == height else f"{width}x{height}"
+            folder = Path(f"cache/{RUN}/wan/{name}")
+            latent = (1, height // 8, width // 8)
+            path = folder / f"{stem}_0080x0064_wan.safetensors"
+            put_latents(root / path, size=(80, 64), latent=latent)
+            latents[name] = [os.fspath(path)]
+            text[name] = os.fspath(folder / f"{stem}_wan_te.safetensors")
+            put_text(root / text[name], f"a {stem} square")
+        rows.append(
+            {
+                "dataset": RUN,
+                "stem": stem,
+                "source": f"data/{RUN}/{stem}.png",
+                "caption": f"data/{RUN}/{stem}.txt",
+                "control": None,
+                "repeats": 1,
+                "latents": latents,
+                "text": text,
+            }
+        )
+    rows.append({"dataset": RUN, "stem": "bad", "source": "bad.png", "aside": "damaged"})
+    output = root / f"runs/{RUN}"
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "manifest.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (output / "dataset.lock").write_text(json.dumps({"digest": digest.of_value(lock)}))
+    put_weights(root / "models/dit.safetensors", *WAN_DIT)
+    put_weights(root / "models/vae.safetensors", "encoder.conv1.weight", "decoder.conv1.weight")
+    put_weights(root / "models/t5.safetensors", "token_embedding.weight", "norm.weight")
+    section = {
+        "task": "t2v-1.3B",
+        "vae": "models/vae.safetensors",
+        "text": "models/t5.safetensors",
+        "dit": "models/dit.safetensors",
+    }
+    return MusubiOrder(
+        run=RUN,
+        manifest=f"runs/{RUN}/manifest.jsonl",
+        lock=f"runs/{RUN}/dataset.lock",
+        output=f"runs/{RUN}",
+        datasets={RUN: Dataset(path=f"data/{RUN}")},
+        resolutions=list(resolutions),
+        model_name="wan",
+        model=Model.model_validate({**section, **(model or {})}),
+        weights="w" * 64,
+        trainer=MusubiTrainer.model_validate({"kind": "musubi", "max_train_epochs": 4, **trainer}),
+        musubi_tuner=None if tuner is None else MusubiTuner(path=os.fspath(tuner)),
+        publish=Publish(),
+    )
+
+
+def write_order(order: MusubiOrder, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(order.model_dump_json())
+    return path

@@ -1,0 +1,134 @@
+"""Tiny networks and caches for the tests of the trainer: random weights, a few kilobytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+from latentmake.config import SdTrainer, Weights
+from latentmake.training.order import Prompt, TrainingOrder
+from safetensors.torch import save_file
+
+TEXT_WIDTH = 16
+SCALING = 0.5
+SHIFT = 0.25
+
+
+def make_unet(folder: Path, **changes: Any) -> Path:
+    torch.manual_seed(1)
+    settings: dict[str, Any] = {
+        "sample_size": 8,
+        "in_channels": 4,
+        "out_channels": 4,
+        "layers_per_block": 1,
+        "block_out_channels": (16, 32),
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+        "cross_attention_dim": TEXT_WIDTH,
+        "attention_head_dim": 8,
+        "norm_num_groups": 8,
+    }
+    UNet2DConditionModel(**{**settings, **changes}).save_pretrained(folder)
+    return folder
+
+
+def make_vae(folder: Path) -> Path:
+    torch.manual_seed(2)
+    AutoencoderKL(
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=4,
+        sample_size=16,
+    ).save_pretrained(folder)
+    return folder
+
+
+def make_scheduler(folder: Path, **changes: Any) -> Path:
+    DDPMScheduler(beta_schedule="scaled_linear", **changes).save_pretrained(folder)
+    return folder
+
+
+def make_latents(path: Path, height: int, width: int, seed: int) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = torch.Generator().manual_seed(seed)
+    colour = torch.randn(4, 1, 1, generator=random).expand(4, height, width).contiguous()
+    metadata = {
+        "scaling_factor": str(SCALING),
+        "shift_factor": str(SHIFT),
+        "pixel_width": str(width * 2),
+        "pixel_height": str(height * 2),
+    }
+    save_file({"latents": colour / SCALING + SHIFT}, path, metadata)
+    return str(path)
+
+
+def make_text(path: Path, seed: int, tokens: int = 7, width: int = TEXT_WIDTH) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = torch.Generator().manual_seed(1000 + seed)
+    embedding = torch.randn(tokens, width, generator=random)
+    save_file({"text_encoder.hidden_state": embedding}, path)
+    return str(path)
+
+
+def make_manifest(root: Path, *, tokens: tuple[int, ...] = (7, 7, 7)) -> Path:
+    """Write caches of some items at two resolutions, one item set aside, and their manifest."""
+    lines: list[dict[str, Any]] = []
+    for number, length in enumerate(tokens):
+        lines.append(
+            {
+                "dataset": "shapes",
+                "stem": f"item{number}",
+                "source": f"data/shapes/item{number}.png",
+                "repeats": 1 + number % 2,
+                "latents": {
+                    "16": make_latents(root / f"cache/16/{number}.safetensors", 8, 8, number),
+                    "16x8": make_latents(root / f"cache/16x8/{number}.safetensors", 4, 8, number),
+                },
+                "text": make_text(root / f"cache/text/{number}.safetensors", number, length),
+            }
+        )
+    lines.append({"dataset": "shapes", "stem": "bad", "source": "bad.png", "aside": "damaged"})
+    manifest = root / "manifest.jsonl"
+    manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (root / "dataset.lock").write_text(json.dumps({"digest": "d" * 64, "items": len(tokens)}))
+    return manifest
+
+
+def make_order(
+    root: Path, *, output: str = "output", prompts: bool = False, **settings: Any
+) -> TrainingOrder:
+    """Make what is not there yet and return an order; `settings` are the trainer's."""
+    manifest = root / "manifest.jsonl"
+    if not manifest.exists():
+        make_manifest(root)
+    for name, make in (("unet", make_unet), ("vae", make_vae), ("scheduler", make_scheduler)):
+        if not (root / name).exists():
+            make(root / name)
+    texts = [
+        Prompt(prompt=f"a shape {n}", text=str(root / f"cache/text/{n}.safetensors"))
+        for n in (0, 1)
+    ]
+    return TrainingOrder(
+        run="tiny",
+        manifest=str(manifest),
+        lock=str(root / "dataset.lock"),
+        output=str(root / output),
+        unet=Weights(path=str(root / "unet")),
+        weights="w" * 64,
+        scheduler=str(root / "scheduler"),
+        vae=Weights(path=str(root / "vae")),
+        prompts=texts if prompts else [],
+        negative=make_text(root / "cache/text/negative.safetensors", 99) if prompts else None,
+        sample_size=(16, 8),
+        trainer=SdTrainer(**{"kind": "sd", "train_batch_size": 2, **settings}),
+    )
+
+
+def write_order(order: TrainingOrder, path: Path) -> Path:
+    path.write_text(order.model_dump_json())
+    return path
