@@ -19,18 +19,21 @@ from latentmake.config import Config, Run, SdScriptsTrainer, TrainingJob, parse
 from latentmake.errors import LatentmakeError, UserError, storage_error
 from latentmake.exchange import archives
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
+from latentmake.facts import Facts
 from latentmake.index.memo import Memo
 from latentmake.plan import orders, workspace
 from latentmake.plan.orders import WorkOrder, newest_run_order
 from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.plan_file import Handover
-from latentmake.plan.planner import Planner
+from latentmake.plan.planner import make_plan
+from latentmake.plan.runs import plan_training
 from latentmake.plan.single import single
 from latentmake.plan.targets import ON_REQUEST, check_known, is_training_asked, runs_asked_for
 from latentmake.reports.captions_order import plan_captions
 from latentmake.reports.check_order import plan_check
 from latentmake.reports.comparison_order import Page, is_page, plan_page
 from latentmake.reports.plan_table import plan_table, status_lines
+from latentmake.training.external.musubi.installation import program_digest
 from latentmake.training.external.publication import (
     check_publication,
     is_uncached,
@@ -76,7 +79,7 @@ class Session:
         self.main = main
         self._buildable = dict(buildable or {})
         self._deployed = deployed
-        self._planner: Planner | None = None
+        self._facts: Facts | None = None
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self._asked: dict[str, dict[str, str]] = {}
         if main:
@@ -108,14 +111,22 @@ class Session:
         return runs_asked_for(cached, self.config.runs) if cached or not targets else []
 
     def _planned(self, names: Iterable[str], trained: Collection[str], force: bool) -> Plan:
-        self._planner = Planner(
-            self.config, Memo(MEMO), buildable=list(self._buildable), runs_jobs=not self._deployed
+        facts = self._facts = Facts(
+            self.config,
+            Memo(MEMO),
+            buildable=self._buildable,
+            runs_jobs=not self._deployed,
+            program_digest=program_digest,
         )
         # Plan and graph are millions of small objects that live to the end: looking through them
         # for garbage again and again would cost more than making them.
         gc.disable()
         try:
-            return self._planner.plan(names, force=force, trained=trained)
+            plan = make_plan(facts, names, force=force)
+            for name, each in plan.runs.items():
+                plan_training(facts, each, self.config.runs[name], train=name in trained)
+            facts.memo.save()
+            return plan
         finally:
             gc.freeze()
             gc.set_threshold(200_000, 20, 100)
@@ -144,16 +155,16 @@ class Session:
 
     def _plan_asked(self, targets: Sequence[str]) -> dict[str, dict[str, str]]:
         """Write the orders of what is done on request alone; run -> kind -> path."""
-        planner, config = self._planner, self.config
-        assert planner is not None
+        facts, config = self._facts, self.config
+        assert facts is not None
         refuse_company(targets, self.runs)
         makers: dict[str, Callable[[RunPlan, Run], Path]] = {
             "store": lambda plan, run: archives.plan_store(config, plan, run, time.time_ns()),
             "fetch": lambda plan, run: archives.plan_fetch(config, plan, time.time_ns()),
-            "adopt": lambda plan, run: plan_adopt(planner, plan, run),
-            "export": lambda plan, run: plan_export(planner, plan, run),
-            "captions": lambda plan, run: plan_captions(planner, plan, run),
-            "check": lambda plan, run: plan_check(planner, plan, run),
+            "adopt": lambda plan, run: plan_adopt(facts, plan, run),
+            "export": lambda plan, run: plan_export(facts, plan, run),
+            "captions": lambda plan, run: plan_captions(facts, plan, run),
+            "check": lambda plan, run: plan_check(facts, plan, run),
         }
         asked = {
             name: {
@@ -167,27 +178,27 @@ class Session:
             name = target.removeprefix("publish_")
             if name == target or name not in self.runs or not self.is_launched(name):
                 continue
-            check_publication(planner, name)
+            check_publication(facts, name)
             if is_uncached(target, config):
-                asked.setdefault(name, {})["publish"] = str(plan_publication(planner, name))
+                asked.setdefault(name, {})["publish"] = str(plan_publication(facts, name))
         return asked
 
     def _plan_pages(self, targets: Sequence[str], trained: Collection[str]) -> list[Page]:
         """Write the orders of the comparisons asked for, each once."""
-        assert self._planner is not None
+        assert self._facts is not None
         pages: dict[str, Page] = {}
         trained = [run for run in trained if self.plan.runs[run].training_order is not None]
         for target in filter(is_page, targets):
             page = plan_page(
                 target,
                 self.config,
-                digest_of=self._planner.memo.digest_of_file,
+                digest_of=self._facts.memo.digest_of_file,
                 trained=trained,
                 planned=time.time_ns(),
             )
             pages[page.name] = page
         if pages:
-            self._planner.memo.save()
+            self._facts.memo.save()
         return list(pages.values())
 
     def _run_order(self, run: str, kind: str) -> str | None:
@@ -357,7 +368,7 @@ class Session:
         Returns:
             The inputs of its job, and whether it is stale.
         """
-        if self._planner is None:
+        if self._facts is None:
             order = self._handover.single(path)
             return (self.order_inputs(order), True) if order else ({}, False)
         found = self._singles[path] if path in self._singles else self._single(path)
@@ -365,9 +376,9 @@ class Session:
         return self.order_inputs(single), stale
 
     def _single(self, path: str) -> tuple[WorkOrder, bool]:
-        planner = self._planner
-        assert planner is not None
-        return _or_exit(lambda: single(planner, path))
+        facts = self._facts
+        assert facts is not None
+        return _or_exit(lambda: single(facts, path))
 
 
 def _write(path: Path, text: str) -> None:

@@ -30,8 +30,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from latentmake.caches.encode import Sample, carry_out  # noqa: E402
 from latentmake.config import parse  # noqa: E402
+from latentmake.facts import Facts  # noqa: E402
 from latentmake.index.memo import Memo  # noqa: E402
-from latentmake.plan.planner import Planner  # noqa: E402
+from latentmake.plan.planner import make_plan  # noqa: E402
 from latentmake.session import MEMO  # noqa: E402
 
 CONFIG = {
@@ -86,7 +87,7 @@ def build(folder: Path) -> None:
     os.chdir(folder)
     try:
         with Memo(MEMO) as memo:
-            plan = Planner(parse(CONFIG), memo).plan(["generated"])
+            plan = make_plan(Facts(parse(CONFIG), memo), ["generated"])
         for order in plan.orders:
             carry_out(order, order.receipt, say=lambda _: None, encoder=nothing)
     finally:

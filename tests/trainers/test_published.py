@@ -16,8 +16,8 @@ from conftest import PYTHON, SITE
 from demo.text import t5_tokenizer
 from latentmake.backends import publisher_of
 from latentmake.config import Dataset, MusubiTuner, Publish, SdScripts, parse
+from latentmake.facts import Facts
 from latentmake.index.memo import Memo
-from latentmake.plan.planner import Planner
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import publish as musubi
 from latentmake.training.external.musubi.published_texts import Texts
@@ -61,14 +61,14 @@ for model, path in ((dit, "there/dit.safetensors"), (t5, "there/t5.safetensors")
 """
 
 
-def planner(values: dict[str, Any]) -> Planner:
-    return Planner(parse(values), Memo(Path(".latentmake/memo.sqlite")))
+def facts(values: dict[str, Any]) -> Facts:
+    return Facts(parse(values), Memo(Path(".latentmake/memo.sqlite")))
 
 
 def published(values: dict[str, Any]) -> list[str]:
     """Publish the run without caches; return what was said."""
     said: list[str] = []
-    order = plan_publication(planner(values), "tiny")
+    order = plan_publication(facts(values), "tiny")
     publisher_of(order)(order, said.append)
     return said
 
@@ -292,7 +292,7 @@ def test_sd_scripts_schema_takes_every_toml_and_its_scripts_know_every_flag(
             "sd_scripts": {"path": os.fspath(tuner.folder)},
             "publish": {"path": f"out/{architecture}", "caches": False, "batch_size": 2},
         }
-        check_publication(planner(values), "tiny")
+        check_publication(facts(values), "tiny")
         said = published(values)
         assert "arguments of " in said[0] and "failed" not in said[0]
         tomls += sorted(Path(f"out/{architecture}/tiny").absolute().glob("*.toml"))

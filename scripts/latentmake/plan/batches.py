@@ -6,14 +6,11 @@ All that one order needs stands in it, so that whoever carries it out asks nobod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from latentmake.facts import Facts
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import kind_of, size_of
 from latentmake.plan.staleness import Evaluation, Source
-
-if TYPE_CHECKING:
-    from latentmake.plan.planner import Planner
 
 __all__ = ["batches", "minutes_of", "work_order"]
 
@@ -22,7 +19,7 @@ _UNKNOWN_ITEMS = 1024  # of a job, where no past job tells how long it takes
 
 
 def batches(
-    planner: Planner,
+    facts: Facts,
     dataset: str,
     model: str,
     asked: Mapping[str, set[str]],
@@ -34,7 +31,7 @@ def batches(
     all that is at hand.
 
     Args:
-        planner: knows recipes and settings.
+        facts: knows recipes and settings.
         dataset: its name.
         model: its name.
         asked: part -> the runs that need it.
@@ -68,21 +65,21 @@ def batches(
             )
             for source, targets in group.items()
         ]
-        size = _REUSED_ITEMS if at_hand else _batch_size(planner, f"{kind} {model}", work)
+        size = _REUSED_ITEMS if at_hand else _batch_size(facts, f"{kind} {model}", work)
         for start in range(0, len(work), size):
             batch = tuple(work[start : start + size])
-            yield work_order(planner, dataset, model, kind, batch), kind, runs
+            yield work_order(facts, dataset, model, kind, batch), kind, runs
 
 
-def _batch_size(planner: Planner, name: str, work: Sequence[WorkItem]) -> int:
+def _batch_size(facts: Facts, name: str, work: Sequence[WorkItem]) -> int:
     """Return how many items a job gets: what is asked for, or what past jobs did in the time.
 
     Starting a job shall be a tenth of it at most, however short the time asked for.
     """
-    batch = planner.config.batch
+    batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
-    rate = planner.memo.rate(name)
+    rate = facts.memo.rate(name)
     if rate is None or not work:
         return _UNKNOWN_ITEMS
     seconds = max(batch.minutes * 60 - rate.starting, 9 * rate.starting)
@@ -90,29 +87,29 @@ def _batch_size(planner: Planner, name: str, work: Sequence[WorkItem]) -> int:
     return max(1, int(seconds * rate.targets / each))
 
 
-def minutes_of(planner: Planner, order: WorkOrder) -> float | None:
+def minutes_of(facts: Facts, order: WorkOrder) -> float | None:
     """Return how long a job will take, where past jobs of its kind and model tell."""
-    rate = planner.memo.rate(order.work)
+    rate = facts.memo.rate(order.work)
     if rate is None:
         return None
     return (rate.starting + len(order.paths) / rate.targets) / 60
 
 
 def work_order(
-    planner: Planner, dataset: str, model: str, kind: str, work: tuple[WorkItem, ...]
+    facts: Facts, dataset: str, model: str, kind: str, work: tuple[WorkItem, ...]
 ) -> WorkOrder:
     """Return the order for some work of one dataset, model and kind."""
-    settings = planner.config.datasets.get(dataset)
-    tuner = planner.config.musubi_tuner
-    scripted = planner.config.models[model].scripted
+    settings = facts.config.datasets.get(dataset)
+    tuner = facts.config.musubi_tuner
+    scripted = facts.config.models[model].scripted
     return WorkOrder(
         kind=kind,
         dataset=dataset,
         model=model,
         # The captions of a prompt need no settings but that an empty one is meant.
         dataset_settings=settings.model_dump() if settings else {"empty_caption": "allow"},
-        model_settings=planner.config.models[model].model_dump(),
-        recipe=planner.recipe(dataset, model, kind),
+        model_settings=facts.config.models[model].model_dump(),
+        recipe=facts.recipe(dataset, model, kind),
         items=work,
         musubi_tuner=tuner.model_dump() if scripted and tuner else None,
     )

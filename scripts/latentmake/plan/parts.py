@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -63,6 +63,7 @@ class RunPlan:
         training_order: for the trainer; None where the run is trained, or has no trainer.
         launch_order: of a run of another trainer, for checklist and publication.
         images: dataset -> digest of the paths of its images.
+        lock: digest of its lock; None where its manifest is to be written.
     """
 
     name: str
@@ -73,6 +74,7 @@ class RunPlan:
     training_order: Path | None = None
     launch_order: Path | None = None
     images: dict[str, str] = field(default_factory=dict)
+    lock: str | None = None
 
     def receipts(self, *kinds: str) -> list[str]:
         """Return the receipts of its batch jobs of some kinds."""
@@ -153,14 +155,8 @@ def prompt_sources(runs: Iterable[Run]) -> list[Source]:
     return sorted(Source(prompt_stem(text), None, None, text) for text in texts)
 
 
-def source_of(part: str, item: Item, texts: Sequence[str] | None = None) -> Source:
-    """Return what an item's target of a part is made from.
-
-    Args:
-        part: its name.
-        item: of which.
-        texts: the variants of its text; None where it is what the caption file holds.
-    """
+def source_of(part: str, item: Item) -> Source:
+    """Return what an item's target of a part is made from."""
     if kind_of(part) == "latents":
         return Source(
             item.stem,
@@ -170,9 +166,9 @@ def source_of(part: str, item: Item, texts: Sequence[str] | None = None) -> Sour
             control_stat=item.control_stat,
             media=item.media,
         )
-    if texts is not None:
+    if item.texts is not None:
         variant = part.partition(".")[2]
-        text = "" if part == layouts.DROPPED else texts[int(variant or 0)]
+        text = "" if part == layouts.DROPPED else item.texts[int(variant or 0)]
         return Source(item.stem, None, None, text)
     if item.caption is None:
         return Source(item.stem, None, None, "")

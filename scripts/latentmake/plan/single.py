@@ -6,13 +6,13 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from latentmake import digest, layouts
+from latentmake import digest
 from latentmake.config import Run, nearest
 from latentmake.errors import ConfigError, SourceError
+from latentmake.facts import Facts
 from latentmake.index.memo import target_stat
 from latentmake.layouts import Named
 from latentmake.plan import staleness
@@ -20,18 +20,16 @@ from latentmake.plan.batches import work_order
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import PROMPTS, kind_of, prompt_sources, size_of, source_of, text_parts
 from latentmake.plan.staleness import Source
-
-if TYPE_CHECKING:
-    from latentmake.plan.planner import Planner
+from latentmake.run_checks import check_resolutions
 
 __all__ = ["single"]
 
 
-def single(planner: Planner, path: str) -> tuple[WorkOrder, bool]:
+def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
     """Plan one cache file, asked for by its name.
 
     Args:
-        planner: knows items and recipes.
+        facts: of datasets and models.
         path: `cache/{dataset}/{model}/...`.
 
     Returns:
@@ -41,7 +39,7 @@ def single(planner: Planner, path: str) -> tuple[WorkOrder, bool]:
         SourceError: its item is faulty, or its source cannot be read.
         UserError: there is no such item, or something makes planning impossible.
     """
-    config = planner.config
+    config = facts.config
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
     for kind, word, known in (
         ("dataset", dataset, (PROMPTS, *config.datasets)),
@@ -52,16 +50,16 @@ def single(planner: Planner, path: str) -> tuple[WorkOrder, bool]:
             mend = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
             raise ConfigError(f"there is no {kind} `{word}`", where=path, mend=mend)
     if dataset != PROMPTS and re.fullmatch(r"[0-9]+(x[0-9]+)?", place):
-        _check_size(planner, dataset, model, place, path)
-    layout = layouts.of(planner.layout(model))
+        _check_size(facts, dataset, model, place, path)
+    layout = facts.layout(model)
     bases = layout.owners(name)
-    for part, source, named in _targets(planner, dataset, model, place, bases):
+    for part, source, named in _targets(facts, dataset, model, place, bases):
         if named.path == path:
-            return _single(planner, dataset, model, part, source, named)
-    for fault in () if dataset == PROMPTS else planner.faults(dataset, model):
+            return _single(facts, dataset, model, part, source, named)
+    for fault in () if dataset == PROMPTS else facts.known_faults(dataset, model):
         if layout.base(fault.stem) in bases:
             raise SourceError(fault.what, where=fault.path, mend=fault.mend)
-    paths = (named.path for _, _, named in _targets(planner, dataset, model, place))
+    paths = (named.path for _, _, named in _targets(facts, dataset, model, place))
     names = {each.split("/", 4)[4]: each for each in paths}
     mend = "check the name of its folder"
     if names:
@@ -70,26 +68,26 @@ def single(planner: Planner, path: str) -> tuple[WorkOrder, bool]:
 
 
 def _targets(
-    planner: Planner, dataset: str, model: str, place: str, bases: Collection[str] | None = None
+    facts: Facts, dataset: str, model: str, place: str, bases: Collection[str] | None = None
 ) -> Iterator[tuple[str, Source, Named]]:
     """Yield part, source and name of each target in a folder; of some bases alone, if given."""
-    layout, settings = layouts.of(planner.layout(model)), planner.config.datasets.get(dataset)
+    layout, settings = facts.layout(model), facts.config.datasets.get(dataset)
     for part in layout.parts([place]):
         folder = layout.folder(dataset, model, part)
         if folder != f"cache/{dataset}/{model}/{place}":
             continue
-        for source in _sources(planner, dataset, model, part):
+        for source in _sources(facts, dataset, model, part):
             if bases is None or layout.base(source.stem) in bases:
                 for named in layout.named(folder, part, source.stem, source.media, settings):
                     yield part, source, named
 
 
-def _check_size(planner: Planner, dataset: str, model: str, place: str, path: str) -> None:
+def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -> None:
     """Refuse a resolution forbidden to runs of this dataset and model."""
     try:
         run = Run(datasets=[dataset], model=model, resolutions=[place], trainer=None)
-        planner.config.check_run("NAME", run)
-        planner.check_resolutions("NAME", run)
+        facts.config.check_run("NAME", run)
+        check_resolutions(facts, "NAME", run)
     except ConfigError as error:
         raise ConfigError(error.what, where=path, mend=error.mend) from None
     except ValidationError as error:
@@ -100,46 +98,46 @@ def _check_size(planner: Planner, dataset: str, model: str, place: str, path: st
         ) from None
 
 
-def _sources(planner: Planner, dataset: str, model: str, part: str) -> list[Source]:
+def _sources(facts: Facts, dataset: str, model: str, part: str) -> list[Source]:
     if dataset == PROMPTS:
-        runs = [run for run in planner.config.runs.values() if run.model == model]
+        runs = [run for run in facts.config.runs.values() if run.model == model]
         return prompt_sources(runs) if part == "text" else []
-    if dataset not in planner.config.datasets:
+    if dataset not in facts.config.datasets:
         return []
-    known = text_parts(planner.config.datasets[dataset])
+    known = text_parts(facts.config.datasets[dataset])
     if part.startswith("text.") and part not in known:
         return []
-    items = planner.items(dataset, model)[0]
-    return [source_of(part, item, planner.texts(dataset, item.stem)) for item in items]
+    items = facts.items(dataset, model)[0]
+    return [source_of(part, item) for item in items]
 
 
 def _single(
-    planner: Planner, dataset: str, model: str, part: str, source: Source, named: Named
+    facts: Facts, dataset: str, model: str, part: str, source: Source, named: Named
 ) -> tuple[WorkOrder, bool]:
     kind, path = kind_of(part), named.path
-    recipe_values = planner.recipe(dataset, model, kind)
+    recipe_values = facts.recipe(dataset, model, kind)
     there = os.path.lexists(path) and not Path(path).is_dir()
     stat = Path(path).lstat() if there else None
     evaluation = staleness.evaluate(
         dataset=dataset,
         model=model,
-        root="" if dataset == PROMPTS else planner.scan(dataset).root,
+        root="" if dataset == PROMPTS else facts.scan(dataset).root,
         sources={part: [source]},
         owned={source.stem},
         recipes={part: digest.of_value(recipe_values) if recipe_values else ""},
-        memo=planner.memo,
+        memo=facts.memo,
         found={} if stat is None else {path: target_stat(stat)},
-        layout=layouts.of(planner.layout(model)),
-        settings=planner.config.datasets.get(dataset),
+        layout=facts.layout(model),
+        settings=facts.config.datasets.get(dataset),
     )
     for error in evaluation.unreadable.values():
         raise error
     state = evaluation.parts[part]
-    planner.memo.save()
+    facts.memo.save()
     stale = next((each for each in state.stale if each.path == path), None)
     found = stale.found if stale else None
     target = Target(part, path, found, size_of(part), named.clip)
     work = WorkItem(source.stem, source.path, source.text, (target,), source.control, source.media)
-    order = work_order(planner, dataset, model, kind, (work,))
+    order = work_order(facts, dataset, model, kind, (work,))
     order.write()
     return order, stale is not None

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from latentmake.config import Run
+from latentmake.facts import Facts
 from latentmake.files import atomic
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan
-
-if TYPE_CHECKING:
-    from latentmake.plan.planner import Planner
 
 __all__ = ["Captioned", "CaptionsOrder", "plan_captions"]
 
@@ -59,21 +57,21 @@ class CaptionsOrder(BaseModel):
     items: list[Captioned]
 
 
-def plan_captions(planner: Planner, plan: RunPlan, run: Run) -> Path:
+def plan_captions(facts: Facts, plan: RunPlan, run: Run) -> Path:
     """Write the order to list a run's texts; return its path.
 
     Raises:
         UserError: a dataset cannot be read.
         StorageError: the disk is full or cannot be written.
     """
-    found = {name: planner.items(name, run.model) for name in run.datasets}
+    found = {name: facts.items(name, run.model) for name in run.datasets}
     order = CaptionsOrder(
         run=plan.name,
-        model=planner.config.models[run.model].model_dump(mode="json"),
+        model=facts.config.models[run.model].model_dump(mode="json"),
         faults=[fault.line for _, faults in found.values() for fault in faults],
         planned=time.time_ns(),
         items=[
-            Captioned(name, item.stem, item.image, item.caption, planner.texts(name, item.stem))
+            Captioned(name, item.stem, item.image, item.caption, item.texts)
             for name, (items, _) in found.items()
             for item in items
         ],

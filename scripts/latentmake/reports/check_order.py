@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
 from latentmake.config import Run, SdScriptsTrainer, SdTrainer
+from latentmake.facts import Facts
 from latentmake.files import atomic
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan
@@ -20,9 +20,6 @@ from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.plan import wan_order
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.external.sdscripts.plan import sdscripts_order
-
-if TYPE_CHECKING:
-    from latentmake.plan.planner import Planner
 
 __all__ = ["CheckOrder", "PartCounts", "plan_check"]
 
@@ -71,11 +68,11 @@ class CheckOrder(BaseModel):
     planned: int = 0
 
 
-def plan_check(planner: Planner, plan: RunPlan, run: Run) -> Path:
+def plan_check(facts: Facts, plan: RunPlan, run: Run) -> Path:
     """Write the order of a run's checklist.
 
     Args:
-        planner: knows the datasets.
+        facts: of its datasets.
         plan: of the run.
         run: its section of the configuration.
 
@@ -85,7 +82,7 @@ def plan_check(planner: Planner, plan: RunPlan, run: Run) -> Path:
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    config, trainer = planner.config, run.trainer
+    config, trainer = facts.config, run.trainer
     skipping = {name for name in run.datasets if config.datasets[name].on_error == "skip"}
     is_wan = config.models[run.model].layout == "musubi"
     order = CheckOrder(

@@ -61,6 +61,7 @@ class Item(NamedTuple):
         control: path of its control image or video, if any.
         control_stat: its stat, if it has one.
         media: size and length, where the layout's names need them.
+        texts: the variants of its text; None where it is what the caption file holds.
     """
 
     stem: str
@@ -73,6 +74,7 @@ class Item(NamedTuple):
     control: str | None = None
     control_stat: SourceStat | None = None
     media: Media | None = None
+    texts: list[str] | None = None
 
 
 _File = tuple[str | None, SourceStat | None]

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config import Config, Dataset, Dtype, Resolution, nearest, parse
 from latentmake.errors import ConfigError
+from latentmake.facts import Facts
 from latentmake.index.memo import Memo
-from latentmake.plan.planner import Planner
+from latentmake.plan.planner import make_plan
 from pydantic import ValidationError
 
 
@@ -389,9 +390,9 @@ def test_sizes_that_cannot_be_are_refused_by_the_plan(
     (tmp_path / "a.txt").touch()
     values = changed("runs", "first", "resolutions", value=[resolution])
     values["datasets"]["cats"] = {"path": str(tmp_path), **dataset}
-    planner = Planner(parse(values), Memo(None), buildable=["vae", "text_encoder", "unet"])
+    facts = Facts(parse(values), Memo(None), buildable=["vae", "text_encoder", "unet"])
     with pytest.raises(ConfigError) as caught:
-        planner.plan(["first"])
+        make_plan(facts, ["first"])
     assert str(caught.value).startswith(key)
     assert mend in str(caught.value)
 

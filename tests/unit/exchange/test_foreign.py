@@ -24,12 +24,12 @@ from latentmake.exchange.ai_training.export import export
 from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
 from latentmake.exchange.ai_training.record import Record
+from latentmake.facts import Facts
 from latentmake.files import cachefile
 from latentmake.index.memo import Memo, source_stat, target_stat
 from latentmake.models.shapes import Latents, Tokens
 from latentmake.plan.orders import FOLDER, WorkOrder, read_receipt
 from latentmake.plan.parts import RunPlan
-from latentmake.plan.planner import Planner
 from order_world import order, put_image, silent, target
 from PIL import Image
 from safetensors.torch import load_file
@@ -518,7 +518,7 @@ def test_what_cannot_be_is_one_line(plan: Callable[..., Path], name: str) -> Non
         }
     )
     with pytest.raises(ConfigError, match=words) as caught:
-        plan(Planner(config, Memo(None)), RunPlan("first", parts={}), config.runs["first"])
+        plan(Facts(config, Memo(None)), RunPlan("first", parts={}), config.runs["first"])
     assert "\n" not in str(caught.value)
 
 
@@ -535,9 +535,9 @@ def test_an_export_is_of_one_of_the_resolutions_of_its_run(asked: object, words:
             "export": {"resolution": asked},
         }
     )
-    planner = Planner(config, Memo(None))
+    facts = Facts(config, Memo(None))
     with pytest.raises(ConfigError, match=words) as caught:
-        plan_export(planner, RunPlan("first", parts={}), config.runs["first"])
+        plan_export(facts, RunPlan("first", parts={}), config.runs["first"])
     assert str(caught.value).startswith("export.resolution: ")
 
 

@@ -14,10 +14,12 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from huggingface_hub import constants
 from latentmake.config import SdTrainer, Weights, parse
 from latentmake.errors import ModelError, UserError
+from latentmake.facts import Facts
 from latentmake.index.memo import Memo
 from latentmake.models.checks import check_kind, parameter_names
 from latentmake.models.recipe import training_digest
-from latentmake.plan.planner import Planner
+from latentmake.plan.planner import make_plan
+from latentmake.plan.runs import plan_training
 from latentmake.training.order import TrainingOrder, read_order
 from latentmake.training.sd.objective import load_noise_schedule
 
@@ -35,9 +37,11 @@ def project(tmp_path: Path, micro: Path, monkeypatch: pytest.MonkeyPatch) -> dic
 
 
 def plan(values: dict[str, Any]) -> TrainingOrder:
-    path = Planner(parse(values), Memo(None)).plan(["tiny"]).runs["tiny"].training_order
-    assert path is not None
-    return read_order(path, TrainingOrder)
+    facts = Facts(parse(values), Memo(None))
+    planned = make_plan(facts, ["tiny"]).runs["tiny"]
+    plan_training(facts, planned, facts.config.runs["tiny"])
+    assert planned.training_order is not None
+    return read_order(planned.training_order, TrainingOrder)
 
 
 def lone(name: str) -> str:

@@ -8,8 +8,9 @@ import latentmake
 import pytest
 from latentmake.config import parse
 from latentmake.errors import UserError
+from latentmake.facts import Facts
 from latentmake.index.memo import Memo
-from latentmake.plan.planner import Planner
+from latentmake.plan.planner import make_plan
 from latentmake.plan.single import single
 
 CONFIG = {
@@ -33,7 +34,7 @@ class Asked(Memo):
 
 def questions() -> list[str]:
     memo = Asked()
-    Planner(parse(CONFIG), memo, buildable=["vae", "text"]).plan(["first"])
+    make_plan(Facts(parse(CONFIG), memo, buildable=["vae", "text"]), ["first"])
     assert memo.questions
     return memo.questions
 
@@ -75,8 +76,8 @@ def test_a_cache_file_of_no_item_is_answered_with_the_nearest(
     (tmp_path / "data").mkdir()
     for name in ("blue.png", "blue.txt", "red_arrow.png", "red_arrow.txt", "silent.png"):
         (tmp_path / "data" / name).write_text(name)
-    planner = Planner(parse(CONFIG), Memo(None), buildable=["vae", "text"])
+    facts = Facts(parse(CONFIG), Memo(None), buildable=["vae", "text"])
     folder = "cache/cats/tiny/"
     with pytest.raises(UserError) as caught:
-        single(planner, f"{folder}{asked}.safetensors")
+        single(facts, f"{folder}{asked}.safetensors")
     assert line.format(folder) in str(caught.value)

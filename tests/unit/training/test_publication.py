@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from latentmake.config import parse
 from latentmake.errors import DatasetError
+from latentmake.facts import Facts
 from latentmake.index.memo import Memo
-from latentmake.plan.planner import Planner
 from latentmake.training.external.publication import plan_publication
 from PIL import Image
 
@@ -32,7 +32,7 @@ def items(**dataset: Any) -> list[dict[str, Any]]:
         "runs": {"r": {"datasets": ["d"], "model": "m", "resolutions": [64]}},
         "publish": {"caches": False},
     }
-    order = plan_publication(Planner(parse(values), Memo(Path("memo.sqlite"))), "r")
+    order = plan_publication(Facts(parse(values), Memo(Path("memo.sqlite"))), "r")
     listed = Path(json.loads(order.read_text())["manifest"]).read_text()
     return [json.loads(line) for line in listed.splitlines()]
 

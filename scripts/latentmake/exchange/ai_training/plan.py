@@ -1,23 +1,20 @@
-"""The planner's part of adoption and export: what is refused at once, and the jobs' orders."""
+"""The planned part of adoption and export: what is refused at once, and the jobs' orders."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from latentmake.config import Adopt, Model, Run
 from latentmake.errors import ConfigError, ModelError
 from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
+from latentmake.facts import Facts
 from latentmake.files import atomic
 from latentmake.models.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import PROMPTS, RunPlan, run_folder
 from latentmake.sources.items import IMAGE_EXTENSIONS
-
-if TYPE_CHECKING:
-    from latentmake.plan.planner import Planner
 
 __all__ = ["plan_adopt", "plan_export", "refuse_company"]
 
@@ -44,11 +41,11 @@ def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
         )
 
 
-def plan_adopt(planner: Planner, plan: RunPlan, run: Run) -> Path:
+def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> Path:
     """Write the order that adopts what of a run is stale.
 
     Args:
-        planner: knows the datasets.
+        facts: of its datasets.
         plan: of the run.
         run: its section of the configuration.
 
@@ -60,17 +57,17 @@ def plan_adopt(planner: Planner, plan: RunPlan, run: Run) -> Path:
         ModelError: a model's configuration cannot be read.
         StorageError: the disk is full or cannot be written.
     """
-    name, model = run.model, planner.config.models[run.model]
-    adopt = _adopt(planner, run)
+    name, model = run.model, facts.config.models[run.model]
+    adopt = _adopt(facts, run)
     for dataset in run.datasets:
-        if adopt.text is not None and planner.config.datasets[dataset].composed:
+        if adopt.text is not None and facts.config.datasets[dataset].composed:
             raise ConfigError(
                 f"the texts of {dataset} are not just what its caption files hold, as adopted "
                 "embeddings are",
                 where=f"adopt_{plan.name}",
                 mend=f"leave out models.{name}.adopt.text, so that they are encoded",
             )
-        if planner.config.datasets[dataset].remote:
+        if facts.config.datasets[dataset].remote:
             raise ConfigError(
                 f"the dataset {dataset} lies on S3, and caches are adopted from folders on disk",
                 where=f"adopt_{plan.name}",
@@ -96,7 +93,7 @@ def plan_adopt(planner: Planner, plan: RunPlan, run: Run) -> Path:
         run=plan.name,
         naming=_NAMING,
         orders=[order.name for order in works],
-        roots={dataset: planner.scan(dataset).root for dataset in run.datasets},
+        roots={dataset: facts.scan(dataset).root for dataset in run.datasets},
         ending=adopt.latents,
         latents=_latents(name, model) if adopt.latents is not None else None,
         texts=_texts(name, model, adopt.text or []),
@@ -111,11 +108,11 @@ def plan_adopt(planner: Planner, plan: RunPlan, run: Run) -> Path:
     return path
 
 
-def plan_export(planner: Planner, plan: RunPlan, run: Run) -> Path:
+def plan_export(facts: Facts, plan: RunPlan, run: Run) -> Path:
     """Write the order that exports a run's caches.
 
     Args:
-        planner: knows the configuration.
+        facts: of the configuration.
         plan: of the run.
         run: its section of the configuration.
 
@@ -127,8 +124,8 @@ def plan_export(planner: Planner, plan: RunPlan, run: Run) -> Path:
         ModelError: a model's configuration cannot be read.
         StorageError: the disk is full or cannot be written.
     """
-    model, export = planner.config.models[run.model], planner.config.export
-    adopt = _adopt(planner, run)
+    model, export = facts.config.models[run.model], facts.config.export
+    adopt = _adopt(facts, run)
     known = [size.name for size in run.resolutions]
     if export.resolution is None and len(known) > 1:
         raise ConfigError(
@@ -145,7 +142,7 @@ def plan_export(planner: Planner, plan: RunPlan, run: Run) -> Path:
             mend=f"choose one of {', '.join(known)}",
         )
     for dataset in run.datasets:
-        if planner.config.datasets[dataset].remote and export.folder is None:
+        if facts.config.datasets[dataset].remote and export.folder is None:
             raise ConfigError(
                 f"the dataset {dataset} lies on S3, where nothing is written",
                 where="export.folder",
@@ -169,9 +166,9 @@ def plan_export(planner: Planner, plan: RunPlan, run: Run) -> Path:
     return path
 
 
-def _adopt(planner: Planner, run: Run) -> Adopt:
+def _adopt(facts: Facts, run: Run) -> Adopt:
     """Return what a run's model says of the other program's files."""
-    adopt, where = planner.config.models[run.model].adopt, f"models.{run.model}.adopt"
+    adopt, where = facts.config.models[run.model].adopt, f"models.{run.model}.adopt"
     if adopt is None:
         raise ConfigError(
             "this key is missing",
@@ -182,7 +179,7 @@ def _adopt(planner: Planner, run: Run) -> Adopt:
         caption = [
             name
             for name in run.datasets
-            if ending.endswith(planner.config.datasets[name].caption_extension)
+            if ending.endswith(facts.config.datasets[name].caption_extension)
         ]
         if caption or f".{ending.lower().rpartition('.')[2]}" in IMAGE_EXTENSIONS:
             taken = f"a caption of {caption[0]}" if caption else "an image"

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from latentmake import layouts
 from latentmake.config import Config, SdScriptsTrainer
 from latentmake.errors import DatasetError
+from latentmake.facts import Facts
 from latentmake.files import atomic
 from latentmake.plan.manifest import lines_of, row_of
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import read_lock
-from latentmake.plan.runs import manifest_items
+from latentmake.runs import manifest_items
 from latentmake.training.checks import refuse_failed
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.plan import wan_order
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.external.sdscripts.plan import sdscripts_order
-
-if TYPE_CHECKING:
-    from latentmake.plan.planner import Planner
 
 __all__ = ["check_publication", "is_uncached", "plan_publication"]
 
@@ -36,11 +32,11 @@ def is_uncached(target: str, config: Config) -> bool:
     return word == "publish" and name in config.runs and not config.publish.caches
 
 
-def plan_publication(planner: Planner, name: str) -> Path:
+def plan_publication(facts: Facts, name: str) -> Path:
     """Write the order of a run's publication without caches, and the items that it publishes.
 
     Args:
-        planner: what is known of datasets.
+        facts: of its datasets.
         name: the run.
 
     Raises:
@@ -48,10 +44,10 @@ def plan_publication(planner: Planner, name: str) -> Path:
             them.
         StorageError: the disk is full or cannot be written.
     """
-    config, run = planner.config, planner.config.runs[name]
+    config, run = facts.config, facts.config.runs[name]
     kind, order = _order(config, name)
-    without = _left_out(planner, name)
-    layout = layouts.of(config.models[run.model].layout_name)
+    without = _left_out(facts, name)
+    layout = facts.layout(run.model)
     rows = [
         row_of(
             item,
@@ -59,7 +55,7 @@ def plan_publication(planner: Planner, name: str) -> Path:
             config.datasets[item.dataset].num_repeats,
             layout,
         )
-        for item in manifest_items(planner, run, {}, {})
+        for item in manifest_items(facts, run, {}, {})
         if (item.dataset, item.stem) not in without
     ]
     if not rows:
@@ -69,15 +65,15 @@ def plan_publication(planner: Planner, name: str) -> Path:
     path = run_order(name, kind, order.planned)
     changed = order.model_copy(update={"manifest": str(items)})
     atomic.write(path, changed.model_dump_json().encode())
-    planner.memo.save()
+    facts.memo.save()
     return path
 
 
-def check_publication(planner: Planner, name: str) -> None:
+def check_publication(facts: Facts, name: str) -> None:
     """Refuse a publication whose files its trainer would refuse, before anything is encoded.
 
     Args:
-        planner: remembers what is known of the trainer.
+        facts: with what is remembered of its trainer.
         name: the run.
 
     Raises:
@@ -87,11 +83,11 @@ def check_publication(planner: Planner, name: str) -> None:
     from latentmake.training.external.musubi import publish as musubi
     from latentmake.training.external.sdscripts import publish as sdscripts
 
-    order = _order(planner.config, name)[1]
+    order = _order(facts.config, name)[1]
     if isinstance(order, MusubiOrder):
-        refuse_failed(musubi.findings(order, planner.memo))
+        refuse_failed(musubi.findings(order, facts.memo))
     else:
-        refuse_failed(sdscripts.findings(order, planner.memo))
+        refuse_failed(sdscripts.findings(order, facts.memo))
 
 
 def _order(config: Config, name: str) -> tuple[str, SdScriptsOrder | MusubiOrder]:
@@ -102,19 +98,19 @@ def _order(config: Config, name: str) -> tuple[str, SdScriptsOrder | MusubiOrder
     return "wan", wan_order(config, name)
 
 
-def _left_out(planner: Planner, name: str) -> set[tuple[str, str]]:
+def _left_out(facts: Facts, name: str) -> set[tuple[str, str]]:
     """Return dataset and stem of the items that cannot be published, each of which is told.
 
     Besides those that a listing tells, earlier builds here set aside what they could not read.
     """
-    config, run = planner.config, planner.config.runs[name]
+    config, run = facts.config, facts.config.runs[name]
     found: set[tuple[str, str]] = set()
     lines: list[str] = []
     for dataset in run.datasets:
         skip = config.datasets[dataset].on_error == "skip"
-        faults = [(fault.stem, fault.line) for fault in planner.items(dataset, run.model)[1]]
+        faults = [(fault.stem, fault.line) for fault in facts.items(dataset, run.model)[1]]
         for noted in read_lock(name).aside.get(dataset, []) if skip else []:
-            if noted["digest"] and _digest(planner, noted["path"]) == noted["digest"]:
+            if noted["digest"] and facts.digest_of(noted["path"]) == noted["digest"]:
                 faults.append((noted["stem"], noted["line"]))
         found |= {(dataset, stem) for stem, _ in faults}
         if skip:
@@ -128,10 +124,3 @@ def _left_out(planner: Planner, name: str) -> set[tuple[str, str]]:
             mend="set on_error: skip to publish without these",
         )
     return found
-
-
-def _digest(planner: Planner, path: str) -> str | None:
-    try:
-        return planner.memo.digest_of_file(Path(path))
-    except OSError:
-        return None

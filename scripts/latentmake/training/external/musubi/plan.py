@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from latentmake.config import Config, MusubiTrainer, Run
 from latentmake.errors import ModelError
+from latentmake.facts import Facts
 from latentmake.files import atomic
 from latentmake.index.remembered import Memory
 from latentmake.models.wan_files import networks
@@ -18,22 +18,16 @@ from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.preflight import preflight
 from latentmake.training.external.result import is_trained
 
-if TYPE_CHECKING:
-    from latentmake.plan.planner import Planner
-
 __all__ = ["finish_wan", "wan_order"]
 
 
-def finish_wan(
-    planner: Planner, plan: RunPlan, run: Run, lock: str | None, *, train: bool = True
-) -> None:
+def finish_wan(facts: Facts, plan: RunPlan, run: Run, *, train: bool = True) -> None:
     """Write the order of a Wan run, and decide whether it is to be trained.
 
     Args:
-        planner: what is known of datasets and models.
+        facts: of its model.
         plan: of the run; gets the order.
         run: its section of the configuration.
-        lock: digest of its caches; None where they are yet to be made.
         train: whether its training is asked for.
 
     Raises:
@@ -42,18 +36,18 @@ def finish_wan(
         StorageError: the disk is full or cannot be written.
     """
     trained = isinstance(run.trainer, MusubiTrainer)
-    order = wan_order(planner.config, plan.name)
+    order = wan_order(facts.config, plan.name)
     path = run_order(plan.name, "wan", order.planned)
     atomic.write(path, order.model_dump_json().encode())
     plan.launch_order = path
 
     def weights() -> str:
-        return networks_digest(order.model, planner.memo.digest_of_file)
+        return networks_digest(order.model, facts.memo.digest_of_file)
 
-    if trained and not (lock and is_trained(order, lock, weights)):
+    if trained and not (plan.lock and is_trained(order, plan.lock, weights)):
         plan.training_order = path
         if train:
-            _refuse_untrainable(order, planner.memo)
+            _refuse_untrainable(order, facts.memo)
 
 
 def wan_order(config: Config, name: str) -> MusubiOrder:

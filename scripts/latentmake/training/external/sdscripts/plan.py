@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from latentmake.config import Config, SdScriptsTrainer
+from latentmake.facts import Facts
 from latentmake.files import atomic
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan, run_folder
@@ -15,45 +15,40 @@ from latentmake.training.external.sdscripts.checkpoint import checkpoint_digest
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.external.sdscripts.preflight import preflight
 
-if TYPE_CHECKING:
-    from latentmake.plan.planner import Planner
-
 __all__ = ["finish_sdscripts", "sdscripts_order"]
 
 
 def finish_sdscripts(
-    planner: Planner,
+    facts: Facts,
     plan: RunPlan,
     trainer: SdScriptsTrainer,
-    lock: str | None,
     *,
     train: bool = True,
 ) -> None:
     """Write the order of a run of sd-scripts, and decide whether it is to be trained.
 
     Args:
-        planner: what is known of datasets and models.
+        facts: of its model.
         plan: of the run; gets the order.
         trainer: its trainer's section.
-        lock: digest of its caches; None where they are yet to be made.
         train: whether its training is asked for.
 
     Raises:
         TrainingError: a network, sd-scripts, its environment or the settings do not fit.
         StorageError: the disk is full or cannot be written.
     """
-    order = sdscripts_order(planner.config, plan.name, trainer)
+    order = sdscripts_order(facts.config, plan.name, trainer)
     path = run_order(plan.name, "sdscripts", order.planned)
     atomic.write(path, order.model_dump_json().encode())
     plan.launch_order = path
 
     def weights() -> str:
-        return checkpoint_digest(order, planner.memo.digest_of_file)
+        return checkpoint_digest(order, facts.memo.digest_of_file)
 
-    if not (lock and is_trained(order, lock, weights)):
+    if not (plan.lock and is_trained(order, plan.lock, weights)):
         plan.training_order = path
         if train:
-            refuse_failed(preflight(order, planner.memo))
+            refuse_failed(preflight(order, facts.memo))
 
 
 def sdscripts_order(config: Config, name: str, trainer: SdScriptsTrainer) -> SdScriptsOrder:

@@ -1,0 +1,228 @@
+"""Facts for planning: listings, items and recipes of a configuration, each found out once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from latentmake import digest, layouts
+from latentmake.config import Config, MusubiTuner
+from latentmake.errors import ModelError, SourceError
+from latentmake.index.memo import Memo, SourceStat
+from latentmake.layouts import Layout
+from latentmake.models import recipe
+from latentmake.models.wan_files import encoder_fault
+from latentmake.plan.parts import read_lock
+from latentmake.sources import items as datasets
+from latentmake.sources import metadata, s3
+from latentmake.sources.caption_files import Texts, note_of, texts_of
+from latentmake.sources.items import Fault, Item, Scan
+from latentmake.sources.probe import measured
+
+__all__ = ["Facts", "ProgramDigest"]
+
+ProgramDigest = Callable[[MusubiTuner, str, Memo], str]
+"""Returns the digest of the program that encodes `latents` or `text` in place of our encoders."""
+
+
+class Facts:
+    """What planning knows of datasets and models.
+
+    Args:
+        config: the configuration.
+        memo: what is known of files.
+        buildable: folders that a rule makes; a model there may be missing.
+        runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
+        program_digest: asked where a model names such a program as its `encoder`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        memo: Memo,
+        *,
+        buildable: Collection[str] = (),
+        runs_jobs: bool = True,
+        program_digest: ProgramDigest | None = None,
+    ) -> None:
+        self.config = config
+        self.memo = memo
+        self.runs_jobs = runs_jobs
+        self._buildable = buildable
+        self._program_digest = program_digest
+        self._scans: dict[str, Scan] = {}
+        self._controls: dict[str, Scan | None] = {}
+        self._texts: dict[str, Texts] = {}
+        self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
+        self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
+        self._skipped: dict[str, list[dict[str, str]]] = {}
+        self._unreadable: dict[str, dict[str, Fault]] = {}
+
+    # -- datasets -----------------------------------------------------------------------------
+
+    def scan(self, dataset: str) -> Scan:
+        """Return the listing of a dataset.
+
+        Raises:
+            DatasetError: its folder is missing or cannot be read.
+        """
+        if dataset not in self._scans:
+            self._scans[dataset] = datasets.scan(dataset, self.config.datasets[dataset])
+        return self._scans[dataset]
+
+    def control(self, dataset: str) -> Scan | None:
+        """Return the listing of a dataset's control images; None where it has none.
+
+        Raises:
+            DatasetError: their folder is missing or cannot be read.
+        """
+        if dataset not in self._controls:
+            settings = self.config.datasets[dataset]
+            self._controls[dataset] = datasets.scan_control(dataset, settings)
+        return self._controls[dataset]
+
+    def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
+        """Return the items of a dataset as a model needs them, and the faults of the others.
+
+        Raises:
+            DatasetError: it is missing, cannot be read, or holds no image.
+        """
+        layout = self.layout(model)
+        asked = (dataset, layout.name)
+        if asked not in self._items:
+            settings, scan = self.config.datasets[dataset], self.scan(dataset)
+            found, faults = datasets.items(dataset, settings, scan)
+            if settings.composed:
+                made = self._compose(dataset, found)
+                texts = made.found
+                found = [x._replace(texts=texts[x.stem]) for x in found if x.stem in texts]
+                faults += made.faults
+            if layout.names_media:
+                control = self.control(dataset)
+                found, further = measured(layout, settings, scan.root, found, control, self.memo)
+                faults += further
+            if unreadable := self._unreadable.get(dataset):
+                found = [item for item in found if item.stem not in unreadable]
+                faults += unreadable.values()
+            self._items[asked] = found, sorted(faults)
+        return self._items[asked]
+
+    def _compose(self, dataset: str, items: Sequence[Item]) -> Texts:
+        if dataset not in self._texts:
+            settings, root = self.config.datasets[dataset], self.scan(dataset).root
+            listed = None
+            if settings.metadata_file is not None:
+                listed = metadata.entries_of(dataset, settings.metadata_file, root, self.memo)
+            made = texts_of(settings, root, items, listed, self.memo)
+            if note := note_of(dataset, made, settings.text_variants):
+                sys.stderr.write(f"note: {note}\n")
+            self._texts[dataset] = made
+        return self._texts[dataset]
+
+    def known_faults(self, dataset: str, model: str) -> list[Fault]:
+        """Return the faults of a dataset's items; none where a remembered verdict spared them."""
+        return self._items.get((dataset, self.config.models[model].layout_name), ([], []))[1]
+
+    def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
+        """Count the items whose sources cannot be read as faulty from now on."""
+        self._unreadable.setdefault(dataset, {}).update(
+            (stem, Fault(error.where, stem, error.what, error.mend))
+            for stem, error in unreadable.items()
+        )
+        self._items = {asked: made for asked, made in self._items.items() if asked[0] != dataset}
+
+    def has_faults_added(self, dataset: str) -> bool:
+        """Whether `add_faults` has been told of items of a dataset."""
+        return dataset in self._unreadable
+
+    def skipped(self, dataset: str) -> list[dict[str, str]]:
+        """Return the faulty items that jobs skipped and that are still as they were then."""
+        if self.config.datasets[dataset].on_error != "skip":
+            return []
+        if dataset not in self._skipped:
+            noted = {
+                json.dumps(fault, sort_keys=True): fault
+                for run in self.config.runs
+                for fault in read_lock(run).aside.get(dataset, [])
+            }
+            self._skipped[dataset] = [each for each in noted.values() if self._is_unchanged(each)]
+        return self._skipped[dataset]
+
+    def _is_unchanged(self, fault: Mapping[str, str]) -> bool:
+        if not fault.get("digest") or fault.get("model") not in self.config.models:
+            return False
+        now = self.recipe(fault["dataset"], fault["model"], fault["kind"])
+        if digest.of_value(now) != fault["recipe"]:
+            return False
+        if s3.is_remote(fault["path"]):
+            return self._remote_digest(fault["dataset"], fault["path"]) == fault["digest"]
+        return self.digest_of(fault["path"]) == fault["digest"]
+
+    def _remote_digest(self, dataset: str, path: str) -> str | None:
+        scan = self.scan(dataset)
+        below = path.removeprefix(f"{scan.root}/")
+        stat = next((SourceStat(*x[1:]) for x in scan.entries if x[0] == below), None)
+        if stat is None:
+            return None
+        if (known := self.memo.known_digest(path, stat)) is not None:
+            return known
+        found = next(s3.digests([(path, stat)]))
+        if isinstance(found, SourceError):
+            return None
+        content, stat = found
+        self.memo.learn_source(path, stat, content)
+        return content
+
+    def digest_of(self, path: str | Path) -> str | None:
+        """Return the digest of a file; None where it cannot be read."""
+        try:
+            return self.memo.digest_of_file(Path(path))
+        except OSError:
+            return None
+
+    # -- models -------------------------------------------------------------------------------
+
+    def layout(self, model: str) -> Layout:
+        """Return the layout of a model's caches."""
+        return layouts.of(self.config.models[model].layout_name)
+
+    def is_pending(self, path: str | None) -> bool:
+        """Whether a path lies in a folder that a rule has yet to make."""
+        if path is None or Path(path).exists():
+            return False
+        return any(Path(path).is_relative_to(folder) for folder in self._buildable)
+
+    def recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
+        """Return the recipe of `latents` or `text`; empty where a rule has yet to make the model.
+
+        Raises:
+            ModelError: files are missing.
+        """
+        asked = (dataset if kind == "latents" else "", model, kind)
+        if asked not in self._recipes:
+            try:
+                self._recipes[asked] = self._recipe(dataset, model, kind)
+            except ModelError as error:
+                if error.where.startswith("models."):
+                    raise
+                where = f"models.{model}.{'vae' if kind == 'latents' else 'text'}"
+                what = f"{error.where}: {error.what}"
+                raise ModelError(what, where=where, mend=error.mend) from None
+        return self._recipes[asked]
+
+    def _recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
+        settings = self.config.models[model]
+        places = [settings.vae] if kind == "latents" else settings.text
+        if any(self.is_pending(place.path) for place in places):
+            return {}
+        if settings.spec.wan and (wrong := encoder_fault(settings, kind)):
+            where = f"models.{model}.{wrong[0]}"
+            raise ModelError(wrong[1], where=where, mend="name the right file")
+        data = self.config.datasets.get(dataset)
+        found = recipe.make(kind, data, settings, self.memo.digest_of_file)
+        if settings.scripted and self.config.musubi_tuner is not None:
+            assert self._program_digest is not None
+            found["program"] = self._program_digest(self.config.musubi_tuner, kind, self.memo)
+        return found

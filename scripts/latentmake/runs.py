@@ -1,0 +1,166 @@
+"""Manifest half of a run's plan: whether manifest and lock still fit, and the job's order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+from latentmake import digest
+from latentmake.config import Run
+from latentmake.facts import Facts
+from latentmake.plan import manifest
+from latentmake.plan.orders import unfinished
+from latentmake.plan.parts import Part, RunPlan, kind_of, part_names, read_lock, run_folder
+
+__all__ = ["manifest_items", "plan_manifest"]
+
+_Skipped = dict[str, list[dict[str, str]]]
+
+
+def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False) -> None:
+    """Decide whether a run's manifest and lock fit; where not, write the manifest job's order.
+
+    Args:
+        facts: of its datasets and model.
+        plan: of the run; gets faults, and the order or the lock's digest.
+        run: its section of the configuration.
+        force: write the order in any case.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    faults = {name: facts.known_faults(name, run.model) for name in run.datasets}
+    plan.faults = {name: found for name, found in faults.items() if found}
+    skipped = _skipped(facts, plan, run)
+    fatal = {name for name in skipped if facts.config.datasets[name].on_error != "skip"}
+    repeats = {name: facts.config.datasets[name].num_repeats for name in run.datasets}
+    captions = {name: _caption_digests(facts, run, name) for name in run.datasets}
+    keys = {
+        f"{name}/{part}": plan.parts[Part(name, run.model, part)].keys
+        for name in run.datasets
+        for part in part_names(facts.config, run, name)
+    } | {
+        f"{name}/{manifest.CAPTIONS}": manifest.keys_digest(found.items())
+        for name, found in captions.items()
+        if found
+    }
+    complete = {name: found for name, found in keys.items() if found is not None}
+    lock = read_lock(plan.name)
+    fresh = (
+        len(complete) == len(keys)
+        and lock.digest == manifest.lock_digest(complete, repeats)
+        and _stems(lock.aside) == _stems(skipped)
+        and lock.images == {name: plan.images[name] for name in run.datasets}
+        and lock.manifest == facts.digest_of(run_folder(plan.name) / "manifest.jsonl")
+        and not any(state.orphans for state in plan.parts.values())
+        and not fatal
+    )
+    if fresh and not force:
+        plan.lock = lock.digest
+        return
+    plan.manifest_order = manifest.ManifestOrder(
+        run=plan.name,
+        model=run.model,
+        repeats=repeats,
+        skip=[name for name in run.datasets if facts.config.datasets[name].on_error == "skip"],
+        items=list(
+            manifest_items(
+                facts, run, {part: state.known for part, state in plan.parts.items()}, captions
+            )
+        ),
+        faults=skipped,
+        orphans=sorted(
+            [path for state in plan.parts.values() for path in state.orphans] + unfinished()
+        ),
+        planned=time.time_ns(),
+        layout=facts.config.models[run.model].layout_name,
+        replaced=[
+            stale.found.partition("@")[0]
+            for state in plan.parts.values()
+            for stale in state.stale
+            if stale.found is not None
+        ],
+    ).write()
+
+
+def _skipped(facts: Facts, plan: RunPlan, run: Run) -> _Skipped:
+    """Return dataset -> what is wrong with the items that no cache is made of."""
+    found: _Skipped = {}
+    for name in run.datasets:
+        faults = [
+            {"stem": fault.stem, "path": fault.path, "digest": "", "line": fault.line}
+            for fault in plan.faults.get(name, [])
+        ]
+        if noted := [*facts.skipped(name), *faults]:
+            found[name] = noted
+    return found
+
+
+def _stems(skipped: _Skipped) -> set[tuple[str, str]]:
+    return {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
+
+
+def _caption_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:
+    """Return stem -> digest of an item's text, where its trainer encodes that itself.
+
+    sd-scripts does so with Stable Diffusion 1.x and 2.x: no cache tells that a caption changed.
+    """
+    if any(kind_of(part) == "text" for part in part_names(facts.config, run, name)):
+        return {}
+    without = {fault["stem"] for fault in facts.skipped(name)}
+    found: dict[str, str] = {}
+    for item in facts.items(name, run.model)[0]:
+        if item.stem in without:
+            continue
+        if item.texts is not None:
+            found[item.stem] = digest.of_value(item.texts)
+        elif item.caption is not None:
+            found[item.stem] = facts.digest_of(item.caption) or "missing"
+        else:
+            found[item.stem] = ""
+    return found
+
+
+def manifest_items(
+    facts: Facts,
+    run: Run,
+    known: Mapping[Part, Mapping[str, str]],
+    captions: Mapping[str, Mapping[str, str]],
+) -> Iterator[manifest.ManifestItem]:
+    """Yield the items of a run with the names of their caches.
+
+    Args:
+        facts: of its datasets and model.
+        run: its section of the configuration.
+        known: part -> path of a cache file -> its key.
+        captions: dataset -> stem -> digest of its text, where no cache is made of that.
+    """
+    layout = facts.layout(run.model)
+    for name in run.datasets:
+        settings, said = facts.config.datasets[name], captions.get(name, {})
+        parts = [
+            (
+                part,
+                layout.folder(name, run.model, part),
+                known.get(Part(name, run.model, part), {}),
+            )
+            for part in part_names(facts.config, run, name)
+        ]
+        for item in facts.items(name, run.model)[0]:
+            targets = {
+                part: [
+                    (named.path, keys.get(named.path))
+                    for named in layout.named(folder, part, item.stem, item.media, settings)
+                ]
+                for part, folder, keys in parts
+            }
+            yield manifest.ManifestItem(
+                name,
+                item.stem,
+                item.image,
+                targets,
+                item.caption,
+                item.control,
+                item.texts,
+                said.get(item.stem),
+            )
