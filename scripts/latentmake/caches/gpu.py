@@ -1,7 +1,7 @@
-"""The GPUs of this machine: how many there are, and which of them a job may have for itself.
+"""GPUs of this machine, each leased to one job at a time by a lock file.
 
-No torch here: the number is needed while planning. A job holds a lock on the GPU it was given, so
-that jobs of one user never share one, whichever projects they belong to.
+Jobs of one user never share a GPU, whichever projects they belong to. No torch here: planning asks
+for the number of GPUs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["lease", "visible"]
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_PATIENCE = 0.2  # seconds between two looks at GPUs that are all taken
+_POLL_SECONDS = 0.2
 _LISTED = re.compile(r"^GPU (\d+): .*\(UUID: ([\w-]+)\)", re.MULTILINE)
 
 
 def visible() -> list[str]:
-    """Return the ids of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the ids of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
     for variable in _VARIABLES:
         if (named := os.environ.get(variable)) is not None:
             return [each.strip() for each in named.split(",") if each.strip() not in ("", "-1")]
@@ -37,35 +37,35 @@ def visible() -> list[str]:
         (["nvidia-smi", "-L"], "GPU "),
         (["rocm-smi", "--showid", "--csv"], "card"),
     ):
-        if said := _said(command):
-            lines = [line for line in said.splitlines() if line.startswith(beginning)]
+        if output := _output(command):
+            lines = [line for line in output.splitlines() if line.startswith(beginning)]
             return [str(number) for number in range(len(lines))]
     return []
 
 
 @contextlib.contextmanager
 def lease(say: Callable[[str], None] = lambda line: None) -> Iterator[str | None]:
-    """Hold one GPU for this process alone, and hide the others from what it imports later.
+    """Lock one GPU for this process, and hide the others from later imports.
 
-    Waits where all are taken. The only GPU of a machine is locked where its UUID is known: number 0
-    may be another one for each job of a cluster.
+    Waits while all are taken. A single GPU is locked only if its UUID is known: number 0 may be
+    another one for each job of a cluster.
 
     Args:
         say: told when it waits.
 
     Yields:
-        Its id; None where there is no GPU.
+        Its id; None on a machine without GPUs.
 
     Raises:
         StorageError: the folder of the locks belongs to somebody else.
     """
     found = visible()
-    uuids = dict(_LISTED.findall(_said(["nvidia-smi", "-L"]))) if found else {}
+    uuids = dict(_LISTED.findall(_output(["nvidia-smi", "-L"]))) if found else {}
     if not found or (len(found) == 1 and found[0] not in (*uuids, *uuids.values())):
         yield found[0] if found else None
         return
     variable = next((name for name in _VARIABLES if name in os.environ), _VARIABLES[0])
-    from filelock import FileLock  # which planning does without
+    from filelock import FileLock  # not needed while planning
 
     folder = _folder()
     locks = {
@@ -76,7 +76,7 @@ def lease(say: Callable[[str], None] = lambda line: None) -> Iterator[str | None
     if taken is None:
         say(f"waiting for a GPU: other jobs hold {', '.join(found)} ({folder})")
     while taken is None:
-        time.sleep(_PATIENCE)
+        time.sleep(_POLL_SECONDS)
         taken = _first(locks)
     os.environ[variable] = taken
     try:
@@ -87,7 +87,7 @@ def lease(say: Callable[[str], None] = lambda line: None) -> Iterator[str | None
 
 
 def _first(locks: dict[str, FileLock]) -> str | None:
-    """Acquire the first lock that is free, and return its name; None where none is."""
+    """Acquire the first free lock, if any, and return its name."""
     from filelock import Timeout
 
     for name, lock in locks.items():
@@ -98,22 +98,22 @@ def _first(locks: dict[str, FileLock]) -> str | None:
 
 
 def _folder() -> Path:
-    """Return the folder of this user's locks: one a machine, whatever project and session."""
+    """Return the folder of this user's locks, shared by all projects and sessions on a machine."""
     folder = Path(tempfile.gettempdir()) / f"latentmake-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     stat = folder.lstat()
     if not folder.is_dir() or folder.is_symlink() or stat.st_uid != os.getuid():
         raise StorageError(
-            "is no folder of yours, but is to hold the locks of GPUs",
+            "is not a folder of yours, but must hold the locks of GPUs",
             where=folder,
             mend="remove it, or set TMPDIR to a folder of your own",
         )
     return folder
 
 
-def _said(command: list[str]) -> str:
-    """Return what a program says; nothing where there is none, or it fails."""
+def _output(command: list[str]) -> str:
+    """Return a program's output; "" if there is no such program, or it fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         return done.stdout

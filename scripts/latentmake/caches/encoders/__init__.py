@@ -1,1 +1,1 @@
-"""Encoders: what turns pixels and captions into what a trainer reads. They import torch."""
+"""Encoders of pixels and captions. They import torch."""

@@ -1,8 +1,8 @@
-"""The CLIP image encoder that Wan 2.1's image-to-video looks at its first frame through.
+"""CLIP image encoder for the first frame in Wan 2.1's image-to-video.
 
-open-clip's xlm-roberta-large ViT-huge-14, of which the image half counts: from a transformers
-folder, or from the one file of the original release
-(models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth, or .safetensors of the same names).
+The image half of open-clip's xlm-roberta-large ViT-huge-14. Weights: a transformers folder, or the
+one file of the original release (models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth, or
+.safetensors of the same names).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from latentmake.config import Weights
 
 __all__ = ["ClipVision", "load_clip_vision"]
 
-# Of each colour channel of CLIP's training images (source: openai/CLIP, clip.py).
+# Colour channels of CLIP's training images (source: openai/CLIP, clip.py).
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
-_HEAD_SIZE = 80  # of ViT-huge; no shape tells it
+_HEAD_SIZE = 80  # of ViT-huge; not visible in any shape
 # Names inside a block: the original's, then transformers'.
 _BLOCK = {
     "norm1": "layer_norm1",
@@ -48,14 +48,14 @@ _FOREIGN = (
 
 
 class ClipVision:
-    """The image encoder of CLIP without its last block.
+    """CLIP's image encoder without its last block.
 
     Args:
-        network: transformers' network, on its device and in its format, with all blocks.
+        network: with all blocks, on its device.
     """
 
     def __init__(self, network: CLIPVisionModel) -> None:
-        # Wan looks at what the last block but one gives, so that the last has nothing to do.
+        # Wan takes the output of the last block but one.
         network.encoder.layers = network.encoder.layers[:-1]
         self._network = network
 
@@ -66,13 +66,12 @@ class ClipVision:
         """Encode the first frames of clips.
 
         Args:
-            frames: [N, H, W, 3], 0 to 255, uint8, on any device; of any size: it is squeezed to
-                the network's square, as Wan does.
-            pixel_dtype: the format in which pixels are scaled and resized; musubi-tuner uses that
-                of the latents.
+            frames: [N, H, W, 3], 0 to 255, uint8, on any device; squeezed to the network's square,
+                as Wan does.
+            pixel_dtype: in which pixels are scaled and resized; musubi-tuner uses that of latents.
 
         Returns:
-            [N, 257, 1280] (one token for the class, then one a patch), float16, on the CPU.
+            [N, 257, 1280] (a token for the class, then one per patch), float16, on the CPU.
         """
         network = self._network
         signal = frames.to(network.device).permute(0, 3, 1, 2).to(pixel_dtype) / 127.5 - 1.0
@@ -95,13 +94,12 @@ def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype)
     """Load the CLIP image encoder for inference.
 
     Args:
-        weights: a transformers folder of a CLIP image encoder or of a whole CLIP, a single file in
-            the original's names or transformers', or a hub id.
-        device: where it shall run.
-        dtype: in what it shall compute; Wan uses float16, and a CPU float32.
+        weights: of the image encoder or a complete CLIP.
+        device: to run on.
+        dtype: to compute in; Wan uses float16, and a CPU float32.
 
     Raises:
-        ModelError: it is missing, incomplete, or another kind of network.
+        ModelError: it is missing, incomplete, or of another kind.
     """
     network = load_network(_KIND, weights)
     positions = network.embeddings.num_positions
@@ -110,7 +108,7 @@ def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype)
 
 
 def _converted(state: State) -> State:
-    """Return weights by transformers' names, without what is not the image encoder's."""
+    """Give the image encoder's weights transformers' names, and drop all others."""
     state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
     if not any(name.startswith("visual.") for name in state):
         return {name.removeprefix("vision_model."): value for name, value in state.items()}
@@ -126,7 +124,7 @@ def _converted(state: State) -> State:
                 found[f"{layer}.{_BLOCK.get(match[2], match[2])}.{match[3]}"] = value
         else:
             found[_OUTSIDE.get(short, name)] = value
-    # The original has them with axes of length 1 for the batch, and for the one class token.
+    # The original's have axes of length 1 for the batch, and for the one class token.
     for name, axes in (("class_embedding", 2), ("position_embedding.weight", 1)):
         if (embedding := found.get(f"embeddings.{name}")) is not None:
             found[f"embeddings.{name}"] = embedding.reshape(embedding.shape[axes:])
@@ -134,7 +132,7 @@ def _converted(state: State) -> State:
 
 
 def _inferred(state: State) -> dict[str, Any]:
-    """Read the settings off the shapes of the weights, taking it for a ViT-huge otherwise."""
+    """Read the configuration off the shapes of weights; the rest is that of ViT-huge."""
     width, _, patch, _ = state["embeddings.patch_embedding.weight"].shape
     if width % _HEAD_SIZE:
         raise ValueError(f"it has width {width}, which is no ViT-huge")

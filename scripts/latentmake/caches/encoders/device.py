@@ -1,4 +1,4 @@
-"""Which device encodes, and in which number format it computes."""
+"""Device and dtype of encoders, and recovery from out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DTYPES", "compute_dtype", "pick_device", "within_memory"]
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-# CUDA's allocator has an error of its own; Apple's, the CPU's and those of cuDNN and cuBLAS say it.
+# CUDA's allocator has an error class; those of Apple, the CPU, cuDNN and cuBLAS have messages only.
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|Invalid buffer size|_STATUS_ALLOC_FAILED"
 )
@@ -36,15 +36,15 @@ def pick_device() -> torch.device:
 
 
 def compute_dtype(device: torch.device, name: str, say: Callable[[str], None]) -> torch.dtype:
-    """Return the number format to compute in: the one asked for where the device has it.
+    """Return the dtype to compute in: that of the caches if the device has it, else float32.
 
-    A CPU computes in float32 and the result is rounded once, when it is written: half precision
-    is slow there and loses accuracy for nothing.
+    A CPU always computes in float32, and the result is rounded once, when it is written: half
+    precision is slow there and loses accuracy for nothing.
 
     Args:
-        device: where the encoder runs.
-        name: the format of the caches.
-        say: told when it is another.
+        device: of the encoder.
+        name: dtype of the caches.
+        say: told of a fallback.
     """
     dtype = DTYPES[name]
     if dtype == torch.float32:
@@ -61,10 +61,10 @@ def compute_dtype(device: torch.device, name: str, say: Callable[[str], None]) -
 def within_memory(
     work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
 ) -> Result | None:
-    """Do some work, or return None where the memory of a GPU or of this machine does not suffice.
+    """Do some work, or return None if the memory of the GPU or the machine does not suffice.
 
-    None is returned after the error is gone, and with its traceback the activations that filled
-    the memory: within a handler nothing could be computed in their place.
+    By then the error is gone, and with its traceback the activations that filled the memory: inside
+    an exception handler they would still be alive.
     """
     try:
         return work(*args, **options)

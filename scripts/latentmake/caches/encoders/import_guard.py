@@ -1,8 +1,7 @@
-"""Imports without what they bring along and nobody needs.
+"""Imports without optional dependencies.
 
-diffusers imports transformers, peft and accelerate wherever they are installed, for adapters and
-text encoders. A VAE needs none of them, and a process that only encodes images begins in little
-more than half the time without.
+diffusers imports transformers, peft and accelerate wherever they are installed. A VAE needs none of
+them, and a process that only encodes images starts in little more than half the time without.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ __all__ = ["without"]
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Let modules that are not imported yet seem not to be installed.
+    """Hide modules that are not imported yet, as if they were not installed.
 
-    For processes that will not need them: what is imported meanwhile may remember it.
+    For processes that never need them: modules imported meanwhile may remember their absence.
     """
     hidden = [name for name in names if name not in sys.modules]
     modules: dict[str, object] = sys.modules  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""The projection that embeddings go through before they are cached.
+"""Projection of embeddings before they are cached.
 
-A linear layer's weights need no code. A pipeline whose projection is a class of its own is loaded
-with the Python files in its folder, and only where the configuration trusts them by name.
+A linear layer's weights need no code. A pipeline with a projection class of its own is loaded with
+the Python files in its folder, and only if the configuration trusts them by name.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["load_text_projection"]
 
 
 def load_text_projection(weights: TextWeights) -> torch.nn.Module | None:
-    """Load the projection of a text encoder for inference; None where it has none.
+    """Load a text encoder's projection for inference, if it has one.
 
     Raises:
-        ModelError: it is missing, or cannot be loaded; its code is not trusted.
+        ModelError: it is missing, or cannot be loaded.
     """
     if weights.projection is None:
         return None
@@ -33,7 +33,7 @@ def load_text_projection(weights: TextWeights) -> torch.nn.Module | None:
 
     loader: Any = diffusers.DiffusionPipeline  # which has no types
     folder = Path(weights.projection)
-    mend = "name the folder of a diffusers pipeline with pipeline.py and its projection"
+    hint = "name the folder of a diffusers pipeline with pipeline.py and its projection"
     try:
         index = json.loads((folder / "model_index.json").read_bytes())
         names = [name for name, each in index.items() if isinstance(each, list)]
@@ -49,8 +49,8 @@ def load_text_projection(weights: TextWeights) -> torch.nn.Module | None:
         layer = getattr(pipeline, name)
     except Exception as error:  # code of others may fail in any way
         raise ModelError(
-            f"its projection cannot be loaded ({first_line(error)})", where=folder, mend=mend
+            f"its projection cannot be loaded ({first_line(error)})", where=folder, mend=hint
         ) from None
     if not isinstance(layer, torch.nn.Module):
-        raise ModelError(f"its `{name}` is no network", where=folder, mend=mend)
+        raise ModelError(f"its `{name}` is not a network", where=folder, mend=hint)
     return layer.eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The text encoders as they are: the last layer of any CLIP, T5 or UMT5 encoder."""
+"""Last hidden states of any CLIP, T5 or UMT5 text encoder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class TextEncoder:
 
     Attributes:
         model: the network.
-        tokenizer: what cuts a caption into tokens.
-        padded: whether every caption is filled up to `max_length` tokens (CLIP, whose padding the
-            UNet attends to) or kept at its own length (T5).
-        max_length: tokens kept of a caption, with those that the tokenizer puts around it.
-        projection: what the hidden states go through at last; None leaves them as they are.
-        masked: whether the padding is hidden from the network. CLIP was trained without a mask,
-            and Stable Diffusion uses none either.
+        tokenizer: of the network.
+        padded: whether captions are padded to `max_length` tokens (CLIP, whose padding the UNet
+            attends to) or keep their own length (T5).
+        max_length: tokens kept of a caption, with BOS and EOS.
+        projection: of the hidden states, if any.
+        masked: whether padding is hidden from the network. CLIP was trained without a mask, and
+            Stable Diffusion uses none either.
         tells_mask: whether embeddings come with their `attention_mask`.
     """
 
@@ -42,7 +42,7 @@ class TextEncoder:
 
     @property
     def limit(self) -> int:
-        """How many of a caption's own tokens are kept."""
+        """Tokens kept of a caption, without BOS and EOS."""
         return self.max_length - int(self.tokenizer.num_special_tokens_to_add())
 
     @torch.inference_mode()
@@ -50,10 +50,9 @@ class TextEncoder:
         """Encode captions.
 
         Returns:
-            For each: `hidden_state` [T, D], the last hidden state of its tokens (through the
-            projection, if any), and for CLIP `pooled` [D], the vector of its last token (projected
-            where the network projects it); float32, on the CPU. Where it is asked for,
-            `attention_mask` [T], 1 for tokens and 0 for padding, int64.
+            Of each caption `hidden_state` [T, D], projected if there is a projection; for CLIP
+            `pooled` [D], the network's vector of the last token; float32, on the CPU. With
+            `tells_mask`, `attention_mask` [T], 1 for tokens and 0 for padding, int64.
         """
         tokens = self.tokenizer(
             list(captions),
@@ -86,7 +85,7 @@ class TextEncoder:
 
 
 def _give_one_token(tokens: Any, padding: int) -> None:
-    """Let a caption without any token, as an empty one may be, have one: padding."""
+    """Give captions without any token, such as empty ones, one token of padding."""
     if tokens.input_ids.shape[1] == 0:
         shape = (len(tokens.input_ids), 1)
         tokens["input_ids"] = torch.full(shape, padding, device=tokens.input_ids.device).long()
@@ -98,11 +97,6 @@ def load_text_encoder(
     weights: TextWeights, device: torch.device, dtype: torch.dtype
 ) -> TextEncoder:
     """Load a text encoder of any kind and its tokenizer for inference.
-
-    Args:
-        weights: where they lie.
-        device: where it shall run.
-        dtype: in what it shall compute.
 
     Raises:
         ModelError: something is missing, incomplete or of another kind.
@@ -123,10 +117,10 @@ def load_t5(
     """Load an architecture's T5.
 
     Args:
-        weights: where it lies.
-        device: where it shall run.
-        dtype: in what it shall compute.
-        padded: fill every caption up to the full length.
+        weights: of T5 and its tokenizer.
+        device: to run on.
+        dtype: to compute in.
+        padded: pad every caption to the full length.
         masked: hide that padding from the network.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The networks of text encoders: any CLIP, T5 or UMT5 encoder of transformers, whole or refused."""
+"""Networks, tokenizers and projections of text encoders: transformers' CLIP, T5 and UMT5."""
 
 from __future__ import annotations
 
@@ -39,13 +39,7 @@ _PREFIX = "text_model."
 
 
 class TextModel(NamedTuple):
-    """A text encoder's network, ready for inference, with what stands before and behind it.
-
-    Attributes:
-        network: on its device.
-        tokenizer: what cuts a caption into tokens.
-        projection: what the hidden states go through at last; None leaves them as they are.
-    """
+    """A text encoder, ready for inference."""
 
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -63,10 +57,10 @@ def load_text_model(
     """Load a text encoder's network, its tokenizer and its projection.
 
     Args:
-        weights: where they lie.
-        device: where it shall run.
-        dtype: in what it shall compute.
-        kind: what it must be; None: as its configuration says.
+        weights: of all three.
+        device: to run on.
+        dtype: to compute in.
+        kind: required kind of network; None: any.
 
     Raises:
         ModelError: something is missing, incomplete or of another kind.
@@ -76,8 +70,8 @@ def load_text_model(
         tokenizer = tokenizers.load(weights)
         projection = load_text_projection(weights)
     except LOAD_FAULTS as error:
-        mend = f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, all of it"
-        raise refusal(error, weights, "a text encoder", mend) from None
+        hint = f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, with all its files"
+        raise refusal(error, weights, "a text encoder", hint) from None
     return TextModel(
         network.to(device=device, dtype=dtype).eval().requires_grad_(False),
         tokenizer,

@@ -22,7 +22,7 @@ from latentmake.models.tokenizers import load as load_tokenizer
 __all__ = ["Umt5Encoder", "clean_caption", "load_umt5"]
 
 _LENGTH = 512  # tokens that Wan's DiT attends to
-_LARGEST_IN_8_BITS = torch.finfo(torch.float8_e4m3fn).max
+_LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 # Names inside a block: the original's, then transformers'.
 _BLOCK = {
     "norm1": "layer.0.layer_norm",
@@ -46,10 +46,9 @@ _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
 
 
 def clean_caption(caption: str) -> str:
-    """Return a caption as Wan's tokenizer cleans it.
+    """Clean a caption as Wan's tokenizer does (source: Wan 2.1, wan/modules/tokenizers.py).
 
-    Broken Unicode is mended, HTML's entities are resolved twice, white space becomes single spaces
-    (source: Wan 2.1, wan/modules/tokenizers.py).
+    Broken Unicode is repaired, HTML entities are resolved twice, white space becomes single spaces.
     """
     text = html.unescape(html.unescape(ftfy.fix_text(caption)))
     return re.sub(r"\s+", " ", text).strip()
@@ -60,7 +59,7 @@ class Umt5Encoder:
 
     Args:
         network: the encoder, on its device.
-        tokenizer: what cuts a caption into tokens.
+        tokenizer: of the encoder.
         max_length: tokens kept of a caption.
     """
 
@@ -72,7 +71,7 @@ class Umt5Encoder:
         self._tokenizer = tokenizer
 
     def count_tokens(self, caption: str) -> int:
-        """Return how many tokens a caption has, those cut off and the end token included."""
+        """Count a caption's tokens before truncation, with the end token."""
         tokens = self._tokenizer(clean_caption(caption), truncation=False, verbose=False)
         return len(tokens["input_ids"])
 
@@ -80,12 +79,12 @@ class Umt5Encoder:
     def encode(self, captions: Sequence[str]) -> list[torch.Tensor]:
         """Encode captions.
 
-        Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change nothing
-        but the order of sums, so here a caption is padded to the longest beside it, and on a CPU
-        to none: no neighbour then changes a bit of it.
+        Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change only the
+        order of sums, so here captions are padded to the longest of the batch. On a CPU each is
+        encoded alone: no neighbour changes a bit of it.
 
         Returns:
-            For each [T, D], the last hidden state of its T tokens, bfloat16, on the CPU.
+            Of each caption the last hidden state of its T tokens, [T, D], bfloat16, on the CPU.
         """
         cleaned = [clean_caption(caption) for caption in captions]
         size = 1 if self._network.device.type == "cpu" else max(len(cleaned), 1)
@@ -117,17 +116,17 @@ class Umt5Encoder:
 
 
 class _EightBitLinear(torch.nn.Module):
-    """A linear layer without bias whose weights lie in float8_e4m3fn, unscaled.
+    """Linear layer without bias, with unscaled weights in float8_e4m3fn.
 
-    They are kept as plain bytes, which no conversion of the network to another format touches.
+    They are kept as plain bytes, untouched by conversions of the network to another dtype.
     """
 
-    weight = None  # transformers would cast activations to the format of a `weight`
+    weight = None  # transformers would cast activations to the dtype of a `weight`
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        # Beyond its range this format has no infinity but NaN.
-        values = weight.float().clamp(-_LARGEST_IN_8_BITS, _LARGEST_IN_8_BITS)
+        # Beyond its range this format has NaN, not infinity.
+        values = weight.float().clamp(-_LARGEST_FP8, _LARGEST_FP8)
         self.register_buffer("packed", values.to(torch.float8_e4m3fn).view(torch.uint8))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -142,10 +141,9 @@ def load_umt5(
     """Load umT5 and its tokenizer for inference.
 
     Args:
-        weights: a transformers folder, a single file in the original's names or transformers', or
-            a hub id; a single file needs the folder of the `tokenizer`.
-        device: where it shall run.
-        dtype: in what it shall compute.
+        weights: of umT5; a single file needs the folder of the `tokenizer`.
+        device: to run on.
+        dtype: to compute in.
         fp8: keep the weights of linear layers in 8 bits: half the memory of bfloat16.
 
     Raises:
@@ -155,20 +153,16 @@ def load_umt5(
     network.set_input_embeddings(network.shared)  # one tensor, which filling took apart
     tokenizer = load_tokenizer(weights)
     if fp8:
-        _pack(network)
+        for module in list(network.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, torch.nn.Linear):
+                    setattr(module, name, _EightBitLinear(child.weight))
     network = network.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return Umt5Encoder(network, tokenizer, min(weights.max_length or _LENGTH, _LENGTH))
 
 
-def _pack(network: torch.nn.Module) -> None:
-    for module in list(network.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, torch.nn.Linear):
-                setattr(module, name, _EightBitLinear(child.weight))
-
-
 def _converted(state: State) -> State:
-    """Return weights by transformers' names, without a decoder's."""
+    """Give weights transformers' names, and drop a decoder's."""
     if any(name.endswith(_SCALES) for name in state):
         raise ValueError(
             "it is in 8 bits with scales, which cannot be read; `fp8_t5` brings 16 bits to 8"
@@ -196,7 +190,6 @@ def _modern_name(name: str) -> str:
 
 
 def _inferred(state: State) -> dict[str, Any]:
-    """Read a umT5's settings off the shapes of its weights."""
     first = "encoder.block.0.layer"
     buckets, heads = state[f"{first}.0.SelfAttention.relative_attention_bias.weight"].shape
     vocabulary, width = state["shared.weight"].shape

@@ -1,4 +1,4 @@
-"""The image encoder: any AutoencoderKL, from a diffusers folder, a single file or the hub."""
+"""AutoencoderKL, the VAE of image models: images to latents."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> Auto
     """Load a VAE for inference.
 
     Args:
-        weights: where it lies.
-        device: where it shall run.
-        dtype: in what it shall compute; float32 is kept where the VAE's `force_upcast` asks for it
-            instead of float16, in which such a VAE overflows.
+        weights: a diffusers folder or hub id, or a single file.
+        device: to run on.
+        dtype: to compute in; float16 becomes float32 if the VAE's `force_upcast` asks for it.
 
     Raises:
         ModelError: it is missing, incomplete, or no AutoencoderKL.
@@ -86,10 +85,9 @@ def _modern_name(name: str) -> str:
 
 
 def _infer_config(state: dict[str, torch.Tensor], original: bool) -> dict[str, Any]:
-    """Read an AutoencoderKL's configuration off the shapes of its weights.
+    """Read the configuration off the shapes of weights; the rest is diffusers' defaults.
 
-    What no shape tells stays at diffusers' defaults, the scaling factor of SD 1.x (0.18215) among
-    them; a config.json beside the file says better.
+    Among these is the scaling factor of SD 1.x, 0.18215; others need a config.json.
     """
     block = r"encoder\.down\.(\d+)\.block" if original else r"encoder\.down_blocks\.(\d+)\.resnets"
     channels: dict[int, int] = {}
@@ -125,20 +123,20 @@ def encode_images(
     Args:
         vae: the encoder.
         pixels: [N, H, W, 3], 0 to 255, uint8, on any device.
-        seeds: take a sample of each posterior, with noise from these seeds; None takes the mean.
+        seeds: of the noise, to sample each posterior; None: its mean.
 
     Returns:
         [N, C, H / factor, W / factor], float32, on the CPU.
     """
     images = pixels.to(vae.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
-    # As decoded pictures lie, a channel beside the other, a CPU's convolutions and normalisations
-    # are many times less exact (tests/bench/exactness.py).
+    # With interleaved channels a CPU's convolutions and normalisations are many times less exact
+    # (tests/bench/exactness.py).
     images = images.contiguous()
     posterior = vae.encode(images.to(vae.dtype)).latent_dist
     latents: torch.Tensor = posterior.mean.float().cpu()
     if seeds is None:
         return latents
-    # The noise comes from the CPU's generator, so that it is the same on every device.
+    # From the CPU's generator, so that noise is the same on every device.
     noise = torch.stack(
         [
             torch.randn(latents.shape[1:], generator=torch.Generator().manual_seed(seed))

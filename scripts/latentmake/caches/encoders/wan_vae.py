@@ -1,7 +1,7 @@
-"""Wan's VAE: videos and images to the normalised latents that Wan 2.1 and 2.2 are trained on.
+"""Wan's VAE: videos and images to the normalised latents of Wan 2.1 and 2.2.
 
-Around diffusers' AutoencoderKLWan, but loaded from whatever form the weights come in: a diffusers
-folder, or the one file of the original release (Wan2.1_VAE.pth, or .safetensors of the same names).
+Based on diffusers' AutoencoderKLWan. Weights: a diffusers folder, or the one file of the original
+release (Wan2.1_VAE.pth, or .safetensors of the same names).
 """
 
 from __future__ import annotations
@@ -35,27 +35,24 @@ LATENTS_STD = (
 """Standard deviation of each latent channel, from the same source."""
 
 _MASK_CHANNELS = 4
-_FACTOR = 8  # pixels a side of one latent
-_FRAMES = 4  # frames of one latent, after the first, which is alone
+_FACTOR = 8  # pixels per latent and side
+_FRAMES = 4  # frames per latent, after the first
 _HINT = "set `vae` to Wan2.1_VAE.pth or its .safetensors, or to the `vae` folder of a Wan pipeline"
 
 
 def vae_dtype(device_is_rocm: bool, wanted: torch.dtype) -> torch.dtype:
-    """Return what a VAE computes in: on ROCm float32, as half precision can overflow there."""
+    """Return the dtype to compute in: float32 on ROCm, where half precision can overflow."""
     return torch.float32 if device_is_rocm else wanted
 
 
 def clamp_to(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return values that stay finite in another format: cut to its range, in their own format.
-
-    What is infinite or not a number already remains so: it is an error, which nobody shall hide.
-    """
+    """Clamp finite values to the range of another dtype; NaN and infinities stay visible."""
     limits = torch.finfo(dtype)
     return torch.where(values.isfinite(), values.clamp(min=limits.min, max=limits.max), values)
 
 
 class _FeaturesOnCpu(list[Any]):
-    """Features that lie in the CPU's memory, and are brought back where they are asked for."""
+    """Features kept in the CPU's memory, and moved back to the device on access."""
 
     def __init__(self, features: list[Any], device: torch.device) -> None:
         super().__init__(features)
@@ -73,7 +70,7 @@ class WanVae:
     """The encoder half of Wan's VAE.
 
     Args:
-        network: diffusers' network, on its device and in its format; its decoder is not needed.
+        network: on its device; its decoder is not needed.
         rocm: whether the device is AMD's.
     """
 
@@ -82,20 +79,17 @@ class WanVae:
         self._rocm = rocm
 
     def enable_tiling(self) -> None:
-        """Encode in tiles of 256 x 256 pixels that overlap by 64, and one sample after the other.
+        """Encode one sample at a time, in tiles of 256 x 256 pixels that overlap by 64.
 
-        Needs less memory. Pictures up to 256 x 256 stay the same to the last bit. Larger ones do
-        not: a tile's convolutions and attention see nothing beyond it.
+        Needs less memory. Latents of pictures up to 256 x 256 stay bit-equal; larger ones change,
+        for a tile's convolutions and attention see nothing beyond it.
         """
         self._network.enable_tiling()
         self._network.enable_slicing()
 
     @contextmanager
     def features_on_cpu(self) -> Iterator[None]:
-        """Keep what later frames need of earlier ones in the CPU's memory.
-
-        Needs less memory of a GPU, and gives the same latents to the last bit.
-        """
+        """Keep features of earlier frames in the CPU's memory: bit-equal, less GPU memory."""
         network, clear = self._network, self._network.clear_cache
 
         def clear_cache() -> None:
@@ -106,7 +100,7 @@ class WanVae:
         try:
             yield
         finally:
-            del network.clear_cache  # the class's own is seen again
+            del network.clear_cache  # back to the class's own
             network.clear_cache()
 
     @torch.inference_mode()
@@ -116,8 +110,7 @@ class WanVae:
         Args:
             pixels: [N, F, H, W, 3], 0 to 255, uint8, on any device; F is 4n + 1, for an image 1; H
                 and W are multiples of 8.
-            stored: the format of the cache. Pixels are cast to it before all else, as musubi-tuner
-                does, whose latents these shall equal.
+            stored: dtype of the cache. Pixels are cast to it first, as by musubi-tuner.
 
         Returns:
             [N, 16, n + 1, H / 8, W / 8], float32, on the CPU.
@@ -126,10 +119,10 @@ class WanVae:
 
     @torch.inference_mode()
     def encode_first_frame(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
-        """Encode what image-to-video is given: the first frame, with grey ones after it.
+        """Encode the condition of image-to-video: the first frame, with grey ones after it.
 
         Args:
-            pixels: as for `encode`; of each clip only the first frame is looked at.
+            pixels: as for `encode`; only the first frame of each clip counts.
             stored: as for `encode`.
 
         Returns:
@@ -140,15 +133,15 @@ class WanVae:
         signal[:, :, 1:] = 0.0  # the middle of -1 to 1
         latents = self._latents(signal, stored)
         mask = torch.zeros(len(latents), _MASK_CHANNELS, *latents.shape[2:])
-        # None beside latents of nothing but zeros, so that they are seen for what they are.
+        # Latents of a broken network, nothing but zeros, get no mask and are refused later.
         mask[latents.flatten(1).any(dim=1), :, 0] = 1.0
         return torch.cat([mask, latents], dim=1)
 
     def _signal(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
-        """Return [N, 3, F, H, W] from -1 to 1, rounded to the stored format, in our own."""
+        """Return [N, 3, F, H, W], -1 to 1, rounded to `stored`, in the dtype of the network."""
         frames, height, width = pixels.shape[1:4]
         if frames % _FRAMES != 1 or height % _FACTOR or width % _FACTOR:
-            # diffusers would leave out frames and edges in silence.
+            # diffusers would drop frames and edges silently.
             raise ValueError(f"{frames} frames of {height} x {width} are not 4n + 1 of 8k x 8m")
         network = self._network
         signal = pixels.to(network.device).permute(0, 4, 1, 2, 3).to(stored) / 127.5 - 1.0
@@ -160,13 +153,13 @@ class WanVae:
                 mode = self._network.encode(signal).latent_dist.mode()
         finally:
             self._network.clear_cache()  # a failed encoding leaves features behind
-        # [16, 1, 1, 1] beside [N, 16, f, h, w]
+        # [16, 1, 1, 1], for [N, 16, f, h, w]
         mean, deviation = (
             torch.tensor(each)[:, None, None, None] for each in (LATENTS_MEAN, LATENTS_STD)
         )
         mode = mode.float().cpu()
         latents: torch.Tensor = (mode - mean) / deviation
-        # What a broken network returns as zeros stays so: normalised, it would look like a picture.
+        # Zeros of a broken network stay zeros: normalised, they would look like a picture.
         latents[~mode.flatten(1).any(dim=1)] = 0.0
         return clamp_to(latents, stored) if self._rocm else latents
 
@@ -177,20 +170,19 @@ def load_wan_vae(
     """Load Wan's VAE for encoding.
 
     Args:
-        weights: a diffusers folder, a single file in the original's names or diffusers', or a
-            hub id.
-        device: where it shall run.
-        dtype: in what it shall compute; on ROCm it is float32 all the same.
-        tiled: encode in tiles from the start, see `WanVae.enable_tiling`.
+        weights: of the VAE.
+        device: to run on.
+        dtype: to compute in; on ROCm always float32.
+        tiled: encode in tiles, see `WanVae.enable_tiling`.
 
     Raises:
-        ModelError: it is missing, incomplete, or another kind of network.
+        ModelError: it is missing, incomplete, or of another kind.
     """
     network = load_network(_KIND, weights)
     _check_settings(network.config, weights.path or weights.hub or "")
     network.decoder = network.post_quant_conv = None  # more than half of the memory
     rocm = device.type == "cuda" and torch.version.hip is not None
-    # Module's own: diffusers' warns of layers to be kept in float32, of which there are none.
+    # Module's own `to`: diffusers' warns about layers to keep in float32, of which there are none.
     torch.nn.Module.to(network, device=device, dtype=vae_dtype(rocm, dtype))
     vae = WanVae(network.eval().requires_grad_(False), rocm=rocm)
     if tiled:
@@ -206,9 +198,9 @@ def _converted(state: State) -> State:
 
 
 def _inferred(state: State) -> dict[str, Any]:
-    """Read the settings that differ from diffusers' defaults off the shapes of the weights.
+    """Read the configuration off the shapes of weights; the rest is diffusers' defaults.
 
-    A stage has two residual blocks and, but for the last, what halves the picture.
+    A stage has two residual blocks and, except the last, a downsampling block.
     """
     base = state["encoder.conv_in.weight"].shape[0]
     numbers = [re.match(r"encoder\.down_blocks\.(\d+)\.", name) for name in state]
@@ -230,7 +222,7 @@ def _inferred(state: State) -> dict[str, Any]:
 
 
 def _check_settings(config: Any, where: str) -> None:
-    """Refuse what is an AutoencoderKLWan, but not the one that Wan 2.1 and 2.2's 14B are fed by."""
+    """Refuse an AutoencoderKLWan other than that of Wan 2.1 and 2.2's 14B."""
     if config["z_dim"] != len(LATENTS_MEAN) or config["is_residual"]:
         raise ModelError(
             f"is the VAE of another model: its latents have {config['z_dim']} channels, not "

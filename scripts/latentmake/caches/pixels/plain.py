@@ -1,4 +1,4 @@
-"""From the bytes of an image to the pixels an encoder sees. Pillow and numpy only, no torch."""
+"""Pixels of an image for the encoders of the plain layout, by Pillow alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from latentmake.geometry.buckets import Size, placement
 
 __all__ = ["decode", "fit", "upright_size"]
 
-
-# How a picture of some EXIF orientation becomes upright. Not ImageOps.exif_transpose: it writes the
-# EXIF anew as well, and fails over odd entries that no viewer minds.
+# EXIF orientation -> transposition. Not ImageOps.exif_transpose: it rewrites the EXIF as well, and
+# fails for odd entries that no viewer minds.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -27,8 +26,6 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
-
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
@@ -37,11 +34,11 @@ def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
 
     Args:
         data: the file's bytes.
-        path: names it in errors.
+        path: for messages.
         settings: the dataset's `exif_rotation`, `background` and `max_image_pixels`.
 
     Raises:
-        SourceError: it is empty, no image, cut short, or has too many pixels.
+        SourceError: it is empty, no image, cut short, or too large.
     """
     with opened_image(io.BytesIO(data), path, int(settings["max_image_pixels"])) as image:
         image.load()
@@ -52,15 +49,15 @@ def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
 
 
 def upright_size(data: bytes, path: str, settings: Mapping[str, Any]) -> Size:
-    """Return the size of what `decode` gives, in pixels, from the image's header alone.
+    """Return the size of `decode`'s result, in pixels, from the image's header alone.
 
     Args:
         data: the file's bytes.
-        path: names it in errors.
+        path: for messages.
         settings: the dataset's `exif_rotation` and `max_image_pixels`.
 
     Raises:
-        SourceError: it is empty, no image, or has too many pixels.
+        SourceError: it is empty, no image, or too large.
     """
     with opened_image(io.BytesIO(data), path, int(settings["max_image_pixels"])) as image:
         size = Size(*image.size)
@@ -71,10 +68,10 @@ def upright_size(data: bytes, path: str, settings: Mapping[str, Any]) -> Size:
 
 
 def _exif(image: Image.Image, data: bytes) -> Image.Exif:
-    """Return the EXIF of an image of which no pixel is decoded yet.
+    """Return the EXIF of an image before any pixel is decoded.
 
-    For that of a PNG, which may stand behind the pixels, Pillow decodes all of them; not here,
-    where no chunk that may hold EXIF stands there.
+    Pillow decodes all pixels of a PNG for EXIF that may follow them; not here, where no such chunk
+    follows.
     """
     behind = data.find(b"IDAT")
     if image.format == "PNG" and all(data.find(name, behind) < 0 for name in _PNG_TEXTS):
@@ -85,8 +82,8 @@ def _exif(image: Image.Image, data: bytes) -> Image.Exif:
 def _to_rgb(image: Image.Image, background: str) -> Image.Image:
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "F"):
         values = np.asarray(image).astype(np.float32)
-        # 16-bit greyscale; Pillow's own conversion would cut all above 255 off. The other two modes
-        # do not say their range.
+        # 16-bit greyscale, which Pillow's own conversion cuts off at 255. Modes I and F do not tell
+        # their range.
         scale = 257.0 if image.mode.startswith("I;16") or values.max(initial=0) > 255 else 1.0
         image = Image.fromarray(np.clip(values / scale + 0.5, 0, 255).astype(np.uint8))
     if image.mode == "RGB" and "transparency" not in image.info:
@@ -101,19 +98,19 @@ def _to_rgb(image: Image.Image, background: str) -> Image.Image:
 def fit(
     image: Image.Image, resolution: tuple[int, int], settings: Mapping[str, Any], path: str = ""
 ) -> NDArray[np.uint8]:
-    """Bring an image to its target size: scaled with Lanczos to cover it, centre kept.
+    """Scale an image by Lanczos to cover its target size, and cut it around its centre.
 
     Args:
         image: RGB, upright.
         resolution: width and height asked for, in pixels.
-        settings: what `placement` needs.
-        path: names it in errors.
+        settings: the dataset's, for `placement`.
+        path: for messages.
 
     Returns:
         Pixels [height, width, 3], 0 to 255.
 
     Raises:
-        SourceError: it is so narrow that it would first have to be scaled up beyond all measure.
+        SourceError: it is too narrow.
     """
     resized, left, top, target = placement(Size(*image.size), resolution, settings, path)
     if image.size != resized:

@@ -1,7 +1,7 @@
-"""From the bytes of an image or a video to the pixels that Wan's VAE sees.
+"""Pixels as musubi-tuner hands them to Wan's VAE, from the bytes of an image or a video.
 
-Exactly those that musubi-tuner hands to it, oddities included, so that its trainer cannot tell our
-caches from its own: no EXIF rotation, two ways of scaling, transparency that is left out unseen.
+Oddities included, so that its trainer cannot tell our caches from its own: no EXIF rotation, two
+ways of scaling, transparency dropped unseen.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
-import cv2
 import numpy as np
-from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 from PIL import Image
 
+from latentmake.caches.pixels import sdscripts
 from latentmake.errors import SourceError
 from latentmake.files.media import opened_image, opened_video
 from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
@@ -27,24 +26,22 @@ __all__ = ["fit", "open_image", "read_clips", "read_control"]
 
 Key = TypeVar("Key", bound=Hashable)
 
-MAX_PIXELS = 178_956_970  # Pillow's own measure of a decompression bomb
-
-cv2.setNumThreads(1)  # files are read side by side already
+MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
 
 def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:
-    """Decode an image to RGB or RGBA, as stored: no EXIF rotation.
+    """Decode an image to RGB or RGBA, as stored.
 
-    Whatever else it is, Pillow converts it to RGB: 16-bit greyscale is cut off at 255 by that, and
-    the transparency of a palette is lost.
+    Pillow converts all other modes to RGB: 16-bit greyscale is cut off at 255 by that, and the
+    transparency of a palette is lost.
 
     Args:
         data: the file's bytes.
-        path: names it in errors.
-        max_pixels: an image of more is refused.
+        path: for messages.
+        max_pixels: larger images are refused.
 
     Raises:
-        SourceError: it is empty, no image, cut short, or has too many pixels.
+        SourceError: it is empty, no image, cut short, or too large.
     """
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
         image.load()
@@ -58,41 +55,27 @@ def fit(
     path: str = "",
     max_pixels: int = MAX_PIXELS,
 ) -> NDArray[np.uint8]:
-    """Bring an image to its target size: scaled to cover it, centre kept, without transparency.
+    """Scale an image to cover its target size and cut it around its centre.
 
-    It is scaled up with Pillow's Lanczos and down with OpenCV's area averaging; alpha takes part
-    in the former and is dropped at the end.
+    Alpha takes part in Lanczos' scaling up, and is dropped at the end.
 
     Args:
         image: RGB or RGBA, or pixels [height, width, 3 or 4].
         target: in pixels.
-        path: names it in errors.
-        max_pixels: scaled to more than these and more than it has, it is refused.
+        path: for messages.
+        max_pixels: an image that would be scaled up to more is refused.
 
     Returns:
-        Pixels [height, width, 3], 0 to 255, in one piece.
+        Pixels [height, width, 3], 0 to 255, contiguous.
 
     Raises:
-        SourceError: it is so narrow that it would first have to be scaled up beyond all measure.
+        SourceError: it is too narrow.
     """
-    if isinstance(image, Image.Image):
-        size = Size(*image.size)
-    else:
-        size = Size(image.shape[1], image.shape[0])
+    pixels = np.array(image)
+    size = Size(pixels.shape[1], pixels.shape[0])
     placement = place(size, target)
     refuse_narrow(size, placement, max_pixels, path)
-    if size == target:
-        pixels = np.array(image)
-    elif target.width > size.width or target.height > size.height:
-        picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
-        pixels = np.array(picture.resize(placement.resized, Image.Resampling.LANCZOS))
-    else:
-        pixels = np.asarray(
-            cv2.resize(np.array(image), placement.resized, interpolation=cv2.INTER_AREA)
-        )
-    rows = slice(placement.top, placement.top + target.height)
-    columns = slice(placement.left, placement.left + target.width)
-    return np.ascontiguousarray(pixels[rows, columns, :3], dtype=np.uint8)
+    return np.ascontiguousarray(sdscripts.fit(pixels, placement)[:, :, :3])
 
 
 def read_clips(
@@ -103,21 +86,21 @@ def read_clips(
     *,
     max_pixels: int = MAX_PIXELS,
 ) -> list[NDArray[np.uint8]]:
-    """Decode a video once, up to the last frame that is needed, and cut clips out of it.
+    """Decode a video once, up to the last frame needed, and cut clips from it.
 
     Args:
         data: the file's bytes.
-        path: names it in errors.
+        path: for messages.
         source_fps: frame rate of the file; None keeps each frame.
-        wanted: for each clip the size it is brought to, and its place among the frames kept.
+        wanted: target size of each clip, and its place among the kept frames.
         max_pixels: as for `fit`, of each frame.
 
     Returns:
-        For each clip its pixels [frames, height, width, 3], 0 to 255. Clips of one size that
-        overlap share memory: do not write to them.
+        Pixels [frames, height, width, 3] of each clip, 0 to 255. Overlapping clips of one size
+        share memory: do not write to them.
 
     Raises:
-        SourceError: it is empty, no video, damaged as far as that, or has fewer frames.
+        SourceError: it is empty, no video, damaged before that frame, or has fewer frames.
     """
     if not wanted:
         return []
@@ -137,47 +120,45 @@ def read_control(
     *,
     max_pixels: int = MAX_PIXELS,
 ) -> list[NDArray[np.uint8]]:
-    """Decode a video that controls another, and cut the same clips out of it.
+    """Decode a control video, and cut the same clips from it as from the controlled one.
 
-    Where it is shorter, its last frame is repeated. musubi-tuner scales its frames twice: to the
-    bucket that is nearest to the shape of the control video itself, then to the other's bucket.
+    If it is shorter, its last frame is repeated. musubi-tuner scales its frames twice: to the
+    bucket nearest to the control video's own shape, then to the other's bucket.
 
     Args:
         data: the file's bytes.
-        path: names it in errors.
+        path: for messages.
         source_fps: frame rate of both files; None keeps each frame.
-        wanted: for each clip the resolution asked for, the size of the clip that it controls, and
-            that clip's place.
+        wanted: of each clip the resolution, the size of the controlled clip, and its place.
         max_pixels: as for `fit`, of each frame.
 
     Returns:
         As `read_clips`.
 
     Raises:
-        SourceError: it is empty, no video, or damaged as far as that.
+        SourceError: it is empty, no video, or damaged before the last frame needed.
     """
     if not wanted:
         return []
     keyed = [((resolution, target), clip) for resolution, target, clip in wanted]
     positions = sorted({0, *_positions(keyed)})
     pictures = _pictures(data, path, source_fps, positions, repeat_last=True)
-    beginning = next(pictures)
-    shape = Size(*beginning[1].size)
+    first = next(pictures)
+    shape = Size(*first[1].size)
 
     def scaled(picture: Image.Image, key: tuple[Size, Size]) -> NDArray[np.uint8]:
         resolution, target = key
         own = wan_size(shape, resolution, bucket=True, no_upscale=False)
-        first = fit(picture, own, path=path, max_pixels=max_pixels)
-        return fit(first, target, path=path, max_pixels=max_pixels)
+        once = fit(picture, own, path=path, max_pixels=max_pixels)
+        return fit(once, target, path=path, max_pixels=max_pixels)
 
-    return _cut(chain([beginning], pictures), keyed, scaled)
+    return _cut(chain([first], pictures), keyed, scaled)
 
 
-def _positions(wanted: Sequence[tuple[Key, Clip]]) -> list[int]:
-    found: set[int] = set()
-    for _, clip in wanted:
-        found.update(range(clip.start, clip.start + clip.frames))
-    return sorted(found)
+def _positions(wanted: Iterable[tuple[Key, Clip]]) -> list[int]:
+    return sorted(
+        {position for _, clip in wanted for position in range(clip.start, clip.start + clip.frames)}
+    )
 
 
 def _pictures(
@@ -188,40 +169,35 @@ def _pictures(
     *,
     repeat_last: bool,
 ) -> Iterator[tuple[int, Image.Image]]:
-    """Yield the pictures at some rising positions among the kept frames, as they are decoded."""
+    """Yield (position, picture) at ascending positions among the kept frames, while decoding."""
     pending = deque(positions)
     previous = position = -1
-    last: VideoFrame | None = None
+    last: Any = None
     with opened_video(io.BytesIO(data), path) as (container, _):
-        decoded = container.decode(video=0)
+        decoded: Iterator[Any] = container.decode(video=0)  # half typed
         for index, (frame, time) in enumerate(zip(decoded, time_indices(source_fps), strict=False)):
-            if frame.is_corrupt:  # FFmpeg goes on, with what it guesses
+            if frame.is_corrupt:  # FFmpeg goes on with guesses
                 raise SourceError(
                     f"is damaged at frame {index}",
                     where=path,
-                    mend="convert it anew, replace or remove it",
+                    mend="convert it again, replace or remove it",
                 )
             if time == previous:
                 continue
             previous, position, last = time, position + 1, frame
             if position == pending[0]:
-                yield pending.popleft(), _picture(frame)
+                yield pending.popleft(), frame.to_image()
                 if not pending:
                     return
         if last is None or not repeat_last:
             raise SourceError(
                 f"ends after {position + 1} frames, but its clips need {positions[-1] + 1}",
                 where=path,
-                mend="convert it anew, replace or remove it",
+                mend="convert it again, replace or remove it",
             )
-        picture = _picture(last)
+        picture = last.to_image()
         for rest in pending:
             yield rest, picture
-
-
-def _picture(frame: Any) -> Image.Image:
-    picture: Image.Image = frame.to_image()
-    return picture
 
 
 def _cut(
@@ -229,10 +205,10 @@ def _cut(
     wanted: Sequence[tuple[Key, Clip]],
     scaled: Callable[[Image.Image, Key], NDArray[np.uint8]],
 ) -> list[NDArray[np.uint8]]:
-    """Scale each picture for each key that needs it, as it comes, and cut clips out of those."""
+    """Scale each picture for each key that needs it, and cut clips from the results."""
     rows: dict[Key, dict[int, int]] = {}
     for key in dict.fromkeys(key for key, _ in wanted):
-        needed = _positions([each for each in wanted if each[0] == key])
+        needed = _positions(each for each in wanted if each[0] == key)
         rows[key] = {position: row for row, position in enumerate(needed)}
     stacks: dict[Key, NDArray[np.uint8]] = {}
     for position, picture in pictures:
@@ -244,6 +220,6 @@ def _cut(
                 stacks[key][places[position]] = pixels
     clips = []
     for key, clip in wanted:
-        first = rows[key][clip.start]  # a clip's frames follow each other, here too
+        first = rows[key][clip.start]  # a clip's frames are neighbours here, too
         clips.append(stacks[key][first : first + clip.frames])
     return clips
