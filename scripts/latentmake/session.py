@@ -19,9 +19,9 @@ from latentmake.config import Config, Run, SdScriptsTrainer, TrainingJob, parse
 from latentmake.errors import LatentmakeError, UserError, storage_error
 from latentmake.exchange import archives
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
-from latentmake.facts import Facts
 from latentmake.index.memo import Memo
 from latentmake.plan import orders, workspace
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import WorkOrder, newest_run_order
 from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.plan_file import Handover

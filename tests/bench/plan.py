@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from latentmake.caches.encode import Sample, carry_out  # noqa: E402
 from latentmake.config import parse  # noqa: E402
-from latentmake.facts import Facts  # noqa: E402
 from latentmake.index.memo import Memo  # noqa: E402
+from latentmake.plan.facts import Facts  # noqa: E402
 from latentmake.plan.planner import make_plan  # noqa: E402
 from latentmake.session import MEMO  # noqa: E402
 

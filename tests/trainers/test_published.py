@@ -16,8 +16,8 @@ from conftest import PYTHON, SITE
 from demo.text import t5_tokenizer
 from latentmake.backends import publisher_of
 from latentmake.config import Dataset, MusubiTuner, Publish, SdScripts, parse
-from latentmake.facts import Facts
 from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import publish as musubi
 from latentmake.training.external.musubi.published_texts import Texts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from latentmake.facts import Facts
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import kind_of, size_of
 from latentmake.plan.staleness import Evaluation, Source

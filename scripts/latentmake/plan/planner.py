@@ -13,11 +13,12 @@ import latentmake
 from latentmake import digest
 from latentmake.config import Run
 from latentmake.errors import SourceError
-from latentmake.facts import Facts
 from latentmake.files.cachefile import Picture
 from latentmake.index.memo import Memo, SourceStat, TargetStat
 from latentmake.plan import manifest, orders, reuse, staleness
 from latentmake.plan.batches import batches, minutes_of
+from latentmake.plan.facts import Facts
+from latentmake.plan.manifest_job import plan_manifest
 from latentmake.plan.parts import (
     PROMPTS,
     Part,
@@ -28,9 +29,8 @@ from latentmake.plan.parts import (
     prompt_sources,
     source_of,
 )
+from latentmake.plan.run_checks import check_run
 from latentmake.plan.staleness import Evaluation, Folder
-from latentmake.run_checks import check_run
-from latentmake.runs import plan_manifest
 from latentmake.sources import metadata, s3
 from latentmake.sources.items import Item
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from latentmake.config import Run, SdScriptsTrainer, SdTrainer
 from latentmake.errors import ModelError
-from latentmake.facts import Facts
 from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.checks import schedule_of
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import PROMPTS, RunPlan, prompt_path, run_folder
 from latentmake.training.checks import own, refuse_failed

@@ -12,15 +12,15 @@ from pydantic import ValidationError
 from latentmake import digest
 from latentmake.config import Run, nearest
 from latentmake.errors import ConfigError, SourceError
-from latentmake.facts import Facts
 from latentmake.index.memo import target_stat
 from latentmake.layouts import Named
 from latentmake.plan import staleness
 from latentmake.plan.batches import work_order
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import PROMPTS, kind_of, prompt_sources, size_of, source_of, text_parts
+from latentmake.plan.run_checks import check_resolutions
 from latentmake.plan.staleness import Source
-from latentmake.run_checks import check_resolutions
 
 __all__ = ["single"]
 

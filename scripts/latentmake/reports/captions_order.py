@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from latentmake.config import Run
-from latentmake.facts import Facts
 from latentmake.files import atomic
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config import Config, Dataset, Dtype, Resolution, nearest, parse
 from latentmake.errors import ConfigError
-from latentmake.facts import Facts
 from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from pydantic import ValidationError
 

@@ -24,10 +24,10 @@ from latentmake.exchange.ai_training.export import export
 from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
 from latentmake.exchange.ai_training.record import Record
-from latentmake.facts import Facts
 from latentmake.files import cachefile
 from latentmake.index.memo import Memo, source_stat, target_stat
 from latentmake.models.shapes import Latents, Tokens
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, WorkOrder, read_receipt
 from latentmake.plan.parts import RunPlan
 from order_world import order, put_image, silent, target

@@ -14,10 +14,10 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from huggingface_hub import constants
 from latentmake.config import SdTrainer, Weights, parse
 from latentmake.errors import ModelError, UserError
-from latentmake.facts import Facts
 from latentmake.index.memo import Memo
 from latentmake.models.checks import check_kind, parameter_names
 from latentmake.models.recipe import training_digest
+from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.runs import plan_training
 from latentmake.training.order import TrainingOrder, read_order

@@ -8,8 +8,8 @@ import latentmake
 import pytest
 from latentmake.config import parse
 from latentmake.errors import UserError
-from latentmake.facts import Facts
 from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.single import single
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from latentmake.config import parse
 from latentmake.errors import DatasetError
-from latentmake.facts import Facts
 from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
 from latentmake.training.external.publication import plan_publication
 from PIL import Image
 

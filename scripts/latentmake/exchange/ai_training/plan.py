@@ -9,9 +9,9 @@ from pathlib import Path
 from latentmake.config import Adopt, Model, Run
 from latentmake.errors import ConfigError, ModelError
 from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
-from latentmake.facts import Facts
 from latentmake.files import atomic
 from latentmake.models.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import PROMPTS, RunPlan, run_folder
 from latentmake.sources.items import IMAGE_EXTENSIONS

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from latentmake.config import Config, SdScriptsTrainer
 from latentmake.errors import DatasetError
-from latentmake.facts import Facts
 from latentmake.files import atomic
+from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import lines_of, row_of
+from latentmake.plan.manifest_job import manifest_items
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import read_lock
-from latentmake.runs import manifest_items
 from latentmake.training.checks import refuse_failed
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.plan import wan_order

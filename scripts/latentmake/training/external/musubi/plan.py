@@ -6,10 +6,10 @@ import time
 
 from latentmake.config import Config, MusubiTrainer, Run
 from latentmake.errors import ModelError
-from latentmake.facts import Facts
 from latentmake.files import atomic
 from latentmake.index.remembered import Memory
 from latentmake.models.wan_files import networks
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan, run_folder
 from latentmake.training.checks import refuse_failed

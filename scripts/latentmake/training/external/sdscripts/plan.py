@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from latentmake.config import Config, SdScriptsTrainer
-from latentmake.facts import Facts
 from latentmake.files import atomic
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan, run_folder
 from latentmake.training.checks import refuse_failed

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from latentmake import digest
 from latentmake.config import Run
-from latentmake.facts import Facts
 from latentmake.plan import manifest
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import unfinished
 from latentmake.plan.parts import Part, RunPlan, kind_of, part_names, read_lock, run_folder
 

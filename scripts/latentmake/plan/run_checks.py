@@ -6,8 +6,8 @@ from pathlib import Path
 
 from latentmake.config import Run, SdTrainer
 from latentmake.errors import ConfigError
-from latentmake.facts import Facts
 from latentmake.models import checks, files
+from latentmake.plan.facts import Facts
 
 __all__ = ["check_resolutions", "check_run"]
 

@@ -1,0 +1,124 @@
+"""The package's folders are layers: a module imports its own folder and what stands below it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "scripts" / "latentmake"
+
+# From the lowest to the highest. Those of one line are siblings: neither imports the other.
+LAYERS = (
+    ("errors", "progress"),
+    ("digest",),
+    ("config",),
+    ("files", "geometry"),
+    ("layouts", "index"),
+    ("sources", "models"),
+    ("plan",),
+    ("caches",),
+    ("training",),
+    ("training.sd", "training.external", "exchange"),
+    ("training.external.musubi", "training.external.sdscripts"),
+    ("reports",),
+    ("backends", "session", "entry"),
+)
+LEVEL = {folder: level for level, layer in enumerate(LAYERS) for folder in layer}
+TOP = LAYERS[-1]
+
+# Imports that break the layers today. The list only shrinks.
+EXCEPTIONS: set[tuple[str, str]] = {
+    ("plan.runs", "training.checks"),
+    ("plan.runs", "training.external.musubi.plan"),
+    ("plan.runs", "training.external.sdscripts.plan"),
+    ("plan.runs", "training.order"),
+    ("plan.runs", "training.result"),
+    ("plan.runs", "training.sample_images"),
+    ("plan.targets", "reports.comparison_order"),
+    ("training.checks", "training.external.arguments"),
+    ("training.checks", "training.external.installation"),
+    ("training.external.publication", "training.external.musubi.order"),
+    ("training.external.publication", "training.external.musubi.plan"),
+    ("training.external.publication", "training.external.musubi.publish"),
+    ("training.external.publication", "training.external.sdscripts.order"),
+    ("training.external.publication", "training.external.sdscripts.plan"),
+    ("training.external.publication", "training.external.sdscripts.publish"),
+}
+# Imports that close a circle today.
+CIRCLES: set[tuple[str, str]] = {("plan.reuse", "plan.staleness")}
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {_module(path): path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"}
+
+
+def _imports(module: str) -> Iterator[str]:
+    """Yield the modules of the package that a module imports anywhere, functions included."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        match node:
+            case ast.ImportFrom(module=str(base), names=names, level=0):
+                found = [f"{base}.{name.name}" for name in names]
+            case ast.Import(names=names):
+                found = [name.name for name in names]
+            case ast.ImportFrom():
+                pytest.fail(f"{module} has a relative import")
+            case _:
+                continue
+        for name in found:
+            top, _, inner = name.partition(".")
+            if top != "latentmake":
+                continue
+            if inner not in MODULES:
+                inner = inner.rpartition(".")[0]
+            if inner in MODULES and inner != module:
+                yield inner
+
+
+def _folder(module: str) -> str:
+    names = module.split(".")
+    found = (".".join(names[:count]) for count in range(len(names), 0, -1))
+    folder = next((name for name in found if name in LEVEL), None)
+    assert folder is not None, f"{module} stands in no layer"
+    return folder
+
+
+def test_a_module_imports_its_own_folder_and_what_stands_below_it() -> None:
+    upwards = {
+        (module, other)
+        for module in MODULES
+        for other in _imports(module)
+        if _folder(module) != _folder(other)
+        and LEVEL[_folder(other)] >= LEVEL[_folder(module)]
+        and not {_folder(module), _folder(other)} <= set(TOP)
+    }
+    assert upwards == EXCEPTIONS
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        module: {other for other in _imports(module) if (module, other) not in CIRCLES}
+        for module in MODULES
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_root_holds_few_modules() -> None:
+    root = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
+    assert root == {
+        "backends.py",
+        "digest.py",
+        "entry.py",
+        "errors.py",
+        "progress.py",
+        "session.py",
+    }
