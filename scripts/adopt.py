@@ -1,4 +1,4 @@
-"""Rules adopt_*: take over what another program encoded."""
+"""Rules adopt_*: adopt ai-training's files."""
 
 from pathlib import Path
 
@@ -7,5 +7,5 @@ from latentmake.exchange.ai_training.adopt import adopt
 from latentmake.exchange.ai_training.orders import AdoptOrder
 
 with logged(snakemake.log[0]) as say:
-    order = AdoptOrder.read(Path(snakemake.input.order))
+    order = AdoptOrder.model_validate_json(Path(snakemake.input.order).read_bytes())
     adopt(order, say=say, threads=snakemake.threads)

@@ -1,4 +1,4 @@
-"""Rules export_*: write a run's caches as another program names them."""
+"""Rules export_*: write a run's caches as ai-training's files."""
 
 from pathlib import Path
 
@@ -7,5 +7,5 @@ from latentmake.exchange.ai_training.export import export
 from latentmake.exchange.ai_training.orders import ExportOrder
 
 with logged(snakemake.log[0]) as say:
-    order = ExportOrder.read(Path(snakemake.input.order))
+    order = ExportOrder.model_validate_json(Path(snakemake.input.order).read_bytes())
     export(order, say=say, threads=snakemake.threads)

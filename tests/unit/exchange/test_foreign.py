@@ -96,7 +96,6 @@ def run(
         work.write()
     asked = AdoptOrder(
         run="cats",
-        naming="ai-training",
         orders=[work.name for work in works],
         roots={"cats": "data"},
         ending=LATENTS,
@@ -127,7 +126,6 @@ def write_out(
     Path("manifest.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(aside)}\n")
     values: dict[str, Any] = {
         "run": "cats",
-        "naming": "ai-training",
         "manifest": "manifest.jsonl",
         "folder": "out",
         "part": "16",

@@ -1,7 +1,6 @@
-"""Export: a run's caches, written as another program names them, so that both share a dataset.
+"""Export of a run's caches as ai-training's files.
 
-The files say of which cache they are, so that nothing is written twice, and nothing of somebody
-else is replaced.
+The files hold our key: nothing is written twice, and files of other origin are not replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from latentmake import digest
 from latentmake.errors import CacheError, StorageError
-from latentmake.exchange.ai_training import of
+from latentmake.exchange.ai_training.naming import dtype_of, to_bytes
 from latentmake.exchange.ai_training.orders import ExportOrder
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import plain
@@ -30,42 +29,41 @@ __all__ = ["STATES", "export"]
 
 STATES = ("written", "up to date", "left, for they are not ours")
 _WRITTEN, _SAME, _LEFT = STATES
-_LEAST_THREADS = 4  # which wait for the disk most of the time
-_AT_ONCE = 4096  # files that are waiting for a thread
+_LEAST_THREADS = 4  # they wait for the disk most of the time
+_AT_ONCE = 4096  # files that wait for a thread
+_STAMP = (cachefile.KEY, cachefile.SOURCE, cachefile.RECIPE)
 
 
 class _File(NamedTuple):
-    """One file to be written.
+    """A file to write.
 
     Attributes:
-        cache: path of the cache file that it is made of.
+        path: of the file.
+        cache: path of its cache file.
         tensor: name of the tensor there.
         number: of the text encoder, from 0; 0 of latents.
         kind: `latents` or `text`.
         padded: whether the text encoder pads.
-        base: path of the file, or of the image that it lies beside, without its ending.
-        ending: of the file.
     """
 
+    path: Path
     cache: str
     tensor: str
-    number: int
-    kind: str
-    padded: bool
-    base: str
-    ending: str
+    number: int = 0
+    kind: str = "latents"
+    padded: bool = False
 
 
 def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) -> Counter[str]:
     """Write the files of a run whose caches are up to date.
 
     Args:
-        order: which, and where.
-        say: told of each file that is left as it is, and of the outcome.
-        threads: how many cores to use.
+        order: of the run.
+        say: receives the files that are kept, and the outcome.
+        threads: number of cores.
 
     Returns:
-        How many files are in which of `STATES`.
+        Number of files in each of `STATES`.
 
     Raises:
         CacheError: files of such names are not ours and hold something else; all others are done.
@@ -73,7 +71,7 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
     """
     import torch
 
-    torch.set_num_threads(1)  # each file is small; they are worked on side by side
+    torch.set_num_threads(1)  # many small files, one in each of our threads
     files = list(_files(order))
     total: Counter[str] = Counter()
     pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
@@ -84,10 +82,10 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
         stack.callback(pool.shutdown, cancel_futures=True)
         for start in range(0, len(files), _AT_ONCE):
             some = files[start : start + _AT_ONCE]
-            for state, path in pool.map(partial(_export, order), some):
+            for file, state in zip(some, pool.map(partial(_export, order), some), strict=True):
                 total[state] += 1
                 if state == _LEFT:
-                    say(f"{path}: is not of latentmake's making and holds something else")
+                    say(f"{file.path}: is not of latentmake's making and holds something else")
                 progress.update()
     for line in _lost(order):
         say(line)
@@ -103,71 +101,64 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
 
 def _files(order: ExportOrder) -> Iterator[_File]:
     with Path(order.manifest).open(encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
+        for row in map(json.loads, lines):
             if "aside" in row:
                 continue
             base = row["source"].rpartition(".")[0]
             if order.folder is not None:
                 base = f"{order.folder}/{row['dataset']}/{row['stem']}"
             if order.ending is not None:
-                cache = row["latents"][order.part]
-                yield _File(cache, plain.LATENTS, 0, "latents", False, base, order.ending)
+                yield _File(Path(base + order.ending), row["latents"][order.part], plain.LATENTS)
             for index, (ending, padded) in enumerate(order.texts):
                 tensor = plain.hidden_state(index)
-                yield _File(row["text"], tensor, index, "text", padded, base, ending)
+                yield _File(Path(base + ending), row["text"], tensor, index, "text", padded)
 
 
 def _lost(order: ExportOrder) -> Iterator[str]:
-    """Yield a line for each kind whose caches hold less than the files could."""
-    naming = of(order.naming)
+    """Yield a line for each kind whose caches have less precision than the files."""
     kinds = [("latents", False, order.dtype)] if order.ending else []
     kinds += [("text", padded, order.text_dtype) for _, padded in order.texts]
     for kind, padded, kept in kinds:
-        wanted = naming.dtype(kind, padded)
+        wanted = dtype_of(kind, padded)
         if wanted == "float32" and kept != wanted:
             yield f"{kind}: written in {wanted} from caches in {kept}, of no more precision"
 
 
-def _export(order: ExportOrder, file: _File) -> tuple[str, Path | None]:
-    """Write one file where it is not there already; return its state and path."""
-    naming = of(order.naming)
+def _export(order: ExportOrder, file: _File) -> str:
+    """Write one file unless it is up to date; return its state."""
+    existing = None
     try:
         header = cachefile.read_header(file.cache)
-        there = naming.find(file.base, file.ending)
-        ours = None if there is None else _header(there)
-        if ours is not None and ours.key == header.key:
-            return _SAME, there
-        data = b"" if there is None or ours is not None else there.read_bytes()
+        if file.path.is_file():
+            ours = _header(file.path)
+            if ours is not None and ours.key == header.key:
+                return _SAME
+            existing = file.path.read_bytes() if ours is None else None
         adopted = header.adopted.split(" ")[file.number : file.number + 1]
-        if data and [digest.of_bytes(data)] == adopted:
-            return _SAME, there
+        if existing and [digest.of_bytes(existing)] == adopted:
+            return _SAME
         with safe_open(file.cache, framework="pt") as cache:
             tensor = cache.get_tensor(file.tensor)
             metadata = cache.metadata() or {}
     except (OSError, SafetensorError) as error:
-        where = getattr(error, "filename", None) or file.cache
         raise CacheError(
             f"cannot be read ({error})",
-            where=where,
+            where=getattr(error, "filename", None) or file.cache,
             mend="check that the file exists and is readable",
         ) from None
-    mine = (cachefile.KEY, cachefile.SOURCE, cachefile.RECIPE)
-    stamp = {name: metadata[name] for name in mine}
-    wanted = naming.write(file.kind, file.padded, tensor, stamp)
-    if there is not None and ours is None:
-        if _equal(data, wanted):
-            return _SAME, there
+    stamp = {name: metadata[name] for name in _STAMP}
+    wanted = to_bytes(file.kind, file.padded, tensor, stamp)
+    if existing is not None:
+        if _equal(existing, wanted):
+            return _SAME
         if not order.overwrite:
-            return _LEFT, there
-    original = (int(metadata.get("original_width", 0)), int(metadata.get("original_height", 0)))
-    path = naming.place(file.base, file.ending, original)
-    _write(path, wanted, order)
-    return _WRITTEN, path
+            return _LEFT
+    _write(file.path, wanted, order)
+    return _WRITTEN
 
 
 def _header(path: Path) -> cachefile.Header | None:
-    """Return what a file of ours says of its making; None for a file of somebody else."""
+    """Return the header of a file of ours; None for another file."""
     try:
         return cachefile.read_header(path)
     except CacheError:
@@ -175,7 +166,7 @@ def _header(path: Path) -> cachefile.Header | None:
 
 
 def _equal(data: bytes, ours: bytes) -> bool:
-    """Whether two safetensors files hold the same tensors, whatever else they say."""
+    """Whether two safetensors files hold equal tensors; metadata may differ."""
     from safetensors.torch import load
 
     try:

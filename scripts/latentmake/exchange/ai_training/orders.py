@@ -1,9 +1,6 @@
-"""What adoption and export are asked to do, as small files that the planner writes."""
+"""Orders of adoption and export, written by the planner."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,26 +11,11 @@ __all__ = ["AdoptOrder", "ExportOrder", "Text"]
 
 class _Order(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read an order.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is not one.
-        """
-        return cls.model_validate_json(path.read_bytes())
+    run: str
 
 
 class Text(BaseModel):
-    """The embeddings of one text encoder.
-
-    Attributes:
-        ending: of the other program's files.
-        tokens: how many there are.
-        width: of each.
-    """
+    """Embeddings of one text encoder: ending of ai-training's files, tokens, width of each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     ending: str
@@ -42,25 +24,21 @@ class Text(BaseModel):
 
 
 class AdoptOrder(_Order):
-    """What an adoption is asked to do.
+    """Order to adopt a run's stale targets.
 
     Attributes:
-        run: its name.
-        naming: whose files are adopted.
-        orders: names of the work orders that hold what is stale, of kinds that may be adopted.
+        orders: names of the work orders with the stale targets of adopted kinds.
         roots: dataset -> its folder.
         ending: of files of latents; None where none are adopted.
-        latents: what they are like; None likewise.
+        latents: their shape and scaling; None likewise.
         texts: the text encoders, in order; none where no embeddings are adopted.
         sizes: width and height of the run's resolutions, in pixels.
-        fresh: how many targets need nothing.
-        stale: how many targets those work orders hold.
-        passed: how many stale ones are of a kind that is not adopted.
-        planned: when, in nanoseconds; names the receipts.
+        fresh: targets up to date.
+        stale: targets of those work orders.
+        passed: stale targets of a kind that is not adopted.
+        planned: time in nanoseconds; names the receipts.
     """
 
-    run: str
-    naming: str
     orders: list[str]
     roots: dict[str, str]
     ending: str | None
@@ -74,23 +52,19 @@ class AdoptOrder(_Order):
 
 
 class ExportOrder(_Order):
-    """What an export is asked to do.
+    """Order to export a run's caches.
 
     Attributes:
-        run: its name.
-        naming: for whom files are written.
         manifest: one line an item with the paths of its caches.
-        folder: gets the files; None: they lie beside the images.
+        folder: of the files; None: beside the images.
         part: name of the resolution.
         ending: of files of latents; None where none are written.
-        dtype: number format of the latents' caches.
+        dtype: of the latents' caches.
         texts: (ending, whether it pads) of each text encoder; none where no text is written.
-        text_dtype: number format of the embeddings' caches.
-        overwrite: whether files that we did not write are replaced.
+        text_dtype: of the embeddings' caches.
+        overwrite: whether to replace files that we did not write.
     """
 
-    run: str
-    naming: str
     manifest: str
     folder: str | None
     part: str

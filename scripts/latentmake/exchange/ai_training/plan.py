@@ -1,4 +1,4 @@
-"""The planned part of adoption and export: what is refused at once, and the jobs' orders."""
+"""Planning of adoption and export: checks, and the jobs' orders."""
 
 from __future__ import annotations
 
@@ -18,18 +18,12 @@ from latentmake.sources.items import IMAGE_EXTENSIONS
 
 __all__ = ["plan_adopt", "plan_export", "refuse_company"]
 
-_NAMING = "ai-training"  # a configuration will have to say so once there are others
-
 
 def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
-    """Refuse to adopt and to build in one command: the build would be of what was stale before.
-
-    Args:
-        targets: what was asked for.
-        runs: names of the runs.
+    """Refuse to adopt and to build in one command, whose plan would be of before the adoption.
 
     Raises:
-        ConfigError: another target is given with `adopt_{run}`.
+        ConfigError: another target of any of the runs is given with `adopt_{run}`.
     """
     adopting = {f"adopt_{run}" for run in runs} & set(targets)
     beside = {f"{word}_{run}" for word in ("adopt", "status") for run in runs}
@@ -42,18 +36,10 @@ def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
 
 
 def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> Path:
-    """Write the order that adopts what of a run is stale.
-
-    Args:
-        facts: of its datasets.
-        plan: of the run.
-        run: its section of the configuration.
-
-    Returns:
-        Path of the order.
+    """Write the order to adopt a run's stale targets; return its path.
 
     Raises:
-        ConfigError: it cannot be adopted, and why.
+        ConfigError: it cannot be adopted.
         ModelError: a model's configuration cannot be read.
         StorageError: the disk is full or cannot be written.
     """
@@ -91,7 +77,6 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> Path:
     planned = time.time_ns()
     order = AdoptOrder(
         run=plan.name,
-        naming=_NAMING,
         orders=[order.name for order in works],
         roots={dataset: facts.scan(dataset).root for dataset in run.datasets},
         ending=adopt.latents,
@@ -109,18 +94,10 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> Path:
 
 
 def plan_export(facts: Facts, plan: RunPlan, run: Run) -> Path:
-    """Write the order that exports a run's caches.
-
-    Args:
-        facts: of the configuration.
-        plan: of the run.
-        run: its section of the configuration.
-
-    Returns:
-        Path of the order.
+    """Write the order to export a run's caches; return its path.
 
     Raises:
-        ConfigError: they cannot be exported, and why.
+        ConfigError: they cannot be exported.
         ModelError: a model's configuration cannot be read.
         StorageError: the disk is full or cannot be written.
     """
@@ -151,7 +128,6 @@ def plan_export(facts: Facts, plan: RunPlan, run: Run) -> Path:
     texts = _texts(run.model, model, adopt.text or [])
     order = ExportOrder(
         run=plan.name,
-        naming=_NAMING,
         manifest=str(run_folder(plan.name) / "manifest.jsonl"),
         folder=export.folder,
         part=part,
@@ -167,7 +143,7 @@ def plan_export(facts: Facts, plan: RunPlan, run: Run) -> Path:
 
 
 def _adopt(facts: Facts, run: Run) -> Adopt:
-    """Return what a run's model says of the other program's files."""
+    """Return the `adopt` section of a run's model, checked."""
     adopt, where = facts.config.models[run.model].adopt, f"models.{run.model}.adopt"
     if adopt is None:
         raise ConfigError(
@@ -201,7 +177,7 @@ def _texts(name: str, model: Model, endings: Sequence[str]) -> list[Text]:
     for place, ending in zip(model.text, endings, strict=False):
         tokens, width = text_tokens(place), text_width(place)
         if width is None and place.projection is not None and model.unet is not None:
-            width = attended_width(model.unet)  # what a projection of any kind must come to
+            width = attended_width(model.unet)  # the width after any projection
         if tokens is None or width is None:
             raise _unknown(f"models.{name}.text")
         found.append(Text(ending=ending, tokens=tokens, width=width))
