@@ -38,7 +38,6 @@ EXCEPTIONS: set[tuple[str, str]] = {
     ("plan.runs", "training.order"),
     ("plan.runs", "training.result"),
     ("plan.runs", "training.sample_images"),
-    ("plan.targets", "reports.comparison_order"),
     ("training.checks", "training.external.arguments"),
     ("training.checks", "training.external.installation"),
     ("training.external.publication", "training.external.musubi.order"),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from latentmake.config import Run, nearest
 from latentmake.errors import ConfigError
-from latentmake.reports.comparison_order import is_page
 
 __all__ = ["ON_REQUEST", "check_known", "is_training_asked", "runs_asked_for"]
 
@@ -32,7 +31,7 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
     """
     found: dict[str, None] = {}
     for target in targets:
-        if target.startswith(("cache/", "models/")) or is_page(target):
+        if target.startswith(("cache/", "models/", "reports/compare_")):
             continue
         word, _, name = target.partition("_")
         if target.startswith("runs/"):

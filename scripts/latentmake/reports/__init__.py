@@ -1,1 +1,1 @@
-"""Reports: what a plan, a build and a training look like to a person."""
+"""Reports for people: plan tables, checklists, pages."""

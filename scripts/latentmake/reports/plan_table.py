@@ -1,4 +1,4 @@
-"""What a plan looks like on a terminal."""
+"""A plan as text: the table before a build, and the lines of `status_{run}`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ __all__ = ["plan_table", "status_lines"]
 
 
 def plan_table(plan: Plan) -> str:
-    """Return a table: for each dataset, model and part, how many targets are in which state."""
-    # A part may be needed by several runs, and counts once.
-    parts: dict[tuple[str, str, str], dict[str, list[int]]] = {}
-    faults: dict[str, list[str]] = {}
+    """Return a table: number of targets in each state, by dataset, model and part."""
+    parts: dict[tuple[str, str, str], dict[str, list[int]]] = {}  # a part of several runs once
     for run in plan.runs.values():
         for part, state in run.parts.items():
             reasons = Counter(stale.reason for stale in state.stale)
             counts = [state.fresh, *(reasons[reason] for reason in REASONS), len(state.orphans)]
             kind = part.name.replace("@", " ")
-            # All variants of the texts count together.
+            # All variants of the texts make one row.
             is_text = kind_of(part.name) == "text"
             kind = kind.partition(".")[0] if is_text else f"latents {kind}"
             parts.setdefault((part.dataset, part.model, kind), {})[part.name] = counts
@@ -33,9 +31,7 @@ def plan_table(plan: Plan) -> str:
         name: [sum(column) for column in zip(*of.values(), strict=True)]
         for name, of in parts.items()
     }
-    for run in plan.runs.values():
-        for dataset, found in run.faults.items():
-            faults[dataset] = [fault.line for fault in found]
+    faults = {name: found for run in plan.runs.values() for name, found in run.faults.items()}
     lines = [
         tabulate(
             [[*name, *(count or "." for count in counts)] for name, counts in rows.items()],
@@ -44,7 +40,7 @@ def plan_table(plan: Plan) -> str:
             colalign=["left"] * 3 + ["right"] * (len(REASONS) + 2),
         )
     ]
-    lines += [f"faulty: {line}" for lines_of in faults.values() for line in lines_of]
+    lines += [f"faulty: {fault.line}" for found in faults.values() for fault in found]
     total = sum(len(item.targets) for order in plan.orders for item in order.items)
     if total:
         at_hand = sum(len(order.paths) for order in plan.orders if order.reuses)
@@ -54,11 +50,11 @@ def plan_table(plan: Plan) -> str:
 
 
 def status_lines(run: RunPlan, keep: int) -> Iterator[str]:
-    """Yield every stale target of a run with its reason, and what is wrong with its items.
+    """Yield a run's stale targets with their reasons, and its faulty items.
 
     Args:
         run: its plan.
-        keep: bytes that the store may take.
+        keep: bound of the store, in bytes.
     """
     stale = 0
     for state in run.parts.values():
