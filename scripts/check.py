@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from latentmake import backends
 from latentmake.entry import logged
 from latentmake.reports.check_order import CheckOrder
 from latentmake.reports.check_run import check_run
@@ -11,4 +12,8 @@ from latentmake.training.order import read_order
 
 with logged(snakemake.log[0]):
     order = read_order(Path(snakemake.input.order), CheckOrder)
-    passed(check_run(order), lambda text: sys.stdout.write(f"{text}\n"))
+    findings = [*check_run(order)]
+    if order.trainer is not None:
+        trainer = Path(order.trainer)
+        findings += backends.of_order(trainer).check(trainer, current=order.current)
+    passed(findings, lambda text: sys.stdout.write(f"{text}\n"))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from latentmake.backends import encoder_of
 from latentmake.caches.encode import carry_out
 from latentmake.caches.gpu import lease
 from latentmake.entry import logged
@@ -9,9 +10,6 @@ from latentmake.plan.orders import WorkOrder
 
 with logged(snakemake.log[0]) as say:
     order = WorkOrder.read(Path(snakemake.input.order))
-    external = None
-    if order.musubi_tuner is not None:
-        from latentmake.training.external.musubi.encode import make_by_scripts as external
     # A job without a receipt among its outputs makes one file that was asked for by its name.
     batch = str(order.receipt) in snakemake.output
     carry_out(
@@ -21,6 +19,6 @@ with logged(snakemake.log[0]) as say:
         threads=snakemake.threads,
         may_skip=batch,
         alone=True,
-        external=external,
+        external=encoder_of(order),
         lease=lease,
     )

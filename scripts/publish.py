@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from latentmake.backends import publisher_of
+from latentmake import backends
 from latentmake.entry import logged
 
 with logged(snakemake.log[0]) as say:
     order = Path(snakemake.input.order)
-    publisher_of(order)(order, say)
+    backends.of_order(order).publish(order, say)

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from latentmake.backends import trainer_of
+from latentmake import backends
 from latentmake.entry import logged
 
 with logged(snakemake.log[0]):
     order = Path(snakemake.input.order)
-    trainer_of(order).train(
+    backends.of_order(order).train(
         order,
         log=Path(snakemake.log[0]),
         receipt=Path(snakemake.output.receipt),

@@ -1,50 +1,109 @@
-"""Trainers: our own, and those of others that are launched. A launcher imports no torch."""
+"""Table of trainers: kind -> backend.
+
+A kind is `kind` of a run's `trainer` and of every order file of that trainer. To add a trainer, add
+a folder with a subclass of `Backend`, and a line here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-__all__ = ["Publisher", "Trainer", "publisher_of", "trainer_of"]
+from latentmake.config import Config, MusubiTuner
+from latentmake.errors import TrainingError
+from latentmake.index.remembered import Memory
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import WorkOrder
+from latentmake.plan.parts import RunPlan
+from latentmake.training.backend import Backend
+
+if TYPE_CHECKING:
+    from latentmake.caches.job import ExternalEncoder
+
+__all__ = [
+    "BACKENDS",
+    "backend",
+    "encoder_of",
+    "of_order",
+    "of_run",
+    "plan_training",
+    "program_digest",
+]
+
+BACKENDS = {
+    "sd": "latentmake.training.sd.backend:Sd",
+    "musubi": "latentmake.training.external.musubi.backend:Musubi",
+    "sdscripts": "latentmake.training.external.sdscripts.backend:SdScripts",
+}
+"""Kind -> module and class, imported on first use."""
+
+_WITHOUT_TRAINER = {"musubi": "musubi"}
+"""Layout -> kind of a run without `trainer`, which can be published."""
 
 
-Publisher = Callable[[Path, Callable[[str], None]], None]
-"""Publishes the run of an order file; is given something that says a line to the user."""
+@cache
+def backend(kind: str) -> Backend:
+    """Return the backend of a kind."""
+    module, name = BACKENDS[kind].split(":")
+    found = getattr(import_module(module), name)()
+    assert isinstance(found, Backend)
+    return found
 
 
-class Trainer(Protocol):
-    """What a launcher's module offers."""
-
-    def train(
-        self, order_path: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
-    ) -> None:
-        """Bring the trained weights of an order up to date, and write the receipt."""
-
-
-def trainer_of(order: Path) -> Trainer:
-    """Return who carries out a training order: its name ends in the order's kind."""
-    if order.name.endswith(".wan.json"):
-        from latentmake.training.external.musubi import launch as launch_musubi
-
-        return launch_musubi
-    if order.name.endswith(".sdscripts.json"):
-        from latentmake.training.external.sdscripts import launch as launch_sdscripts
-
-        return launch_sdscripts
-    from latentmake.training.sd import launch
-
-    return launch
+def of_run(config: Config, run: str) -> Backend | None:
+    """Return the backend of a run; None if it has no trainer."""
+    settings = config.runs[run]
+    if settings.trainer is not None:
+        return backend(settings.trainer.kind)
+    kind = _WITHOUT_TRAINER.get(config.models[settings.model].layout)
+    return None if kind is None else backend(kind)
 
 
-def publisher_of(order: Path) -> Publisher:
-    """Return who publishes a run: its order's name ends in the order's kind."""
-    if order.name.endswith(".sdscripts.json"):
-        from latentmake.training.external.sdscripts.publish import (
-            publish_order as publish_sdscripts,
-        )
+def of_order(order: Path) -> Backend:
+    """Return the backend of an order file.
 
-        return publish_sdscripts
-    from latentmake.training.external.musubi.publish import publish_order as publish_musubi
+    Raises:
+        TrainingError: it is missing, or no order of a known trainer.
+    """
+    try:
+        return backend(json.loads(order.read_bytes())["kind"])
+    except (OSError, ValueError, LookupError, TypeError):
+        raise TrainingError(
+            "is not an order of a known trainer",
+            where=order,
+            mend="give the build's command again, which writes it anew",
+        ) from None
 
-    return publish_musubi
+
+def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
+    """Decide whether a run is to be trained, and write its trainer's order.
+
+    Args:
+        facts: of its model.
+        plan: of the run, whose manifest is planned; gets the orders.
+        train: whether its training is asked for, so that it is refused if something is missing.
+
+    Raises:
+        UserError: the training could not be carried out.
+    """
+    if (found := of_run(facts.config, plan.name)) is not None:
+        found.plan(facts, plan, train=train)
+
+
+def program_digest(program: MusubiTuner, kind: str, memory: Memory) -> str:
+    """Return the digest of the program that encodes `latents` or `text`."""
+    from latentmake.training.external.musubi.installation import program_digest
+
+    return program_digest(program, kind, memory)
+
+
+def encoder_of(order: WorkOrder) -> ExternalEncoder | None:
+    """Return the external program's encoder of a work order; None where our encoders do it."""
+    if order.musubi_tuner is None:
+        return None
+    from latentmake.training.external.musubi.encode import make_by_scripts
+
+    return make_by_scripts

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from latentmake.config import Config, Run, SdScriptsTrainer, TrainingJob, parse
+from latentmake import backends
+from latentmake.config import Config, Run, TrainingJob, parse
 from latentmake.errors import LatentmakeError, UserError, storage_error
 from latentmake.exchange import archives
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
@@ -26,19 +27,13 @@ from latentmake.plan.orders import WorkOrder, newest_run_order
 from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.plan_file import Handover
 from latentmake.plan.planner import make_plan
-from latentmake.plan.runs import plan_training
 from latentmake.plan.single import single
 from latentmake.plan.targets import ON_REQUEST, check_known, is_training_asked, runs_asked_for
 from latentmake.reports.captions_order import plan_captions
 from latentmake.reports.check_order import plan_check
 from latentmake.reports.comparison_order import Page, is_page, plan_page
 from latentmake.reports.plan_table import plan_table, status_lines
-from latentmake.training.external.musubi.installation import program_digest
-from latentmake.training.external.publication import (
-    check_publication,
-    is_uncached,
-    plan_publication,
-)
+from latentmake.training.external.publication import is_uncached, write_items
 
 __all__ = ["Session"]
 
@@ -116,7 +111,7 @@ class Session:
             Memo(MEMO),
             buildable=self._buildable,
             runs_jobs=not self._deployed,
-            program_digest=program_digest,
+            program_digest=backends.program_digest,
         )
         # Plan and graph are millions of small objects that live to the end: looking through them
         # for garbage again and again would cost more than making them.
@@ -124,7 +119,7 @@ class Session:
         try:
             plan = make_plan(facts, names, force=force)
             for name, each in plan.runs.items():
-                plan_training(facts, each, self.config.runs[name], train=name in trained)
+                backends.plan_training(facts, each, train=name in trained)
             facts.memo.save()
             return plan
         finally:
@@ -139,7 +134,7 @@ class Session:
                 for kind, path in (
                     ("manifest", plan.manifest_order),
                     ("train", plan.training_order),
-                    ("launch", plan.launch_order),
+                    ("trainer", plan.trainer_order),
                 )
                 if path is not None
             }
@@ -176,11 +171,15 @@ class Session:
         }
         for target in targets:
             name = target.removeprefix("publish_")
-            if name == target or name not in self.runs or not self.is_launched(name):
+            if name == target or name not in self.runs:
                 continue
-            check_publication(facts, name)
+            backend = backends.of_run(config, name)
+            if backend is None or not backend.publishes:
+                continue
+            backend.check_publication(facts, name)
             if is_uncached(target, config):
-                asked.setdefault(name, {})["publish"] = str(plan_publication(facts, name))
+                order = backend.order_publication(facts, name, write_items(facts, name))
+                asked.setdefault(name, {})["publish"] = str(order)
         return asked
 
     def _plan_pages(self, targets: Sequence[str], trained: Collection[str]) -> list[Page]:
@@ -206,9 +205,7 @@ class Session:
             self._run(run)
         if run in self._handover.runs:
             return self._handover.runs[run].get(kind)
-        known = {"musubi": "wan", "sdscripts": "sdscripts"}
-        named = known.get(self.config.models[self.config.runs[run].model].layout, kind)
-        path = newest_run_order(run, named if kind in ("train", "launch") else kind)
+        path = newest_run_order(run, "train" if kind == "trainer" else kind)
         return None if path is None else str(path)
 
     def _report(self, names: Iterable[str]) -> None:
@@ -321,20 +318,10 @@ class Session:
         """Return the models yet to be made whose tokenizers a run needs."""
         return self.marker(*(text.path for text in self.config.models[self.runs[run].model].text))
 
-    def is_wan(self, run: str) -> bool:
-        """Whether a run's model is a Wan model, which musubi-tuner trains."""
-        return self.config.models[self.config.runs[run].model].layout == "musubi"
-
-    def is_launched(self, run: str) -> bool:
-        """Whether another trainer trains a run, so that it can be published."""
-        return self.is_wan(run) or isinstance(self.config.runs[run].trainer, SdScriptsTrainer)
-
-    def launch_order(self, run: str) -> str:
-        """Return the order of a run of another trainer, for checklist and publication."""
-        order = self._run_order(run, "launch")
-        if order is None:
-            raise LatentmakeError(f"the run {run} has no order")
-        return order
+    def is_publishable(self, run: str) -> bool:
+        """Whether a run has a target `publish_{run}`."""
+        backend = backends.of_run(self.config, run)
+        return backend is not None and backend.publishes
 
     def publication_inputs(self, run: str) -> dict[str, str]:
         """Return the inputs of a publication: its order, and the lock where caches are published.
@@ -346,7 +333,10 @@ class Session:
             return {"order": asked}
         if not self.config.publish.caches:
             return {}
-        return {"lock": f"runs/{run}/dataset.lock", "order": self.launch_order(run)}
+        order = self._run_order(run, "trainer")
+        if order is None:
+            raise LatentmakeError(f"the run {run} has no order")
+        return {"lock": f"runs/{run}/dataset.lock", "order": order}
 
     def asked_order(self, run: str, kind: str) -> str | None:
         """Return the order of what is done with a run on request alone, if it was asked for."""

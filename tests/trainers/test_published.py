@@ -14,14 +14,14 @@ import wan_world
 import world
 from conftest import PYTHON, SITE
 from demo.text import t5_tokenizer
-from latentmake.backends import publisher_of
+from latentmake import backends
 from latentmake.config import Dataset, MusubiTuner, Publish, SdScripts, parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import publish as musubi
 from latentmake.training.external.musubi.published_texts import Texts
-from latentmake.training.external.publication import check_publication, plan_publication
+from latentmake.training.external.publication import write_items
 from latentmake.training.external.sdscripts import publish as sdscripts
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.order import read_order
@@ -68,8 +68,12 @@ def facts(values: dict[str, Any]) -> Facts:
 def published(values: dict[str, Any]) -> list[str]:
     """Publish the run without caches; return what was said."""
     said: list[str] = []
-    order = plan_publication(facts(values), "tiny")
-    publisher_of(order)(order, said.append)
+    known = facts(values)
+    backend = backends.of_run(known.config, "tiny")
+    assert backend is not None
+    backend.check_publication(known, "tiny")
+    order = backend.order_publication(known, "tiny", write_items(known, "tiny"))
+    backends.of_order(order).publish(order, said.append)
     return said
 
 
@@ -292,7 +296,6 @@ def test_sd_scripts_schema_takes_every_toml_and_its_scripts_know_every_flag(
             "sd_scripts": {"path": os.fspath(tuner.folder)},
             "publish": {"path": f"out/{architecture}", "caches": False, "batch_size": 2},
         }
-        check_publication(facts(values), "tiny")
         said = published(values)
         assert "arguments of " in said[0] and "failed" not in said[0]
         tomls += sorted(Path(f"out/{architecture}/tiny").absolute().glob("*.toml"))

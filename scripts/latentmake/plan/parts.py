@@ -61,7 +61,7 @@ class RunPlan:
         faults: dataset -> what is wrong with its items.
         manifest_order: for the manifest job; None where manifest and lock are fresh.
         training_order: for the trainer; None where the run is trained, or has no trainer.
-        launch_order: of a run of another trainer, for checklist and publication.
+        trainer_order: for checklist and publication; None where the run has no trainer.
         images: dataset -> digest of the paths of its images.
         lock: digest of its lock; None where its manifest is to be written.
     """
@@ -72,7 +72,7 @@ class RunPlan:
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     manifest_order: Path | None = None
     training_order: Path | None = None
-    launch_order: Path | None = None
+    trainer_order: Path | None = None
     images: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
 

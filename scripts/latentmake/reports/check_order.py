@@ -11,15 +11,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from latentmake.config import Run, SdScriptsTrainer, SdTrainer
+from latentmake.config import Run
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan
-from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.plan import wan_order
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.external.sdscripts.plan import sdscripts_order
 
 __all__ = ["CheckOrder", "PartCounts", "plan_check"]
 
@@ -49,10 +45,7 @@ class CheckOrder(BaseModel):
         parts: its caches.
         faults: items that a build would end with, a line each.
         current: whether manifest and lock are up to date, so that they can be checked.
-        trained: whether the run has a trainer.
-        musubi: what musubi-tuner would be asked to do, or reads.
-        sdscripts: what sd-scripts would be asked to do.
-        sd: settings of our own trainer.
+        trainer: path of its trainer's order; None without a trainer.
         planned: when, in nanoseconds: no two orders are the same file to Snakemake.
     """
 
@@ -61,10 +54,7 @@ class CheckOrder(BaseModel):
     parts: list[PartCounts]
     faults: list[str]
     current: bool
-    trained: bool
-    musubi: MusubiOrder | None = None
-    sdscripts: SdScriptsOrder | None = None
-    sd: SdTrainer | None = None
+    trainer: str | None = None
     planned: int = 0
 
 
@@ -82,9 +72,8 @@ def plan_check(facts: Facts, plan: RunPlan, run: Run) -> Path:
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    config, trainer = facts.config, run.trainer
-    skipping = {name for name in run.datasets if config.datasets[name].on_error == "skip"}
-    is_wan = config.models[run.model].layout == "musubi"
+    datasets = facts.config.datasets
+    skipping = {name for name in run.datasets if datasets[name].on_error == "skip"}
     order = CheckOrder(
         run=plan.name,
         parts=[
@@ -103,12 +92,7 @@ def plan_check(facts: Facts, plan: RunPlan, run: Run) -> Path:
             for fault in faults
         ],
         current=plan.manifest_order is None,
-        trained=trainer is not None,
-        musubi=wan_order(config, plan.name) if is_wan else None,
-        sdscripts=sdscripts_order(config, plan.name, trainer)
-        if isinstance(trainer, SdScriptsTrainer)
-        else None,
-        sd=trainer if isinstance(trainer, SdTrainer) else None,
+        trainer=None if plan.trainer_order is None else str(plan.trainer_order),
         planned=time.time_ns(),
     )
     path = run_order(plan.name, "check", order.planned)

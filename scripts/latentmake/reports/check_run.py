@@ -1,37 +1,22 @@
-"""The checklist of a run, whoever trains it: caches, items, trainer. Nothing is encoded."""
+"""Checklist of a run: caches, items, manifest. Nothing is encoded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from latentmake.reports.check_order import CheckOrder, PartCounts
-from latentmake.training.checks import Finding, of_faults, own
-from latentmake.training.external.musubi import check as musubi
-from latentmake.training.external.musubi.preflight import preflight as musubi_preflight
-from latentmake.training.external.sdscripts import check as sdscripts
-from latentmake.training.external.sdscripts.preflight import preflight as sdscripts_preflight
+from latentmake.training.checks import Finding, of_faults
 
 __all__ = ["check_run"]
 
 
 def check_run(order: CheckOrder) -> Iterator[Finding]:
-    """Check all that a run needs; relative paths are those of the working directory."""
+    """Check what a run needs but for its trainer."""
     yield from map(_part, order.parts)
     yield of_faults("items", order.faults, "none is faulty, as far as is known")
     if not order.current:
         note = "is not up to date: the next build writes it, and its files are checked then"
         yield Finding("manifest", "warning", note)
-    if order.musubi is not None and order.trained:
-        found = musubi.check if order.current else musubi_preflight
-        yield from found(order.musubi)
-    elif order.musubi is not None and order.current:
-        yield from musubi.data_findings(order.musubi)
-    if order.sdscripts is not None:
-        if order.current:
-            yield sdscripts.data_finding(order.sdscripts)
-        yield from sdscripts_preflight(order.sdscripts)
-    if order.sd is not None:
-        yield from own(order.sd)
 
 
 def _part(part: PartCounts) -> Finding:

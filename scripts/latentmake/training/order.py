@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -81,6 +81,7 @@ class TrainingOrder(BaseModel):
     """All that a trainer needs to know; paths are relative to the working directory.
 
     Attributes:
+        kind: of the trainer.
         run: name of the run.
         manifest: one line an item with the paths of its caches.
         lock: digest of what the manifest names; see `lock_digest`.
@@ -102,6 +103,7 @@ class TrainingOrder(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: Literal["sd"] = "sd"
     run: str
     manifest: str
     lock: str

@@ -12,6 +12,7 @@ import pytest
 import world
 from diffusers import FlowMatchEulerDiscreteScheduler
 from huggingface_hub import constants
+from latentmake.backends import plan_training
 from latentmake.config import SdTrainer, Weights, parse
 from latentmake.errors import ModelError, UserError
 from latentmake.index.memo import Memo
@@ -19,7 +20,6 @@ from latentmake.models.checks import check_kind, parameter_names
 from latentmake.models.recipe import training_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.plan.runs import plan_training
 from latentmake.training.order import TrainingOrder, read_order
 from latentmake.training.sd.objective import load_noise_schedule
 
@@ -39,7 +39,7 @@ def project(tmp_path: Path, micro: Path, monkeypatch: pytest.MonkeyPatch) -> dic
 def plan(values: dict[str, Any]) -> TrainingOrder:
     facts = Facts(parse(values), Memo(None))
     planned = make_plan(facts, ["tiny"]).runs["tiny"]
-    plan_training(facts, planned, facts.config.runs["tiny"])
+    plan_training(facts, planned)
     assert planned.training_order is not None
     return read_order(planned.training_order, TrainingOrder)
 

@@ -11,7 +11,7 @@ from latentmake.config import parse
 from latentmake.errors import DatasetError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.training.external.publication import plan_publication
+from latentmake.training.external.publication import write_items
 from PIL import Image
 
 
@@ -32,9 +32,8 @@ def items(**dataset: Any) -> list[dict[str, Any]]:
         "runs": {"r": {"datasets": ["d"], "model": "m", "resolutions": [64]}},
         "publish": {"caches": False},
     }
-    order = plan_publication(Facts(parse(values), Memo(Path("memo.sqlite"))), "r")
-    listed = Path(json.loads(order.read_text())["manifest"]).read_text()
-    return [json.loads(line) for line in listed.splitlines()]
+    listed = write_items(Facts(parse(values), Memo(Path("memo.sqlite"))), "r")
+    return [json.loads(line) for line in listed.read_text().splitlines()]
 
 
 def test_items_have_the_names_of_the_caches_to_be_made() -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel
+from latentmake.training.external.order import ExternalOrder
 
 __all__ = ["depends_on_length", "located", "missing_files", "with_paths"]
 
 # Learning-rate schedules that know no end: they go on rightly whatever number of steps is left.
 _ENDLESS = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "adafactor"})
-_Order = TypeVar("_Order", bound=BaseModel)
+_Order = TypeVar("_Order", bound=ExternalOrder)
 
 # Endings of files that trainers read.
 _READ = (
@@ -48,13 +48,12 @@ def located(order: _Order, named: Callable[[str], str] = str) -> _Order:
     """Return the order of a training with the paths in its further arguments resolved.
 
     Args:
-        order: the run; its `trainer` has `arguments`.
+        order: the run.
         named: see `with_paths`.
     """
-    trainer: Any = getattr(order, "trainer")  # noqa: B009 -- no common base declares it
-    further = with_paths(trainer.arguments, named)
-    update = {"trainer": trainer.model_copy(update={"arguments": further})}
-    return order.model_copy(update=update)
+    further = with_paths(order.trainer.arguments, named)
+    trainer = order.trainer.model_copy(update={"arguments": further})
+    return order.model_copy(update={"trainer": trainer})
 
 
 def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> bool:

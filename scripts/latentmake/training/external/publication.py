@@ -1,4 +1,4 @@
-"""Orders of publications, and the publication that encodes nothing.
+"""Items of a publication that encodes nothing.
 
 With `publish: {caches: false}` the items of a run come from its datasets alone: no recipe is asked
 for, so that the model's encoders need not lie on this machine.
@@ -7,9 +7,10 @@ for, so that the model's encoders need not lie on this machine.
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
-from latentmake.config import Config, SdScriptsTrainer
+from latentmake.config import Config
 from latentmake.errors import DatasetError
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
@@ -17,13 +18,8 @@ from latentmake.plan.manifest import lines_of, row_of
 from latentmake.plan.manifest_job import manifest_items
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import read_lock
-from latentmake.training.checks import refuse_failed
-from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.plan import wan_order
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.external.sdscripts.plan import sdscripts_order
 
-__all__ = ["check_publication", "is_uncached", "plan_publication"]
+__all__ = ["is_uncached", "write_items"]
 
 
 def is_uncached(target: str, config: Config) -> bool:
@@ -32,12 +28,15 @@ def is_uncached(target: str, config: Config) -> bool:
     return word == "publish" and name in config.runs and not config.publish.caches
 
 
-def plan_publication(facts: Facts, name: str) -> Path:
-    """Write the order of a run's publication without caches, and the items that it publishes.
+def write_items(facts: Facts, name: str) -> Path:
+    """Write the manifest of a publication without caches.
 
     Args:
         facts: of its datasets.
         name: the run.
+
+    Returns:
+        Path of a JSONL file.
 
     Raises:
         DatasetError: a dataset is missing, holds no image, or has faulty items and is not to skip
@@ -45,7 +44,6 @@ def plan_publication(facts: Facts, name: str) -> Path:
         StorageError: the disk is full or cannot be written.
     """
     config, run = facts.config, facts.config.runs[name]
-    kind, order = _order(config, name)
     without = _left_out(facts, name)
     layout = facts.layout(run.model)
     rows = [
@@ -60,42 +58,10 @@ def plan_publication(facts: Facts, name: str) -> Path:
     ]
     if not rows:
         raise DatasetError("no item is left to publish", where=f"run {name}")
-    items = run_order(name, "items", order.planned).with_suffix(".jsonl")
+    items = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
     atomic.write(items, lines_of(rows))
-    path = run_order(name, kind, order.planned)
-    changed = order.model_copy(update={"manifest": str(items)})
-    atomic.write(path, changed.model_dump_json().encode())
     facts.memo.save()
-    return path
-
-
-def check_publication(facts: Facts, name: str) -> None:
-    """Refuse a publication whose files its trainer would refuse, before anything is encoded.
-
-    Args:
-        facts: with what is remembered of its trainer.
-        name: the run.
-
-    Raises:
-        ConfigError: the configuration says too little for a publication.
-        TrainingError: names the findings that have failed.
-    """
-    from latentmake.training.external.musubi import publish as musubi
-    from latentmake.training.external.sdscripts import publish as sdscripts
-
-    order = _order(facts.config, name)[1]
-    if isinstance(order, MusubiOrder):
-        refuse_failed(musubi.findings(order, facts.memo))
-    else:
-        refuse_failed(sdscripts.findings(order, facts.memo))
-
-
-def _order(config: Config, name: str) -> tuple[str, SdScriptsOrder | MusubiOrder]:
-    """Return the kind of a run's order, and the order."""
-    trainer = config.runs[name].trainer
-    if isinstance(trainer, SdScriptsTrainer):
-        return "sdscripts", sdscripts_order(config, name, trainer)
-    return "wan", wan_order(config, name)
+    return items
 
 
 def _left_out(facts: Facts, name: str) -> set[tuple[str, str]]:

@@ -8,9 +8,8 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
-from latentmake.config import Dataset, Publish, resolution_name
+from latentmake.config import resolution_name
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.paths import System, absolute, backslashed, is_windows, translate
 from latentmake.files.sync import mirror
@@ -21,10 +20,10 @@ from latentmake.training.external.launch_scripts import (
     powershell_script,
     shell_script,
 )
+from latentmake.training.external.order import ExternalOrder
 
 __all__ = [
     "Names",
-    "Order",
     "block_names",
     "bring",
     "launch_options",
@@ -36,30 +35,6 @@ __all__ = [
 Say = Callable[[str], None]
 
 
-class Order(Protocol):
-    """What every order of a publication says."""
-
-    @property
-    def run(self) -> str:
-        """Name of the run."""
-
-    @property
-    def datasets(self) -> dict[str, Dataset]:
-        """Its datasets."""
-
-    @property
-    def resolutions(self) -> list[tuple[int, int]]:
-        """Its resolutions, width and height in pixels."""
-
-    @property
-    def model_name(self) -> str:
-        """Name of its model."""
-
-    @property
-    def publish(self) -> Publish:
-        """What publication puts where."""
-
-
 class Names:
     """Paths as several systems name them, and the folders for which one has no name.
 
@@ -68,7 +43,7 @@ class Names:
         published: its published folder.
     """
 
-    def __init__(self, order: Order, published: str) -> None:
+    def __init__(self, order: ExternalOrder, published: str) -> None:
         self.order = order
         self.published = published
         self._unnamed: dict[System, set[str]] = defaultdict(set)
@@ -120,7 +95,7 @@ def _outermost(folders: Iterable[str]) -> list[str]:
     return found
 
 
-def block_names(order: Order) -> dict[tuple[str, tuple[int, int]], str]:
+def block_names(order: ExternalOrder) -> dict[tuple[str, tuple[int, int]], str]:
     """Return (dataset, resolution) -> the folder of its images, below the published folder.
 
     Raises:
@@ -158,7 +133,7 @@ def block_names(order: Order) -> dict[tuple[str, tuple[int, int]], str]:
     return found
 
 
-def launch_options(order: Order) -> list[str]:
+def launch_options(order: ExternalOrder) -> list[str]:
     """Return the options of `accelerate launch` for the processes of the trainer's machine."""
     number = order.publish.num_processes
     if number is None:
@@ -166,7 +141,7 @@ def launch_options(order: Order) -> list[str]:
     return ["--num_processes", str(number), *(["--multi_gpu"] if number > 1 else [])]
 
 
-def script_files(order: Order, commands: Mapping[System, Commands]) -> dict[str, bytes]:
+def script_files(order: ExternalOrder, commands: Mapping[System, Commands]) -> dict[str, bytes]:
     """Return the scripts of a publication: name -> content.
 
     Args:
@@ -182,12 +157,12 @@ def script_files(order: Order, commands: Mapping[System, Commands]) -> dict[str,
     return {f"train_{order.run}.{ending}": text.encode() for ending, text in found.items()}
 
 
-def published_folder(order: Order) -> str:
+def published_folder(order: ExternalOrder) -> str:
     """Return the folder of a published run, as the configuration names it."""
     return posixpath.join(absolute(order.publish.path), order.run)
 
 
-def writable(published: str, order: Order, program: str) -> Path:
+def writable(published: str, order: ExternalOrder, program: str) -> Path:
     """Return a published folder as this machine names it.
 
     Args:
@@ -242,7 +217,7 @@ def _unmounted_drive(path: str) -> Path | None:
 
 
 def bring(
-    order: Order,
+    order: ExternalOrder,
     folder: Path,
     files: Mapping[str, Path | bytes],
     published: str,
@@ -278,7 +253,7 @@ def bring(
     )
 
 
-def _tell_about_names(order: Order, files: Iterable[str], published: str, say: Say) -> None:
+def _tell_about_names(order: ExternalOrder, files: Iterable[str], published: str, say: Say) -> None:
     """Say which names Windows would not take, where the folder is one that Windows sees."""
     if translate(published, "windows", order.publish.path_maps) is None:
         return

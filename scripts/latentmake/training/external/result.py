@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
+from latentmake.training.external.order import ExternalOrder
 from latentmake.training.order import Wanted, lock_digest
 
 __all__ = [
     "Layout",
-    "Order",
     "Receipt",
     "Record",
     "is_trained",
@@ -28,29 +28,6 @@ __all__ = [
 ]
 
 _Row = TypeVar("_Row")
-
-
-class Order(Protocol):
-    """What every order of such a training says."""
-
-    @property
-    def run(self) -> str:
-        """Its name."""
-
-    @property
-    def output(self) -> str:
-        """Folder that gets what is trained."""
-
-    @property
-    def lock(self) -> str:
-        """Path of the digest of what it trains on."""
-
-    @property
-    def weights(self) -> str:
-        """Digest of the networks that are trained."""
-
-    def settings_digest(self) -> str:
-        """Return the digest of all settings that shape the result."""
 
 
 class Layout:
@@ -111,7 +88,7 @@ class Receipt(Record):
         atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
-def wanted(order: Order) -> Wanted:
+def wanted(order: ExternalOrder) -> Wanted:
     """Return what the LoRA must have come from, for this order.
 
     Raises:
@@ -154,7 +131,7 @@ def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:
         ) from None
 
 
-def is_trained(order: Order, lock: str, weights: Callable[[], str]) -> bool:
+def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> bool:
     """Whether a run's result came from just what its order says.
 
     Args:

@@ -1,58 +1,30 @@
-"""What training, checklist and publication of a Wan run are asked to do, as one small file."""
+"""Order of a Wan run, and the rows of its manifest."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from pydantic import BaseModel, ConfigDict
+from typing import Literal, NamedTuple
 
 from latentmake import digest, layouts
-from latentmake.config import (
-    Dataset,
-    Model,
-    MusubiTrainer,
-    MusubiTuner,
-    Publish,
-    resolution_name,
-)
+from latentmake.config import MusubiTrainer, MusubiTuner, resolution_name
 from latentmake.config.shapes import shaping
+from latentmake.training.external.order import ExternalOrder
 
 __all__ = ["ManifestRow", "MusubiOrder"]
 
 
-class MusubiOrder(BaseModel):
-    """All that is to be known of a run; paths are relative to the working directory.
+class MusubiOrder(ExternalOrder):
+    """Order of a Wan run.
 
     Attributes:
-        run: its name.
-        manifest: one line an item with the paths of its caches; a `ManifestRow` each.
-        lock: one digest of what the manifest names.
-        output: folder that gets what is trained.
-        datasets: name -> its section of the configuration, in the run's order.
-        resolutions: (width, height) in pixels, in the run's order.
-        model_name: name of the model.
-        model: its section of the configuration.
-        weights: digest of the networks that are trained; "" where the job has to find it.
-        trainer: the trainer's section; the defaults where the run has none.
+        trained: whether the run has a trainer.
+        trainer: the defaults where it has none.
         musubi_tuner: where musubi-tuner lies; None where the configuration does not say.
-        publish: what publication puts where.
-        planned: when, in nanoseconds: no two orders are the same file to Snakemake.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    run: str
-    manifest: str
-    lock: str
-    output: str
-    datasets: dict[str, Dataset]
-    resolutions: list[tuple[int, int]]
-    model_name: str
-    model: Model
-    weights: str = ""
+    kind: Literal["musubi"] = "musubi"
+    trained: bool = True
     trainer: MusubiTrainer
     musubi_tuner: MusubiTuner | None
-    publish: Publish
-    planned: int = 0
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""

@@ -33,16 +33,10 @@ from latentmake.training.external.publication_checks import SYSTEMS, attention, 
 from latentmake.training.external.publish import bring, published_folder, script_files, writable
 from latentmake.training.external.published_caches import SETTINGS, PublishedCaches, settings_files
 from latentmake.training.external.result import rows_of
-from latentmake.training.order import read_order
 
-__all__ = ["findings", "publish", "publish_order"]
+__all__ = ["findings", "publish"]
 
 Say = Callable[[str], None]
-
-
-def publish_order(order: Path, say: Say) -> None:
-    """Publish what an order file says; see `publish`."""
-    publish(read_order(order, MusubiOrder), say)
 
 
 def publish(order: MusubiOrder, say: Say) -> None:

@@ -1,59 +1,29 @@
-"""What training and publication of a run of sd-scripts are asked to do, as one small file."""
+"""Order of a run of sd-scripts, and the rows of its manifest."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from pydantic import BaseModel, ConfigDict
+from typing import Literal, NamedTuple
 
 from latentmake import digest
-from latentmake.config import (
-    Dataset,
-    Model,
-    Publish,
-    SdScripts,
-    SdScriptsTrainer,
-)
+from latentmake.config import SdScripts, SdScriptsTrainer
 from latentmake.config.architectures import ArchitectureName
 from latentmake.config.sdscripts_trainer import Script, scripts_of
 from latentmake.config.shapes import shaping
+from latentmake.training.external.order import ExternalOrder
 
 __all__ = ["ManifestRow", "SdScriptsOrder"]
 
 
-class SdScriptsOrder(BaseModel):
-    """All that is to be known of a run; paths are relative to the working directory.
+class SdScriptsOrder(ExternalOrder):
+    """Order of a run of sd-scripts.
 
     Attributes:
-        run: its name.
-        manifest: one line an item with the paths of its caches; a `ManifestRow` each.
-        lock: one digest of what the manifest names.
-        output: folder that gets what is trained.
-        datasets: name -> its section of the configuration, in the run's order.
-        resolutions: (width, height) in pixels, in the run's order.
-        model_name: name of the model.
-        model: its section of the configuration.
-        weights: digest of the network that is trained; "" where the job has to find it.
-        trainer: the trainer's section.
         sd_scripts: where sd-scripts lies.
-        publish: what publication puts where.
-        planned: when, in nanoseconds: no two orders are the same file to Snakemake.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    run: str
-    manifest: str
-    lock: str
-    output: str
-    datasets: dict[str, Dataset]
-    resolutions: list[tuple[int, int]]
-    model_name: str
-    model: Model
-    weights: str = ""
+    kind: Literal["sdscripts"] = "sdscripts"
     trainer: SdScriptsTrainer
     sd_scripts: SdScripts
-    publish: Publish
-    planned: int = 0
 
     @property
     def architecture(self) -> ArchitectureName:

@@ -45,14 +45,8 @@ from latentmake.training.external.sdscripts.deploy import (
 )
 from latentmake.training.external.sdscripts.installation import find
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.order import read_order
 
-__all__ = ["findings", "publish", "publish_order"]
-
-
-def publish_order(order: Path, say: Callable[[str], None]) -> None:
-    """Publish what an order file says; see `publish`."""
-    publish(read_order(order, SdScriptsOrder), say)
+__all__ = ["findings", "publish"]
 
 
 def publish(order: SdScriptsOrder, say: Callable[[str], None]) -> None:

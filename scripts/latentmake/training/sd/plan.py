@@ -1,11 +1,11 @@
-"""The end of a run's plan: whether it is trained, and its trainer's order."""
+"""Plan of a run of our own trainer: its order, and whether it is trained."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from latentmake.config import Run, SdScriptsTrainer, SdTrainer
+from latentmake.config import Run, SdTrainer
 from latentmake.errors import ModelError
 from latentmake.files import atomic
 from latentmake.models import recipe
@@ -14,43 +14,42 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import PROMPTS, RunPlan, prompt_path, run_folder
 from latentmake.training.checks import own, refuse_failed
-from latentmake.training.external.musubi.plan import finish_wan
-from latentmake.training.external.sdscripts.plan import finish_sdscripts
 from latentmake.training.order import Prompt, TextSchedule, TrainingOrder
 from latentmake.training.result import Layout, checkpoint_digest, read_record, wanted_of
 from latentmake.training.sample_images import are_drawn
 
 __all__ = ["plan_training"]
 
-_FOUR = 4  # captions drawn where a run names no prompts
+_CAPTIONS = 4  # drawn where a run names no prompts
 
 
-def plan_training(facts: Facts, plan: RunPlan, run: Run, *, train: bool = True) -> None:
-    """Decide whether a run is to be trained, and write its trainer's order.
+def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
+    """Write the order of a run, and decide whether it is to be trained.
 
     Args:
-        facts: of its model.
-        plan: of the run, whose manifest is planned; gets the order.
-        run: its section of the configuration.
-        train: whether a training is asked for, so that what it lacks is named before anything else.
+        facts: what is known of files.
+        plan: of the run; gets the orders.
+        train: whether its training is asked for, so that it is refused if something is missing.
 
     Raises:
         ModelError: files of the network to be trained are missing.
-        TrainingError: the trainer, its environment or the settings do not fit.
+        TrainingError: the environment lacks what the settings need.
         StorageError: the disk is full or cannot be written.
     """
-    if isinstance(run.trainer, SdTrainer):
-        _finish_training(facts, plan, run, run.trainer)
-        if train and plan.training_order is not None:
-            refuse_failed(own(run.trainer, here=facts.runs_jobs))
-    elif isinstance(run.trainer, SdScriptsTrainer):
-        finish_sdscripts(facts, plan, run.trainer, train=train)
-    elif facts.config.models[run.model].layout == "musubi":
-        finish_wan(facts, plan, run, train=train)
+    run = facts.config.runs[plan.name]
+    trainer = run.trainer
+    assert isinstance(trainer, SdTrainer)
+    order = _order(facts, plan.name, run, trainer)
+    plan.trainer_order = run_order(plan.name, "train", order.planned)
+    atomic.write(plan.trainer_order, order.model_dump_json().encode())
+    if not _is_trained(order, plan):
+        plan.training_order = plan.trainer_order
+        if train:
+            refuse_failed(own(trainer, here=facts.runs_jobs))
 
 
-def _finish_training(facts: Facts, plan: RunPlan, run: Run, trainer: SdTrainer) -> None:
-    model, folder = facts.config.models[run.model], run_folder(plan.name)
+def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> TrainingOrder:
+    model, folder = facts.config.models[run.model], run_folder(name)
     assert model.unet is not None
     scheduler = schedule_of(model.unet, model.scheduler)
     pending = any(facts.is_pending(path) for path in (model.unet.path, scheduler))
@@ -71,8 +70,8 @@ def _finish_training(facts: Facts, plan: RunPlan, run: Run, trainer: SdTrainer) 
         ) from None
     samples, size = trainer.samples, trainer.samples.resolution or run.resolutions[0]
     guided = samples.guidance_scale > 1
-    order = TrainingOrder(
-        run=plan.name,
+    return TrainingOrder(
+        run=name,
         manifest=str(folder / "manifest.jsonl"),
         lock=str(folder / "dataset.lock"),
         output=str(folder),
@@ -85,31 +84,30 @@ def _finish_training(facts: Facts, plan: RunPlan, run: Run, trainer: SdTrainer) 
         prompts=[
             Prompt(prompt=text, text=prompt_path(run.model, text)) for text in samples.prompts
         ],
-        captions=0 if samples.prompts else _FOUR,
+        captions=0 if samples.prompts else _CAPTIONS,
         negative=prompt_path(run.model, samples.negative_prompt) if guided else None,
         sample_size=(size.width, size.height),
         trainer=trainer,
         texts=_text_schedules(facts, run),
         planned=time.time_ns(),
     )
-    wanted = wanted_of(order, data=plan.lock or "", weights=weights)
+
+
+def _is_trained(order: TrainingOrder, plan: RunPlan) -> bool:
+    """Whether weights and sample pictures came from what an order says."""
     stale_prompts = any(plan.parts[part].stale for part in plan.parts if part.dataset == PROMPTS)
+    if not plan.lock or not order.weights or stale_prompts:
+        return False
+    wanted = wanted_of(order, data=plan.lock, weights=order.weights)
     layout = Layout(order)
     record = read_record(layout.record)
-    if (
-        plan.lock
-        and weights
-        and not stale_prompts
-        and record is not None
+    return (
+        record is not None
         and record.wanted == wanted
         and layout.weights.is_file()
-        and (folder / "trained.json").is_file()
+        and (layout.output / "trained.json").is_file()
         and are_drawn(order, wanted)
-    ):
-        return
-    path = run_order(plan.name, "train", order.planned)
-    atomic.write(path, order.model_dump_json().encode())
-    plan.training_order = path
+    )
 
 
 def _resumed(facts: Facts, trainer: SdTrainer, folder: Path) -> str:

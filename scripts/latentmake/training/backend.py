@@ -1,0 +1,85 @@
+"""Interface of a trainer: planning, checklist, training, publication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latentmake.plan.facts import Facts
+from latentmake.plan.parts import RunPlan
+
+if TYPE_CHECKING:
+    from latentmake.training.checks import Finding
+
+__all__ = ["Backend", "Say"]
+
+Say = Callable[[str], None]
+
+
+class Backend:
+    """A trainer; all but `plan` and `train` are optional.
+
+    A subclass imports what it needs inside its methods: planning loads no trainer.
+
+    Attributes:
+        publishes: whether its runs have a target `publish_{run}`.
+    """
+
+    publishes = False
+
+    def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
+        """Write the order of a run, and decide whether there is anything to train.
+
+        Args:
+            facts: what is known of files.
+            plan: of the run; gets the orders. Its `lock` is the digest of its caches.
+            train: whether its training is asked for, so that it is refused if something is missing.
+
+        Raises:
+            UserError: the training could not be carried out.
+        """
+        raise NotImplementedError
+
+    def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
+        """Check what a run needs besides its caches.
+
+        Args:
+            order: its file.
+            current: whether the run's manifest is up to date, so that its files can be checked.
+        """
+        del order, current
+        return ()
+
+    def train(
+        self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
+    ) -> None:
+        """Bring the trained weights of an order up to date, and write the receipt.
+
+        Args:
+            order: its file.
+            log: gets all output of this call.
+            receipt: a JSON file, written last.
+            processes: how many devices train together.
+            threads: CPU threads of each process.
+
+        Raises:
+            UserError: the order cannot be carried out.
+        """
+        raise NotImplementedError
+
+    def check_publication(self, facts: Facts, run: str) -> None:
+        """Refuse a publication whose files the trainer would refuse.
+
+        Raises:
+            ConfigError: the configuration says too little for a publication.
+            TrainingError: names the findings that have failed.
+        """
+
+    def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
+        """Write the order of a publication of items of another manifest than the run's."""
+        raise NotImplementedError
+
+    def publish(self, order: Path, say: Say) -> None:
+        """Bring the published folder of an order up to date."""
+        raise NotImplementedError
