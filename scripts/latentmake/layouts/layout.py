@@ -48,7 +48,7 @@ class Layout:
 
     Attributes:
         name: as `of` takes it.
-        pixels: module of `caches.pixels` that makes its pixels.
+        encoding: name of the modules of `caches.pixels` and `caches.encoders` that make its caches.
         text_ending: end of the name of a text cache; None where text is not cached.
         latents_ending: end of the name of a latents cache.
         longest_ending: the longest text that follows an item's own name in that of a cache file.
@@ -64,7 +64,7 @@ class Layout:
     """
 
     name: str
-    pixels: ClassVar[str]
+    encoding: ClassVar[str]
     text_ending: str | None
     latents_ending: str
     longest_ending: str

@@ -42,7 +42,7 @@ class Musubi(Layout):
     """The layout of musubi-tuner."""
 
     name = "musubi"
-    pixels = "wan"
+    encoding = "wan"
     text_ending = TEXT_ENDING
     latents_ending = LATENTS_ENDING
     longest_ending = f"_00000-000_00000x00000{LATENTS_ENDING}"

@@ -42,7 +42,7 @@ class Plain(Layout):
     """Layout of our own trainers."""
 
     name = "plain"
-    pixels = "plain"
+    encoding = "plain"
     text_ending = TEXT_ENDING
     latents_ending = LATENTS_ENDING
     longest_ending = LATENTS_ENDING

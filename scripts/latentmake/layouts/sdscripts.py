@@ -43,7 +43,7 @@ _SIZE = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 class SdScripts(Layout):
     """The layout of one architecture."""
 
-    pixels = "sdscripts"
+    encoding = "sdscripts"
     npz = True
     pads_t5 = True
     names_architecture = True

@@ -167,7 +167,7 @@ def test_what_another_build_takes_from_the_spool_at_the_last_moment_is_made_agai
                 each.unlink()
         link(existing, path)
 
-    monkeypatch.setattr(cachefile, "link", another_build_tidies)
+    monkeypatch.setattr(atomic, "link", another_build_tidies)
     receipt = carry(work, encoder := Encoder())
     assert taken
     assert sorted(receipt.targets) == sorted(str(path) for path in Path("cache").rglob("*.*"))

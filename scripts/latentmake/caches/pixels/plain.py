@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageColor
 
+from latentmake.caches.pixels import Pixels
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Size, placement
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
-__all__ = ["decode", "fit", "upright_size"]
+__all__ = ["decode", "fit", "pixels_of", "upright_size"]
 
 # EXIF orientation -> transposition. Not ImageOps.exif_transpose: it rewrites the EXIF as well, and
 # fails for odd entries that no viewer minds.
@@ -27,6 +29,21 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
+
+
+def pixels_of(
+    order: WorkOrder, item: WorkItem, data: bytes, control: bytes, targets: Sequence[Target]
+) -> list[Pixels]:
+    """Make the pixels of some targets of an image.
+
+    Raises:
+        SourceError: the image is damaged, too large or too narrow.
+    """
+    settings, path = order.dataset_settings, item.source or ""
+    image = decode(data, path, settings)
+    return [
+        Pixels(fit(image, target.size or (0, 0), settings, path), image.size) for target in targets
+    ]
 
 
 def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:

@@ -8,18 +8,43 @@ Source: sd-scripts, `load_image` and `trim_and_resize_if_required` of library/tr
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from latentmake.caches.pixels import Pixels, stored_size
 from latentmake.files.media import opened_image
-from latentmake.geometry.buckets import Placement
+from latentmake.geometry.buckets import Placement, Size
+from latentmake.geometry.sdscripts_buckets import placement
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
-__all__ = ["fit", "open_image"]
+__all__ = ["fit", "open_image", "pixels_of"]
 
 cv2.setNumThreads(1)  # files are read in parallel already
+
+
+def pixels_of(
+    order: WorkOrder, item: WorkItem, data: bytes, control: bytes, targets: Sequence[Target]
+) -> list[Pixels]:
+    """Make the pixels of some targets of an image.
+
+    Raises:
+        SourceError: the image is damaged, too large, too small, too narrow, or was changed.
+    """
+    dataset, architecture = order.dataset_model, order.model_settings["architecture"]
+    assert dataset is not None
+    path, alpha = item.source or "", bool(dataset.alpha_mask)
+    image = open_image(data, path, dataset.max_image_pixels, alpha=alpha)
+    size = stored_size(item, (image.shape[1], image.shape[0]))
+    made = []
+    for target in targets:
+        resolution = Size(*(target.size or (0, 0)))
+        fitted = fit(image, placement(size, resolution, dataset, architecture, path))
+        made.append(Pixels(fitted[:, :, :3], size, alpha=fitted[:, :, 3] if alpha else None))
+    return made
 
 
 def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArray[np.uint8]:
@@ -43,18 +68,18 @@ def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArr
         return np.array(image if image.mode == mode else image.convert(mode), np.uint8)
 
 
-def fit(pixels: NDArray[np.uint8], placement: Placement) -> NDArray[np.uint8]:
+def fit(pixels: NDArray[np.uint8], found: Placement) -> NDArray[np.uint8]:
     """Scale and cut an image: by OpenCV's area averaging where no side grows, else by Lanczos.
 
     Args:
         pixels: [height, width, 3 or 4], 0 to 255.
-        placement: of the image.
+        found: its placement.
 
     Returns:
         Pixels [height, width, 3 or 4], contiguous.
     """
     height, width = pixels.shape[:2]
-    resized, left, top, target = placement
+    resized, left, top, target = found
     if (width, height) != resized:
         if width >= resized.width and height >= resized.height:
             pixels = np.asarray(cv2.resize(pixels, resized, interpolation=cv2.INTER_AREA), np.uint8)

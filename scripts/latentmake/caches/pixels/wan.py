@@ -16,17 +16,56 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from latentmake.caches.pixels import sdscripts
+from latentmake.caches.pixels import Pixels, sdscripts, stored_size
 from latentmake.errors import SourceError
 from latentmake.files.media import opened_image, opened_video
 from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
 from latentmake.geometry.clips import Clip, time_indices
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
-__all__ = ["fit", "open_image", "read_clips", "read_control"]
+__all__ = ["fit", "open_image", "pixels_of", "read_clips", "read_control"]
 
 Key = TypeVar("Key", bound=Hashable)
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
+
+
+def pixels_of(
+    order: WorkOrder, item: WorkItem, data: bytes, control: bytes, targets: Sequence[Target]
+) -> list[Pixels]:
+    """Make the pixels of some targets of an image or a video, and of its control if it has one.
+
+    Raises:
+        SourceError: the image or video is damaged, too large, too narrow, or was changed.
+    """
+    dataset, path, control_path = order.dataset_model, item.source or "", item.control or ""
+    assert dataset is not None
+    limit, bucket = dataset.max_image_pixels, dataset.fit == "bucket"
+    original = stored_size(item)
+    resolutions = [Size(*(target.size or (0, 0))) for target in targets]
+    sizes = [
+        wan_size(original, each, bucket=bucket, no_upscale=dataset.bucket_no_upscale)
+        for each in resolutions
+    ]
+    beside: Sequence[NDArray[np.uint8] | None] = [None] * len(targets)
+    if not dataset.video:
+        image = open_image(data, path, limit)
+        stored_size(item, image.size)
+        made = [fit(image, size, path=path, max_pixels=limit)[None] for size in sizes]
+        if item.control:
+            other = open_image(control, control_path, limit)
+            beside = [fit(other, size, path=control_path, max_pixels=limit)[None] for size in sizes]
+    else:
+        clips = [target.clip or Clip(0, 1) for target in targets]
+        fps, wanted = dataset.source_fps, list(zip(sizes, clips, strict=True))
+        made = read_clips(data, path, fps, wanted, max_pixels=limit)
+        if item.control:
+            asked = list(zip(resolutions, sizes, clips, strict=True))
+            beside = read_control(control, control_path, fps, asked, max_pixels=limit)
+    return [
+        Pixels(pixels, original, other, clip=dataset.video)
+        for pixels, other in zip(made, beside, strict=True)
+    ]
 
 
 def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:
