@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FOLDERS, PYTHON, sources
-from latentmake.config import Dataset, Model, Publish, SdScripts, SdScriptsTrainer
+from latentmake.config import Dataset, ExternalProgram, Model, Publish, SdScriptsTrainer
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.musubi.preflight import command_arguments as musubi_arguments
 from latentmake.training.external.resume import Resume
@@ -62,7 +62,7 @@ def test_sd_scripts_knows_every_flag(
             }
         ),
         trainer=SdScriptsTrainer.model_validate({"kind": "sdscripts", **trainer}),
-        sd_scripts=SdScripts(path="sd-scripts"),
+        sd_scripts=ExternalProgram(path="sd-scripts"),
         publish=Publish(),
     )
     program = installation("sd-scripts", f"{script}.py")

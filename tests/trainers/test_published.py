@@ -15,7 +15,7 @@ import world
 from conftest import PYTHON, SITE
 from demo.text import t5_tokenizer
 from latentmake import backends
-from latentmake.config import Dataset, MusubiTuner, Publish, SdScripts, parse
+from latentmake.config import Dataset, ExternalProgram, Publish, parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.training.external.installation import Installation
@@ -170,7 +170,7 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
         update={
             "publish": Publish(caches=False, batch_size=2, num_processes=1),
             "trainer": order.trainer.model_copy(update=further),
-            "sd_scripts": SdScripts(path=os.fspath(program.folder)),
+            "sd_scripts": ExternalProgram(path=os.fspath(program.folder)),
         }
     )
     shutil.rmtree("cache")
@@ -245,7 +245,7 @@ def test_musubi_tuners_schema_takes_every_toml_and_its_scripts_know_every_flag(
             },
             model={"task": "i2v-A14B", "fp8_t5": True, "dit_high_noise": "high.safetensors"},
             trainer={"fp8_base": True, "fp8_scaled": True, "save_every_n_epochs": 2},
-            musubi_tuner=MusubiTuner(path=os.fspath(tuner.folder)),
+            musubi_tuner=ExternalProgram(path=os.fspath(tuner.folder)),
             publish=Publish(caches=False, attention=attention, batch_size=2, num_workers=2),
         )
         found = {each.what: each for each in musubi.findings(order)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import PYTHON, steps
-from latentmake.config import MusubiTuner
+from latentmake.config import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.launch import train
@@ -52,7 +52,7 @@ def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
     )
     (root / "tiny.py").write_text(TINY)
     subprocess.run([PYTHON, "tiny.py"], env=tuner.environment(), check=True)
-    place = MusubiTuner(path=os.fspath(tuner.folder), venv=PYTHON)
+    place = ExternalProgram(path=os.fspath(tuner.folder), venv=PYTHON)
     order = order.model_copy(update={"musubi_tuner": place})
     path = write_order(order, Path("order.wan.json"))
 

@@ -18,7 +18,7 @@ from diffusers import (
     StableDiffusionPipeline,
     UNet2DConditionModel,
 )
-from latentmake.config import Dataset, Model, Publish, SdScripts, SdScriptsTrainer
+from latentmake.config import Dataset, ExternalProgram, Model, Publish, SdScriptsTrainer
 from latentmake.errors import TrainingError
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.sdscripts.launch import train
@@ -104,7 +104,7 @@ def make_run(root: Path, program: Installation) -> Path:
             }
         ),
         trainer=SdScriptsTrainer.model_validate({"kind": "sdscripts", **trainer}),
-        sd_scripts=SdScripts(path=os.fspath(program.folder), venv=PYTHON),
+        sd_scripts=ExternalProgram(path=os.fspath(program.folder), venv=PYTHON),
         publish=Publish(),
     )
     path = root / "order.sdscripts.json"

@@ -49,7 +49,6 @@ EXCEPTIONS: set[tuple[str, str]] = {
 }
 # Imports that close a circle today.
 CIRCLES: set[tuple[str, str]] = {
-    ("config.sdscripts", "config.whole"),
     ("plan.reuse", "plan.staleness"),
     ("training.sd.data.loader", "training.sd.data.caches"),
 }

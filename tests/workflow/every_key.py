@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from latentmake.config import Config
-from latentmake.config.shapes import kinds_of
+from latentmake.config.sections import keys_of
 from project import Project, Result
 
 Made = frozenset[str]
@@ -62,7 +62,7 @@ def refused(value: Any, *words: str, **others: Any) -> Change:
 
 def keys(trainer: str) -> Iterator[Key]:
     """Yield every key of the configuration, of trainers those of one alone."""
-    for path, section, _ in kinds_of(Config):
+    for path, section, _ in keys_of(Config):
         name = section.__name__
         if path[:2] == ("runs", "trainer") and name not in (trainer, "Samples"):
             continue
@@ -74,7 +74,7 @@ def keys(trainer: str) -> Iterator[Key]:
 def declared(key: Key) -> frozenset[str]:
     """Return what a key declares to shape."""
     return frozenset(
-        kind for path, _, shapes in kinds_of(Config) if path == key for kind in shapes.kinds
+        kind for path, _, shapes in keys_of(Config) if path == key for kind in shapes.kinds
     )
 
 

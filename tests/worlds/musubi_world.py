@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from latentmake import digest
-from latentmake.config import Dataset, Model, MusubiTrainer, MusubiTuner, Publish
+from latentmake.config import Dataset, ExternalProgram, Model, MusubiTrainer, Publish
 from latentmake.training.external.musubi.order import MusubiOrder
 from PIL import Image
 from safetensors.torch import save_file
@@ -268,7 +268,7 @@ def make_run(
         model=Model.model_validate({**section, **(model or {})}),
         weights="w" * 64,
         trainer=MusubiTrainer.model_validate({"kind": "musubi", "max_train_epochs": 4, **trainer}),
-        musubi_tuner=None if tuner is None else MusubiTuner(path=os.fspath(tuner)),
+        musubi_tuner=None if tuner is None else ExternalProgram(path=os.fspath(tuner)),
         publish=Publish(),
     )
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from latentmake.config import Dataset, Model, MusubiTrainer, MusubiTuner, Publish
+from latentmake.config import Dataset, ExternalProgram, Model, MusubiTrainer, Publish
 from latentmake.training.external.musubi.order import MusubiOrder
 
 # What formats.md, section 1, says that each script takes, and the flags that go beyond its table:
@@ -83,7 +83,7 @@ def order_of(**changes: Any) -> MusubiOrder:
             "model_name": "wan",
             "model": Model.model_validate(model),
             "trainer": MusubiTrainer.model_validate(trainer),
-            "musubi_tuner": MusubiTuner(path="musubi tuner"),
+            "musubi_tuner": ExternalProgram(path="musubi tuner"),
             "publish": Publish(),
             **changes,
         }

@@ -12,11 +12,12 @@ from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution, resolution_name
 from latentmake.config.folders import Folder
-from latentmake.config.machines import Export, MusubiTuner, PathMap, Publish, SdScripts, Storage
+from latentmake.config.machines import Export, ExternalProgram, PathMap, Publish, Storage
+from latentmake.config.mistakes import nearest
 from latentmake.config.models import Adopt, Location, Model, TextWeights, WanTask, Weights
-from latentmake.config.sdscripts_trainer import SdScriptsTrainer
-from latentmake.config.trainers import MusubiTrainer, Samples, SdTrainer
-from latentmake.config.whole import Config, Run, json_schema, nearest, parse
+from latentmake.config.root import Config, json_schema, parse
+from latentmake.config.runs import Run
+from latentmake.config.trainers import MusubiTrainer, Samples, SdScriptsTrainer, SdTrainer
 
 __all__ = [
     "Adopt",
@@ -28,17 +29,16 @@ __all__ = [
     "Dataset",
     "Dtype",
     "Export",
+    "ExternalProgram",
     "Folder",
     "Location",
     "Model",
     "MusubiTrainer",
-    "MusubiTuner",
     "PathMap",
     "Publish",
     "Resolution",
     "Run",
     "Samples",
-    "SdScripts",
     "SdScriptsTrainer",
     "SdTrainer",
     "Storage",

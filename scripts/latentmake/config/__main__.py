@@ -1,10 +1,10 @@
-"""Prints the JSON schema of the configuration, for `config/schema.json`."""
+"""Print the JSON schema of the configuration, for `config/schema.json`."""
 
 from __future__ import annotations
 
 import sys
 
-from latentmake.config.whole import json_schema
+from latentmake.config.root import json_schema
 
 __all__: list[str] = []
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from latentmake.config.architectures import Architecture
 from latentmake.config.captions import Captions
 from latentmake.config.fields import COLOUR, Closed, DiskPath, Ending, Number, Place, listed
 from latentmake.config.shapes import GEOMETRY, MACHINE, MANIFEST, TEXT, Shapes
 
-__all__ = ["BUCKET_STEPS", "Dataset"]
+__all__ = ["BUCKET_STEPS", "Bucketing", "Dataset"]
 
 BUCKET_STEPS = 16
 """Sides of buckets are multiples of this where a dataset says nothing, in pixels."""
@@ -21,6 +22,22 @@ _SDSCRIPTS_BUCKETS = Shapes(
     "latents", layouts=("sdscripts",), indirect=True, when=("fit", ("bucket",))
 )
 _CLIPS = Shapes("latents", layouts=("musubi",), indirect=True)
+
+
+class Bucketing(NamedTuple):
+    """Settings of sd-scripts' buckets, in pixels.
+
+    Attributes:
+        bucket_reso_steps: sides of buckets are multiples of this.
+        bucket_no_upscale: whether a small image keeps its size.
+        min_bucket_reso: smallest side of a bucket; a multiple of the steps.
+        max_bucket_reso: largest side of a bucket; likewise.
+    """
+
+    bucket_reso_steps: int
+    bucket_no_upscale: bool
+    min_bucket_reso: int
+    max_bucket_reso: int
 
 
 class Dataset(Closed):
@@ -186,12 +203,22 @@ class Dataset(Closed):
 
     @property
     def bucket_steps(self) -> int:
-        """Of what sides of buckets are multiples, but for sd-scripts; in pixels."""
+        """Steps between sides of buckets, but for sd-scripts; in pixels."""
         return self.bucket_reso_steps or BUCKET_STEPS
+
+    def bucketing(self, architecture: Architecture) -> Bucketing:
+        """Return the settings of sd-scripts' buckets, with the defaults of an architecture.
+
+        Source: `adjust_min_max_bucket_reso_by_steps` of its library/train_util.py.
+        """
+        steps = self.bucket_reso_steps or architecture.bucket_steps
+        least, most = self.min_bucket_reso or 256, self.max_bucket_reso or 1024
+        least, most = least - least % steps, most + -most % steps
+        return Bucketing(steps, self.bucket_no_upscale, least, most)
 
     @property
     def composed(self) -> bool:
-        """Whether the texts that are encoded are not just what its caption files hold."""
+        """Whether its texts are more than the content of its caption files."""
         return bool(self.captions or self.tags_extension or self.metadata_file)
 
     @property

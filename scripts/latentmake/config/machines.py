@@ -1,4 +1,4 @@
-"""Where things lie on the machines of one user: other trainers, what is published, S3."""
+"""Paths and settings of one user's machines: external trainers, publication, S3."""
 
 from __future__ import annotations
 
@@ -10,28 +10,15 @@ from pydantic import AfterValidator, ByteSize, Field, WithJsonSchema, model_vali
 from latentmake.config.fields import Closed, DiskPath, Number, Place, ResolutionField
 from latentmake.config.shapes import MACHINE, PUBLICATION, Shapes
 
-__all__ = ["Export", "MusubiTuner", "PathMap", "Publish", "SdScripts", "Storage", "Store"]
+__all__ = ["Export", "ExternalProgram", "PathMap", "Publish", "Storage", "Store"]
 
 
-class MusubiTuner(Closed):
-    """Where musubi-tuner lies, and the virtual environment that it runs in."""
-
-    shapes: ClassVar[Shapes] = MACHINE
-
-    path: DiskPath = Field(min_length=1, description="Folder of musubi-tuner.")
-    venv: DiskPath | None = Field(
-        None,
-        min_length=1,
-        description="Its virtual environment; by default `venv` or `.venv` in its folder.",
-    )
-
-
-class SdScripts(Closed):
-    """Where sd-scripts lies, and the virtual environment that it runs in."""
+class ExternalProgram(Closed):
+    """Another trainer, musubi-tuner or sd-scripts, and the virtual environment that it runs in."""
 
     shapes: ClassVar[Shapes] = MACHINE
 
-    path: DiskPath = Field(min_length=1, description="Folder of sd-scripts.")
+    path: DiskPath = Field(min_length=1, description="Folder of the program.")
     venv: DiskPath | None = Field(
         None,
         min_length=1,

@@ -1,18 +1,18 @@
-"""The results each key of the configuration shapes, declared where the key is defined.
+"""Declarations of the results that each key of the configuration shapes.
 
 A key says so once: by a `Shapes` in its field, by the `shapes` of its section, or by the field that
-holds its section. Recipes and digests, the documentation and the tests of what a change rebuilds
-read these declarations.
+holds its section. Recipes and digests, the documentation and tests read these declarations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.config import JsonDict
-from pydantic.fields import FieldInfo
+
+from latentmake.config.fields import Closed
 
 __all__ = [
     "GEOMETRY",
@@ -26,8 +26,7 @@ __all__ = [
     "Kind",
     "Shapes",
     "declared",
-    "kinds_of",
-    "section_of",
+    "held_by",
     "shaping",
 ]
 
@@ -40,9 +39,9 @@ class Shapes:
     Args:
         kinds: the results whose bytes depend on the key; `machine` for a key that no result
             depends on.
-        layouts: the only layouts that heed the key; by default all.
-        indirect: whether the key counts through what it leads to (sizes and frames, which are in
-            each target's own key; the content of files), and not by its value.
+        layouts: the only layouts on which the key has an effect; by default all.
+        indirect: whether the key counts by its consequences (sizes and frames, which are in each
+            target's own key; the content of files), and not by its value.
         when: another key of the section and those of its values for which this one counts.
     """
 
@@ -63,11 +62,11 @@ class Shapes:
         schema["shapes"] = list(self.kinds)
 
     def counts(self, section: BaseModel, layout: str | None) -> bool:
-        """Tell whether the key has a say in a section as it stands.
+        """Tell whether the key has an effect in a section with these values.
 
         Args:
             section: the values.
-            layout: of the model concerned; None where that does not matter.
+            layout: of the model; None for any.
         """
         if layout is not None and self.layouts and layout not in self.layouts:
             return False
@@ -85,7 +84,7 @@ MACHINE = Shapes("machine")
 
 
 def declared(section: type[BaseModel], key: str, inherited: Shapes | None = None) -> Shapes:
-    """Return what a key declares.
+    """Return a key's declaration.
 
     Args:
         section: the class that has the key.
@@ -93,46 +92,38 @@ def declared(section: type[BaseModel], key: str, inherited: Shapes | None = None
         inherited: the declaration of the field that holds the section.
 
     Raises:
-        TypeError: nobody declares anything.
+        TypeError: there is none.
     """
     field = section.model_fields[key]
     found = field.json_schema_extra
     if not isinstance(found, Shapes):
         found = getattr(section, "shapes", None) or inherited
     if found is None:
-        raise TypeError(f"{section.__name__}.{key} does not declare what it shapes")
+        raise TypeError(f"{section.__name__}.{key} has no declaration")
     return found
 
 
-def section_of(field: FieldInfo) -> list[type[BaseModel]]:
-    """Return the sections that a field may hold: several where a key chooses among them."""
-    pending: list[Any] = [field.annotation]
-    found = []
-    while pending:
-        kind = pending.pop()
-        pending += get_args(kind)
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and hasattr(kind, "first_set"):
-            found.append(kind)
-    return found
+def held_by(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Closed]]]:
+    """Yield the sections that a field's type may hold, with their locations below the field.
 
-
-def kinds_of(root: type[BaseModel]) -> Iterator[tuple[tuple[str, ...], type[BaseModel], Shapes]]:
-    """Yield every key below a section: its path of keys, the class that has it, its declaration.
-
-    A dictionary of named sections adds no part to the path. Keys that hold a section are not
-    yielded, only what is in it.
+    `*` stands for a name or the index of a list.
     """
-    pending: list[tuple[tuple[str, ...], type[BaseModel], Shapes | None]] = [((), root, None)]
-    while pending:
-        path, section, inherited = pending.pop()
-        for key, field in section.model_fields.items():
-            own = field.json_schema_extra
-            below = section_of(field)
-            if below:
-                given = own if isinstance(own, Shapes) else inherited
-                pending += [((*path, key), kind, given) for kind in below]
-            else:
-                yield (*path, key), section, declared(section, key, inherited)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is None:
+        if isinstance(annotation, type) and issubclass(annotation, Closed):
+            yield (), annotation
+    elif origin in (list, dict):
+        yield from ((("*", *below), model) for below, model in held_by(arguments[-1]))
+    elif origin is Annotated:
+        yield from held_by(arguments[0])
+    elif origin is not Literal:
+        members = [
+            each for each in arguments if isinstance(each, type) and issubclass(each, Closed)
+        ]
+        for each in arguments:
+            # pydantic puts the tag of such a union's member into the location.
+            tag = get_args(each.model_fields["kind"].annotation) if len(members) > 1 else ()
+            yield from (((*tag, *below), model) for below, model in held_by(each))
 
 
 def shaping(
@@ -145,14 +136,14 @@ def shaping(
     Args:
         section: the values.
         kind: the result.
-        layout: of the model concerned; None where that does not matter.
-        defaults: whether keys that have their defaults are among them. Without them a release that
+        layout: of the model; None for any.
+        defaults: whether to include keys that have their defaults. Without them a release that
             adds a key changes no digest.
     """
     found = {}
     values = section.model_dump(mode="json", exclude_defaults=not defaults)
     for key, field in type(section).model_fields.items():
-        if key not in values or section_of(field):
+        if key not in values or any(held_by(field.annotation)):
             continue
         shapes = declared(type(section), key)
         if kind in shapes.kinds and not shapes.indirect and shapes.counts(section, layout):

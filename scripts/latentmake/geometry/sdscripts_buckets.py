@@ -12,8 +12,8 @@ import math
 from functools import lru_cache
 
 from latentmake.config import Dataset
-from latentmake.config.architectures import ArchitectureName
-from latentmake.config.sdscripts import Bucketing, bucketing
+from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
+from latentmake.config.datasets import Bucketing
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Placement, Size, refuse_narrow
 
@@ -54,7 +54,7 @@ def placement(
         SourceError: it is so small or narrow that nothing would be left of it, or that it would
             first have to be scaled up beyond all measure.
     """
-    buckets = bucketing(dataset, architecture) if dataset.fit == "bucket" else None
+    buckets = dataset.bucketing(ARCHITECTURES[architecture]) if dataset.fit == "bucket" else None
     try:
         found = place(image, resolution, buckets)
     except ValueError as error:

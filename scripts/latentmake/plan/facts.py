@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import digest, layouts
-from latentmake.config import Config, MusubiTuner
+from latentmake.config import Config, ExternalProgram
 from latentmake.errors import ModelError, SourceError
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
@@ -23,7 +23,7 @@ from latentmake.sources.probe import measured
 
 __all__ = ["Facts", "ProgramDigest"]
 
-ProgramDigest = Callable[[MusubiTuner, str, Memo], str]
+ProgramDigest = Callable[[ExternalProgram, str, Memo], str]
 """Returns the digest of the program that encodes `latents` or `text` in place of our encoders."""
 
 

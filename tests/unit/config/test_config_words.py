@@ -10,8 +10,9 @@ import pytest
 import yaml
 from latentmake.config import Config, parse
 from latentmake.config.fields import PATTERNS
-from latentmake.config.foreign_words import ANSWERS, Kind
-from latentmake.config.unknown_keys import sections
+from latentmake.config.mistakes import answers
+from latentmake.config.sections import sections
+from latentmake.config.trainers.base import Kind
 from latentmake.errors import ConfigError
 
 TRAINERS: dict[str, dict[str, Any]] = {
@@ -131,7 +132,7 @@ def test_the_words_are_those_of_trainings_and_not_of_machines() -> None:
 
 def test_every_answer_names_a_key_that_its_trainer_has() -> None:
     known = sections(Config)
-    for word, answer in ANSWERS.items():
+    for word, answer in answers().items():
         for kind in get_args(Kind):
             text = answer if isinstance(answer, str) else answer[kind]
             place = re.fullmatch(
@@ -151,8 +152,8 @@ def test_a_flag_that_is_advised_is_one_of_the_trainer(request: pytest.FixtureReq
         pytest.skip("the sources of the trainers are not here")
     for kind, name in (("musubi", "musubi-tuner"), ("sdscripts", "sd-scripts")):
         sources = "".join(path.read_text() for path in Path(folder / name).rglob("*.py"))
-        for word, answer in ANSWERS.items():
-            text = answer if isinstance(answer, str) else answer[kind]  # type: ignore[index]
+        for word, answer in answers().items():
+            text = answer if isinstance(answer, str) else answer[kind]
             for flag in re.findall(r"--[a-z_0-9]+", text):
                 assert f'"{flag}"' in sources, (word, kind, flag)
 
@@ -201,7 +202,7 @@ def test_a_resolution_without_bound_is_refused() -> None:
 
 
 def test_what_is_advised_is_accepted() -> None:
-    for word, answer in ANSWERS.items():
+    for word, answer in answers().items():
         for kind in get_args(Kind):
             text = answer if isinstance(answer, str) else answer[kind]
             place, _, value = text.partition(": ")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from latentmake.config import Config, MusubiTrainer, SdScriptsTrainer, SdTrainer
-from latentmake.config.shapes import Kind, kinds_of, shaping
+from latentmake.config.sections import keys_of
+from latentmake.config.shapes import Kind, shaping
 from pydantic import BaseModel
 
-KEYS = list(kinds_of(Config))
+KEYS = list(keys_of(Config))
 
 README = (Path(__file__).parents[3] / "config" / "README.md").read_text(encoding="utf-8")
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from latentmake.config import Dataset
-from latentmake.config.sdscripts import Bucketing, bucketing
+from latentmake.config.architectures import ARCHITECTURES
+from latentmake.config.datasets import Bucketing
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import bucket_sizes, crop_ltrb, place
 
@@ -149,7 +150,7 @@ def test_the_crop_of_a_known_image() -> None:
 
 def test_steps_and_limits_are_those_of_the_architecture_rounded_to_the_steps() -> None:
     plain = Dataset(path="x", fit="bucket")
-    assert bucketing(plain, "sd1") == Bucketing(64, False, 256, 1024)
-    assert bucketing(plain, "sdxl").bucket_reso_steps == 32
+    assert plain.bucketing(ARCHITECTURES["sd1"]) == Bucketing(64, False, 256, 1024)
+    assert plain.bucketing(ARCHITECTURES["sdxl"]).bucket_reso_steps == 32
     odd = Dataset(path="x", fit="bucket", min_bucket_reso=300, max_bucket_reso=1000)
-    assert bucketing(odd, "flux") == Bucketing(64, False, 256, 1024)
+    assert odd.bucketing(ARCHITECTURES["flux"]) == Bucketing(64, False, 256, 1024)

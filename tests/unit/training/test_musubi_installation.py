@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from latentmake.config import MusubiTuner
+from latentmake.config import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.training.external.musubi.installation import (
@@ -19,7 +19,7 @@ from musubi_world import install, stand_in
 
 
 def find(folder: Path, venv: str | None = None) -> Installation:
-    return Installation.find(MusubiTuner(path=os.fspath(folder), venv=venv))
+    return Installation.find(ExternalProgram(path=os.fspath(folder), venv=venv))
 
 
 @pytest.mark.parametrize("scripts", [".", "src/musubi_tuner"])
@@ -85,7 +85,7 @@ def test_a_program_is_known_by_the_sources_that_its_script_reaches(tmp_path: Pat
     memo = Memo(tmp_path / "memo.sqlite")
 
     def digests() -> list[str]:
-        settings = MusubiTuner(path=os.fspath(folder))
+        settings = ExternalProgram(path=os.fspath(folder))
         found = [program_digest(settings, kind) for kind in ("latents", "text")]
         assert found == [program_digest(settings, kind, memo) for kind in ("latents", "text")]
         return found

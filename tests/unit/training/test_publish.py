@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from latentmake.config import Dataset, MusubiTuner, Publish
+from latentmake.config import Dataset, ExternalProgram, Publish
 from latentmake.errors import (
     CacheError,
     ConfigError,
@@ -600,7 +600,7 @@ def verdicts(order: MusubiOrder) -> dict[str, tuple[str, str]]:
 
 
 def test_what_is_published_is_checked_against_the_trainers_sources() -> None:
-    order = mapped(order_of(musubi_tuner=MusubiTuner(path="musubi tuner")))
+    order = mapped(order_of(musubi_tuner=ExternalProgram(path="musubi tuner")))
     parsers(Path("musubi tuner"))
     found = verdicts(order)
     assert {verdict for verdict, _ in found.values()} <= {"ok", "warning"}
@@ -723,7 +723,9 @@ def test_the_shell_script_caches_and_trains_in_the_trainers_environment(
     order = order_of(
         model={"dit_high_noise": f"{AWKWARD}/high.safetensors", "fp8_t5": True},
         trainer={"arguments": ["--optimizer_args", 'betas=("0.9", $HOME `x`)']},
-        musubi_tuner=MusubiTuner(path=str(home), venv="my env" if environment == "given" else None),
+        musubi_tuner=ExternalProgram(
+            path=str(home), venv="my env" if environment == "given" else None
+        ),
         publish=Publish(path=AWKWARD, attention="flash_attn"),
     )
     fill(order, STEMS)
@@ -766,7 +768,7 @@ def test_the_attention_is_that_of_the_trainers_machine_or_the_trainers(
 
 
 def test_the_shell_script_stops_at_the_first_step_that_fails(tmp_path: Path) -> None:
-    order = order_of(musubi_tuner=MusubiTuner(path="tuner"))
+    order = order_of(musubi_tuner=ExternalProgram(path="tuner"))
     fill(order, STEMS)
     tuner(tmp_path / "tuner")
     venv(tmp_path / "tuner/venv")
@@ -781,7 +783,7 @@ def test_the_shell_script_stops_at_the_first_step_that_fails(tmp_path: Path) -> 
 
 
 def test_the_shell_script_warns_of_a_missing_environment_and_goes_on(tmp_path: Path) -> None:
-    order = order_of(musubi_tuner=MusubiTuner(path="tuner"))
+    order = order_of(musubi_tuner=ExternalProgram(path="tuner"))
     fill(order, STEMS)
     folder, _ = published(order)
     script, record = folder / "train_gove-1.0.sh", tmp_path / "record"
@@ -807,7 +809,7 @@ def windows_order(**changes: Any) -> MusubiOrder:
             "dit": "D:/models/ü^low.safetensors",
             "dit_high_noise": "//nas/wan/high.safetensors",
         },
-        musubi_tuner=MusubiTuner(path="C:/musubi 100%"),
+        musubi_tuner=ExternalProgram(path="C:/musubi 100%"),
         **changes,
     )
 
@@ -1054,7 +1056,7 @@ def test_the_batch_file_runs_under_wine(tmp_path: Path, environment: bool, fail:
     home = tmp_path / "musubi 100% (x) & co's"
     order = order_of(
         model={"vae": "Z:/m/vae 100% & more.safetensors", "text": "Z:/m/t5.pth"},
-        musubi_tuner=MusubiTuner(path=str(home)),
+        musubi_tuner=ExternalProgram(path=str(home)),
         publish=Publish.model_validate(
             {"path": "my out", "path_maps": [{"linux": "/", "windows": "Z:"}]}
         ),

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import sdscripts_world
-from latentmake.config import Dataset, Model, PathMap, Publish, SdScripts, SdScriptsTrainer
-from latentmake.config.sdscripts_trainer import scripts_of
+from latentmake.config import Dataset, ExternalProgram, Model, PathMap, Publish, SdScriptsTrainer
+from latentmake.config.trainers.sdscripts import scripts_of
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts as Names
 from latentmake.training.external.result import Layout
@@ -86,7 +86,7 @@ def order(
         model_name="big",
         model=Model.model_validate(values),
         trainer=SdScriptsTrainer.model_validate({"kind": "sdscripts", **(trainer or {})}),
-        sd_scripts=SdScripts(path="sd-scripts"),
+        sd_scripts=ExternalProgram(path="sd-scripts"),
         publish=Publish(),
     )
 

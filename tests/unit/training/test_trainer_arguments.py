@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from latentmake.config import MusubiTrainer, SdScriptsTrainer
-from latentmake.config.arguments import MUSUBI, SD_SCRIPTS
+from latentmake.config.trainers.flags import MUSUBI, SD_SCRIPTS
 from latentmake.training.external.arguments import depends_on_length, missing_files, with_paths
 from pydantic import ValidationError
 

@@ -16,7 +16,7 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 
 from latentmake.caches.job import Job
-from latentmake.config import Dataset, Model, MusubiTuner
+from latentmake.config import Dataset, ExternalProgram, Model
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic
 from latentmake.geometry.buckets import Size, wan_size
@@ -104,7 +104,7 @@ def _cache_folder(folder: Path, target: Target) -> Path:
 
 def _run(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> ModelError | None:
     """Run a script over a dataset of just these items; return its failure."""
-    installation = Installation.find(MusubiTuner.model_validate(order.musubi_tuner))
+    installation = Installation.find(ExternalProgram.model_validate(order.musubi_tuner))
     model = Model.model_validate(order.model_settings)
     folder.mkdir(parents=True)
     toml = folder / "dataset.toml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latentmake.config import MusubiTuner
+from latentmake.config import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.index.remembered import Memory
 from latentmake.training.external import installation as installed
@@ -32,7 +32,7 @@ class Installation(installed.Installation):
     """A musubi-tuner folder and the Python that runs it."""
 
     @classmethod
-    def find(cls, settings: MusubiTuner, memory: Memory | None = None) -> Installation:
+    def find(cls, settings: ExternalProgram, memory: Memory | None = None) -> Installation:
         """Find the scripts and the Python of a musubi-tuner folder.
 
         Args:
@@ -49,7 +49,7 @@ class Installation(installed.Installation):
         return self.sources.refuses_sage
 
 
-def program_digest(settings: MusubiTuner, kind: str, memory: Memory | None = None) -> str:
+def program_digest(settings: ExternalProgram, kind: str, memory: Memory | None = None) -> str:
     """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
 
     Args:

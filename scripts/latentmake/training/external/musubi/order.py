@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from latentmake import digest, layouts
-from latentmake.config import MusubiTrainer, MusubiTuner, resolution_name
+from latentmake.config import ExternalProgram, MusubiTrainer, resolution_name
 from latentmake.config.shapes import shaping
 from latentmake.training.external.order import ExternalOrder
 
@@ -24,7 +24,7 @@ class MusubiOrder(ExternalOrder):
     kind: Literal["musubi"] = "musubi"
     trained: bool = True
     trainer: MusubiTrainer
-    musubi_tuner: MusubiTuner | None
+    musubi_tuner: ExternalProgram | None
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""

@@ -15,8 +15,7 @@ from typing import Any
 import tomli_w
 
 from latentmake.config import Dataset, resolution_name
-from latentmake.config.architectures import ArchitectureName
-from latentmake.config.sdscripts import bucketing
+from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.sync import Changes, mirror
 from latentmake.layouts.sdscripts import SdScripts
@@ -204,4 +203,4 @@ def bucket_settings(dataset: Dataset, architecture: ArchitectureName) -> dict[st
     """Return a block's keys of bucketing."""
     if dataset.fit != "bucket":
         return {"enable_bucket": False}
-    return {"enable_bucket": True, **bucketing(dataset, architecture)._asdict()}
+    return {"enable_bucket": True, **dataset.bucketing(ARCHITECTURES[architecture])._asdict()}

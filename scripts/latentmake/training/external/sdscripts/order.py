@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from latentmake import digest
-from latentmake.config import SdScripts, SdScriptsTrainer
+from latentmake.config import ExternalProgram, SdScriptsTrainer
 from latentmake.config.architectures import ArchitectureName
-from latentmake.config.sdscripts_trainer import Script, scripts_of
 from latentmake.config.shapes import shaping
+from latentmake.config.trainers.sdscripts import Script, scripts_of
 from latentmake.training.external.order import ExternalOrder
 
 __all__ = ["ManifestRow", "SdScriptsOrder"]
@@ -23,7 +23,7 @@ class SdScriptsOrder(ExternalOrder):
 
     kind: Literal["sdscripts"] = "sdscripts"
     trainer: SdScriptsTrainer
-    sd_scripts: SdScripts
+    sd_scripts: ExternalProgram
 
     @property
     def architecture(self) -> ArchitectureName:

@@ -1,13 +1,12 @@
-"""Trainers and their settings, under the names that their own documentation uses."""
+"""Settings of the trainer `sd`, our own for Stable Diffusion 1.x and 2.x."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from latentmake.config.arguments import MUSUBI, refuse_ours
 from latentmake.config.fields import (
     UNET_PART,
     Closed,
@@ -17,9 +16,16 @@ from latentmake.config.fields import (
     ResolutionField,
     expanded,
 )
-from latentmake.config.shapes import MACHINE, PICTURES, WEIGHTS, Shapes
+from latentmake.config.shapes import MACHINE, PICTURES, Shapes
+from latentmake.config.trainers.base import (
+    ACCUMULATION,
+    AccelerateConfig,
+    LoraAlpha,
+    Precision,
+    Trainer,
+)
 
-__all__ = ["MusubiTrainer", "Samples", "SdTrainer", "Trainer"]
+__all__ = ["Samples", "SdTrainer"]
 
 
 class Samples(Closed):
@@ -66,31 +72,18 @@ class Samples(Closed):
 UNetPart = Annotated[str, StringConstraints(pattern=UNET_PART)]
 
 
-class Trainer(Closed):
-    """A trainer's section; the defaults are the answers of one that draws no sample pictures."""
-
-    @property
-    def prompts(self) -> list[str]:
-        """Texts whose embeddings it needs besides those of the captions, none twice."""
-        return []
-
-    @property
-    def sample_resolution(self) -> Resolution | None:
-        """Size of its sample pictures, where it sets one."""
-        return None
-
-
 class SdTrainer(Trainer):
     """The trainer `sd`: UNets of Stable Diffusion 1.x and 2.x, trained from caches alone."""
 
-    shapes: ClassVar[Shapes] = WEIGHTS
+    layout: ClassVar[str] = "plain"
+    network: ClassVar[str] = "unet"
 
     kind: Literal["sd"] = Field(description="The trainer.")
     adapter: Literal["lora", "full", "parts"] = Field(
         "lora", description="Train a LoRA, the whole UNet, or the `parts` of it alone."
     )
     rank: Number = Field(8, ge=1, description="Rank of the LoRA.")
-    alpha: float | None = Field(None, gt=0, description="Scale of the LoRA; by default its rank.")
+    alpha: LoraAlpha = None
     target_modules: list[str] = Field(
         ["to_q", "to_k", "to_v", "to_out.0"],
         min_length=1,
@@ -118,14 +111,14 @@ class SdTrainer(Trainer):
         1e-4, gt=0, description="Peak learning rate; by default 1 for prodigy and dadaptation."
     )
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
-        "constant", description="How the learning rate goes on."
+        "constant", description="Learning-rate schedule."
     )
     lr_warmup_steps: Number = Field(0, ge=0, description="Steps over which it rises from zero.")
     lr_min_ratio: float = Field(
         0.0, ge=0, le=1, description="Share of the peak at which linear and cosine end."
     )
     train_batch_size: Number = Field(4, ge=1, description="Items of one shape a step and a device.")
-    gradient_accumulation_steps: Number = Field(1, ge=1, description="Batches summed up in a step.")
+    gradient_accumulation_steps: Number = ACCUMULATION
     max_grad_norm: float | None = Field(
         1.0, gt=0, description="Gradients are clipped to this norm; null does not clip."
     )
@@ -142,10 +135,7 @@ class SdTrainer(Trainer):
     ema_decay: float | None = Field(
         None, gt=0, lt=1, description="Keep a moving average of the weights, which is the result."
     )
-    mixed_precision: Annotated[
-        Literal["no", "bf16", "fp16"],
-        BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
-    ] = Field("no", description="accelerate's mixed precision.")
+    mixed_precision: Precision = Field("no", description="accelerate's mixed precision.")
     gradient_checkpointing: bool = Field(False, description="Less memory for more time.")
     attention: Literal["sdpa", "flash", "xformers"] = Field(
         "sdpa", description="Attention: torch's own choice, its flash kernel, or xformers."
@@ -185,9 +175,7 @@ class SdTrainer(Trainer):
         json_schema_extra=MACHINE,
         description="Processes that read caches, for each device; 0 is a thread.",
     )
-    accelerate_config: DiskPath | None = Field(
-        None, json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."
-    )
+    accelerate_config: AccelerateConfig = None
     samples: Samples = Field(Samples(), description="Sample pictures.")
 
     @property
@@ -229,72 +217,4 @@ class SdTrainer(Trainer):
             raise ValueError("`lr_min_ratio` needs `lr_scheduler: linear` or `cosine`")
         if self.prediction_type == "flow_matching" and self.snr_gamma is not None:
             raise ValueError("`snr_gamma` weighs diffusion: leave it out of flow matching")
-        return self
-
-
-class MusubiTrainer(Trainer):
-    """The trainer `musubi`: musubi-tuner's wan_train_network.py, in its own environment."""
-
-    shapes: ClassVar[Shapes] = WEIGHTS
-
-    kind: Literal["musubi"] = Field(description="The trainer.")
-    network_dim: Number = Field(32, ge=1, description="Rank of the LoRA.")
-    network_alpha: float | None = Field(
-        None, gt=0, description="Scale of the LoRA; by default its rank."
-    )
-    learning_rate: float = Field(2e-4, gt=0, description="Learning rate.")
-    optimizer_type: str = Field(
-        "adamw", min_length=1, description="Optimiser; adamw8bit needs bitsandbytes there."
-    )
-    max_train_epochs: Number = Field(16, ge=1, description="Epochs.")
-    batch_size: Number = Field(1, ge=1, description="Items of one shape a step.")
-    gradient_accumulation_steps: Number = Field(1, ge=1, description="Batches summed up in a step.")
-    max_data_loader_n_workers: Number = Field(
-        2, ge=0, json_schema_extra=MACHINE, description="Processes that read caches."
-    )
-    mixed_precision: Annotated[
-        Literal["no", "bf16", "fp16"],
-        BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
-    ] = Field("bf16", description="Number format of the DiT's weights.")
-    attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers", "sage_attn"] = Field(
-        "auto",
-        description="Attention; auto: the first of sage_attn, flash_attn and xformers that the "
-        "trainer's environment has, else sdpa.",
-    )
-    timestep_sampling: str | None = Field(
-        "shift", description="How timesteps are drawn; null leaves it to the trainer."
-    )
-    discrete_flow_shift: float | None = Field(
-        3.0, gt=0, description="Shift of the timesteps; null leaves it to the trainer."
-    )
-    timestep_boundary: Number | None = Field(
-        None,
-        ge=0,
-        le=1000,
-        description="Where Wan 2.2 goes from one network to the other, in thousandths; by default "
-        "875 for text-to-video and 900 for image-to-video.",
-    )
-    fp8_base: bool = Field(False, description="Keep the DiT's weights in 8 bits.")
-    fp8_scaled: bool = Field(False, description="Scale them block by block; needs fp8_base.")
-    logging: bool = Field(
-        True, json_schema_extra=MACHINE, description="Write TensorBoard scalars to runs/{run}/logs."
-    )
-    save_every_n_epochs: Number | None = Field(
-        None,
-        ge=1,
-        json_schema_extra=MACHINE,
-        description="Save weights, and a state from which a killed training goes on, this often.",
-    )
-    arguments: list[str] = Field(
-        [], description="Further arguments for wan_train_network.py, as its documentation has them."
-    )
-    accelerate_config: DiskPath | None = Field(
-        None, json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."
-    )
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        refuse_ours(self.arguments, MUSUBI)
-        if self.fp8_scaled and not self.fp8_base:
-            raise ValueError("`fp8_scaled` needs `fp8_base: true`")
         return self

@@ -1,17 +1,25 @@
-"""The trainer `sdscripts`: sd-scripts' own training scripts, in their own environment."""
+"""Settings of the trainer `sdscripts`: sd-scripts' training scripts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from latentmake.config.architectures import ArchitectureName
-from latentmake.config.arguments import SD_SCRIPTS, flags_of, refuse_ours
-from latentmake.config.fields import DiskPath, Number
-from latentmake.config.shapes import MACHINE, WEIGHTS, Shapes
-from latentmake.config.trainers import Trainer
+from latentmake.config.fields import Number
+from latentmake.config.shapes import MACHINE
+from latentmake.config.trainers.base import (
+    ACCUMULATION,
+    WORKERS,
+    AccelerateConfig,
+    Logging,
+    LoraAlpha,
+    Precision,
+    Trainer,
+)
+from latentmake.config.trainers.flags import SD_SCRIPTS, flags_of, refuse_ours
 
 __all__ = ["Script", "SdScriptsTrainer", "scripts_of"]
 
@@ -54,16 +62,15 @@ def scripts_of(architecture: ArchitectureName) -> tuple[Script, ...]:
 class SdScriptsTrainer(Trainer):
     """The trainer `sdscripts`; keys have the names of its options."""
 
-    shapes: ClassVar[Shapes] = WEIGHTS
+    layout: ClassVar[str] = "sdscripts"
+    network: ClassVar[str] = "checkpoint"
 
     kind: Literal["sdscripts"] = Field(description="The trainer.")
     script: Script | None = Field(
         None, description="Which of its scripts; by default the one that trains a LoRA."
     )
     network_dim: Number = Field(16, ge=1, description="Rank of the LoRA.")
-    network_alpha: float | None = Field(
-        None, gt=0, description="Scale of the LoRA; by default its rank."
-    )
+    network_alpha: LoraAlpha = None
     network_train_unet_only: bool = Field(
         False, description="No LoRA for the text encoder of sd1 and sd2; others never have one."
     )
@@ -71,32 +78,25 @@ class SdScriptsTrainer(Trainer):
     optimizer_type: str = Field(
         "AdamW", min_length=1, description="Optimiser; AdamW8bit needs bitsandbytes there."
     )
-    lr_scheduler: str = Field(
-        "constant", min_length=1, description="How the learning rate goes on."
-    )
+    lr_scheduler: str = Field("constant", min_length=1, description="Learning-rate schedule.")
     max_train_epochs: Number | None = Field(
         None, ge=1, description="Epochs; by default 10, or what `max_train_steps` says."
     )
     max_train_steps: Number | None = Field(None, ge=1, description="Steps, instead of epochs.")
     train_batch_size: Number = Field(1, ge=1, description="Items of one shape a step.")
-    gradient_accumulation_steps: Number = Field(1, ge=1, description="Batches summed up in a step.")
-    max_data_loader_n_workers: Number = Field(
-        2, ge=0, json_schema_extra=MACHINE, description="Processes that read caches."
-    )
-    mixed_precision: Annotated[
-        Literal["no", "bf16", "fp16"],
-        BeforeValidator(lambda value: "no" if value is False else value),  # YAML's truth
-    ] = Field("bf16", description="Number format in which it computes.")
+    gradient_accumulation_steps: Number = ACCUMULATION
+    max_data_loader_n_workers: Number = WORKERS
+    mixed_precision: Precision = Field("bf16", description="Number format in which it computes.")
     gradient_checkpointing: bool = Field(False, description="Less memory for more time.")
     attention: Literal["sdpa", "xformers", "mem_eff_attn"] = Field(
         "sdpa", description="Attention: torch's own, xformers', or the slow one of little memory."
     )
     torch_compile: bool = Field(False, description="Compile the network by torch.compile.")
     dynamo_backend: str | None = Field(
-        None, min_length=1, description="By what it is compiled; by default inductor."
+        None, min_length=1, description="torch.compile backend; by default inductor."
     )
-    deepspeed: bool = Field(False, description="Train by DeepSpeed's ZeRO.")
-    zero_stage: Literal[0, 1, 2, 3] = Field(2, description="Its stage.")
+    deepspeed: bool = Field(False, description="Train with DeepSpeed ZeRO.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(2, description="DeepSpeed ZeRO stage.")
     seed: Number = Field(0, ge=0, description="Seed of order, noise and timesteps.")
     save_every_n_epochs: Number | None = Field(
         None,
@@ -104,15 +104,11 @@ class SdScriptsTrainer(Trainer):
         json_schema_extra=MACHINE,
         description="Epochs between two copies of the trained weights.",
     )
-    logging: bool = Field(
-        True, json_schema_extra=MACHINE, description="Write TensorBoard scalars to runs/{run}/logs."
-    )
+    logging: Logging = True
     arguments: list[str] = Field(
         [], description="Further arguments of the script, as its documentation has them."
     )
-    accelerate_config: DiskPath | None = Field(
-        None, json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."
-    )
+    accelerate_config: AccelerateConfig = None
 
     @property
     def flags(self) -> list[str]:

@@ -1,0 +1,136 @@
+"""The root of `config.yaml`, and its validation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from latentmake.config.checks import check_run, refuse_ineffective
+from latentmake.config.cluster import Batch, Cluster
+from latentmake.config.datasets import Dataset
+from latentmake.config.fields import Closed, Name
+from latentmake.config.folders import FolderField
+from latentmake.config.machines import Export, ExternalProgram, Publish, Storage, Store
+from latentmake.config.mistakes import line_of, nearest
+from latentmake.config.models import Model
+from latentmake.config.runs import Run
+from latentmake.errors import ConfigError
+
+__all__ = ["Config", "json_schema", "parse"]
+
+
+class Config(Closed):
+    """The whole of `config.yaml`."""
+
+    datasets: dict[Name, Dataset] = Field(min_length=1, description="Folders of captioned images.")
+    models: dict[Name, Model] = Field(min_length=1, description="Encoders and what is trained.")
+    runs: dict[Name, Run] = Field(min_length=1, description="What to train, on what.")
+    batch: Batch = Field(Batch(), description="How the work is cut into jobs.")
+    cluster: Cluster = Field(Cluster(), description="What jobs ask of a cluster.")
+    musubi_tuner: ExternalProgram | None = Field(
+        None, description="Where musubi-tuner lies, which trains Wan models."
+    )
+    sd_scripts: ExternalProgram | None = Field(
+        None, description="Where sd-scripts lies, which trains models of `layout: sdscripts`."
+    )
+    publish: Publish = Field(Publish(), description="What publish_{run} puts where.")
+    export: Export = Field(Export(), description="Where export_{run} writes caches.")
+    store: Store = Field(Store(), description="How much of what builds replace and remove is kept.")
+    storage: Storage | None = Field(None, description="Where store_{run} puts finished caches.")
+    folders: dict[Name, FolderField] = Field(
+        {}, description="Folders of images that compare_... shows beside runs."
+    )
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        for name in self.folders:
+            if name in self.runs:
+                raise ConfigError(
+                    f"the folder {name} bears the name of a run, so that `compare_{name}` could "
+                    "be either",
+                    where=f"folders.{name}",
+                    mend="give it another name",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        for name, run in self.runs.items():
+            self.check_run(name, run)
+        for name, dataset in self.datasets.items():
+            models = {
+                run.model: self.models[run.model]
+                for run in self.runs.values()
+                if name in run.datasets
+            }
+            refuse_ineffective(name, dataset, models)
+        return self
+
+    def check_run(self, name: str, run: Run) -> None:
+        """Check a run against its datasets, its model and its trainer.
+
+        Raises:
+            ConfigError: the first mistake.
+        """
+        for dataset in run.datasets:
+            _known(f"runs.{name}.datasets", dataset, self.datasets, "dataset")
+        _known(f"runs.{name}.model", run.model, self.models, "model")
+        _no_doubles(f"runs.{name}.datasets", run.datasets)
+        _no_doubles(f"runs.{name}.resolutions", [each.name for each in run.resolutions])
+        model = self.models[run.model]
+        programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
+        check_run(name, run, model, self.datasets, programs.get(model.layout))
+
+
+def _known(where: str, word: str, known: Mapping[str, object], kind: str) -> None:
+    if word in known:
+        return
+    guess = nearest(word, known)
+    raise ConfigError(
+        f"there is no {kind} `{word}`",
+        where=where,
+        mend=f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}",
+    )
+
+
+def _no_doubles(where: str, words: list[str]) -> None:
+    for word in words:
+        if words.count(word) > 1:
+            raise ConfigError(f"`{word}` is named twice", where=where, mend="name it once")
+
+
+def parse(values: Mapping[str, object]) -> Config:
+    """Check the values of a configuration file.
+
+    Args:
+        values: the file as read: mappings, lists and plain values.
+
+    Raises:
+        ConfigError: one line for each thing that is wrong, with key, value and mend.
+    """
+    try:
+        return Config.model_validate(dict(values))
+    except ConfigError:
+        raise
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False)
+        lines = [line_of(each, Config, values) for each in mistakes]
+        if any(each["type"] == "extra_forbidden" for each in mistakes):
+            # A misspelt key is missing under its right name: the first line says it all.
+            lines = [
+                line
+                for line, each in zip(lines, mistakes, strict=True)
+                if each["type"] != "missing" or f"`{each['loc'][-1]}`" not in " ".join(lines)
+            ]
+        raise ConfigError(" | ".join(dict.fromkeys(lines))) from None
+
+
+def json_schema() -> str:
+    """Return the JSON schema of the configuration, as `config/schema.json` holds it."""
+    schema = Config.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "latentmake configuration"
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,39 @@
+"""Runs: what to train, on what, and who trains."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from latentmake.config.fields import Closed, ResolutionField, listed
+from latentmake.config.shapes import MANIFEST, Shapes
+from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, SdTrainer
+
+__all__ = ["Run"]
+
+
+class Run(Closed):
+    """Datasets x resolutions x model x trainer settings; its target is `train_{run}`."""
+
+    datasets: Annotated[
+        list[str],
+        BeforeValidator(listed, json_schema_input_type=str | list[str]),
+        Field(min_length=1, json_schema_extra=MANIFEST, description="What to train on."),
+    ]
+    model: str = Field(
+        json_schema_extra=Shapes("latents", "text", "weights"),
+        description="Which encoders, and what is trained.",
+    )
+    resolutions: Annotated[
+        list[ResolutionField],
+        BeforeValidator(listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
+        Field(
+            min_length=1,
+            json_schema_extra=Shapes("latents", "manifest"),
+            description="A side in pixels, or [width, height], each.",
+        ),
+    ]
+    trainer: (
+        Annotated[SdTrainer | MusubiTrainer | SdScriptsTrainer, Field(discriminator="kind")] | None
+    ) = Field(None, description="Who trains, and how; without it the run is its caches alone.")

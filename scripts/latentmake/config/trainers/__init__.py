@@ -1,0 +1,10 @@
+"""Trainers and their settings, under the names that their own documentation uses."""
+
+from __future__ import annotations
+
+from latentmake.config.trainers.base import Trainer
+from latentmake.config.trainers.musubi import MusubiTrainer
+from latentmake.config.trainers.sd import Samples, SdTrainer
+from latentmake.config.trainers.sdscripts import SdScriptsTrainer
+
+__all__ = ["MusubiTrainer", "Samples", "SdScriptsTrainer", "SdTrainer", "Trainer"]

@@ -1,0 +1,63 @@
+"""Keys and facts that several trainers share."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from latentmake.config.fields import Closed, DiskPath, Resolution
+from latentmake.config.shapes import MACHINE, WEIGHTS, Shapes
+
+__all__ = [
+    "ACCUMULATION",
+    "WORKERS",
+    "AccelerateConfig",
+    "Kind",
+    "Logging",
+    "LoraAlpha",
+    "Precision",
+    "Trainer",
+]
+
+Kind = Literal["sd", "musubi", "sdscripts"]
+Precision = Annotated[
+    Literal["no", "bf16", "fp16"],
+    BeforeValidator(lambda value: "no" if value is False else value),  # YAML's `no`
+]
+LoraAlpha = Annotated[
+    float | None, Field(gt=0, description="Scale of the LoRA; by default its rank.")
+]
+Logging = Annotated[
+    bool,
+    Field(json_schema_extra=MACHINE, description="Write TensorBoard scalars to runs/{run}/logs."),
+]
+AccelerateConfig = Annotated[
+    DiskPath | None,
+    Field(json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."),
+]
+ACCUMULATION = Field(1, ge=1, description="Micro-batches accumulated per optimizer step.")
+WORKERS = Field(2, ge=0, json_schema_extra=MACHINE, description="Processes that read caches.")
+
+
+class Trainer(Closed):
+    """A trainer's section; the defaults are the answers of one that draws no sample pictures.
+
+    Attributes:
+        layout: the layout whose caches it reads.
+        network: the model's key that names what is trained.
+    """
+
+    shapes: ClassVar[Shapes] = WEIGHTS
+    layout: ClassVar[str]
+    network: ClassVar[str]
+
+    @property
+    def prompts(self) -> list[str]:
+        """Texts whose embeddings it needs besides those of the captions, none twice."""
+        return []
+
+    @property
+    def sample_resolution(self) -> Resolution | None:
+        """Size of its sample pictures, where it sets one."""
+        return None
