@@ -83,8 +83,8 @@ def write_caches(folder: Path) -> None:
                     kind=kind,
                     dataset="golden",
                     model="tiny",
-                    dataset_settings=DATASET.model_dump(),
-                    model_settings=MODEL.model_dump(),
+                    dataset_settings=DATASET,
+                    model_settings=MODEL,
                     recipe=values[kind],
                     items=(WorkItem("a", source, None, (target,)),),
                 )
@@ -106,7 +106,7 @@ def fitted(name: str) -> np.ndarray:
     ]
     image = Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
     resolution, changes = FITS[name]
-    return pixels.fit(image, resolution, DATASET.model_dump() | changes)
+    return pixels.fit(image, resolution, DATASET.model_copy(update=changes))
 
 
 def main() -> None:

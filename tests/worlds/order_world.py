@@ -37,7 +37,7 @@ def target(stem: str, part: str, *, dataset: str = "cats", found: str | None = N
 def key_of(order: WorkOrder, source: Path, part: str) -> str:
     """Return the key that a target of an order gets: of a text, or of an image with no EXIF."""
     size = Size(0, 0) if part == "text" else Size(*probe_image(str(source))[:2])
-    variant = layouts.of("plain").variant(size_of(part), size, order.dataset_model, None)
+    variant = layouts.of("plain").variant(size_of(part), size, order.dataset_settings, None)
     recipe_digest = digest.of_value(order.recipe)
     return cachefile.target_key(digest.of_file(source), recipe_digest, variant)
 
@@ -61,8 +61,8 @@ def order(
         kind=kind,
         dataset="cats",
         model="tiny",
-        dataset_settings=settings.model_dump(),
-        model_settings=MODEL.model_dump(),
+        dataset_settings=settings,
+        model_settings=MODEL,
         recipe=values,
         items=tuple(
             WorkItem(

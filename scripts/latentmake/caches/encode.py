@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 
 from latentmake.caches.job import Encoder, ExternalEncoder, Job, Loaded, Sample, Say
-from latentmake.config import Dataset, Model
 from latentmake.errors import ModelError, SourceError
 from latentmake.models import recipe
 from latentmake.plan.orders import Receipt, WorkItem, WorkOrder
@@ -89,7 +88,7 @@ def carry_out(
     name = f"{order.kind} of {order.dataset}"
     todo: Sequence[WorkItem] = order.items
     total = sum(len(item.targets) for item in order.items)
-    fails = not (may_skip and order.dataset_settings.get("on_error") == "skip")
+    fails = not (may_skip and order.skips)
     counts = job.counts
     with held:
         while todo:
@@ -132,11 +131,7 @@ def carry_out(
 
 def _recipe(order: WorkOrder) -> dict[str, object]:
     """Return the recipe of a model that had yet to be made when the order was written."""
-    model = Model.model_validate(order.model_settings)
-    text = order.kind == "text"
-    return recipe.make(
-        order.kind, None if text else Dataset.model_validate(order.dataset_settings), model
-    )
+    return recipe.make(order.kind, order.dataset_settings, order.model_settings)
 
 
 def _load(order: WorkOrder, threads: int, batch_size: int, say: Say, alone: bool) -> Loaded:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentmake.config import Dataset
 from latentmake.errors import SourceError
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.sources.caption_pipeline import decode_caption
@@ -74,19 +75,19 @@ def samples_of(
     ]
 
 
-def caption_of(data: bytes, item: WorkItem, settings: Mapping[str, Any]) -> str:
+def caption_of(data: bytes, item: WorkItem, settings: Dataset) -> str:
     """Decode the caption of an item.
 
     Args:
         data: bytes of its source.
         item: of the caption.
-        settings: the dataset's `empty_caption`.
+        settings: of its dataset.
 
     Raises:
         SourceError: it is not UTF-8, or empty where that is not allowed.
     """
     caption = decode_caption(data, item.place)
-    if not caption and item.source is not None and settings.get("empty_caption") != "allow":
+    if not caption and item.source is not None and settings.empty_caption != "allow":
         raise SourceError(
             "is an empty caption",
             where=item.place,

@@ -15,10 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from latentmake import digest, layouts
+from latentmake import digest
 from latentmake.caches.inputs import Sample, samples_of
 from latentmake.caches.pixels.plain import upright_size
-from latentmake.config import Model
 from latentmake.errors import CacheError, SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
@@ -150,12 +149,8 @@ class Job:
         self.recipe_digest = digest.of_value(self.recipe)
 
     @cached_property
-    def _model(self) -> Model:
-        return Model.model_validate(self.order.model_settings)
-
-    @cached_property
     def _layout(self) -> Layout:
-        return layouts.of(self._model.layout_name)
+        return self.order.layout
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -209,11 +204,11 @@ class Job:
         self, item: WorkItem, data: bytes, content: str, sources: dict[str, list[Any]]
     ) -> dict[Target, str]:
         """Return the key of each target of an item; its receipt learns the size of an image."""
-        size, settings = Size(0, 0), self.order.dataset_model
+        size, settings = Size(0, 0), self.order.dataset_settings
         if item.media is not None:
             size = Size(item.media.width, item.media.height)
-        elif settings is not None and item.source is not None:
-            size = upright_size(data, item.source, vars(settings))
+        elif self.order.kind == "latents" and item.source is not None:
+            size = upright_size(data, item.source, settings)
             sources[item.source] += [*size, settings.exif_rotation]
         return {
             target: cachefile.target_key(
@@ -299,7 +294,7 @@ class Job:
             return Refusal("", what, "end other programs and give the same command again")
         what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
         mend = "end other programs and give the same command again, or lower the resolution"
-        if self._model.spec.wan and not self._model.vae_cache_cpu:
+        if self.order.model_settings.spec.wan and not self.order.model_settings.vae_cache_cpu:
             mend += "; `vae_cache_cpu: true` in the model makes all its latents anew, in tiles"
         return Refusal("", what, mend)
 
@@ -337,7 +332,7 @@ class Job:
             return cachefile.serialize(tensors, metadata | stamp)
         from latentmake.caches.encoders.sdscripts_arrays import file_bytes
 
-        return file_bytes(self.order.kind, self._model, tensors, stamp)
+        return file_bytes(self.order.kind, self.order.model_settings, tensors, stamp)
 
     def fail(self, item: WorkItem, content: str, line: str) -> None:
         """Note a faulty item; the others go on."""

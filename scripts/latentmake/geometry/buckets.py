@@ -7,11 +7,10 @@ datasets, so that every layout cuts an image alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from latentmake.config.datasets import BUCKET_STEPS
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 
 __all__ = [
@@ -168,7 +167,7 @@ def place(image: Size, target: Size) -> Placement:
 
 
 def placement(
-    image: Size, resolution: tuple[int, int], settings: Mapping[str, Any], path: str = ""
+    image: Size, resolution: tuple[int, int], settings: Dataset, path: str = ""
 ) -> Placement:
     """Return how an image is brought to its target size.
 
@@ -185,12 +184,12 @@ def placement(
     target = target_size(
         image,
         Size(*resolution),
-        fit=settings["fit"],
-        step=settings["bucket_reso_steps"] or BUCKET_STEPS,
-        no_upscale=settings["bucket_no_upscale"],
+        fit=settings.fit,
+        step=settings.bucket_steps,
+        no_upscale=settings.bucket_no_upscale,
     )
     found = place(image, target)
-    refuse_narrow(image, found, int(settings["max_image_pixels"]), path)
+    refuse_narrow(image, found, settings.max_image_pixels, path)
     return found
 
 

@@ -58,7 +58,7 @@ class Plain(Layout):
         return (Named(f"{folder}/{stem}{ending}"),)
 
     def _resizing(self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None) -> str:
-        return placement(image, resolution, vars(settings)).name
+        return placement(image, resolution, settings).name
 
     def owners(self, name: str) -> Sequence[str]:
         """Return the stem of the item that a file below a part's folder belongs to."""

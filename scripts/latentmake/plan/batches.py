@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from latentmake.config import Dataset
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import kind_of, size_of
@@ -15,6 +16,7 @@ from latentmake.plan.staleness import Evaluation, Source
 __all__ = ["batches", "minutes_of", "work_order"]
 
 _REUSED_ITEMS = 16_384  # of a job that encodes nothing
+_PROMPTS = Dataset(path=".", empty_caption="allow")  # an empty prompt is meant
 _UNKNOWN_ITEMS = 1024  # of a job, where no past job tells how long it takes
 
 
@@ -99,17 +101,13 @@ def work_order(
     facts: Facts, dataset: str, model: str, kind: str, work: tuple[WorkItem, ...]
 ) -> WorkOrder:
     """Return the order for some work of one dataset, model and kind."""
-    settings = facts.config.datasets.get(dataset)
-    tuner = facts.config.musubi_tuner
-    scripted = facts.config.models[model].scripted
     return WorkOrder(
         kind=kind,
         dataset=dataset,
         model=model,
-        # The captions of a prompt need no settings but that an empty one is meant.
-        dataset_settings=settings.model_dump() if settings else {"empty_caption": "allow"},
-        model_settings=facts.config.models[model].model_dump(),
+        dataset_settings=facts.config.datasets.get(dataset, _PROMPTS),
+        model_settings=facts.config.models[model],
         recipe=facts.recipe(dataset, model, kind),
         items=work,
-        musubi_tuner=tuner.model_dump() if scripted and tuner else None,
+        musubi_tuner=facts.config.musubi_tuner if facts.config.models[model].scripted else None,
     )

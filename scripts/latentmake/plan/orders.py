@@ -19,9 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from pydantic import BaseModel
+
 from latentmake import digest, layouts
-from latentmake.config import Dataset
-from latentmake.config.models import layout_name
+from latentmake.config import Dataset, ExternalProgram, Model
 from latentmake.errors import CacheError, LatentmakeError
 from latentmake.files import atomic, cachefile
 from latentmake.files.media import Media
@@ -57,7 +58,12 @@ RUNS = Path(".latentmake/runs")
 SPOOL = Path(".latentmake/spool")
 _BUILDING = Path(".latentmake/building.lock")
 _ITEMS = ".items.json"
-_VERSION = 5  # of a work order's form
+_VERSION = 6  # of a work order's form
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "dataset_settings": Dataset,
+    "model_settings": Model,
+    "musubi_tuner": ExternalProgram,
+}
 _RECEIPT = ".receipt.json"
 _KEPT_SECONDS = 7 * 24 * 3600
 
@@ -124,31 +130,31 @@ class WorkOrder:
         kind: `latents` or `text`.
         dataset: its name.
         model: its name.
-        dataset_settings: the dataset's section of the configuration.
+        dataset_settings: the dataset's section of the configuration; the defaults for prompts.
         model_settings: the model's section of the configuration.
-        recipe: the targets' recipe; its digests are empty where a rule has yet to make the model.
+        recipe: the targets' recipe; empty where a rule has yet to make the model.
         items: what to encode.
-        musubi_tuner: where musubi-tuner lies, where its own scripts shall encode.
+        musubi_tuner: the installation whose scripts encode, if our encoders do not.
     """
 
     kind: str
     dataset: str
     model: str
-    dataset_settings: dict[str, Any]
-    model_settings: dict[str, Any]
+    dataset_settings: Dataset
+    model_settings: Model
     recipe: dict[str, Any]
     items: tuple[WorkItem, ...]
-    musubi_tuner: dict[str, Any] | None = None
+    musubi_tuner: ExternalProgram | None = None
 
     @property
     def layout(self) -> Layout:
         """Layout of its targets."""
-        return layouts.of(layout_name(self.model_settings))
+        return layouts.of(self.model_settings.layout_name)
 
-    @cached_property
-    def dataset_model(self) -> Dataset | None:
-        """The dataset's section of the configuration, checked; None for text, which needs none."""
-        return None if self.kind == "text" else Dataset.model_validate(self.dataset_settings)
+    @property
+    def skips(self) -> bool:
+        """Whether faulty items are skipped."""
+        return self.dataset_settings.on_error == "skip"
 
     @property
     def work(self) -> str:
@@ -163,6 +169,8 @@ class WorkOrder:
     @cached_property
     def _head(self) -> str:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in _SECTIONS:
+            values[name] = values[name] and values[name].model_dump()
         items = digest.of_bytes(self._items.encode())
         return digest.canonical(values | {"items": items, "version": _VERSION})
 
@@ -205,7 +213,7 @@ class WorkOrder:
         them to files of other names (Snakemake sets the mtime of declared outputs). Names with
         braces would be patterns to Snakemake; the job makes those undeclared.
         """
-        if self.pending or self.reuses or self.dataset_settings.get("on_error") == "skip":
+        if self.pending or self.reuses or self.skips:
             return []
         return [path for path in dict.fromkeys(self.paths) if not set("{}") & set(path)]
 
@@ -263,6 +271,8 @@ class WorkOrder:
         values = json.loads(path.read_bytes())
         if values.pop("version", 1) != _VERSION:
             raise OutdatedOrderError(f"{path} is of another version")
+        for name, kind in _SECTIONS.items():
+            values[name] = values[name] and kind.model_validate(values[name])
         values["items"] = tuple(
             _item(*values) for values in json.loads(path.with_suffix(_ITEMS).read_bytes())
         )

@@ -12,6 +12,7 @@ from PIL import Image
 
 from latentmake import digest
 from latentmake.caches.pixels.plain import decode
+from latentmake.config import Dataset
 from latentmake.errors import SourceError
 
 __all__ = ["Pictures", "as_text", "decoded", "embedded"]
@@ -21,7 +22,7 @@ _PIXEL_ART = 256  # pixels; smaller pictures are embedded without loss
 _PAGE = 14_000_000  # bytes of all pictures of a page; a third more as text
 _LEAST, _MOST = 60_000, 400_000  # bytes of one picture, whatever their number
 _QUALITIES = (90, 80, 70, 60, 50)
-_READING = {"exif_rotation": True, "background": "white", "max_image_pixels": 178_956_970}
+_READING = Dataset(path=".")  # as an image of a dataset with the default settings
 
 
 def decoded(data: bytes, path: Path) -> Image.Image:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from latentmake.caches.encoders.device import compute_dtype
 from latentmake.caches.encoders.load import encoder
 from latentmake.caches.encoders.text import TextEncoder, load_text_encoder
 from latentmake.caches.encoders.vae import encode_images, load_vae
-from latentmake.config import Model, TextWeights, Weights
+from latentmake.config import Dataset, Model, TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.models import tokenizers as tokens
 from latentmake.plan.orders import WorkItem, WorkOrder
@@ -549,8 +548,8 @@ def test_a_single_text_file_without_a_configuration_is_refused(
 def loaded_of(kind: str, settings: dict[str, Any], said: list[str] | None = None) -> Any:
     model = Model.model_validate({"vae": "nowhere", "text": ["nowhere"], **settings})
     order = WorkOrder(
-        kind=kind, dataset="cats", model="tiny", dataset_settings={},
-        model_settings=json.loads(json.dumps(model.model_dump())), recipe={"format": 1}, items=(),
+        kind=kind, dataset="cats", model="tiny", dataset_settings=Dataset(path="data"),
+        model_settings=model, recipe={"format": 1}, items=(),
     )  # fmt: skip
     say = silent if said is None else said.append
     return encoder(order, threads=1, batch_size=0, say=say)

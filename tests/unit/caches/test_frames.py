@@ -143,7 +143,7 @@ def test_faults_are_named_as_in_other_images() -> None:
             pixels.decode(
                 broken,
                 "a.png",
-                {"exif_rotation": True, "background": "white", "max_image_pixels": LIMIT},
+                Dataset(path="data", max_image_pixels=LIMIT),
             )
         assert refusal(broken) == str(caught.value)
     assert "has 31 x 23 pixels, more than 712 in all" in refusal(data, 712)
@@ -502,10 +502,8 @@ def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> WorkOr
         kind="latents",
         dataset="cats",
         model="wan",
-        dataset_settings=settings.model_dump(),
-        model_settings=Model.model_validate(
-            {"vae": "vae", "text": ["t5"], "task": "t2v-1.3B-FC"}
-        ).model_dump(),
+        dataset_settings=settings,
+        model_settings=Model.model_validate({"vae": "vae", "text": ["t5"], "task": "t2v-1.3B-FC"}),
         recipe={},
         items=(WorkItem("a", str(path), None, (target,), control and str(control), media=media),),
     )

@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[3]
 JOB = """
 import hashlib, json, sys
 import numpy as np
-from latentmake.config import Model
+from latentmake.config import Dataset, Model
 from latentmake.caches.encoders import load
 from latentmake.caches.job import Sample
 from latentmake.plan.orders import WorkItem, WorkOrder
 
 place, alone = sys.argv[1:]
-settings = Model(vae=place, text=[place]).model_dump()
-order = WorkOrder("latents", "d", "m", {}, settings, {"format": 1}, ())
+model = Model(vae=place, text=[place])
+order = WorkOrder("latents", "d", "m", Dataset(path="d"), model, {"format": 1}, ())
 loaded = load.encoder(
     order, threads=1, batch_size=0, say=lambda line: None, alone=alone == "yes"
 )

@@ -61,8 +61,8 @@ def work_of(model: Model) -> WorkOrder:
         kind="latents",
         dataset="cats",
         model="tiny",
-        dataset_settings=Dataset(path="data").model_dump(),
-        model_settings=model.model_dump(),
+        dataset_settings=Dataset(path="data"),
+        model_settings=model,
         recipe={"made": "for this test"},
         items=(),
     )

@@ -12,18 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.caches.pixels.plain import decode, fit, upright_size
+from latentmake.config import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, target_size
 from PIL import Image, ImageOps, PngImagePlugin
 
-SETTINGS: dict[str, Any] = {
-    "exif_rotation": True,
-    "background": "white",
-    "max_image_pixels": 178_956_970,
-    "fit": "crop",
-    "bucket_reso_steps": 16,
-    "bucket_no_upscale": False,
-}
+SETTINGS = Dataset(path="data")
 ORIENTATION = 0x0112
 # How a picture must be stored, so that a viewer who follows the orientation sees it upright.
 STORED = {
@@ -45,7 +39,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def decoded(data: bytes, **changes: Any) -> Image.Image:
-    image = decode(data, "a.png", {**SETTINGS, **changes})
+    image = decode(data, "a.png", SETTINGS.model_copy(update=changes))
     assert image.mode == "RGB"
     return image
 
@@ -86,7 +80,7 @@ def test_every_orientation_gives_the_upright_picture(
     data = encoded(stored, kind, exif=exif, **options)
     assert np.array_equal(np.asarray(decoded(data)), np.asarray(scene))
     for turned in (True, False):
-        told = upright_size(data, "a.png", {**SETTINGS, "exif_rotation": turned})
+        told = upright_size(data, "a.png", SETTINGS.model_copy(update={"exif_rotation": turned}))
         assert told == decoded(data, exif_rotation=turned).size
     if kind != "TIFF":  # Pillow turns a TIFF by itself
         unturned = decoded(data, exif_rotation=False)
@@ -279,7 +273,7 @@ def test_the_pixels_have_the_size_that_the_arithmetic_says(
     width: int, height: int, resolution: tuple[int, int], how: str, keep: bool
 ) -> None:
     image = Image.new("RGB", (width, height), (10, 20, 30))
-    found = fit(image, resolution, {**SETTINGS, "fit": how, "bucket_no_upscale": keep})
+    found = fit(image, resolution, Dataset(path="data", fit=how, bucket_no_upscale=keep))
     expected = target_size(Size(width, height), Size(*resolution), fit=how, no_upscale=keep)
     assert found.shape == (expected.height, expected.width, 3)
     assert found.dtype == np.uint8

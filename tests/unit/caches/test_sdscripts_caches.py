@@ -65,8 +65,8 @@ def order(which: Model, resolution: str = "128", **dataset: Any) -> WorkOrder:
         kind="latents",
         dataset="shapes",
         model="tiny",
-        dataset_settings=settings.model_dump(),
-        model_settings=which.model_dump(),
+        dataset_settings=settings,
+        model_settings=which,
         recipe=recipe.make("latents", settings, which),
         items=tuple(items),
     )
@@ -294,8 +294,8 @@ def test_text_of_real_encoders_is_what_sd_scripts_would_train_on(
         kind="text",
         dataset="shapes",
         model="tiny",
-        dataset_settings=Dataset(path="data").model_dump(),
-        model_settings=which.model_dump(),
+        dataset_settings=Dataset(path="data"),
+        model_settings=which,
         recipe=recipe.make("text", None, which),
         items=tuple(items),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.caches.encode import carry_out
-from latentmake.config import Model
+from latentmake.config import Dataset, Model
 from latentmake.errors import ModelError
 from latentmake.models import recipe, tokenizers
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
@@ -361,8 +360,8 @@ def test_a_job_names_what_it_cut_at_its_end_and_writes_masks_as_whole_numbers(
         items.append(WorkItem(stem, f"{stem}.txt", None, (target,)))
     model = model_of(root, "sdxl", text_dtype="bfloat16")
     order = WorkOrder(
-        kind="text", dataset="cats", model="tiny", dataset_settings={},
-        model_settings=json.loads(model.model_dump_json()), recipe=recipe.make("text", None, model),
+        kind="text", dataset="cats", model="tiny", dataset_settings=Dataset(path="data"),
+        model_settings=model, recipe=recipe.make("text", None, model),
         items=tuple(items),
     )  # fmt: skip
     said: list[str] = []

@@ -263,7 +263,7 @@ def test_latents_fit_just_where_encoding_would_give_their_shape(
     size: tuple[int, int], fit: str, no_upscale: bool
 ) -> None:
     shutil.rmtree("cache", ignore_errors=True)
-    settings_ = Dataset(path="data", fit=fit, bucket_no_upscale=no_upscale).model_dump()
+    settings_ = Dataset(path="data", fit=fit, bucket_no_upscale=no_upscale)
     wanted = plain.fit(Image.new("RGB", size), (16, 16), settings_).shape
     work = order(
         "latents",

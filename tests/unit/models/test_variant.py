@@ -41,7 +41,7 @@ def noise(size: Size) -> np.ndarray:
 
 
 def plain(image: np.ndarray, resolution: Size, settings: Dataset) -> np.ndarray:
-    return pixels.fit(Image.fromarray(image), resolution, vars(settings))
+    return pixels.fit(Image.fromarray(image), resolution, settings)
 
 
 def sdscripts(image: np.ndarray, resolution: Size, settings: Dataset) -> np.ndarray:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from latentmake.config import Dataset, Model
 from latentmake.errors import LatentmakeError
 from latentmake.files import atomic, cachefile
 from latentmake.files.media import Media
@@ -41,14 +42,17 @@ work_items = st.builds(
 )
 
 
+MODEL = Model(vae="vae", text=["text"])  # type: ignore[arg-type, list-item]
+
+
 def work_order(**changes: Any) -> WorkOrder:
     target = Target("64", "cache/cats/tiny/64/a.latents.safetensors", None, Size(64, 64))
     values: dict[str, Any] = {
         "kind": "latents",
         "dataset": "cats",
         "model": "tiny",
-        "dataset_settings": {"path": "data", "on_error": "fail"},
-        "model_settings": {"vae": "vae"},
+        "dataset_settings": Dataset(path="data"),
+        "model_settings": MODEL,
         "recipe": {"format": 1},
         "items": (WorkItem("a", "data/a.png", None, (target,)),),
     }
@@ -83,8 +87,8 @@ def test_whatever_an_order_asks_for_or_found_is_in_its_name() -> None:
         work_order(kind="text"),
         work_order(dataset="dogs"),
         work_order(model="other"),
-        work_order(dataset_settings={"path": "data", "on_error": "skip"}),
-        work_order(model_settings={"vae": "other"}),
+        work_order(dataset_settings=Dataset(path="data", on_error="skip")),
+        work_order(model_settings=MODEL.model_copy(update={"dtype": "bfloat16"})),
         work_order(recipe={"format": 2}),
         work_order(recipe={}),
         with_target(found="key@1"),
@@ -119,7 +123,7 @@ def test_a_batch_declares_its_targets_each_once() -> None:
     "order",
     [
         work_order(recipe={}),
-        work_order(dataset_settings={"on_error": "skip"}),
+        work_order(dataset_settings=Dataset(path="data", on_error="skip")),
         with_target(path="cache/{wild}/a"),
     ],
     ids=["pending", "skipping", "braces"],

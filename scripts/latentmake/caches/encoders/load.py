@@ -50,7 +50,7 @@ def encoder(
     """
     torch.set_num_threads(threads)
     device = pick_device()
-    model = Model.model_validate(order.model_settings)
+    model = order.model_settings
     is_wan = model.spec.wan
     size = batch_size or (1 if device.type == "cpu" else _ON_A_GPU[is_wan, order.kind])
     say(f"encoding on {device.type}, {size} at once")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ import torch
 from latentmake.caches.encoders.device import compute_dtype
 from latentmake.caches.encoders.vae import encode_images, load_vae
 from latentmake.caches.job import Encoder, Sample
-from latentmake.config import Model
+from latentmake.config import Dataset, Model
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import crop_ltrb
 from latentmake.layouts.sdscripts import array_name
@@ -20,7 +19,7 @@ __all__ = ["latents"]
 
 
 def latents(
-    model: Model, settings: Mapping[str, Any], device: torch.device, say: Callable[[str], None]
+    model: Model, settings: Dataset, device: torch.device, say: Callable[[str], None]
 ) -> Encoder:
     """Load the VAE of a model of sd-scripts.
 
@@ -53,7 +52,7 @@ def latents(
         if model.posterior == "sample":
             seeds = [(int(each.key[:15], 16) + model.posterior_seed) % 2**63 for each in samples]
         made = {"latents": encoded(pixels, seeds)}
-        if settings.get("flip_aug"):
+        if settings.flip_aug:
             others = None if seeds is None else [(seed + 1) % 2**63 for seed in seeds]
             made["latents_flipped"] = encoded(pixels.flip(2), others)
         target = Size(pixels.shape[2], pixels.shape[1])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageColor
 
 from latentmake.caches.pixels import Pixels
+from latentmake.config import Dataset
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Size, placement
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
@@ -46,7 +46,7 @@ def pixels_of(
     ]
 
 
-def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
+def decode(data: bytes, path: str, settings: Dataset) -> Image.Image:
     """Decode an image to RGB, upright, without transparency.
 
     Args:
@@ -57,15 +57,15 @@ def decode(data: bytes, path: str, settings: Mapping[str, Any]) -> Image.Image:
     Raises:
         SourceError: it is empty, no image, cut short, or too large.
     """
-    with opened_image(io.BytesIO(data), path, int(settings["max_image_pixels"])) as image:
+    with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
         image.load()
-        if settings["exif_rotation"] and image.format != "TIFF":  # Pillow turns a TIFF itself
+        if settings.exif_rotation and image.format != "TIFF":  # Pillow turns a TIFF itself
             method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
             image = image if method is None else image.transpose(method)
-        return _to_rgb(image, str(settings["background"]))
+        return _to_rgb(image, settings.background)
 
 
-def upright_size(data: bytes, path: str, settings: Mapping[str, Any]) -> Size:
+def upright_size(data: bytes, path: str, settings: Dataset) -> Size:
     """Return the size of `decode`'s result, in pixels, from the image's header alone.
 
     Args:
@@ -76,9 +76,9 @@ def upright_size(data: bytes, path: str, settings: Mapping[str, Any]) -> Size:
     Raises:
         SourceError: it is empty, no image, or too large.
     """
-    with opened_image(io.BytesIO(data), path, int(settings["max_image_pixels"])) as image:
+    with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
         size = Size(*image.size)
-        if settings["exif_rotation"] and image.format != "TIFF":
+        if settings.exif_rotation and image.format != "TIFF":
             turned = _exif(image, data).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
             return Size(size.height, size.width) if turned else size
         return size
@@ -113,7 +113,7 @@ def _to_rgb(image: Image.Image, background: str) -> Image.Image:
 
 
 def fit(
-    image: Image.Image, resolution: tuple[int, int], settings: Mapping[str, Any], path: str = ""
+    image: Image.Image, resolution: tuple[int, int], settings: Dataset, path: str = ""
 ) -> NDArray[np.uint8]:
     """Scale an image by Lanczos to cover its target size, and cut it around its centre.
 

@@ -34,9 +34,9 @@ def pixels_of(
     Raises:
         SourceError: the image is damaged, too large, too small, too narrow, or was changed.
     """
-    dataset, architecture = order.dataset_model, order.model_settings["architecture"]
-    assert dataset is not None
-    path, alpha = item.source or "", bool(dataset.alpha_mask)
+    dataset, architecture = order.dataset_settings, order.model_settings.architecture
+    assert architecture is not None
+    path, alpha = item.source or "", dataset.alpha_mask
     image = open_image(data, path, dataset.max_image_pixels, alpha=alpha)
     size = stored_size(item, (image.shape[1], image.shape[0]))
     made = []

@@ -38,8 +38,7 @@ def pixels_of(
     Raises:
         SourceError: the image or video is damaged, too large, too narrow, or was changed.
     """
-    dataset, path, control_path = order.dataset_model, item.source or "", item.control or ""
-    assert dataset is not None
+    dataset, path, control_path = order.dataset_settings, item.source or "", item.control or ""
     limit, bucket = dataset.max_image_pixels, dataset.fit == "bucket"
     original = stored_size(item)
     resolutions = [Size(*(target.size or (0, 0))) for target in targets]

@@ -16,7 +16,7 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 
 from latentmake.caches.job import Job
-from latentmake.config import Dataset, ExternalProgram, Model
+from latentmake.config import Dataset
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic
 from latentmake.geometry.buckets import Size, wan_size
@@ -104,8 +104,9 @@ def _cache_folder(folder: Path, target: Target) -> Path:
 
 def _run(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> ModelError | None:
     """Run a script over a dataset of just these items; return its failure."""
-    installation = Installation.find(ExternalProgram.model_validate(order.musubi_tuner))
-    model = Model.model_validate(order.model_settings)
+    assert order.musubi_tuner is not None
+    installation = Installation.find(order.musubi_tuner)
+    model = order.model_settings
     folder.mkdir(parents=True)
     toml = folder / "dataset.toml"
     blocks = [*_blocks(order, wanted, folder)]
@@ -147,8 +148,7 @@ def _file(path: str | None, key: str) -> str:
 
 def _blocks(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the `[[datasets]]` blocks: one for each resolution, or one for all captions."""
-    settings = order.dataset_settings
-    dataset = Dataset.model_validate(settings)
+    dataset = order.dataset_settings
     kind = "video" if dataset.video else "image"
     parts: dict[str, tuple[tuple[int, int], list[_Wanted]]] = {}
     for each in wanted:
@@ -217,7 +217,7 @@ def _take(
 
 
 def _fault(
-    tensors: Mapping[str, Any], target: Target, settings: Mapping[str, Any], item: WorkItem
+    tensors: Mapping[str, Any], target: Target, settings: Dataset, item: WorkItem
 ) -> str | None:
     """Return what is wrong with the tensors that a script wrote, if anything is."""
     if target.size is None:
@@ -227,8 +227,8 @@ def _fault(
     size = wan_size(
         Size(item.media.width, item.media.height),
         Size(*target.size),
-        bucket=settings["fit"] == "bucket",
-        no_upscale=settings["bucket_no_upscale"],
+        bucket=settings.fit == "bucket",
+        no_upscale=settings.bucket_no_upscale,
     )
     frames = 1 if target.clip is None else (target.clip.frames - 1) // 4 + 1
     shape = f"latents_{frames}x{size.height // 8}x{size.width // 8}_"

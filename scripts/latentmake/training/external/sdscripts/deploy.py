@@ -116,7 +116,7 @@ def _texts(row: ManifestRow, settings: Dataset) -> list[str]:
                 where=row.caption or "",
                 mend="give the same command again",
             ) from None
-        texts = [caption_of(data, item, settings.model_dump())]
+        texts = [caption_of(data, item, settings)]
     return [" ".join(text.splitlines()) for text in texts]
 
 
