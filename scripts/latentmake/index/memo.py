@@ -1,8 +1,7 @@
-"""The memo: what files of a given stat were found to hold, so that none is read twice.
+"""Facts about files, remembered by their stat, so that no file is read twice.
 
-It can be deleted at any time: headers and sources are the truth, the memo only spares reading
-them. Only the process that plans opens it. Where it cannot be written (locked, read-only, full),
-planning goes on with what it has.
+The memo can be deleted at any time: headers and sources are the truth. Only the process that plans
+opens it. Where it cannot be written (locked, read-only, full), planning goes on without.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from latentmake import digest
 from latentmake.files.cachefile import Picture
@@ -26,46 +25,29 @@ __all__ = [
     "Memo",
     "Rate",
     "SourceStat",
+    "Table",
     "TargetStat",
     "source_stat",
     "target_stat",
 ]
 
-_VERSION = 6
-_OLDER = (0, 3, 4, 5)  # what they lack is added
+_VERSION = 7
 _AT_ONCE = 500  # names looked for by one query
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS sources (
-    path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT, digest TEXT
+_VERDICT_NS = 90 * 24 * 3600 * 10**9  # after which a verdict is forgotten
+# Kinds of facts, by number.
+_SOURCE, _TARGET, _MEDIA, _TEXT, _LIST, _PICTURE, _VERDICT, _RATE, _RECEIPT = range(1, 10)
+_INDEXES = {"size": "INDEXED BY source_sizes", "value": "INDEXED BY target_keys"}
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS facts (
+    kind INT, name TEXT, size INT, mtime_ns INT, ctime_ns INT, inode INT, value TEXT,
+    PRIMARY KEY (kind, name)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS targets (
-    path TEXT PRIMARY KEY, size INT, mtime_ns INT, inode INT, key TEXT
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS sources_size ON sources (size);
-CREATE INDEX IF NOT EXISTS targets_key ON targets (key);
-CREATE TABLE IF NOT EXISTS media (
-    path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT,
-    width INT, height INT, frames INT
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS pictures (
-    digest TEXT, upright INT, width INT, height INT, PRIMARY KEY (digest, upright)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS verdicts (
-    question TEXT PRIMARY KEY, answer TEXT, asked INT
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rates (
-    name TEXT PRIMARY KEY, targets REAL, seconds REAL, starting REAL, jobs REAL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS texts (
-    path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT, text TEXT
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS lists (
-    path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, inode INT, entries INT
-);
+CREATE INDEX IF NOT EXISTS source_sizes ON facts (size) WHERE kind = {_SOURCE};
+CREATE INDEX IF NOT EXISTS target_keys ON facts (value) WHERE kind = {_TARGET};
 CREATE TABLE IF NOT EXISTS entries (
     list INT, name TEXT, caption TEXT, tags TEXT, PRIMARY KEY (list, name)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS receipts (name TEXT PRIMARY KEY) WITHOUT ROWID;
+PRAGMA user_version = {_VERSION};
 """
 
 
@@ -78,24 +60,18 @@ class SourceStat(NamedTuple):
     inode: int
 
 
-class Rate(NamedTuple):
-    """How fast past jobs of one kind and model were.
-
-    Attributes:
-        targets: that they encoded in a second.
-        starting: seconds before the first of them.
-    """
-
-    targets: float
-    starting: float
-
-
 class TargetStat(NamedTuple):
     """The same for cache files, without the change time: giving one a second name alters it."""
 
     size: int
     mtime_ns: int
     inode: int
+
+
+class _NoStat(NamedTuple):
+    """In place of a stat, of a fact about no file: when it was learnt."""
+
+    mtime_ns: int
 
 
 def source_stat(stat: os.stat_result) -> SourceStat:
@@ -108,14 +84,20 @@ def target_stat(stat: os.stat_result) -> TargetStat:
     return TargetStat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
-class Entry(NamedTuple):
-    """What a list of captions says of one image.
+class Rate(NamedTuple):
+    """Speed of past jobs of one kind and model.
 
     Attributes:
-        name: the image's, as the list has it.
-        caption: None where there is none.
-        tags: None where there are none.
+        targets: encoded in a second.
+        starting: seconds from the start of a job to the first encoded item.
     """
+
+    targets: float
+    starting: float
+
+
+class Entry(NamedTuple):
+    """An image's entry in a metadata file: its name there, and its caption and tags, if any."""
 
     name: str
     caption: str | None
@@ -123,12 +105,12 @@ class Entry(NamedTuple):
 
 
 class Listed:
-    """The entries of one list of captions, on disk: a list may be larger than memory.
+    """The entries of one metadata file, on disk: there may be more than memory holds.
 
     Args:
         database: that holds them.
         number: of the list there.
-        count: how many entries it has.
+        count: of its entries.
     """
 
     def __init__(self, database: sqlite3.Connection, number: int, count: int) -> None:
@@ -138,42 +120,120 @@ class Listed:
 
     def find(self, names: Iterable[str]) -> dict[str, Entry]:
         """Return the entries of some names."""
-        wanted = list(names)
-        found: dict[str, Entry] = {}
-        for start in range(0, len(wanted), _AT_ONCE):
-            some = wanted[start : start + _AT_ONCE]
-            marks = ",".join("?" * len(some))
-            rows = self._database.execute(
-                f"SELECT name, caption, tags FROM entries WHERE list = ? AND name IN ({marks})",  # noqa: S608
-                (self._number, *some),
-            )
-            found.update((row[0], Entry(*row)) for row in rows)
-        return found
+        query = "SELECT name, caption, tags FROM entries WHERE list = ? AND name"
+        rows = _matching(self._database, query, [self._number], names)
+        return {row[0]: Entry(*row) for row in rows}
 
     def names(self) -> Iterator[str]:
         """Yield all names, in order."""
-        rows = self._database.execute(
-            "SELECT name FROM entries WHERE list = ? ORDER BY name", (self._number,)
+        query = "SELECT name FROM entries WHERE list = ? ORDER BY name"
+        return (row[0] for row in self._database.execute(query, (self._number,)))
+
+
+Stat = TypeVar("Stat", SourceStat, TargetStat, _NoStat)
+
+
+class Table(Generic[Stat]):
+    """Facts of one kind: from a name, as a rule a path, to a stat and a text.
+
+    What is learnt or forgotten is seen once the memo is saved.
+
+    Args:
+        database: that holds them.
+        kind: their number.
+        stat: the class of their stats.
+    """
+
+    def __init__(self, database: sqlite3.Connection, kind: int, stat: type[Stat]) -> None:
+        self._database = database
+        self._stat: type[Stat] = stat
+        columns = f"name, {', '.join(stat._fields)}, value"
+        self._those = f"FROM facts WHERE kind = {kind} AND"
+        self._select = f"SELECT {columns} {self._those}"
+        marks = ", ?" * (len(stat._fields) + 2)
+        into = f"INTO facts (kind, {columns})"
+        self._insert = f"INSERT OR REPLACE {into} VALUES ({kind}{marks})"  # noqa: S608
+        self._learnt: list[tuple[object, ...]] = []
+        self._gone: list[tuple[str]] = []
+
+    def learn(self, name: str, stat: Stat | None, value: str) -> None:
+        """Remember a fact; `stat` is None of one about no file."""
+        self._learnt.append((name, *(stat or (time.time_ns(),)), value))
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget facts, of files that are gone."""
+        self._gone += [(name,) for name in names]
+
+    def get(self, name: str, stat: Stat | None = None) -> str | None:
+        """Return a value, if it is known and of this stat, where one is given."""
+        for row in self._rows(f"{self._select} name = ?", name):
+            if stat is None or row[1:-1] == stat:
+                return str(row[-1])
+        return None
+
+    def below(self, folder: str) -> dict[str, tuple[Stat, str]]:
+        """Return stat and value of every known path below a folder."""
+        rows = self._rows(f"{self._select} name > ? AND name < ?", *_range(folder))
+        return {row[0]: (row[1:-1], row[-1]) for row in rows}  # type: ignore[misc]
+
+    def where(self, column: str, values: Iterable[object]) -> Iterator[tuple[str, Stat, str]]:
+        """Yield name, stat and value of the facts that have one of some values in a column."""
+        # Without statistics SQLite would rather go through all facts of the kind.
+        index = f"FROM facts {_INDEXES.get(column, '')} WHERE"
+        query = self._select.replace("FROM facts WHERE", index)
+        with contextlib.suppress(sqlite3.Error):
+            for row in _matching(self._database, f"{query} {column}", [], values):
+                yield row[0], self._stat._make(row[1:-1]), row[-1]
+
+    def names(self) -> set[str]:
+        """Return all names."""
+        return {row[0] for row in self._rows(f"SELECT name {self._those} true")}
+
+    def any(self, folder: str = "") -> bool:
+        """Whether there is a fact, below a folder if one is named."""
+        return bool(
+            self._rows(f"SELECT 1 {self._those} name > ? AND name < ? LIMIT 1", *_range(folder))
         )
-        return (str(row[0]) for row in rows)
+
+    def write(self) -> None:
+        """Write what was learnt and forgotten, within a transaction."""
+        self._database.executemany(f"DELETE {self._those} name = ?", self._gone)
+        self._database.executemany(self._insert, self._learnt)
+
+    def clear(self) -> None:
+        """Drop what was learnt and forgotten: it is written."""
+        self._learnt.clear()
+        self._gone.clear()
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether anything was learnt or forgotten since."""
+        return bool(self._learnt or self._gone)
+
+    def _rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        try:
+            return self._database.execute(query, values).fetchall()
+        except sqlite3.Error:
+            return []
 
 
-def _connect(place: str) -> sqlite3.Connection:
-    database = sqlite3.connect(place, timeout=1, isolation_level=None)
-    try:
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version not in (*_OLDER, _VERSION):
-            raise sqlite3.DatabaseError("written by another version")
-        if version != _VERSION:
-            database.executescript(_SCHEMA)
-            database.execute(f"PRAGMA user_version = {_VERSION}")
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database
+def _range(folder: str) -> tuple[str, str]:
+    # Paths below a folder are one range of the primary key: "/" is followed by "0".
+    return (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
 
 
-class Memo:
+def _matching(
+    database: sqlite3.Connection, query: str, first: Sequence[object], wanted: Iterable[object]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query `... IN (...)` for any number of values, some at a time."""
+    values = list(wanted)
+    for start in range(0, len(values), _AT_ONCE):
+        some = values[start : start + _AT_ONCE]
+        marks = ",".join("?" * len(some))
+        yield from database.execute(f"{query} IN ({marks})", (*first, *some))
+
+
+class Memo(contextlib.AbstractContextManager["Memo"]):
     """A dictionary on disk, used as a context manager; what was learnt is written at the end.
 
     Args:
@@ -181,245 +241,46 @@ class Memo:
 
     Attributes:
         is_new: whether it knew no source when it was opened: it was deleted, or never was.
+        sources: path -> digest.
+        targets: path of a cache file -> key.
+        texts: path of a file of text -> its content.
+        receipts: names of those that were taken in.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._database = self._open(path)
-        self.is_new = self.knows_nothing("sources")
-        self._sources: list[tuple[object, ...]] = []
-        self._gone: list[tuple[object, ...]] = []
-        self._targets: list[tuple[object, ...]] = []
-        self._media: list[tuple[object, ...]] = []
-        self._pictures: list[tuple[object, ...]] = []
-        self._texts: list[tuple[object, ...]] = []
-        self._verdicts: list[tuple[object, ...]] = []
-        self._receipts: list[tuple[object, ...]] = []
-        self._rates: list[tuple[object, ...]] = []
+        self._database = data = _open(path)
+        self.sources = Table(data, _SOURCE, SourceStat)
+        self.targets = Table(data, _TARGET, TargetStat)
+        self.texts = Table(data, _TEXT, SourceStat)
+        self._verdicts = Table(data, _VERDICT, _NoStat)
+        self.receipts = Table(data, _RECEIPT, _NoStat)
+        self._media = Table(data, _MEDIA, SourceStat)
+        self._lists = Table(data, _LIST, SourceStat)  # number of a list, and its length
+        # Whether it is turned as EXIF says, and digest -> width and height.
+        self._pictures = Table(data, _PICTURE, _NoStat)
+        # Sums over past jobs: targets, seconds, seconds before, jobs.
+        self._rates = Table(data, _RATE, _NoStat)
+        self._all = [each for each in vars(self).values() if isinstance(each, Table)]
+        self.is_new = not self.sources.any()
 
-    @staticmethod
-    def _open(path: Path | None) -> sqlite3.Connection:
-        if path is not None:
-            for _ in range(2):
-                try:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    return _connect(str(path))
-                except (sqlite3.OperationalError, OSError):
-                    break  # locked, read-only, full: plan without it
-                except sqlite3.DatabaseError:  # damaged, or of another version
-                    with contextlib.suppress(OSError):
-                        path.unlink()
-        return _connect(":memory:")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.save()
         self._database.close()
 
     def save(self) -> None:
         """Write what was learnt; a memo that cannot be written is left as it is."""
-        work = [
-            ("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?, ?)", self._sources),
-            ("DELETE FROM targets WHERE path = ?", self._gone),
-            ("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?, ?)", self._targets),
-            ("INSERT OR REPLACE INTO media VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._media),
-            ("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?)", self._pictures),
-            ("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", self._texts),
-            ("INSERT OR REPLACE INTO verdicts VALUES (?, ?, unixepoch())", self._verdicts),
-            ("INSERT OR REPLACE INTO receipts VALUES (?)", self._receipts),
-            (
-                "INSERT INTO rates VALUES (?, ?, ?, ?, 1) ON CONFLICT DO UPDATE SET "
-                # What a past job weighs is halved by each that follows.
-                "targets = targets * 0.5 + excluded.targets, "
-                "seconds = seconds * 0.5 + excluded.seconds, "
-                "starting = starting * 0.5 + excluded.starting, "
-                "jobs = jobs * 0.5 + 1",
-                self._rates,
-            ),
-        ]
-        if not any(rows for _, rows in work):
+        if not any(table.unsaved for table in self._all):
             return
+        old = (_VERDICT, time.time_ns() - _VERDICT_NS)
         try:
-            self._database.execute("BEGIN IMMEDIATE")
-            for statement, rows in work:
-                self._database.executemany(statement, rows)
-            self._database.execute("DELETE FROM verdicts WHERE asked < unixepoch() - 7776000")
-            self._database.execute("COMMIT")
+            with _transaction(self._database):
+                for table in self._all:
+                    table.write()
+                self._database.execute("DELETE FROM facts WHERE kind = ? AND mtime_ns < ?", old)
         except sqlite3.Error:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
             return
-        for _, rows in work:
-            rows.clear()
-
-    def _below(self, table: str, columns: str, folder: str) -> list[tuple[object, ...]]:
-        # Paths below a folder are one range of the primary key: "/" is followed by "0".
-        try:
-            return self._database.execute(
-                f"SELECT path, {columns} FROM {table} WHERE path > ? AND path < ?",  # noqa: S608
-                (f"{folder}/", f"{folder}0"),
-            ).fetchall()
-        except sqlite3.Error:
-            return []
-
-    def sources_below(self, folder: str) -> dict[str, tuple[SourceStat, str]]:
-        """Return stat and digest of every known source below a folder."""
-        rows = self._below("sources", "size, mtime_ns, ctime_ns, inode, digest", folder)
-        return {row[0]: (row[1:5], row[5]) for row in rows}  # type: ignore[misc]
-
-    def targets_below(self, folder: str) -> dict[str, tuple[TargetStat, str]]:
-        """Return stat and key of every known cache file below a folder."""
-        rows = self._below("targets", "size, mtime_ns, inode, key", folder)
-        return {row[0]: (row[1:4], row[4]) for row in rows}  # type: ignore[misc]
-
-    def media_below(self, folder: str) -> dict[str, tuple[SourceStat, Media]]:
-        """Return stat, size and length of every known image and video below a folder."""
-        columns = "size, mtime_ns, ctime_ns, inode, width, height, frames"
-        rows = self._below("media", columns, folder)
-        return {row[0]: (row[1:5], Media(*row[5:])) for row in rows}  # type: ignore[misc, arg-type]
-
-    def texts_below(self, folder: str) -> dict[str, tuple[SourceStat, str]]:
-        """Return stat and content of every known file of text below a folder."""
-        rows = self._below("texts", "size, mtime_ns, ctime_ns, inode, text", folder)
-        return {row[0]: (row[1:5], row[5]) for row in rows}  # type: ignore[misc]
-
-    def learn_text(self, path: str, stat: SourceStat, text: str) -> None:
-        """Remember what a file of text holds."""
-        self._texts.append((path, *stat, text))
-
-    def listed(self, path: str, stat: SourceStat) -> Listed | None:
-        """Return the entries of a list of captions of this stat, where it was read before."""
-        try:
-            row = self._database.execute(
-                "SELECT size, mtime_ns, ctime_ns, inode, rowid, entries FROM lists WHERE path = ?",
-                (path,),
-            ).fetchone()
-        except sqlite3.Error:
-            return None
-        if row is None or row[:4] != stat:
-            return None
-        return Listed(self._database, row[4], row[5])
-
-    def learn_list(self, path: str, stat: SourceStat, entries: Iterable[Entry]) -> Listed:
-        """Keep the entries of a list of captions, each as soon as it comes; all of them or none.
-
-        Where the memo cannot be written, a temporary file of the system holds them.
-
-        Raises:
-            whatever `entries` raises.
-        """
-        database = self._database
-        try:
-            database.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error:
-            database = _connect("")
-            database.execute("BEGIN")
-        try:
-            old = database.execute("SELECT rowid FROM lists WHERE path = ?", (path,)).fetchone()
-            if old is not None:
-                database.execute("DELETE FROM entries WHERE list = ?", old)
-            row = (path, *stat, 0)
-            done = database.execute("INSERT OR REPLACE INTO lists VALUES (?, ?, ?, ?, ?, ?)", row)
-            number = int(done.lastrowid or 0)
-            database.executemany(
-                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)",
-                ((number, *entry) for entry in entries),
-            )
-            (count,) = database.execute(
-                "SELECT count(*) FROM entries WHERE list = ?", (number,)
-            ).fetchone()
-            database.execute("UPDATE lists SET entries = ? WHERE rowid = ?", (count, number))
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise
-        return Listed(database, number, count)
-
-    def learn_media(self, path: str, stat: SourceStat, media: Media) -> None:
-        """Remember an image's or a video's size and length."""
-        self._media.append((path, *stat, *media))
-
-    def pictures(self, contents: Iterable[str], *, upright: bool) -> dict[str, Size]:
-        """Return the sizes of images, as far as they are known.
-
-        Args:
-            contents: digests of their files.
-            upright: sizes of the images turned as their EXIF orientation says.
-        """
-        rows = self._each(
-            "SELECT digest, width, height FROM pictures WHERE upright = ? AND digest",
-            contents,
-            int(upright),
-        )
-        return {row[0]: Size(*row[1:]) for row in rows}  # type: ignore[misc, arg-type]
-
-    def knows_nothing(self, table: str, folder: str = "") -> bool:
-        """Return whether one of the tables of files has no file, or none below a folder."""
-        below = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
-        try:
-            row = self._database.execute(
-                f"SELECT 1 FROM {table} WHERE path > ? AND path < ? LIMIT 1",  # noqa: S608
-                below,
-            ).fetchone()
-        except sqlite3.Error:
-            return True
-        return row is None
-
-    def sources_of_size(self, sizes: Iterable[int]) -> Iterator[tuple[int, int, int, str]]:
-        """Yield size, mtime (ns), inode and digest of every known source of some sizes."""
-        statement = "SELECT size, mtime_ns, inode, digest FROM sources WHERE size"
-        yield from self._each(statement, sizes)  # type: ignore[misc]
-
-    def targets_of(self, keys: Iterable[str]) -> Iterator[tuple[str, int, str]]:
-        """Yield path, size in bytes and key of every known cache file that bears one of some keys.
-
-        Whether it is there still, only a look at it tells.
-        """
-        rows = self._each("SELECT path, size, key FROM targets WHERE key", keys)
-        return ((str(path), int(str(size)), str(key)) for path, size, key in rows)
-
-    def forget_targets(self, paths: Iterable[str]) -> None:
-        """Forget cache files that are gone."""
-        self._gone += [(path,) for path in paths]
-
-    def learn_picture(self, content: str, picture: Picture) -> None:
-        """Remember the size of an image, by the digest of its file."""
-        width, height, upright = picture
-        self._pictures.append((content, int(upright), width, height))
-
-    def _each(
-        self, statement: str, wanted: Iterable[object], *first: object
-    ) -> Iterator[tuple[object, ...]]:
-        """Yield the rows of a query `... IN (...)` for any number of values, some at a time."""
-        values = list(wanted)
-        for start in range(0, len(values), _AT_ONCE):
-            some = values[start : start + _AT_ONCE]
-            marks = ",".join("?" * len(some))
-            with contextlib.suppress(sqlite3.Error):
-                yield from self._database.execute(f"{statement} IN ({marks})", (*first, *some))
-
-    def learn_source(self, path: str, stat: SourceStat, content: str) -> None:
-        """Remember a source's digest."""
-        self._sources.append((path, *stat, content))
-
-    def learn_target(self, path: str, stat: TargetStat, key: str) -> None:
-        """Remember the key in a cache file's header."""
-        self._targets.append((path, *stat, key))
-
-    def known_digest(self, path: str, stat: SourceStat) -> str | None:
-        """Return the digest of a source of this stat, where it has been read before."""
-        try:
-            row = self._database.execute("SELECT * FROM sources WHERE path = ?", (path,)).fetchone()
-        except sqlite3.Error:
-            return None
-        return str(row[5]) if row is not None and row[1:5] == stat else None
+        for table in self._all:
+            table.clear()
 
     def digest_of_file(self, path: Path) -> str:
         """Return a file's digest, reading it only if its stat is new.
@@ -427,57 +288,139 @@ class Memo:
         Raises:
             OSError: it cannot be read.
         """
-        name = str(path)
-        stat = source_stat(path.stat())
-        if known := self.known_digest(name, stat):
+        name, stat = str(path), source_stat(path.stat())
+        if known := self.sources.get(name, stat):
             return known
         content = digest.of_file(path)
-        self.learn_source(name, stat, content)
+        self.sources.learn(name, stat, content)
         return content
+
+    def media_below(self, folder: str) -> dict[str, tuple[SourceStat, Media]]:
+        """Return stat, size and length of every known image and video below a folder."""
+        found = self._media.below(folder).items()
+        return {path: (stat, Media(*map(int, text.split()))) for path, (stat, text) in found}
+
+    def learn_media(self, path: str, stat: SourceStat, media: Media) -> None:
+        """Remember an image's or a video's size and length."""
+        self._media.learn(path, stat, " ".join(map(str, media)))
+
+    def pictures(self, contents: Iterable[str], *, upright: bool) -> dict[str, Size]:
+        """Return the known sizes of images.
+
+        Args:
+            contents: digests of their files.
+            upright: sizes of the images turned as their EXIF orientation says.
+        """
+        rows = self._pictures.where("name", [f"{upright:d}{content}" for content in contents])
+        return {name[1:]: Size(*map(int, value.split())) for name, _, value in rows}
+
+    def learn_picture(self, content: str, picture: Picture) -> None:
+        """Remember the size of an image by the digest of its file."""
+        size = f"{picture.width} {picture.height}"
+        self._pictures.learn(f"{picture.upright:d}{content}", None, size)
+
+    def listed(self, path: str, stat: SourceStat) -> Listed | None:
+        """Return the entries of a metadata file of this stat, where it was read before."""
+        found = self._lists.get(path, stat)
+        return None if found is None else Listed(self._database, *map(int, found.split()))
+
+    def learn_list(self, path: str, stat: SourceStat, entries: Iterable[Entry]) -> Listed:
+        """Keep the entries of a metadata file, each as soon as it comes; all of them or none.
+
+        Where the memo cannot be written, a temporary file of the system holds them.
+
+        Raises:
+            whatever `entries` raises.
+        """
+        old, database = self._lists.get(path), self._database
+        try:
+            database.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            old, database = None, _connect("")
+            database.execute("BEGIN")
+        with _transaction(database):
+            if old is not None:
+                database.execute("DELETE FROM entries WHERE list = ?", (old.split()[0],))
+            ((number,),) = database.execute("SELECT ifnull(max(list), 0) + 1 FROM entries")
+            rows = ((number, *entry) for entry in entries)
+            database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)", rows)
+            ((count,),) = database.execute("SELECT count(*) FROM entries WHERE list = ?", (number,))
+            if database is self._database:
+                self._lists.learn(path, stat, f"{number} {count}")
+                self._lists.write()
+                self._lists.clear()
+        return Listed(database, number, count)
 
     def verdict(self, question: str) -> str | None:
         """Return the answer given to a question (a digest of all it depends on), if any."""
-        try:
-            row = self._database.execute(
-                "SELECT answer FROM verdicts WHERE question = ?", (question,)
-            ).fetchone()
-        except sqlite3.Error:
-            return None
-        return None if row is None else str(row[0])
+        return self._verdicts.get(question)
 
     def learn_verdict(self, question: str, answer: str) -> None:
-        """Remember the answer to a question."""
-        self._verdicts.append((question, answer))
+        """Remember the answer to a question, for 90 days."""
+        self._verdicts.learn(question, None, answer)
 
     def rate(self, name: str) -> Rate | None:
-        """Return how fast past jobs of a name (kind and model) were, if there were any."""
-        try:
-            row = self._database.execute(
-                "SELECT targets / seconds, starting / jobs FROM rates WHERE name = ?", (name,)
-            ).fetchone()
-        except sqlite3.Error:
+        """Return the speed of past jobs of a name (kind and model), if there were any."""
+        if (found := self._rates.get(name)) is None:
             return None
-        return None if row is None else Rate(*row)
+        targets, seconds, starting, jobs = map(float, found.split())
+        return Rate(targets / seconds, starting / jobs)
 
     def learn_rate(self, name: str, targets: int, seconds: float, starting: float) -> None:
-        """Remember how fast a job was; later ones weigh more.
+        """Remember the speed of a job; what a past one weighs is halved by each that follows.
 
         Args:
             name: kind and model.
-            targets: that it encoded; of none, nothing is learnt.
-            seconds: that this took.
+            targets: encoded ones; of a job without any, nothing is learnt.
+            seconds: spent on them.
             starting: seconds before.
         """
         if targets > 0 and seconds > 0:
-            self._rates.append((name, targets, seconds, starting))
+            past = (self._rates.get(name) or "0 0 0 0").split()
+            new = (targets, seconds, starting, 1)
+            sums = (float(a) / 2 + b for a, b in zip(past, new, strict=True))
+            self._rates.learn(name, None, " ".join(map(str, sums)))
 
-    def known_receipts(self) -> set[str]:
-        """Return the names of the receipts that were taken in."""
+
+@contextlib.contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Commit what is written within the `with`, or none of it."""
+    try:
+        if not database.in_transaction:
+            database.execute("BEGIN IMMEDIATE")
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    """Open the memo, or one in memory where that is impossible."""
+    for _ in range(2):
+        if path is None:
+            break
         try:
-            return {str(row[0]) for row in self._database.execute("SELECT name FROM receipts")}
-        except sqlite3.Error:
-            return set()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _connect(str(path))
+        except (sqlite3.OperationalError, OSError):
+            break  # locked, read-only, full: plan without it
+        except sqlite3.DatabaseError:  # damaged, or of another version
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return _connect(":memory:")
 
-    def learn_receipt(self, name: str) -> None:
-        """Remember that a receipt was taken in."""
-        self._receipts.append((name,))
+
+def _connect(place: str) -> sqlite3.Connection:
+    database = sqlite3.connect(place, timeout=1, isolation_level=None)
+    try:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            raise sqlite3.DatabaseError("written by another version")
+        if version == 0:
+            database.executescript(_SCHEMA)
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database

@@ -166,13 +166,13 @@ class Facts:
         stat = next((SourceStat(*x[1:]) for x in scan.entries if x[0] == below), None)
         if stat is None:
             return None
-        if (known := self.memo.known_digest(path, stat)) is not None:
+        if (known := self.memo.sources.get(path, stat)) is not None:
             return known
         found = next(s3.digests([(path, stat)]))
         if isinstance(found, SourceError):
             return None
         content, stat = found
-        self.memo.learn_source(path, stat, content)
+        self.memo.sources.learn(path, stat, content)
         return content
 
     def digest_of(self, path: str | Path) -> str | None:

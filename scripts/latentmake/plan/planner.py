@@ -90,7 +90,7 @@ def make_plan(facts: Facts, names: Iterable[str], *, force: bool = False) -> Pla
 
 def _read_receipts(memo: Memo) -> None:
     """Learn what jobs read and wrote, so that nobody reads it again."""
-    known = memo.known_receipts()
+    known = memo.receipts.names()
     for path in orders.receipts():
         if path.name in known:
             continue
@@ -98,18 +98,18 @@ def _read_receipts(memo: Memo) -> None:
             receipt = orders.read_receipt(path)
             for source, values in receipt.sources.items():
                 (*stat, content), size = values[:5], values[5:]
-                memo.learn_source(source, SourceStat(*stat), content)
+                memo.sources.learn(source, SourceStat(*stat), content)
                 if size:
                     memo.learn_picture(content, Picture(*size))
             for target, (*stat, key) in receipt.targets.items():
-                memo.learn_target(target, TargetStat(*stat), key)
+                memo.targets.learn(target, TargetStat(*stat), key)
             if receipt.work:
                 encoding = receipt.seconds - receipt.starting
                 encoded = receipt.counts.get("encoded", 0)
                 memo.learn_rate(receipt.work, encoded, encoding, receipt.starting)
         except (OSError, ValueError, TypeError):
             continue  # it spares work, no more
-        memo.learn_receipt(path.name)
+        memo.receipts.learn(path.name, None, "")
     memo.save()
 
 

@@ -137,7 +137,7 @@ def mark(memo: Memo, evaluations: Sequence[Evaluation]) -> None:
     memo.save()  # what was learnt just now counts
     _learn_unknown(memo)
     kept = store.keys()
-    if not kept and memo.knows_nothing("targets"):
+    if not kept and not memo.targets.any():
         return
     for keys in {id(each): each for each, _, _ in asked}.values():
         keys.prepare(stale for other, _, state in asked if other is keys for stale in state.stale)
@@ -157,13 +157,13 @@ def _files(keys: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:
     """Return key -> the files at hand that bear it."""
     found = {key: [str(store.stored(key))] for key in keys & kept}
     gone = []
-    for path, size, key in memo.targets_of(keys):
+    for path, stat, key in memo.targets.where("value", keys):
         try:
-            if os.lstat(path).st_size == size:
+            if os.lstat(path).st_size == stat.size:
                 found.setdefault(key, []).append(path)
         except OSError:
             gone.append(path)
-    memo.forget_targets(gone)
+    memo.targets.forget(gone)
     return found
 
 
@@ -173,13 +173,13 @@ def _learn_unknown(memo: Memo) -> None:
 
     for path in _folders("cache"):
         for folder in _folders(path):
-            if not memo.knows_nothing("targets", folder):
+            if memo.targets.any(folder):
                 continue
             with contextlib.suppress(CacheError):
                 for file, stat in Folder(folder).listing().items():
                     with contextlib.suppress(CacheError, OSError):
                         header = read_header(file)
-                        memo.learn_target(file, stat, header.key)
+                        memo.targets.learn(file, stat, header.key)
                         if header.picture is not None:
                             memo.learn_picture(header.source, header.picture)
     memo.save()

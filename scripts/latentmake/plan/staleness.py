@@ -217,7 +217,7 @@ class Sources:
         self._lost: dict[str, SourceError] = {}
         self.unreadable: dict[str, SourceError] = {}
         for root in filter(None, roots):
-            self._known |= memo.sources_below(root)
+            self._known |= memo.sources.below(root)
 
     def digest(self, source: Source) -> str | None:
         """Return a source's digest; None where it cannot be read, which is noted."""
@@ -247,9 +247,9 @@ class Sources:
             for path, stat in ((source.path, source.stat), (source.control, source.control_stat))
             if path and stat and self._known.get(path, (None,))[0] != stat
         }
-        for size, mtime_ns, inode, content in self._memo.sources_of_size(sizes):
-            for like in ((size, "inode", inode), (size, "mtime", mtime_ns), (size, "", 0)):
-                self._alike.setdefault(like, set()).add(content)
+        for _, stat, content in self._memo.sources.where("size", sizes):
+            for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
+                self._alike.setdefault((stat.size, kind, number), set()).add(content)
 
     def presumed(self, source: Source) -> tuple[str, ...]:
         """Return the digests that a source may have, for a search that its job verifies.
@@ -296,7 +296,7 @@ class Sources:
         except OSError as error:
             raise unreadable(path, error) from None
         self._known[path] = (stat, content)
-        self._memo.learn_source(path, stat, content)
+        self._memo.sources.learn(path, stat, content)
         return content
 
     def fetch(self, files: Iterable[tuple[str, SourceStat]]) -> None:
@@ -308,7 +308,7 @@ class Sources:
                 continue
             content, stat = read
             self._known[path] = (listed, content)
-            self._memo.learn_source(path, stat, content)
+            self._memo.sources.learn(path, stat, content)
 
 
 class _Targets:
@@ -316,7 +316,7 @@ class _Targets:
 
     def __init__(self, memo: Memo, folder: str, found: Listing) -> None:
         self._memo = memo
-        self._known = memo.targets_below(folder)
+        self._known = memo.targets.below(folder)
         self.found = found
 
     def key(self, path: str, stat: TargetStat) -> str:
@@ -324,7 +324,7 @@ class _Targets:
         if known is not None and known[0] == stat:
             return known[1]
         header = self.header(path)
-        self._memo.learn_target(path, stat, header.key)
+        self._memo.targets.learn(path, stat, header.key)
         return header.key
 
     def header(self, path: str) -> Header:
@@ -396,7 +396,7 @@ def evaluate(
         found,
     )
     _orphans(f"cache/{dataset}/{model}/", layout, expected, kept, kept - without, targets, parts)
-    memo.forget_targets(targets.gone())
+    memo.targets.forget(targets.gone())
     keys = Keys(known_sources, variants, recipes)
     return Evaluation(parts, unreadable=known_sources.unreadable, target_keys=keys)
 

@@ -107,7 +107,7 @@ class _Files:
 
     def __init__(self, memo: Memo, root: str) -> None:
         self._memo = memo
-        self._known: Mapping[str, tuple[SourceStat, str]] = memo.texts_below(root)
+        self._known: Mapping[str, tuple[SourceStat, str]] = memo.texts.below(root)
         self.progress: Progress | None = None
 
     def is_new(self, path: str | None, stat: SourceStat | None) -> bool:
@@ -130,7 +130,7 @@ class _Files:
                 where=path,
                 mend="check the file's permissions",
             ) from None
-        self._memo.learn_text(path, stat, text)
+        self._memo.texts.learn(path, stat, text)
         return text
 
 

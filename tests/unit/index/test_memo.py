@@ -23,18 +23,18 @@ def place(tmp_path: Path) -> Path:
 
 
 def learn_something(memo: Memo) -> None:
-    memo.learn_source("data/a.png", SOURCE, "digest")
-    memo.learn_target("cache/a", TARGET, "key")
+    memo.sources.learn("data/a.png", SOURCE, "digest")
+    memo.targets.learn("cache/a", TARGET, "key")
     memo.learn_verdict("question", "answer")
-    memo.learn_receipt("receipt")
+    memo.receipts.learn("receipt", None, "")
 
 
 def knows_something(memo: Memo) -> bool:
     known = [
-        memo.sources_below("data") == {"data/a.png": (SOURCE, "digest")},
-        memo.targets_below("cache") == {"cache/a": (TARGET, "key")},
+        memo.sources.below("data") == {"data/a.png": (SOURCE, "digest")},
+        memo.targets.below("cache") == {"cache/a": (TARGET, "key")},
         memo.verdict("question") == "answer",
-        memo.known_receipts() == {"receipt"},
+        memo.receipts.names() == {"receipt"},
     ]
     assert len(set(known)) == 1, known
     return known[0]
@@ -58,22 +58,22 @@ def test_saving_in_the_middle_is_enough(place: Path) -> None:
 
 def test_what_is_learnt_last_counts(place: Path) -> None:
     with Memo(place) as memo:
-        memo.learn_target("cache/a", TARGET, "old")
-        memo.learn_target("cache/a", TARGET, "older")
+        memo.targets.learn("cache/a", TARGET, "old")
+        memo.targets.learn("cache/a", TARGET, "older")
         memo.learn_verdict("question", "old")
     with Memo(place) as memo:
         learn_something(memo)
     with Memo(place) as memo:
-        assert memo.targets_below("cache") == {"cache/a": (TARGET, "key")}
+        assert memo.targets.below("cache") == {"cache/a": (TARGET, "key")}
         assert memo.verdict("question") == "answer"
 
 
 def test_it_knows_nothing_that_it_was_not_told(place: Path) -> None:
     with Memo(place) as memo:
-        assert memo.sources_below("data") == {}
-        assert memo.targets_below("cache") == {}
+        assert memo.sources.below("data") == {}
+        assert memo.targets.below("cache") == {}
         assert memo.verdict("question") is None
-        assert memo.known_receipts() == set()
+        assert memo.receipts.names() == set()
 
 
 def test_a_memo_in_memory_works_alike() -> None:
@@ -98,20 +98,20 @@ paths = st.lists(
 def test_below_a_folder_is_what_a_path_says(names: list[str], folder: str) -> None:
     with Memo(None) as memo:
         for name in names:
-            memo.learn_source(name, SOURCE, name)
-            memo.learn_target(name, TARGET, name)
+            memo.sources.learn(name, SOURCE, name)
+            memo.targets.learn(name, TARGET, name)
         memo.save()
         below = {name for name in names if name.startswith(f"{folder}/")}
-        assert set(memo.sources_below(folder)) == below
-        assert set(memo.targets_below(folder)) == below
+        assert set(memo.sources.below(folder)) == below
+        assert set(memo.targets.below(folder)) == below
 
 
 def test_a_folder_does_not_take_in_those_whose_names_it_begins() -> None:
     with Memo(None) as memo:
         for name in ("a/b/x", "a/bc/x", "a/b", "a/b0", "a/b.x", "a/b/y/z", "A/b/x"):
-            memo.learn_source(name, SOURCE, name)
+            memo.sources.learn(name, SOURCE, name)
         memo.save()
-        assert set(memo.sources_below("a/b")) == {"a/b/x", "a/b/y/z"}
+        assert set(memo.sources.below("a/b")) == {"a/b/x", "a/b/y/z"}
 
 
 # -- digests of files -----------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_a_file_of_known_stat_is_not_read_again(place: Path, tmp_path: Path) -> 
     file = tmp_path / "weights"
     file.write_bytes(b"one")
     with Memo(place) as memo:
-        memo.learn_source(str(file), source_stat(file.stat()), "told before")
+        memo.sources.learn(str(file), source_stat(file.stat()), "told before")
     with Memo(place) as memo:
         assert memo.digest_of_file(file) == "told before"
 
@@ -198,17 +198,17 @@ def test_a_memo_of_another_version_is_replaced(place: Path) -> None:
 def test_a_memo_damaged_inside_stops_nothing(place: Path, kept: int) -> None:
     with Memo(place) as memo:
         for number in range(2000):
-            memo.learn_source(f"data/{number}", SOURCE, "d" * 64)
+            memo.sources.learn(f"data/{number}", SOURCE, "d" * 64)
         learn_something(memo)
     data = bytearray(place.read_bytes())
     start = max(len(data) * kept // 100, 4096)
     data[start:] = b"\xff" * (len(data) - start)
     place.write_bytes(data)
     with Memo(place) as memo:
-        memo.sources_below("data")
-        memo.targets_below("cache")
+        memo.sources.below("data")
+        memo.targets.below("cache")
         memo.verdict("question")
-        memo.known_receipts()
+        memo.receipts.names()
         memo.digest_of_file(Path(__file__))
         learn_something(memo)
 
@@ -260,7 +260,7 @@ def test_old_verdicts_are_forgotten(place: Path) -> None:
     with Memo(place) as memo:
         learn_something(memo)
     database = sqlite3.connect(place)
-    database.execute("UPDATE verdicts SET asked = asked - 91 * 24 * 3600")
+    database.execute("UPDATE facts SET mtime_ns = mtime_ns - 91 * 24 * 3600 * 1000000000")
     database.commit()
     database.close()
     with Memo(place) as memo:
@@ -276,25 +276,25 @@ def test_old_verdicts_are_forgotten(place: Path) -> None:
 
 def test_files_are_found_by_key_and_by_size_until_they_are_forgotten(tmp_path: Path) -> None:
     with Memo(tmp_path / "memo") as memo:
-        assert memo.is_new and memo.knows_nothing("targets")
+        assert memo.is_new and not memo.targets.any()
         for number in range(1200):  # more than one query takes
-            memo.learn_target(f"cache/a/b/{number}", TargetStat(number, 1, 1), f"key {number}")
-            memo.learn_source(f"data/{number}", SourceStat(number, 2, 3, 4), f"digest {number}")
-        memo.learn_target("cache/c/d/7", TargetStat(7, 1, 1), "key 7")
+            memo.targets.learn(f"cache/a/b/{number}", TargetStat(number, 1, 1), f"key {number}")
+            memo.sources.learn(f"data/{number}", SourceStat(number, 2, 3, 4), f"digest {number}")
+        memo.targets.learn("cache/c/d/7", TargetStat(7, 1, 1), "key 7")
         memo.learn_picture("digest 7", Picture(60, 40, True))
     with Memo(tmp_path / "memo") as memo:
         assert not memo.is_new
-        assert not memo.knows_nothing("targets", "cache/a")
-        assert memo.knows_nothing("targets", "cache/a/c")
+        assert memo.targets.any("cache/a")
+        assert not memo.targets.any("cache/a/c")
         keys = [f"key {number}" for number in range(2000)]
-        assert len([*memo.targets_of(keys)]) == 1201
-        assert set(memo.targets_of(["key 7"])) == {
-            ("cache/a/b/7", 7, "key 7"),
-            ("cache/c/d/7", 7, "key 7"),
+        assert len([*memo.targets.where("value", keys)]) == 1201
+        assert set(memo.targets.where("value", ["key 7"])) == {
+            ("cache/a/b/7", (7, 1, 1), "key 7"),
+            ("cache/c/d/7", (7, 1, 1), "key 7"),
         }
-        assert [*memo.sources_of_size([7, 5000])] == [(7, 2, 4, "digest 7")]
+        assert [*memo.sources.where("size", [7, 5000])] == [("data/7", (7, 2, 3, 4), "digest 7")]
         assert memo.pictures(["digest 7", "digest 8"], upright=True) == {"digest 7": (60, 40)}
         assert memo.pictures(["digest 7"], upright=False) == {}
-        memo.forget_targets(["cache/a/b/7", "cache/gone"])
+        memo.targets.forget(["cache/a/b/7", "cache/gone"])
         memo.save()
-        assert [*memo.targets_of(["key 7"])] == [("cache/c/d/7", 7, "key 7")]
+        assert [*memo.targets.where("value", ["key 7"])] == [("cache/c/d/7", (7, 1, 1), "key 7")]
