@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ from urllib.parse import unquote
 
 import boto3
 
+_LISTENS = re.compile(r"http://127\.0\.0\.1:\d+")
 _LINE = re.compile(r"(GET|HEAD|PUT|POST|DELETE) (/\S*) HTTP/1\.[01]\S*\" (\d+)")
 
 
@@ -37,23 +36,14 @@ class Server:
 
     @classmethod
     def start(cls, folder: Path) -> Server:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         log = folder / "access.log"
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
         with log.open("wb") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file, cwd=folder)
-        url = f"http://127.0.0.1:{port}"
-        for _ in range(600):
+        while not (said := _LISTENS.search(log.read_text())):
             assert process.poll() is None, log.read_text()
-            try:
-                urllib.request.urlopen(url, timeout=5).close()
-            except OSError:
-                time.sleep(0.1)
-            else:
-                return cls(url, log, process)
-        raise AssertionError(log.read_text())
+            time.sleep(0.05)
+        return cls(said[0], log, process)
 
     def stop(self) -> None:
         self.process.terminate()

@@ -7,72 +7,90 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import tqdm
 from latentmake import progress
+from latentmake.progress import Progress
 
-_WORK = """
-import sys, time
-from latentmake import progress
-progress._SECONDS = 0.2
-bars = {bars}
-for each in bars:
-    for number in each:
-        time.sleep(0.001)
-        if number % 100 == 0:
-            progress.Progress.write(f"said {{number}}", file=sys.stderr)
-"""
-_SCRIPTS = str(Path(progress.__file__).parents[1])
-_ONE = "[progress.Progress(range(1000), desc='latents of cats', unit='target')]"
-_MANY_SHORT = "(progress.Progress(range(20), desc='short') for _ in range(20))"
+TICK = 0.5  # seconds of the test's clock that a round takes
 
 
-def _stderr(bars: str, **environment: str) -> str:
-    command = [sys.executable, "-c", _WORK.format(bars=bars)]
-    ended = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": _SCRIPTS} | environment,
-        stderr=subprocess.PIPE,
-        check=True,
-    )
-    return ended.stderr.decode()
+class Clock:
+    """A clock that goes on when it is told to, however long that takes."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def rounds(self, bar: Progress, *, said_each: int = 10**9) -> None:
+        for number in bar:
+            self.now += TICK
+            if number % said_each == 0:
+                Progress.write(f"said {number}", file=sys.stderr)
 
 
-def test_in_a_file_progress_is_a_line_an_interval_however_often_it_moves_or_something_is_said() -> (
-    None
-):
-    said = _stderr(_ONE)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(tqdm.std, "time", clock)
+    monkeypatch.setattr(Progress, "monitor_interval", 0)  # a thread that looks at the real one
+    monkeypatch.delenv("LATENTMAKE_TERMINAL", raising=False)
+    return clock
+
+
+def cats() -> Progress:
+    return Progress(range(1000), desc="latents of cats", unit="target")
+
+
+def test_in_a_file_progress_is_a_line_each_30_seconds_however_often_it_moves_or_something_is_said(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock.rounds(cats(), said_each=100)
+    said = capsys.readouterr().err
     lines = [line for line in said.splitlines() if not line.startswith("said ")]
     assert "\r" not in said
-    assert 2 <= len(lines) <= 8  # in 1.1 to 1.6 s, with one each 0.2 s
-    for line in lines:
-        assert line.startswith("latents of cats: ")
-        assert " of 1000, " in line and " target/s, " in line and line.endswith(" left")
+    assert [line.split(",")[0] for line in lines] == [
+        f"latents of cats: {done} of 1000" for done in range(60, 1000, 60)
+    ]
+    assert lines[0].split(",  ")[1] == "2.00 target/s, 07:50 left"
 
 
-def test_what_ends_within_an_interval_shows_no_progress() -> None:
-    assert [*filter(lambda line: "said" not in line, _stderr(_MANY_SHORT).splitlines())] == []
+def test_what_ends_within_30_seconds_shows_no_progress(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(20):
+        clock.rounds(Progress(range(59), desc="short"), said_each=10)
+    assert {line.split()[0] for line in capsys.readouterr().err.splitlines()} == {"said"}
 
 
-def test_behind_a_pipe_to_a_terminal_progress_is_a_bar() -> None:
-    assert _stderr(_ONE, LATENTMAKE_TERMINAL="1").count("\r") > 5
+def test_behind_a_pipe_to_a_terminal_progress_is_a_bar(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LATENTMAKE_TERMINAL", "1")
+    clock.rounds(cats())
+    assert capsys.readouterr().err.count("\r") > 500
 
 
-def test_on_a_terminal_progress_is_a_bar() -> None:
+def test_on_a_terminal_progress_is_a_bar(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", _WORK.format(bars=_MANY_SHORT.replace("20))", "2))"))]
-    subprocess.run(command, env=os.environ | {"PYTHONPATH": _SCRIPTS}, stderr=theirs, check=True)
-    os.close(theirs)
-    assert b"\r" in os.read(ours, 1 << 16)
+    with os.fdopen(theirs, "w") as file, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", file)
+        clock.rounds(Progress(range(3), desc="short"))
+        assert b"\r" in os.read(ours, 1 << 16)
     os.close(ours)
 
 
 def test_the_bars_of_a_launched_program_are_slow_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(progress, "_SECONDS", 1e6)
+    monkeypatch.delenv("LATENTMAKE_TERMINAL", raising=False)
     with (tmp_path / "stderr").open("w") as file:
         monkeypatch.setattr(sys, "stderr", file)
-        monkeypatch.delenv("LATENTMAKE_TERMINAL", raising=False)
         told = progress.environment()
     other = "import time\nfrom tqdm import tqdm\nfor _ in tqdm(range(600)): time.sleep(0.001)"
     ended = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import preloaded
+import psutil
 import yaml
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import read_header
@@ -33,6 +35,39 @@ _TABLE = re.compile(r"^dataset\s+model\s+kind\s+fresh\s.*$", re.MULTILINE)
 _JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\S+):$", re.MULTILINE)
 
 Snapshot = dict[str, tuple[str, int]]
+
+# Stops a job just before a file comes to stand in a folder, so that a test need not be quick enough
+# to meet it there: the first job does, or each.
+_STOP = """
+import os, signal, sys
+NAMED = []
+def stop(event, arguments):
+    if event == "os.rename" and os.path.dirname(os.fspath(arguments[1])).endswith({folder!r}):
+        NAMED.append(arguments[1])
+        if len(NAMED) == {files} + 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+sys.addaudithook(stop)
+"""
+_STOP_ONE = """
+import os, signal
+if not os.path.exists("stopped"):
+    open("stopped", "x").close()
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+# Lets jobs write nothing until there are as many of them: so many have a GPU at the same time.
+_MEET = """
+import os, sys, time
+def meet(event, arguments):
+    if event == "os.rename" and os.path.dirname(os.fspath(arguments[1])).endswith("/spool"):
+        mine = f"met/{{os.getpid()}}"
+        if not os.path.exists(mine):
+            os.makedirs("met", exist_ok=True)
+            open(mine, "w").write(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        while len(os.listdir("met")) < {jobs}:
+            time.sleep(0.01)
+sys.addaudithook(meet)
+"""
 
 
 class Counts(NamedTuple):
@@ -160,6 +195,30 @@ class Project:
     def __truediv__(self, path: str) -> Path:
         return self.folder / path
 
+    def stop_in_script(self, name: str, folder: str = "", files: int = 0) -> None:
+        """Let jobs of a script stop when a number of files stand in a folder.
+
+        Args:
+            name: the script's.
+            folder: the end of the folder's path; where it is empty, one job stops as it begins.
+            files: how many.
+        """
+        stop = _STOP.format(folder=folder, files=files) if folder else _STOP_ONE
+        self._begin_script(name, stop)
+
+    def meet_in_script(self, name: str, jobs: int) -> None:
+        """Let jobs of a script wait until so many run side by side."""
+        self._begin_script(name, _MEET.format(jobs=jobs))
+
+    def met(self) -> list[str]:
+        """Return the GPUs of those jobs, in the order in which they came."""
+        files = sorted((self / "met").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        return [path.read_text() for path in files]
+
+    def _begin_script(self, name: str, code: str) -> None:
+        entry = self / "scripts" / name
+        entry.write_text(code + entry.read_text(encoding="utf-8"), encoding="utf-8")
+
     # -- running ------------------------------------------------------------------------------
 
     def command(self, *arguments: str) -> list[str]:
@@ -174,11 +233,14 @@ class Project:
         cluster = {"SLURM_CONF": os.devnull}
         return {**kept, **cluster, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
-    def run(self, *arguments: str, check: bool = True, cwd: Path | None = None) -> Result:
+    def run(
+        self, *arguments: str, check: bool = True, cwd: Path | None = None, **environment: str
+    ) -> Result:
+        preload = preloaded.environment() if self.preloads else {}
         done = subprocess.run(
             self.command(*arguments),
             cwd=cwd or self.folder,
-            env={**self.environment(), **(preloaded.environment() if self.preloads else {})},
+            env={**self.environment(), **preload, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -277,43 +339,26 @@ class Project:
             os.utime(path, ns=(moment, moment), follow_symlinks=False)
 
 
-def descendants(process: int) -> list[int]:
-    """Return the ids of the processes that one has started, and those that these have."""
-    parents: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(folder.name))
-    found: list[int] = []
-    pending = [process]
-    while pending:
-        children = parents.get(pending.pop(), [])
-        found += children
-        pending += children
-    return found
-
-
-def encoding_process(snakemake: int) -> int | None:
-    """Return the id of the process that runs scripts/encode.py for a Snakemake process, if any."""
-    for process in descendants(snakemake):
-        try:
-            command = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        name = Path(os.fsdecode(command[0])).name
-        if name.startswith("python") and b"encode.py" in b" ".join(command):
-            return process
-    return None
-
-
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
     """Wait for a condition, as long as a process lives."""
     while not condition():
         assert process.poll() is None, "the process ended before"
         time.sleep(0.02)  # looking at all processes takes time of its own
+
+
+def stopped(running: subprocess.Popen[str], after: int = 0) -> int:
+    """Wait until a job of a build has stopped that comes after another, and return its id."""
+    found: list[int] = []
+
+    def stops() -> bool:
+        for job in psutil.Process(running.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if job.pid != after and job.status() == psutil.STATUS_STOPPED:
+                    found.append(job.pid)
+        return bool(found)
+
+    wait_until(stops, running)
+    return found[0]
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

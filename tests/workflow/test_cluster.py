@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 from collections.abc import Callable
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -18,39 +16,18 @@ from project import Project
 TOOLS = ("sbatch", "squeue", "sacct", "sinfo", "scancel", "srun", "scontrol", "sacctmgr")
 
 
-def run(project: Project, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        project.command(*arguments),
-        cwd=project.folder,
-        env={**project.environment(), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 def test_as_many_jobs_run_as_there_are_gpus_each_with_its_own(fresh: Callable[[], Project]) -> None:
     project = fresh()
     world.keep(project / "data/shapes", 4)  # one more than there are GPUs
     project.configure(lambda values: values.update(batch={"items": 1}))
-    run(project, "--cores", "3", "latents_tiny", CUDA_VISIBLE_DEVICES="0,1,2")
-    jobs: list[tuple[float, float, str]] = []
-    for path in sorted((project / ".latentmake/orders").glob("*.receipt.json")):
-        log = project / f"logs/latents/shapes/{path.name[:12]}.log"
-        (gpu,) = re.findall(r"^GPU: (\d)$", log.read_text(), re.MULTILINE)
-        receipt = json.loads(path.read_bytes())
-        jobs.append((receipt["began"], receipt["began"] + receipt["seconds"], gpu))
-    assert len(jobs) == 4 and len({gpu for *_, gpu in jobs}) > 1
-    together = [
-        (one, other)
-        for one, other in combinations(jobs, 2)
-        if one[0] < other[1] and other[0] < one[1]
-    ]
-    assert together and all(one[2] != other[2] for one, other in together)
+    project.meet_in_script("encode.py", 3)
+    done = project.run("--cores", "4", "latents_tiny", CUDA_VISIBLE_DEVICES="0,1,2")
+    gpus = project.met()
+    assert len(gpus) == 4
+    assert sorted(gpus[:3]) == ["0", "1", "2"]
+    logs = [path.read_text() for path in (project / "logs/latents/shapes").glob("*.log")]
+    assert sorted(re.findall(r"^GPU: (\d)$", "\n".join(logs), re.MULTILINE)) == sorted(gpus)
+    assert "waiting for a GPU" not in done.output
 
 
 def test_a_dry_run_under_the_profile_asks_no_cluster(
@@ -84,7 +61,7 @@ def test_a_dry_run_under_the_profile_asks_no_cluster(
 def test_past_jobs_tell_how_large_the_next_shall_be(fresh: Callable[[], Project]) -> None:
     project = fresh()
     project.configure(lambda values: values.update(batch={"items": "auto", "minutes": 0.11}))
-    first = run(project, "latents_tiny")
+    first = project.run("latents_tiny").output
     assert len(re.findall(r"rule encode_latents", first)) == 1  # nothing is known yet
     project.run("-n", "latents_tiny")  # takes the receipts in
     with Memo(project / ".latentmake/memo.sqlite") as memo:
@@ -93,7 +70,7 @@ def test_past_jobs_tell_how_large_the_next_shall_be(fresh: Callable[[], Project]
         for _ in range(40):  # a slow model's jobs, which outweigh the first
             memo.learn_rate("latents micro", 2, 3.0, 0.01)
     project.configure(lambda values: values["models"]["micro"].update(dtype="float16"))
-    again = run(project, "-n", "latents_tiny")
+    again = project.run("-n", "latents_tiny").output
     # 6.6 s at two targets in 3 s are four targets: two items of two resolutions.
     assert len(re.findall(r"^rule encode_latents", again, re.MULTILINE)) == 3
 

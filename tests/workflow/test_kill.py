@@ -5,31 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import world
-from project import NOTHING, ROOT, Counts, Project, encoding_process, kill_group, wait_until
+from project import NOTHING, ROOT, Counts, Project, kill_group, stopped
 
 STEMS = [f"item{number}" for number in range(8)]
 SPOOLED = 3
-
-# Stops an encoding job just before it gives the next item its name in the spool, so that a test
-# need not be quick enough to meet it there.
-STOP = f"""
-import os, signal, sys
-NAMED = []
-def stop(event, arguments):
-    if event == "os.rename" and os.path.dirname(arguments[1]).endswith(".latentmake/spool"):
-        NAMED.append(arguments[1])
-        if len(NAMED) == {SPOOLED + 1}:
-            os.kill(os.getpid(), signal.SIGSTOP)
-sys.addaudithook(stop)
-"""
 
 
 @pytest.fixture
@@ -43,35 +28,21 @@ def stopping(fresh: Callable[[], Project]) -> Project:
         world.draw(folder / f"{stem}.png", number)
         (folder / f"{stem}.txt").write_text(stem)
     project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16]))
-    entry = project / "scripts/encode.py"
-    entry.write_text(STOP + entry.read_text(encoding="utf-8"), encoding="utf-8")
+    project.stop_in_script("encode.py", ".latentmake/spool", SPOOLED)
     return project
 
 
-def _stopped(running: subprocess.Popen[str]) -> int:
-    """Return the id of the encoding job as soon as it has stopped."""
-
-    def found() -> bool:
-        process = encoding_process(running.pid)
-        return process is not None and psutil.Process(process).status() == psutil.STATUS_STOPPED
-
-    wait_until(found, running)
-    process = encoding_process(running.pid)
-    assert process is not None
-    return process
-
-
 @contextmanager
-def halted(running: subprocess.Popen[str]) -> Iterator[None]:
-    """Hold an encoding job as soon as there is one, so that it is sure to be running meanwhile."""
-    wait_until(lambda: encoding_process(running.pid) is not None, running)
-    process = encoding_process(running.pid)
-    assert process is not None
-    os.kill(process, signal.SIGSTOP)
+def halted(project: Project) -> Iterator[None]:
+    """Build all caches; the first job of it halts meanwhile."""
+    project.stop_in_script("encode.py")
+    running = project.start("caches_tiny")
+    process = stopped(running)
     try:
         yield
     finally:
         os.kill(process, signal.SIGCONT)
+    assert running.wait(timeout=600) == 0, (project / "started.txt").read_text()
 
 
 def _finishes(project: Project) -> None:
@@ -85,7 +56,7 @@ def _finishes(project: Project) -> None:
 
 def test_a_killed_job_loses_at_most_the_item_in_hand(stopping: Project) -> None:
     running = stopping.start("latents_tiny")
-    os.kill(_stopped(running), signal.SIGKILL)
+    os.kill(stopped(running), signal.SIGKILL)
     assert running.wait(timeout=600) != 0
     assert len(stopping.spool()) == SPOOLED
     assert stopping.cache_files() == []
@@ -95,7 +66,7 @@ def test_a_killed_job_loses_at_most_the_item_in_hand(stopping: Project) -> None:
 
 def test_an_interrupted_build_goes_on_where_it_was(stopping: Project) -> None:
     running = stopping.start("latents_tiny")
-    process = _stopped(running)
+    process = stopped(running)
     os.killpg(running.pid, signal.SIGINT)  # as Ctrl-C does
     os.kill(process, signal.SIGCONT)
     assert running.wait(timeout=600) != 0
@@ -108,7 +79,7 @@ def test_an_interrupted_build_goes_on_where_it_was(stopping: Project) -> None:
 
 def test_killing_everything_at_once_costs_no_finished_item(stopping: Project) -> None:
     running = stopping.start("latents_tiny")
-    _stopped(running)
+    stopped(running)
     kill_group(running)
     assert len(stopping.spool()) == SPOOLED
     stopping.assert_all_whole()
@@ -128,13 +99,11 @@ def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(
     before = built.snapshot()
     alone = built.copy(tmp_path / "alone")
     alone.run("caches_tiny")
-    running = built.start("caches_tiny")
-    with halted(running):
+    with halted(built):
         second = built.run("caches_tiny", check=False)
         built.run("-n", "caches_tiny")
     assert second.returncode != 0
     second.one_line("Directory cannot be locked")
-    assert running.wait(timeout=600) == 0, (built / "started.txt").read_text()
     added = built.latents(*world.CAPTIONS, resolutions=(48,))
     assert built.changed(before) == NOTHING._replace(added=added)
     assert _bytes(built) == _bytes(alone)
@@ -143,13 +112,12 @@ def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(
 
 def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path: Path) -> None:
     before = built.copy(tmp_path / "before")
-    entry = built / "scripts/encode.py"
-    entry.write_text(STOP + entry.read_text(encoding="utf-8"), encoding="utf-8")
+    built.stop_in_script("encode.py", ".latentmake/spool", SPOOLED)
     for number, stem in enumerate(world.CAPTIONS):
         world.draw(built / f"data/shapes/{stem}.png", number + 50)
         (built / f"data/shapes/{stem}.txt").write_text(f"{stem}, edited")
     running = built.start("caches_tiny")
-    process = _stopped(running)
+    process = stopped(running)
     kept = built.spool()
     assert len(kept) == 12 + 5 + SPOOLED  # what both jobs will replace, and what one has made
     file = "cache/shapes/micro/16/ant.latents.safetensors"
@@ -158,8 +126,7 @@ def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path
     built.run("status_tiny")  # which Snakemake lets run beside it
     assert built.spool() == kept
     os.kill(process, signal.SIGCONT)
-    wait_until(lambda: encoding_process(running.pid) not in (None, process), running)
-    _stopped(running)
+    stopped(running, after=process)
     kill_group(running)  # in the other job, which has deleted what it declares
     for part in ("data", "scripts"):
         shutil.copytree(before / part, built / part, dirs_exist_ok=True)
@@ -178,11 +145,9 @@ def test_a_dry_run_of_another_configuration_meanwhile_changes_nothing(built: Pro
         built.configure(lambda config: config["runs"]["tiny"].update(resolutions=list(sizes)))
 
     resolutions(16, 32, 48)
-    running = built.start("caches_tiny")
-    with halted(running):
+    with halted(built):
         resolutions(16, 32, 48, 64)
         built.run("-n", "caches_tiny")
-    assert running.wait(timeout=600) == 0, (built / "started.txt").read_text()
     assert all(row["latents"].keys() == {"16", "32", "48"} for row in built.manifest())
 
 

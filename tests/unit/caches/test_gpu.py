@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -15,12 +14,12 @@ from latentmake.errors import StorageError
 
 PACKAGE = str(Path(gpu.__file__).parents[2])
 HOLD = """
-import sys, time
+import sys, signal
 sys.path.insert(0, {package!r})
 from latentmake.caches.gpu import lease
-with lease() as device:
+with lease(lambda line: print("waits", flush=True)) as device:
     print(device, flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 
@@ -32,7 +31,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def hold() -> tuple[subprocess.Popen[str], str]:
-    """Start a process that leases a GPU; return it and what it got."""
+    """Start a process that leases a GPU until it is killed; return it and what it said first."""
     code = HOLD.format(package=PACKAGE)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -73,11 +72,10 @@ def test_jobs_side_by_side_get_different_gpus_and_a_killed_one_gives_its_back(
 def test_a_job_waits_where_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     held = [hold(), hold()]
-    code = HOLD.format(package=PACKAGE)
-    waiting = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    waiting, said = hold()
     try:
+        assert said == "waits"
         assert waiting.stdout is not None
-        assert not select.select([waiting.stdout], [], [], 1.5)[0]
         held[0][0].kill()
         assert waiting.stdout.readline().strip() == held[0][1]
     finally:

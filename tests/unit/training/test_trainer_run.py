@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,12 +179,27 @@ def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:
     assert json.loads((launched.root / "again.json").read_text()) == launched.receipt
 
 
-def _start(path: Path) -> subprocess.Popen[bytes]:
+# Ends as by `kill -9` where its second checkpoint is begun: five steps past its first.
+KILLED = """
+import os, signal, sys
+from latentmake.training.sd.train import main
+
+def kill(event, arguments):
+    if event == "os.mkdir" and ".step-000012" in os.fspath(arguments[0]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill)
+main(sys.argv[1:])
+"""
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "latentmake.training.sd.train", str(path)],
+    return subprocess.run(
+        [sys.executable, *command],
         env={**environment, "HF_HUB_OFFLINE": "1"},
         stderr=subprocess.PIPE,
+        check=False,
     )
 
 
@@ -193,24 +207,16 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     order = launched.order.model_copy(update={"output": str(launched.root / "killed")})
     path = write_order(order, launched.root / "killed.json")
     layout = Layout(order)
-    child = _start(path)
-    deadline = time.monotonic() + 600
-    while not checkpoint.find(layout.checkpoints, wanted(order)):
-        assert child.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    time.sleep(0.05)  # some steps past the checkpoint
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    assert child.stderr is not None
-    child.stderr.close()
+    killed = _run("-c", KILLED, str(path))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    (kept,) = checkpoint.find(layout.checkpoints, wanted(order))
+    assert kept.progress.step == 6
     assert not layout.weights.exists()
     assert not layout.record.exists()
 
-    second = _start(path)
-    _, said = second.communicate()
-    assert second.returncode == 0, said.decode()
-    assert b"going on from step" in said
+    second = _run("-m", "latentmake.training.sd.train", str(path))
+    assert second.returncode == 0, second.stderr.decode()
+    assert b"going on from step 6" in second.stderr
     first = Layout(launched.order)
     assert layout.weights.read_bytes() == first.weights.read_bytes()
     for mine, theirs in zip(
