@@ -1,0 +1,70 @@
+"""The documentation names what there is: links, headings, files, modules, configurations."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from latentmake.config import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "config").glob("*.md")])
+FOLDERS = (ROOT, ROOT / "scripts", ROOT / "scripts/latentmake")
+ENDINGS = (".py", ".smk", ".lock", ".json", ".yaml", ".md")
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@each_page
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith("https://"):
+            continue
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.is_file(), link
+        assert not heading or heading in headings(target), link
+
+
+@each_page
+def test_files_and_modules_of_the_project_exist(page: Path) -> None:
+    text = page.read_text()
+    named = [word for code in re.findall(r"`([^`\n]+)`", text) for word in code.split()]
+    named += re.findall(r"(?:tests|envs|docs|scripts|rules)/[\w./-]+", text)
+    ours = ("tests/", "envs/", "docs/", "scripts/", "rules/", "config/", "profiles/")
+    layers = tuple(f"{path.name}/" for path in (ROOT / "scripts/latentmake").iterdir())
+    for name in named:
+        whole = name.endswith(("/", *ENDINGS)) and not set(name) & set("*{}<>")
+        if whole and name.startswith((*ours, *layers)):
+            assert any((folder / name).exists() for folder in FOLDERS), name
+    for module in re.findall(r"\blatentmake(?:\.[a-z_]+)+\b", text):
+        place = ROOT / "scripts" / module.replace(".", "/")
+        header = module in ("latentmake.adopted",)  # a key in cache files
+        assert header or place.is_dir() or place.with_suffix(".py").is_file(), module
+
+
+@each_page
+def test_whole_configurations_are_accepted(page: Path) -> None:
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+        values = yaml.safe_load(block)
+        assert "runs" not in values or parse(values)
+
+
+def test_the_readme_is_the_table_of_contents() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 100
+    for page in PAGES:
+        assert page.name == "README.md" or f"({page.relative_to(ROOT)})" in text, page
+    assert "(config/README.md)" in text
+
+
+def test_pictures_are_small() -> None:
+    pictures = list((ROOT / "docs").glob("*.png"))
+    assert pictures and sum(path.stat().st_size for path in pictures) < 300_000
