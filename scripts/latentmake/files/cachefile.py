@@ -1,9 +1,7 @@
-"""Cache files: written whole or not at all, the same bytes for the same content, quick to check.
+"""Cache files: headers that say what a file was made from, the same bytes for the same content.
 
-A cache file is a safetensors file whose header says what it was made from. safetensors itself
-writes metadata in no fixed order and files that only their owner may read; both are put right here.
-The format: 8 bytes with the header's length (little endian), a JSON header, the tensors' bytes
-(https://github.com/huggingface/safetensors#format). sd-scripts reads npz instead: see npzfile.py.
+A cache file is a safetensors file, or an npz file for sd-scripts (see npz.py). safetensors itself
+writes metadata in no fixed order.
 """
 
 from __future__ import annotations
@@ -49,11 +47,9 @@ SOURCE = "latentmake.source"
 
 
 class Picture(NamedTuple):
-    """The size of an image, before it was scaled and cut.
+    """Size of an image in pixels, before it was scaled and cropped.
 
     Attributes:
-        width: in pixels.
-        height: likewise.
         upright: whether it was turned as its EXIF orientation says.
     """
 
@@ -63,15 +59,14 @@ class Picture(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a cache file's header says of its making.
+    """Origin of a cache file.
 
     Attributes:
-        key: its key.
         source: digest of the source.
         recipe: digest of the recipe.
-        adopted: digests of the files of another program that it was taken from, with spaces
-            between; "" where it was encoded.
-        picture: of latents whose header tells it: size of the image that was encoded.
+        adopted: digests of another program's files that it was taken from, separated by spaces;
+            "" where it was encoded.
+        picture: size of the encoded image, where the header of latents tells it.
     """
 
     key: str
@@ -82,12 +77,12 @@ class Header(NamedTuple):
 
 
 def target_key(source: str, recipe: str, variant: str) -> str:
-    """Return the key of a target: the digest of what shapes its bytes.
+    """Return the key of a target.
 
     Args:
         source: digest of the source's bytes.
         recipe: digest of the recipe.
-        variant: what is done to the source, as its layout says it; "" for text.
+        variant: the layout's name for what is done to the source; "" for text.
     """
     return digest.of_bytes(f"{source}\n{recipe}\n{variant}".encode())
 
@@ -101,7 +96,7 @@ def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) 
     """Return the bytes of a safetensors file, metadata first and in order.
 
     Args:
-        tensors: contiguous CPU tensors of any shape, by name.
+        tensors: CPU tensors of any shape, by name.
         metadata: the header's `__metadata__`.
     """
     from safetensors.torch import save
@@ -115,12 +110,12 @@ def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) 
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Read what a cache file says of itself, and check that it is whole; tensors are not read.
+    """Read the header of a cache file, and check that the file is complete; tensors are not read.
 
-    Its name tells an npz file; so do its first bytes, for the spool names files by key alone.
+    Its name tells an npz file; so do its first bytes, since the spool names files by key alone.
 
     Raises:
-        CacheError: it is cut short, is no such file, or not one of ours.
+        CacheError: it is cut short, damaged, or not one of ours.
         OSError: it cannot be read.
     """
     if os.fspath(path).endswith(".npz"):
@@ -132,30 +127,29 @@ def read_header(path: str | os.PathLike[str]) -> Header:
             return _read_npz(path)
         raise CacheError(str(error), where=path) from None
     metadata = head.metadata
-    try:
-        recipe, key, source = (metadata.get(name) for name in (RECIPE, KEY, SOURCE))
-        content = digest.of_bytes(recipe.encode()) if isinstance(recipe, str) else None
-        picture = _picture(metadata, recipe) if isinstance(recipe, str) else None
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        raise CacheError("has a damaged header", where=path) from None
-    if not (content is not None and isinstance(key, str) and isinstance(source, str)):
+    recipe, key, source = (metadata.get(name) for name in (RECIPE, KEY, SOURCE))
+    if not (isinstance(recipe, str) and isinstance(key, str) and isinstance(source, str)):
         raise CacheError("was not made by latentmake", where=path)
+    try:
+        content, picture = digest.of_bytes(recipe.encode()), _picture(metadata, recipe)
+    except (ValueError, AttributeError, RecursionError):
+        raise CacheError("has a damaged header", where=path) from None
     if not _is_as_written(head.data, metadata):
         raise CacheError("was rewritten by another program", where=path)
     return Header(key, source, content, str(metadata.get(ADOPTED, "")), picture)
 
 
 def _picture(metadata: Mapping[str, str], recipe: str) -> Picture | None:
-    size = [metadata.get(name) for name in (ORIGINAL_WIDTH, ORIGINAL_HEIGHT)]
-    if None in size:
+    width, height = (metadata.get(name) for name in (ORIGINAL_WIDTH, ORIGINAL_HEIGHT))
+    if width is None or height is None:
         return None
-    width, height = (int(str(side)) for side in size)
     # A recipe names the keys that differ from their defaults.
-    return Picture(width, height, bool(json.loads(recipe).get("exif_rotation", True)))
+    upright = bool(json.loads(recipe).get("exif_rotation", True))
+    return Picture(int(str(width)), int(str(height)), upright)
 
 
 def _begins_an_npz(path: str | os.PathLike[str]) -> bool:
-    # As the length of a safetensors header these bytes would be beyond all measure.
+    # As the length of a safetensors header, these bytes would be beyond the format's limit.
     try:
         file, _ = open_regular(path)
     except ValueError:
@@ -172,16 +166,16 @@ def _read_npz(path: str | os.PathLike[str]) -> Header:
     try:
         metadata = json.loads(comment)
         key, source, recipe = (metadata[name] for name in (KEY, SOURCE, RECIPE))
-        content = digest.of_bytes(recipe.encode())
         if not (isinstance(key, str) and isinstance(source, str)):
             raise TypeError("a key is text")
+        content = digest.of_bytes(recipe.encode())
+        return Header(key, source, content, str(metadata.get(ADOPTED, "")))
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         raise CacheError("was not made by latentmake", where=path) from None
-    return Header(key, source, content, str(metadata.get(ADOPTED, "")))
 
 
 def _is_as_written(head: bytes, metadata: Mapping[str, object]) -> bool:
-    """Whether a header is as `serialize` writes one, and of the caption that it was made of.
+    """Whether a header is as `serialize` writes one, and of the caption that it was made from.
 
     musubi-tuner, encoding a text again, puts its own tensors into the file and leaves all metadata
     that it does not know, our key among them.

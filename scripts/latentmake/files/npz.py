@@ -1,9 +1,9 @@
 """npz files that say what they were made from, for trainers that read numpy's archives.
 
-An npz is a ZIP archive of arrays, uncompressed. What it was made from is JSON in the archive's
-comment: numpy passes over it, and a program that writes the file again leaves it out, so that such
-a file is no longer ours. The comment stands at the very end, so that one small read finds it and
-tells whether the file is whole.
+An npz is a ZIP archive of arrays, uncompressed. Its origin is JSON in the archive's comment: numpy
+ignores it, and a program that writes the file again leaves it out, so that such a file is no longer
+ours. The comment stands at the very end, where one small read finds it and tells whether the file
+is complete; zipfile itself would read the directory too.
 Formats: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, and sections 4.3.14
 to 4.3.16 of https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT.
 """
@@ -25,15 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MAGIC", "read_comment", "serialize"]
 
-MAGIC = b"PK\x03\x04"
-"""The first bytes of an archive that is not empty."""
-
+MAGIC = b"PK\x03\x04"  # the first bytes of an archive that is not empty
 _END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
-_END_SIGNATURE = b"PK\x05\x06"
-_LARGE_END = struct.Struct("<4sQ2H2L4Q")  # the same where it is larger than 32 bits can say
-_LARGE_END_SIGNATURE = b"PK\x06\x06"
+_LARGE_END = struct.Struct("<4sQ2H2L4Q")  # the same, beyond 32 bits
 _LOCATOR = 20  # bytes between the two
-_USUAL = 4096  # bytes in which a comment of ours has room
+_USUAL = 4096  # bytes that hold a comment of ours
 _MOST = _END.size + 0xFFFF
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a ZIP archive can say
 
@@ -41,12 +37,8 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a ZIP archive can say
 def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of an npz file, the same for the same arrays and metadata.
 
-    Args:
-        arrays: of any shape, by name.
-        metadata: what the archive's comment says, below 64 KB as JSON.
-
     Raises:
-        ValueError: the metadata is longer than that.
+        ValueError: the metadata take more than 64 KB as JSON.
     """
     from numpy.lib import format as npy
 
@@ -66,7 +58,7 @@ def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -
 
 
 def read_comment(path: str | os.PathLike[str]) -> bytes:
-    """Return an archive's comment, after a check that the file is whole, by one read as a rule.
+    """Return an archive's comment by one read as a rule, and check that the file is complete.
 
     Raises:
         ValueError: it is cut short, has grown, is no archive, or no regular file at all.
@@ -74,29 +66,21 @@ def read_comment(path: str | os.PathLike[str]) -> bytes:
     """
     file, size = open_regular(path)
     with file:
-        tail = b""
         for wanted in (_USUAL, _MOST):
             tail = os.pread(file.fileno(), wanted, max(0, size - wanted))
-            place = tail.rfind(_END_SIGNATURE)
+            place = tail.rfind(b"PK\x05\x06")
             if place >= 0 or size <= wanted:
                 break
         if place < 0 or len(tail) < place + _END.size:
             raise ValueError("is cut short or no npz file")
-        _, *_, length, offset, comment = _END.unpack_from(tail, place)
-        if place + _END.size + comment != len(tail):
-            raise ValueError("is cut short or has grown")
+        *_, length, offset, comment = _END.unpack_from(tail, place)
         end = size - len(tail) + place
         if offset == 0xFFFFFFFF:
             end -= _LOCATOR + _LARGE_END.size
-            length, offset = _large(os.pread(file.fileno(), _LARGE_END.size, max(0, end)))
-        if offset + length != end:
-            raise ValueError("is cut short or has grown")
-        return tail[place + _END.size :]
-
-
-def _large(record: bytes) -> tuple[int, int]:
-    """Return size and offset of the directory of an archive of more than 4 GB."""
-    if len(record) < _LARGE_END.size or not record.startswith(_LARGE_END_SIGNATURE):
-        raise ValueError("is cut short or no npz file")
-    *_, length, offset = _LARGE_END.unpack(record)
-    return length, offset
+            record = os.pread(file.fileno(), _LARGE_END.size, max(0, end))
+            if len(record) < _LARGE_END.size or not record.startswith(b"PK\x06\x06"):
+                raise ValueError("is cut short or no npz file")
+            *_, length, offset = _LARGE_END.unpack(record)
+    if place + _END.size + comment != len(tail) or offset + length != end:
+        raise ValueError("is cut short or has grown")
+    return tail[place + _END.size :]

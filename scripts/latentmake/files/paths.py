@@ -1,7 +1,7 @@
-"""One folder has several names: under Linux, under WSL, under Windows.
+"""Names of one folder under Linux, WSL and Windows.
 
 What is published is often used by another system than the one that made it. A path is translated
-by the user's maps and by what WSL does with drives: `X:/` lies under `/mnt/x`.
+by the user's maps and by WSL's rule for drives: `X:/` lies under `/mnt/x`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _MOUNT = re.compile(r"[a-z]")
 
 
 def is_windows(path: str) -> bool:
-    r"""Tell whether a path is an absolute one of Windows: `D:\x`, `D:/x` or `\\server\share`."""
+    r"""Whether a path is an absolute one of Windows: `D:\x`, `D:/x` or `\\server\share`."""
     return _WINDOWS.match(path) is not None
 
 
 def absolute(path: str) -> str:
-    """Return a path as an absolute one; what is one of Windows stays as it is."""
+    """Return a path as an absolute one; a path of Windows stays as it is."""
     return path if is_windows(path) else os.path.abspath(path)  # noqa: PTH100 -- links stay
 
 
@@ -49,30 +49,23 @@ def translate(path: str, to: System, maps: Sequence[PathMap]) -> str | None:
     Args:
         path: an absolute path, of Linux, WSL or Windows.
         to: the system that is to understand it.
-        maps: what the user says of folders.
+        maps: the user's.
 
     Returns:
         The path; None where `to` has no name for it. Linux and WSL know every path that is not one
         of Windows by its own name.
     """
     parts = _parts(path)
-    best: tuple[int, list[str]] | None = None
+    found: list[tuple[int, list[str]]] = []
     for names in maps:
-        target = getattr(names, to)
-        if target is None:
-            continue
-        for name in (names.linux, names.windows, names.wsl):
-            prefix = _parts(name) if name is not None else None
-            if prefix and _begins(parts, prefix) and (best is None or len(prefix) > best[0]):
-                best = len(prefix), _parts(target) + parts[len(prefix) :]
-    drive = _drive(parts, to)
-    if drive is not None and (best is None or drive[0] > best[0]):
-        best = drive
-    if best is not None:
-        return _joined(best[1])
-    if _of_windows(parts) != (to == "windows"):
-        return None
-    return _joined(parts)
+        if (target := getattr(names, to)) is not None:
+            for name in (names.linux, names.windows, names.wsl):
+                prefix = _parts(name) if name is not None else []
+                if prefix and _begins(parts, prefix):
+                    found.append((len(prefix), _parts(target) + parts[len(prefix) :]))
+    if found := [*found, *_drive(parts, to)]:
+        return _joined(max(found, key=lambda each: each[0])[1])
+    return _joined(parts) if _of_windows(parts) == (to == "windows") else None
 
 
 def _parts(path: str) -> list[str]:
@@ -93,19 +86,17 @@ def _joined(parts: list[str]) -> str:
 
 
 def _begins(parts: list[str], prefix: list[str]) -> bool:
-    if _of_windows(parts) != _of_windows(prefix):
-        return False
     start = parts[: len(prefix)]
-    if _of_windows(prefix):
+    if _of_windows(parts) and _of_windows(prefix):
         return [part.casefold() for part in start] == [part.casefold() for part in prefix]
-    return start == prefix
+    return start == prefix and _of_windows(parts) == _of_windows(prefix)
 
 
-def _drive(parts: list[str], to: System) -> tuple[int, list[str]] | None:
-    """Apply WSL's rule for drives: how many components it takes, and the path it gives."""
+def _drive(parts: list[str], to: System) -> list[tuple[int, list[str]]]:
+    """Apply WSL's rule for drives: number of components taken, and the path; empty where none."""
     if to == "windows":
         if len(parts) > 2 and parts[:2] == ["", "mnt"] and _MOUNT.fullmatch(parts[2]):
-            return 3, [f"{parts[2].upper()}:", *parts[3:]]
+            return [(3, [f"{parts[2].upper()}:", *parts[3:]])]
     elif _DRIVE.fullmatch(parts[0]):
-        return 1, ["", "mnt", parts[0][0].lower(), *parts[1:]]
-    return None
+        return [(1, ["", "mnt", parts[0][0].lower(), *parts[1:]])]
+    return []

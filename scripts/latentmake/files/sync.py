@@ -1,7 +1,8 @@
-"""A folder that is kept like a list of files: what changed is brought, what is gone is removed.
+"""Sync a folder with a list of files: copy what changed, delete what was put there and is gone.
 
-A record in the folder remembers what was put there from what, so that a second time neither side
-is read again, and nothing is removed that somebody else put there.
+A record in the folder remembers what was copied from where, so that a second sync reads neither
+side again, and nothing is removed that somebody else put there. Neither rsync nor fsspec's
+`generic.rsync` keeps such a record.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, NamedTuple
@@ -19,14 +21,14 @@ from latentmake import digest
 from latentmake.errors import SourceError, StorageError, storage_error
 from latentmake.files import atomic
 
-__all__ = ["RECORD", "Changes", "mirror"]
+__all__ = ["RECORD", "Changes", "sync"]
 
 RECORD = ".latentmake-published.json"
-_PIECE = 1 << 20
+_PIECE = 1 << 20  # bytes copied at a time
 
 
 class Changes(NamedTuple):
-    """How many files were written, linked, left as they were, and removed."""
+    """Numbers of files."""
 
     copied: int
     linked: int
@@ -35,7 +37,7 @@ class Changes(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What is remembered of one file.
+    """Record of one file.
 
     Attributes:
         source: path, size, mtime_ns, ctime_ns and inode of what it was copied from; None of a file
@@ -44,15 +46,12 @@ class _Entry(NamedTuple):
         digest: SHA-256 of its content; "" of a file that was linked.
     """
 
-    source: list[Any] | None
-    copy: list[int] | None
-    digest: str
+    source: list[Any] | None = None
+    copy: list[int] | None = None
+    digest: str = ""
 
 
-_UNFINISHED = _Entry(None, None, "")
-
-
-def mirror(
+def sync(
     folder: Path,
     files: Mapping[str, Path | bytes],
     *,
@@ -62,9 +61,8 @@ def mirror(
 ) -> Changes:
     """Make a folder hold these files, besides those of others.
 
-    A file whose record still fits is not read; any other is compared by content. A copy appears
-    under its name only when it is whole. Copies of one source under one base name are one file with
-    several names, where the file system can do that.
+    A file whose record still fits is not read; any other is compared by content. Copies of one
+    source under one base name are one file with several names, where the file system can do that.
 
     Args:
         folder: made where it is missing.
@@ -77,8 +75,8 @@ def mirror(
         StorageError: the folder cannot be written; finished work is kept.
         SourceError: a file to copy cannot be read.
     """
-    old = _read(folder / RECORD)
-    work = _Mirror(folder, old, link, replacing or (lambda name: None))
+    old = _read_record(folder / RECORD)
+    work = _Sync(folder, old, link, replacing or (lambda name: None))
     try:
         gone = sorted(old.keys() - files.keys())
         # Before anything is copied: a name that changed in upper and lower case alone is the same
@@ -86,36 +84,38 @@ def mirror(
         for name in gone:
             work.remove(name)
         if files.keys() - old.keys():
-            _write(folder, {name: old.get(name, _UNFINISHED) for name in files})
+            _write_record(folder, {name: old.get(name, _Entry()) for name in files})
         for name in files if progress is None else progress:
             work.bring(name, files[name])
     except OSError as error:
-        raise _storage(error, error.filename2 or error.filename or folder) from None
+        where = error.filename2 or error.filename or folder
+        raise storage_error(error, where) or StorageError(
+            f"cannot be written ({error.strerror})",
+            where=where,
+            mend="correct `publish.path`, or mount it for writing, and give the same command again",
+        ) from None
     finally:
         if work.record:
             with contextlib.suppress(StorageError, OSError):  # the first fault is the one to tell
-                _write(folder, {name: old[name] for name in files if name in old} | work.record)
+                known = {name: old[name] for name in files if name in old}
+                _write_record(folder, known | work.record)
     return Changes(work.copied, work.linked, work.unchanged, len(gone))
 
 
-class _Mirror:
-    """The state of one call of `mirror`."""
+@dataclass
+class _Sync:
+    """State of one sync."""
 
-    def __init__(
-        self,
-        folder: Path,
-        old: Mapping[str, _Entry],
-        link: bool,
-        replacing: Callable[[str], None],
-    ) -> None:
-        self.folder = folder
-        self.old = old
-        self.link = link
-        self.replacing = replacing
-        self.record: dict[str, _Entry] = {}
-        self.copied = self.linked = self.unchanged = 0
-        # (device, inode, base name) of a source -> its copy, and the digest of both.
-        self._twins: dict[tuple[int, int, str], tuple[Path, str]] = {}
+    folder: Path
+    old: Mapping[str, _Entry]
+    link: bool
+    replacing: Callable[[str], None]
+    record: dict[str, _Entry] = field(default_factory=dict)
+    copied: int = 0
+    linked: int = 0
+    unchanged: int = 0
+    # (device, inode, base name) of a source -> its copy, and the digest of both.
+    _copies: dict[tuple[int, int, str], tuple[Path, str]] = field(default_factory=dict)
 
     def remove(self, name: str) -> None:
         path = self.folder / name
@@ -126,126 +126,124 @@ class _Mirror:
                 (self.folder / parent).rmdir()
 
     def bring(self, name: str, source: Path | bytes) -> None:
+        path = self.folder / name
         if isinstance(source, bytes):
-            self._write(name, source)
+            self._write(name, path, source)
             return
-        try:
-            found = source.stat()
-        except OSError as error:
-            raise _unreadable(source, error) from None
-        path = self.folder / name
-        stamp = [
-            os.fspath(source),
-            *(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino),
-        ]
-        if self.link and self._linked(name, source, path, found):
-            return
-        key = (found.st_dev, found.st_ino, path.name)
-        twin = self._twins.get(key)
-        content = self._present(path, self.old.get(name), source, stamp, twin)
-        if content is not None:
-            self.unchanged += 1
-        else:
-            self.replacing(name)
-            if twin is not None and _link(twin[0], path):
-                content = twin[1]
-                self.linked += 1
-            else:
-                content = _copy(source, path)
-                self.copied += 1
-        self._twins.setdefault(key, (path, content))
-        self.record[name] = _Entry(stamp, _stamp(path), content)
+        with _reading(source):
+            stat = source.stat()
+        if not (self.link and self._linked(name, path, source, stat)):
+            self._copy(name, path, source, stat)
 
-    def _linked(self, name: str, source: Path, path: Path, found: os.stat_result) -> bool:
-        """Whether a name is one of the source's own now."""
-        if _same_file(path, found):
-            self.unchanged += 1
-        elif _link(source, path):
-            self.linked += 1
-        else:
-            return False
-        self.record[name] = _Entry(None, _stamp(path), "")
-        return True
-
-    def _present(
-        self,
-        path: Path,
-        entry: _Entry | None,
-        source: Path,
-        stamp: list[Any],
-        twin: tuple[Path, str] | None,
-    ) -> str | None:
-        """Return the digest of a copy that is what it should be; None of any other."""
-        there = _stamp(path)
-        if there is None or there[0] != stamp[1]:
-            return None
-        known = entry.digest if entry is not None and entry.copy == there else None
-        if known is not None and entry is not None and entry.source == stamp:
-            return known
-        wanted = twin[1] if twin is not None else _digest(source)
-        if known is None:
-            known = digest.of_file(path)
-        return wanted if known == wanted else None
-
-    def _write(self, name: str, data: bytes) -> None:
-        path = self.folder / name
-        there = _stamp(path)
+    def _write(self, name: str, path: Path, data: bytes) -> None:
+        there = _size_and_time(path)
         if there is not None and there[0] == len(data) and path.read_bytes() == data:
             self.unchanged += 1
         else:
             self.replacing(name)
             atomic.write(path, data)
             self.copied += 1
-        self.record[name] = _Entry(None, _stamp(path), digest.of_bytes(data))
+        self.record[name] = _Entry(None, _size_and_time(path), digest.of_bytes(data))
+
+    def _linked(self, name: str, path: Path, source: Path, stat: os.stat_result) -> bool:
+        """Whether a name is one of the source's own now."""
+        there = _lstat(path)
+        if there is not None and os.path.samestat(there, stat):
+            self.unchanged += 1
+        elif _link(source, path):
+            self.linked += 1
+        else:
+            return False
+        self.record[name] = _Entry(None, _size_and_time(path))
+        return True
+
+    def _copy(self, name: str, path: Path, source: Path, stat: os.stat_result) -> None:
+        times = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        stamp = [os.fspath(source), *times]
+        key = (stat.st_dev, stat.st_ino, path.name)
+        other = self._copies.get(key)
+        content = self._present(path, self.old.get(name, _Entry()), source, stamp, other)
+        if content is not None:
+            self.unchanged += 1
+        else:
+            self.replacing(name)
+            if other is not None and _link(other[0], path):
+                content = other[1]
+                self.linked += 1
+            else:
+                content = _copy(source, path)
+                self.copied += 1
+        self._copies.setdefault(key, (path, content))
+        self.record[name] = _Entry(stamp, _size_and_time(path), content)
+
+    def _present(
+        self,
+        path: Path,
+        entry: _Entry,
+        source: Path,
+        stamp: list[Any],
+        other: tuple[Path, str] | None,
+    ) -> str | None:
+        """Return the digest of a copy that is what it should be; None of any other."""
+        there = _size_and_time(path)
+        if there is None or there[0] != stamp[1]:
+            return None
+        known = entry.digest if entry.copy == there else None
+        if known is not None and entry.source == stamp:
+            return known
+        if other is not None:
+            wanted = other[1]
+        else:
+            with _reading(source):
+                wanted = digest.of_file(source)
+        return wanted if wanted == (digest.of_file(path) if known is None else known) else None
 
 
-def _same_file(path: Path, found: os.stat_result) -> bool:
+def _lstat(path: Path) -> os.stat_result | None:
     try:
-        return os.path.samestat(path.lstat(), found)
-    except FileNotFoundError:
-        return False
-
-
-def _stamp(path: Path) -> list[int] | None:
-    """Return size and mtime_ns of a plain file; None of anything else."""
-    try:
-        found = path.lstat()
+        return path.lstat()
     except FileNotFoundError:
         return None
-    return [found.st_size, found.st_mtime_ns] if S_ISREG(found.st_mode) else None
 
 
-def _digest(source: Path) -> str:
+def _size_and_time(path: Path) -> list[int] | None:
+    """Return size and mtime_ns of a plain file; None of anything else."""
+    stat = _lstat(path)
+    if stat is None or not S_ISREG(stat.st_mode):
+        return None
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+@contextlib.contextmanager
+def _reading(source: Path) -> Iterator[None]:
+    """Tell faults of a source from those of the folder."""
     try:
-        return digest.of_file(source)
+        yield
     except OSError as error:
-        raise _unreadable(source, error) from None
+        raise SourceError(
+            f"cannot be read ({error.strerror})",
+            where=source,
+            mend="give the same command again, which looks at everything anew",
+        ) from None
 
 
 def _copy(source: Path, path: Path) -> str:
     """Copy a file, and return the digest of what was copied."""
     seen = hashlib.sha256()
-    try:
+    with _reading(source):
         file = source.open("rb")
-    except OSError as error:
-        raise _unreadable(source, error) from None
     with (
         file,
         atomic.replacing(path, one_writer=True) as temporary,
         temporary.open("wb") as copy,
     ):
-        while piece := _piece(file, source):
+        piece = b"-"
+        while piece:
+            with _reading(source):
+                piece = file.read(_PIECE)
             seen.update(piece)
             copy.write(piece)
     return seen.hexdigest()
-
-
-def _piece(file: Any, source: Path) -> bytes:
-    try:
-        piece: bytes = file.read(_PIECE)
-    except OSError as error:
-        raise _unreadable(source, error) from None
-    return piece
 
 
 def _link(existing: Path, path: Path) -> bool:
@@ -258,41 +256,24 @@ def _link(existing: Path, path: Path) -> bool:
     return False
 
 
-def _unreadable(source: Path, error: OSError) -> SourceError:
-    return SourceError(
-        f"cannot be read ({error.strerror})",
-        where=source,
-        mend="give the same command again, which looks at everything anew",
-    )
-
-
-def _storage(error: OSError, where: str | os.PathLike[str]) -> StorageError:
-    return storage_error(error, where) or StorageError(
-        f"cannot be written ({error.strerror})",
-        where=where,
-        mend="correct `publish.path`, or mount it for writing, and give the same command again",
-    )
-
-
-def _read(path: Path) -> dict[str, _Entry]:
+def _read_record(path: Path) -> dict[str, _Entry]:
     """Read the record; one that is missing or damaged remembers nothing."""
     try:
         files = json.loads(path.read_bytes())["files"]
         return {
             name: _Entry(source, copy, content)
             for name, (source, copy, content) in files.items()
-            if _inside(name)
+            if _is_inside(PurePosixPath(name))
         }
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}
 
 
-def _inside(name: str) -> bool:
-    path = PurePosixPath(name)
+def _is_inside(path: PurePosixPath) -> bool:
     return not path.is_absolute() and ".." not in path.parts and len(path.parts) > 0
 
 
-def _write(folder: Path, record: Mapping[str, _Entry]) -> None:
+def _write_record(folder: Path, record: Mapping[str, _Entry]) -> None:
     lines = (f"{json.dumps(name)}: {json.dumps(record[name])}" for name in sorted(record))
     data = ('{"files": {\n' + ",\n".join(lines) + "\n}}\n").encode()
     path = folder / RECORD

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from latentmake.files.sync import RECORD, Changes, mirror
+from latentmake.files.sync import RECORD, Changes, sync
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def test_files_are_linked_and_the_second_time_nothing_is_touched(
     tmp_path: Path, sources: dict[str, Path | bytes]
 ) -> None:
     folder = tmp_path / "deployed"
-    assert mirror(folder, sources, link=True) == Changes(1, 2, 0, 0)
+    assert sync(folder, sources, link=True) == Changes(1, 2, 0, 0)
     for name, source in sources.items():
         if isinstance(source, Path):
             assert (folder / name).samefile(source)
     before = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
-    assert mirror(folder, sources, link=True) == Changes(0, 0, 3, 0)
+    assert sync(folder, sources, link=True) == Changes(0, 0, 3, 0)
     assert {path: path.stat().st_mtime_ns for path in before} == {
         path: stat.st_mtime_ns for path, stat in before.items()
     }
@@ -44,13 +44,13 @@ def test_a_file_that_was_replaced_is_linked_anew(
     tmp_path: Path, sources: dict[str, Path | bytes]
 ) -> None:
     folder = tmp_path / "deployed"
-    mirror(folder, sources, link=True)
+    sync(folder, sources, link=True)
     source = sources["a.png"]
     assert isinstance(source, Path)
     fresh = source.with_name("new")
     fresh.write_text("a.pnG")
     fresh.replace(source)
-    assert mirror(folder, sources, link=True) == Changes(0, 1, 2, 0)
+    assert sync(folder, sources, link=True) == Changes(0, 1, 2, 0)
     assert (folder / "a.png").read_text() == "a.pnG"
 
 
@@ -58,10 +58,10 @@ def test_what_is_no_longer_wanted_goes_with_its_empty_folders_and_nothing_else(
     tmp_path: Path, sources: dict[str, Path | bytes]
 ) -> None:
     folder = tmp_path / "deployed"
-    mirror(folder, sources, link=True)
+    sync(folder, sources, link=True)
     (folder / "mine.txt").write_text("somebody's")
     del sources["sub/deep/b.png"]
-    assert mirror(folder, sources, link=True).removed == 1
+    assert sync(folder, sources, link=True).removed == 1
     assert names(folder) == ["a.png", "metadata.json", "mine.txt"]
     assert not (folder / "sub").exists()
     assert (tmp_path / "data/sub/deep/b.png").is_file()
@@ -75,8 +75,8 @@ def test_where_links_fail_copies_are_made_once(
         pytest.skip("there is no second file system to try it on")
     folder = memory / f"latentmake-test-{os.getpid()}"
     try:
-        assert mirror(folder, sources, link=True) == Changes(3, 0, 0, 0)
-        assert mirror(folder, sources, link=True) == Changes(0, 0, 3, 0)
+        assert sync(folder, sources, link=True) == Changes(3, 0, 0, 0)
+        assert sync(folder, sources, link=True) == Changes(0, 0, 3, 0)
     finally:
         for path in sorted(folder.rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
@@ -92,7 +92,7 @@ def test_what_is_replaced_or_removed_is_told_before(tmp_path: Path) -> None:
 
     def bring(files: dict[str, Path | bytes]) -> dict[str, str]:
         told.clear()
-        mirror(folder, files, replacing=replacing)
+        sync(folder, files, replacing=replacing)
         return dict(told)
 
     source = tmp_path / "source"

@@ -12,7 +12,7 @@ from pathlib import Path
 from latentmake.config import resolution_name
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.paths import System, absolute, backslashed, is_windows, translate
-from latentmake.files.sync import mirror
+from latentmake.files.sync import sync
 from latentmake.progress import Progress
 from latentmake.training.external.launch_scripts import (
     Commands,
@@ -241,7 +241,7 @@ def bring(
     _tell_about_names(order, files, published, say)
     bar = Progress(files, desc=f"publish {order.run}", unit="file")
     try:
-        changes = mirror(folder, files, progress=bar, replacing=replacing)
+        changes = sync(folder, files, progress=bar, replacing=replacing)
     finally:
         bar.close()
     with contextlib.suppress(OSError):  # a drive of Windows knows no such right, and needs none

@@ -17,7 +17,7 @@ import tomli_w
 from latentmake.config import Dataset, resolution_name
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.errors import CacheError, SourceError, TrainingError
-from latentmake.files.sync import Changes, mirror
+from latentmake.files.sync import Changes, sync
 from latentmake.layouts.sdscripts import SdScripts
 from latentmake.plan.orders import WorkItem
 from latentmake.training.external.result import rows_of
@@ -51,7 +51,7 @@ def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
         _refuse_old(folder, name)
     place = folder.absolute()
     text = dataset_toml(order, blocks, lambda block: (place / block).as_posix())
-    return mirror(folder, {**files, f"{order.run}.toml": text.encode()}, link=True)
+    return sync(folder, {**files, f"{order.run}.toml": text.encode()}, link=True)
 
 
 def default_blocks(order: SdScriptsOrder) -> Blocks:
