@@ -28,7 +28,8 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from latentmake.caches.encode import Sample, carry_out  # noqa: E402
+from latentmake.caches.encode import carry_out  # noqa: E402
+from latentmake.caches.inputs import Sample  # noqa: E402
 from latentmake.config import parse  # noqa: E402
 from latentmake.index.memo import Memo  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from latentmake.caches.encode import Sample, carry_out
+from latentmake.caches.encode import carry_out
+from latentmake.caches.inputs import Sample
 from latentmake.caches.pixels import plain as pixels
 from latentmake.config import Dataset, Model
 from latentmake.geometry.buckets import Size

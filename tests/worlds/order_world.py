@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from latentmake import digest, layouts
-from latentmake.caches.encode import Sample
+from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model
 from latentmake.files import cachefile
 from latentmake.files.media import probe_image

@@ -1,6 +1,6 @@
-"""Carries out a work order: encode what is not there, then give all targets their names.
+"""Carrying out a work order: encode missing targets, then link all targets to their names.
 
-They get them at the end, all together: until then a killed job has changed no cache file.
+They are linked together at the end: until then a killed job has changed no cache file.
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
-from latentmake.caches.job import Encoder, ExternalEncoder, Job, Loaded, Sample, Say
+from latentmake.caches.encoders import Encoder, Loaded
+from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.errors import ModelError, SourceError
 from latentmake.models import recipe
-from latentmake.plan.orders import Receipt, WorkItem, WorkOrder
+from latentmake.plan.orders import Receipt, WorkOrder
 from latentmake.progress import Progress
 
-__all__ = ["Encoder", "Sample", "carry_out"]
+__all__ = ["carry_out"]
 
 Lease = Callable[[Say], AbstractContextManager[object]]
 
@@ -30,25 +31,24 @@ def carry_out(
     *,
     say: Say,
     threads: int = 1,
-    batch_size: int = 0,
     may_skip: bool = True,
     alone: bool = False,
     encoder: Encoder | None = None,
+    batch_size: int = 1,
     external: ExternalEncoder | None = None,
     lease: Lease = contextlib.nullcontext,
 ) -> Receipt:
     """Carry out a work order and leave its receipt.
 
     Args:
-        order: what to make.
-        receipt: where the receipt goes.
+        order: to carry out.
+        receipt: path of the receipt.
         say: told of faults and of the outcome, a line each.
-        threads: how many cores to use.
-        batch_size: samples of one shape encoded at once; 0: one on a CPU, where the same source
-            then gives the same bytes whatever lies beside it, more on a GPU.
+        threads: cores to use.
         may_skip: whether the dataset's `on_error: skip` counts; not for a file asked for by name.
         alone: whether this process does nothing else.
         encoder: replaces the model's own.
+        batch_size: samples of one shape that `encoder` gets at once.
         external: an external program's encoder, used instead of the model's own.
         lease: holds a GPU; entered when there is something to encode, and not before.
 
@@ -58,9 +58,10 @@ def carry_out(
         StorageError: the disk is full or cannot be written.
     """
     began, since = time.monotonic(), time.time()
-    job = Job(order, order.recipe or _recipe(order), say)
-    ready = [] if encoder is None else [Loaded(encoder, batch_size or 1)]
-
+    # A model that did not exist while planning has a recipe only now.
+    made_now = order.recipe or recipe.make(order.kind, order.dataset_settings, order.model_settings)
+    job = Job(order, made_now, say)
+    ready = [] if encoder is None else [Loaded(encoder, batch_size)]
     started: list[float] = []
     held = contextlib.ExitStack()
 
@@ -69,24 +70,19 @@ def carry_out(
         nonlocal began
         asked = time.monotonic()
         device = held.enter_context(lease(say))
-        began += time.monotonic() - asked  # how long others had it says nothing of this job
+        began += time.monotonic() - asked  # waiting for other jobs says nothing about this one
         say(f"GPU: {device}" if isinstance(device, str) else "no GPU")
 
     def load() -> Loaded:
         if not ready:
             take_gpu()
-            # Imports make a great many objects that stay: looking through them takes a tenth of it.
-            gc.disable()
-            try:
-                ready.append(_load(order, threads, batch_size, say, alone))
-            finally:
-                gc.enable()
+            ready.append(_load(order, threads, say, alone))
         if not started:
             started.append(time.monotonic() - began)
         return ready[0]
 
     name = f"{order.kind} of {order.dataset}"
-    todo: Sequence[WorkItem] = order.items
+    todo = list(order.items)
     total = sum(len(item.targets) for item in order.items)
     fails = not (may_skip and order.skips)
     counts = job.counts
@@ -112,12 +108,12 @@ def carry_out(
                 raise SourceError(
                     f"{len(job.failed)} of {len(order.items)} items are faulty: "
                     + " | ".join(job.failed.values()),
-                    mend="the others are done and kept; mend these and give the same command again",
+                    mend="the others are done and kept; fix these and give the same command again",
                 )
             todo = job.deliver()
     done = Receipt(
         sources=job.sources,
-        targets=job.standing(),
+        targets=job.fresh(),
         faults=job.faults,
         counts=counts,
         began=since,
@@ -129,23 +125,21 @@ def carry_out(
     return done
 
 
-def _recipe(order: WorkOrder) -> dict[str, object]:
-    """Return the recipe of a model that had yet to be made when the order was written."""
-    return recipe.make(order.kind, order.dataset_settings, order.model_settings)
+def _load(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
+    """Load the encoder of an order; torch is imported here, and not before it has work."""
+    # Imports make many objects that stay: the garbage collector would take a tenth of the time.
+    gc.disable()
+    try:
+        from latentmake.caches.encoders import load
+        from latentmake.caches.encoders.device import within_memory
 
-
-def _load(order: WorkOrder, threads: int, batch_size: int, say: Say, alone: bool) -> Loaded:
-    """Load the order's model; torch is imported here and not before there is work for it."""
-    from latentmake.caches.encoders import load
-    from latentmake.caches.encoders.device import within_memory
-
-    loaded = within_memory(
-        load.encoder, order, threads=threads, batch_size=batch_size, say=say, alone=alone
-    )
-    if loaded is not None:
-        return loaded
-    raise ModelError(
-        f"memory does not suffice for the encoders of {order.kind}",
-        where=f"models.{order.model}",
-        mend="end other programs and give the same command again",
-    )
+        loaded = within_memory(load.encoder, order, threads=threads, say=say, alone=alone)
+    finally:
+        gc.enable()
+    if loaded is None:
+        raise ModelError(
+            f"memory does not suffice for the encoders of {order.kind}",
+            where=f"models.{order.model}",
+            mend="end other programs and give the same command again",
+        )
+    return loaded

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from latentmake import digest
-from latentmake.caches.encode import Sample, carry_out
+from latentmake.caches.encode import carry_out
+from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic, cachefile
@@ -292,7 +293,11 @@ def test_an_empty_caption_may_be_allowed_or_be_none_at_all() -> None:
 
 @pytest.mark.parametrize(
     ("value", "fault"),
-    [(0.0, "nothing but zeros"), (float("nan"), "not finite"), (float("inf"), "not finite")],
+    [
+        (0.0, "nothing but zeros"),
+        (float("nan"), "NaN or infinity"),
+        (float("inf"), "NaN or infinity"),
+    ],
 )
 def test_values_that_no_encoder_should_give_are_refused_and_never_written(
     value: float, fault: str

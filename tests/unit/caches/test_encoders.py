@@ -14,11 +14,11 @@ import pytest
 import torch
 from demo.text import clip_tokenizer, save_slow_files, t5_tokenizer
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from latentmake.caches.encode import Sample
 from latentmake.caches.encoders.device import compute_dtype
 from latentmake.caches.encoders.load import encoder
 from latentmake.caches.encoders.text import TextEncoder, load_text_encoder
 from latentmake.caches.encoders.vae import encode_images, load_vae
+from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model, TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.models import tokenizers as tokens
@@ -552,7 +552,7 @@ def loaded_of(kind: str, settings: dict[str, Any], said: list[str] | None = None
         model_settings=model, recipe={"format": 1}, items=(),
     )  # fmt: skip
     say = silent if said is None else said.append
-    return encoder(order, threads=1, batch_size=0, say=say)
+    return encoder(order, threads=1, say=say)
 
 
 def encoder_of(kind: str, settings: dict[str, Any]) -> Any:

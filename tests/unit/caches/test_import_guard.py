@@ -17,15 +17,13 @@ import hashlib, json, sys
 import numpy as np
 from latentmake.config import Dataset, Model
 from latentmake.caches.encoders import load
-from latentmake.caches.job import Sample
+from latentmake.caches.inputs import Sample
 from latentmake.plan.orders import WorkItem, WorkOrder
 
 place, alone = sys.argv[1:]
 model = Model(vae=place, text=[place])
 order = WorkOrder("latents", "d", "m", Dataset(path="d"), model, {"format": 1}, ())
-loaded = load.encoder(
-    order, threads=1, batch_size=0, say=lambda line: None, alone=alone == "yes"
-)
+loaded = load.encoder(order, threads=1, say=lambda line: None, alone=alone == "yes")
 pixels = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
 sample = Sample("0" * 64, "", WorkItem("a", "a.png", None, ()), pixels, (16, 16))
 ((tensors, metadata),) = loaded.encode([sample])

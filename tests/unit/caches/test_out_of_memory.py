@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.load import encoder
-from latentmake.caches.job import Job, Loaded, Sample
+from latentmake.caches.inputs import Sample
+from latentmake.caches.job import Job
 from latentmake.config import Dataset, Model
 from latentmake.errors import ModelError, SourceError
 from latentmake.plan.orders import Receipt, WorkItem, WorkOrder, spooled
@@ -53,7 +55,7 @@ def autoencoder_kl(tmp_path: Path) -> Loaded:
 
 
 def ready(model: Model) -> Loaded:
-    return encoder(work_of(model), threads=1, batch_size=1, say=silent)
+    return encoder(work_of(model), threads=1, say=silent)
 
 
 def work_of(model: Model) -> WorkOrder:

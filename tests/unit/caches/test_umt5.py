@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from demo.text import t5_tokenizer
-from latentmake.caches.encode import Sample
 from latentmake.caches.encoders.umt5 import (
     Umt5Encoder,
     _converted,
@@ -20,9 +19,10 @@ from latentmake.caches.encoders.umt5 import (
     load_umt5,
 )
 from latentmake.caches.encoders.wan import text
-from latentmake.config import Model, TextWeights
+from latentmake.caches.inputs import Sample
+from latentmake.config import Dataset, Model, TextWeights
 from latentmake.models.tokenizers import limits
-from latentmake.plan.orders import WorkItem
+from latentmake.plan.orders import WorkItem, WorkOrder
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import (
@@ -274,7 +274,8 @@ def test_captions_that_are_cut_are_named_at_the_end_by_the_limit_that_is_told(
 ) -> None:
     settings = {"path": str(places["folder"]), "max_length": 5}
     model = Model.model_validate({"task": "t2v-1.3B", "vae": "nowhere", "text": settings})
-    ready = text(model, CPU, 1, lambda line: None)
+    order = WorkOrder("text", "cats", "wan", Dataset(path="data"), model, {}, ())
+    ready = text(order, CPU, 1, lambda line: None)
     for number, caption in enumerate(["a", "a &amp; b c d e f g", "a b c d e f g"]):
         item = WorkItem(f"{number}", f"{number}.txt", None, ())
         ready.encode([Sample(str(number) * 64, "s", item, caption, (0, 0))])

@@ -1,26 +1,23 @@
-"""From a work order to the encoder that carries it out, with tensors named as the layout asks."""
+"""Loading the encoder of a work order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
-import numpy as np
 import torch
 
-from latentmake import layouts
-from latentmake.caches.encoders.device import DTYPES, compute_dtype, pick_device
+from latentmake.caches.encoders import Loaded
+from latentmake.caches.encoders.device import pick_device
 from latentmake.caches.encoders.import_guard import without
-from latentmake.caches.job import Loaded, Sample
 from latentmake.config import Model
-from latentmake.layouts import plain
 from latentmake.models.files import original_files, weights_files
-from latentmake.models.tokenizers import CutCaptions
 from latentmake.plan.orders import WorkOrder
 
 __all__ = ["encoder"]
 
-_REST = 1_000_000_000  # bytes that encoding takes besides the weights, at the least
-_ON_A_GPU = {  # samples at once; whether it is Wan, and the kind
+_OVERHEAD = 1_000_000_000  # bytes of memory besides the weights, at the least
+_BATCH = {  # samples at once on a GPU; (Wan, kind)
     (False, "latents"): 8,
     (False, "text"): 32,
     (True, "latents"): 4,
@@ -29,21 +26,15 @@ _ON_A_GPU = {  # samples at once; whether it is Wan, and the kind
 
 
 def encoder(
-    order: WorkOrder,
-    *,
-    threads: int,
-    batch_size: int,
-    say: Callable[[str], None],
-    alone: bool = False,
+    order: WorkOrder, *, threads: int, say: Callable[[str], None], alone: bool = False
 ) -> Loaded:
-    """Load what an order needs.
+    """Load the encoder of an order: one sample at a time on a CPU, several on a GPU.
 
     Args:
         order: names the model.
         threads: for computing on a CPU.
-        batch_size: samples at once; 0: one on a CPU, more elsewhere.
         say: told of the device.
-        alone: whether this process does nothing else, so that it can do without what others need.
+        alone: whether this process does nothing else, and optional imports can be left out.
 
     Raises:
         ModelError: the model is missing or incomplete.
@@ -51,105 +42,34 @@ def encoder(
     torch.set_num_threads(threads)
     device = pick_device()
     model = order.model_settings
-    is_wan = model.spec.wan
-    size = batch_size or (1 if device.type == "cpu" else _ON_A_GPU[is_wan, order.kind])
+    size = 1 if device.type == "cpu" else _BATCH[model.spec.wan, order.kind]
     say(f"encoding on {device.type}, {size} at once")
     if line := _too_little_memory(model, order.kind, device):
         say(line)
-    unneeded: tuple[str, ...] = ()
+    hidden: list[str] = []
     if alone and order.kind == "latents" and model.clip is None:
         # Single files of Wan's VAE are loaded with accelerate's help.
-        unneeded = ("transformers", "peft") if is_wan else ("transformers", "peft", "accelerate")
-    with without(*unneeded):
-        if is_wan:
-            from latentmake.caches.encoders import wan
-
-            load_wan = wan.latents if order.kind == "latents" else wan.text
-            return load_wan(model, device, size, say)
-        if layouts.of(model.layout_name).npz and order.kind == "latents":
-            from latentmake.caches.encoders import sdscripts
-
-            return Loaded(sdscripts.latents(model, order.dataset_settings, device, say), size)
-        load = _latents if order.kind == "latents" else _text
-        return load(model, device, size, say)
+        hidden = ["transformers", "peft", *([] if model.spec.wan else ["accelerate"])]
+    with without(*hidden):
+        module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
+        load = module.latents if order.kind == "latents" else module.text
+        loaded: Loaded = load(order, device, size, say)
+    return loaded
 
 
 def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | None:
-    """Return a line where a GPU has less memory free than the files of the weights are large."""
+    """Return a warning if the weights may not fit into a GPU's free memory."""
     if device.type != "cuda":
         return None
-    places = (
-        list(model.text) if kind == "text" else [model.vae, *([model.clip] if model.clip else [])]
-    )
-    local = [place for place in places if place.path is not None]
+    places = model.text if kind == "text" else [model.vae, *filter(None, [model.clip])]
     find = original_files if model.spec.wan else weights_files
-    size = sum(file.stat().st_size for place in local for file in find(place))
+    size = sum(
+        file.stat().st_size for place in places if place.path is not None for file in find(place)
+    )
     free, total = torch.cuda.mem_get_info(device)
-    if free >= size + _REST:
+    if free >= size + _OVERHEAD:
         return None
     return (
         f"the GPU has {free / 1e9:.1f} of {total / 1e9:.1f} GB free, and the weights alone take "
         f"about {size / 1e9:.1f}: end other programs on it if memory runs out"
     )
-
-
-def _latents(model: Model, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
-    from diffusers.utils import logging  # seconds of import that a text job can do without
-
-    from latentmake.caches.encoders.vae import encode_images, load_vae
-
-    logging.set_verbosity_error()
-    stored = model.vae_dtype or model.dtype
-    vae = load_vae(model.vae, device, compute_dtype(device, stored, say))
-    scale = float(vae.config.get("scaling_factor") or 1.0)
-    shift = float(vae.config.get("shift_factor") or 0.0)
-
-    def encode(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[str, str]]]:
-        pixels = torch.from_numpy(np.stack([np.asarray(sample.content) for sample in samples]))
-        seeds = None
-        if model.posterior == "sample":
-            # From the seed and the key alone: no neighbour changes an item's noise.
-            seeds = [(int(each.key[:15], 16) + model.posterior_seed) % 2**63 for each in samples]
-        latents = encode_images(vae, pixels, seeds=seeds).to(DTYPES[stored])
-        height, width = pixels.shape[1:3]
-        return [
-            (
-                {plain.LATENTS: row.clone()},
-                plain.latents_metadata(scale, shift, sample.original, (width, height)),
-            )
-            for sample, row in zip(samples, latents, strict=True)
-        ]
-
-    return Loaded(encode, size)
-
-
-def _text(model: Model, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
-    from transformers.utils import logging
-
-    from latentmake.caches.encoders.texts import TextEncoders
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    stored = DTYPES[model.caption_dtype]
-    computed = compute_dtype(device, model.caption_dtype, say)
-    encoders = TextEncoders(model, device, computed)
-    cut = CutCaptions()
-
-    def encode(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[str, str]]]:
-        captions = [str(sample.content) for sample in samples]
-        found = encoders.encode(captions)
-        for sample, caption in zip(samples, captions, strict=True):
-            for name, limit in encoders.cutting(caption):
-                cut.note(name, limit, sample.key, sample.item.place)
-        return [
-            (
-                {
-                    name: value.to(stored) if value.is_floating_point() else value
-                    for name, value in tensors.items()
-                },
-                {"caption": caption},
-            )
-            for tensors, caption in zip(found, captions, strict=True)
-        ]
-
-    return Loaded(encode, size, remarks=cut.lines)

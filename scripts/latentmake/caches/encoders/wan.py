@@ -1,4 +1,4 @@
-"""The encoders of a Wan model, with tensors and metadata as musubi-tuner has them."""
+"""Encoders of Wan models, with tensors and metadata as musubi-tuner's."""
 
 from __future__ import annotations
 
@@ -7,30 +7,22 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
 from latentmake.caches.encoders.wan_vae import load_wan_vae, vae_dtype
-from latentmake.caches.job import Loaded, Sample
-from latentmake.config import Model
+from latentmake.caches.inputs import Sample
 from latentmake.layouts import musubi
 from latentmake.models.tokenizers import CutCaptions
+from latentmake.plan.orders import WorkOrder
 
 __all__ = ["latents", "text"]
 
-Result = list[tuple[dict[str, torch.Tensor], dict[str, str]]]
 
-
-def latents(model: Model, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
-    """Load what makes latents: the VAE, and for Wan 2.1 image-to-video the CLIP image encoder.
-
-    Args:
-        model: names them.
-        device: where they shall run.
-        size: how many samples they shall get at once.
-        say: told of number formats.
-
-    Raises:
-        ModelError: a network is missing or of another kind.
-    """
+def latents(
+    order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]
+) -> Loaded:
+    """Load the VAE, and for Wan 2.1 image-to-video the CLIP image encoder."""
+    model = order.model_settings
     from diffusers.utils import logging
 
     logging.set_verbosity_error()
@@ -38,14 +30,14 @@ def latents(model: Model, device: torch.device, size: int, say: Callable[[str], 
     stored = DTYPES[name]
     computed = vae_dtype(torch.version.hip is not None, compute_dtype(device, name, say))
     vae = load_wan_vae(model.vae, device, computed, tiled=model.vae_cache_cpu)
-    half = torch.float32 if device.type == "cpu" else torch.float16
     clip = None
     if model.clip is not None:
         from latentmake.caches.encoders.clip_vision import load_clip_vision
 
+        half = torch.float32 if device.type == "cpu" else torch.float16
         clip = load_clip_vision(model.clip, device, half)
 
-    def encode(samples: list[Sample]) -> Result:
+    def encode(samples: list[Sample]) -> Encoded:
         pixels = torch.from_numpy(np.stack([np.asarray(sample.content) for sample in samples]))
         made = {"latents": vae.encode(pixels, stored)}
         if model.image_to_video:
@@ -54,7 +46,7 @@ def latents(model: Model, device: torch.device, size: int, say: Callable[[str], 
             control = np.stack([np.asarray(sample.control) for sample in samples])
             made["latents_control"] = vae.encode(torch.from_numpy(control), stored)
         seen = None if clip is None else clip.encode(pixels[:, 0], stored)
-        results: Result = []
+        results: Encoded = []
         for index, sample in enumerate(samples):
             tensors = {
                 musubi.latents_key(kind, tuple(rows.shape[1:]), name): rows[index].to(stored)
@@ -67,25 +59,16 @@ def latents(model: Model, device: torch.device, size: int, say: Callable[[str], 
             results.append((tensors, musubi.latents_metadata(*named)))
         return results
 
-    def frugal(samples: list[Sample]) -> Result:
+    def frugal(samples: list[Sample]) -> Encoded:
         with vae.features_on_cpu():
             return encode(samples)
 
     return Loaded(encode, size, frugal)
 
 
-def text(model: Model, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
-    """Load umT5.
-
-    Args:
-        model: names it.
-        device: where it shall run.
-        size: how many captions it shall get at once.
-        say: told of number formats.
-
-    Raises:
-        ModelError: it is missing or of another kind.
-    """
+def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
+    """Load umT5."""
+    model = order.model_settings
     from transformers.utils import logging
 
     from latentmake.caches.encoders.umt5 import load_umt5
@@ -96,12 +79,12 @@ def text(model: Model, device: torch.device, size: int, say: Callable[[str], Non
     encoder = load_umt5(model.text[0], device, computed, fp8=model.fp8_t5)
     cut = CutCaptions()
 
-    def encode(samples: list[Sample]) -> Result:
+    def encode(samples: list[Sample]) -> Encoded:
         captions = [str(sample.content) for sample in samples]
         for sample, caption in zip(samples, captions, strict=True):
             if encoder.count_tokens(caption) > encoder.max_length:
-                name = sample.item.place
-                cut.note("umT5", encoder.max_length - 1, sample.key, name)  # EOS is one of them
+                kept = encoder.max_length - 1  # without EOS
+                cut.note("umT5", kept, sample.key, sample.item.place)
         return [
             ({"varlen_t5_bfloat16": embedding}, musubi.text_metadata(caption))
             for embedding, caption in zip(encoder.encode(captions), captions, strict=True)

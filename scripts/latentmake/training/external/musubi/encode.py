@@ -95,7 +95,7 @@ def make_by_scripts(
         shutil.rmtree(folder, ignore_errors=True)
     if failure is not None:
         raise failure
-    job.refuse_twins()
+    job.refuse_equal()
 
 
 def _cache_folder(folder: Path, target: Target) -> Path:

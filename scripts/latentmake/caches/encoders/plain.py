@@ -1,0 +1,113 @@
+"""Encoders of the plain layout: an AutoencoderKL and text encoders of all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from latentmake.caches.encoders import Encoded, Loaded
+from latentmake.caches.encoders.device import DTYPES, compute_dtype
+from latentmake.caches.inputs import Sample
+from latentmake.config import Model
+from latentmake.layouts import plain
+from latentmake.models.tokenizers import CutCaptions
+from latentmake.plan.orders import WorkOrder
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL
+
+__all__ = ["ImageEncoder", "latents", "text"]
+
+
+class ImageEncoder:
+    """The AutoencoderKL of a model.
+
+    Args:
+        model: of the VAE.
+        device: to run on.
+        say: told of dtypes.
+
+    Raises:
+        ModelError: it is missing or of another kind.
+    """
+
+    def __init__(self, model: Model, device: torch.device, say: Callable[[str], None]) -> None:
+        from diffusers.utils import logging  # seconds of import, which text jobs do without
+
+        from latentmake.caches.encoders.vae import load_vae
+
+        logging.set_verbosity_error()
+        self._model = model
+        dtype = compute_dtype(device, model.vae_dtype or model.dtype, say)
+        self.vae: AutoencoderKL = load_vae(model.vae, device, dtype)
+
+    def encode(self, samples: list[Sample], *, flipped: bool = False) -> torch.Tensor:
+        """Encode samples, or their mirror images, to unscaled latents [N, C, h, w], float32."""
+        from latentmake.caches.encoders.vae import encode_images
+
+        pixels = torch.from_numpy(np.stack([np.asarray(sample.content) for sample in samples]))
+        seeds = None
+        if self._model.posterior == "sample":
+            # From the seed and the key alone: no neighbour changes an item's noise.
+            offset = self._model.posterior_seed + flipped
+            seeds = [(int(sample.key[:15], 16) + offset) % 2**63 for sample in samples]
+        return encode_images(self.vae, pixels.flip(2) if flipped else pixels, seeds=seeds)
+
+
+def latents(
+    order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]
+) -> Loaded:
+    """Load the VAE."""
+    model = order.model_settings
+    encoder = ImageEncoder(model, device, say)
+    stored = DTYPES[model.vae_dtype or model.dtype]
+    scale = float(encoder.vae.config.get("scaling_factor") or 1.0)
+    shift = float(encoder.vae.config.get("shift_factor") or 0.0)
+
+    def encode(samples: list[Sample]) -> Encoded:
+        height, width = samples[0].shape[:2]
+        return [
+            (
+                {plain.LATENTS: row.clone()},
+                plain.latents_metadata(scale, shift, sample.original, (width, height)),
+            )
+            for sample, row in zip(samples, encoder.encode(samples).to(stored), strict=True)
+        ]
+
+    return Loaded(encode, size)
+
+
+def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
+    """Load the text encoders."""
+    model = order.model_settings
+    from transformers.utils import logging
+
+    from latentmake.caches.encoders.texts import TextEncoders
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    stored = DTYPES[model.caption_dtype]
+    encoders = TextEncoders(model, device, compute_dtype(device, model.caption_dtype, say))
+    cut = CutCaptions()
+
+    def encode(samples: list[Sample]) -> Encoded:
+        captions = [str(sample.content) for sample in samples]
+        found = encoders.encode(captions)
+        for sample, caption in zip(samples, captions, strict=True):
+            for name, limit in encoders.cutting(caption):
+                cut.note(name, limit, sample.key, sample.item.place)
+        return [
+            (
+                {
+                    name: value.to(stored) if value.is_floating_point() else value
+                    for name, value in tensors.items()
+                },
+                {"caption": caption},
+            )
+            for tensors, caption in zip(found, captions, strict=True)
+        ]
+
+    return Loaded(encode, size, remarks=cut.lines)
