@@ -1,6 +1,6 @@
 """How fast the trainer's loader is, as ratios to reading the same files with safetensors alone.
 
-    python tests/bench/loader.py [--items 20000] [--workers 0 1 2] [--batch-size 1 8 64]
+    python tests/bench/loader.py [--items 20000] [--threads 0 1 2] [--batch-size 1 8 64]
         [--dtype float32] [--text 77x768] [--rounds 3] [--folder FOLDER]
 
 Generated items of 4 x 64 x 64 latents and one embedding, two files each, in the page cache (as far
@@ -9,7 +9,7 @@ what they return: `load_file` by safetensors.torch.load_file, `get_tensor` by sa
 tensors that a training needs; both only map the files and need not look at all of their bytes, as
 `clone` does, which copies what get_tensor returns. The loader's time begins before its processes
 start and ends with the last batch. Printed: medians of rounds in which all of these take turns; the
-loader's rates as ratios to each bare loop's, per worker (one with `--workers 0`, which is a
+loader's rates as ratios to each bare loop's, per worker (one with `--threads 0`, which is a
 thread), and the processor time of it all, readers included, as a ratio to that of `load_file`,
 which other work on the machine disturbs less. `start-up` is what Caches takes to know all files, in
 seconds per 100,000 items. Memory that is touched for the first time costs several times the reading
@@ -44,7 +44,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from latentmake.files import cachefile
 from latentmake.training.sd.batch_order import Schedule
-from latentmake.training.sd.data.caches import HIDDEN_STATE, Caches, Item, prefetched
+from latentmake.training.sd.data.caches import Caches, Item
+from latentmake.training.sd.data.headers import HIDDEN_STATE
+from latentmake.training.sd.data.loader import prefetched
 
 LATENTS = {"scaling_factor": "0.18215", "shift_factor": "0.0", "pixel_width": "512"}
 
@@ -88,8 +90,8 @@ def by_load_file(caches: Caches, batches: list[list[int]]) -> None:
     """Read every file whole."""
     for batch in batches:
         for index in batch:
-            load_file(caches.examples[index].latents)
-            load_file(caches.examples[index].text)
+            load_file(caches.examples[index].latents.path)
+            load_file(caches.examples[index].text.path)
 
 
 def by_get_tensor(caches: Caches, batches: list[list[int]], *, copy: bool = False) -> None:
@@ -97,9 +99,9 @@ def by_get_tensor(caches: Caches, batches: list[list[int]], *, copy: bool = Fals
     for batch in batches:
         for index in batch:
             example = caches.examples[index]
-            for path, name in ((example.latents, "latents"), (example.text, HIDDEN_STATE)):
-                with safe_open(path, framework="pt") as file:
-                    tensor = file.get_tensor(name)
+            for stored in (example.latents, example.text):
+                with safe_open(stored.path, framework="pt") as file:
+                    tensor = file.get_tensor(stored.name)
                     if copy:
                         tensor.clone()
 
@@ -109,13 +111,13 @@ def by_clone(caches: Caches, batches: list[list[int]]) -> None:
     by_get_tensor(caches, batches, copy=True)
 
 
-def by_loader(items: list[Item], memory: int, workers: int) -> Callable[[Caches, list], None]:
+def by_loader(items: list[Item], memory: int, threads: int) -> Callable[[Caches, list], None]:
     """Return what takes all batches from the loader and drops them."""
 
     def read(caches: Caches, batches: list[list[int]]) -> None:
         if memory:
             caches = Caches(items)
-        count = sum(len(batch.indices) for batch in prefetched(caches, batches, workers=workers))
+        count = sum(len(batch.indices) for batch in prefetched(caches, batches, threads=threads))
         assert count == len(items)
 
     return read
@@ -125,7 +127,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=int, default=20_000)
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or mixed")
     parser.add_argument("--text", default="77x768", help="tokens x width, or fewest..most x width")
@@ -152,8 +154,8 @@ def main() -> None:
                 "get_tensor": by_get_tensor,
                 "clone": by_clone,
             }
-            for workers in options.workers:
-                loops[f"{workers} workers"] = by_loader(items, options.memory, workers)
+            for threads in options.threads:
+                loops[f"{threads} threads"] = by_loader(items, options.memory, threads)
             rates: dict[str, list[float]] = {name: [] for name in loops}
             costs: dict[str, list[float]] = {name: [] for name in loops}
             for _ in range(options.rounds):
@@ -163,13 +165,13 @@ def main() -> None:
                     rates[name].append(count / (time.perf_counter() - began))
                     costs[name].append(processor_time() - used)
             found = {name: statistics.median(values) for name, values in rates.items()}
-            for workers in options.workers:
-                mine = found[f"{workers} workers"] / max(1, workers)
+            for threads in options.threads:
+                mine = found[f"{threads} threads"] / max(1, threads)
                 ratios = [mine / found[name] for name in ("load_file", "get_tensor", "clone")]
-                cost = statistics.median(costs[f"{workers} workers"])
+                cost = statistics.median(costs[f"{threads} threads"])
                 ratios.append(cost / statistics.median(costs["load_file"]))
-                rows.append([batch_size, workers, *ratios])
-        head = ["batch", "workers", "rate / load_file", "/ get_tensor", "/ clone", "processor time"]
+                rows.append([batch_size, threads, *ratios])
+        head = ["batch", "threads", "rate / load_file", "/ get_tensor", "/ clone", "processor time"]
         print(f"{options.items} items, {options.dtype}, text {options.text}, {size / 1e9:.1f} GB")
         print(tabulate(rows, headers=head, floatfmt=".2f"))
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

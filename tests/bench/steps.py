@@ -1,7 +1,7 @@
 """What the trainer `sd` adds to a step, as a ratio to a bare loop that does the same work.
 
     python tests/bench/steps.py [--widths 16 32 64] [--side 16] [--steps 40] [--rounds 5]
-        [--workers 2] [--batch-size 4] [--profile FILE]
+        [--threads 2] [--batch-size 4] [--profile FILE]
 
 A tiny UNet on the CPU with one thread, and caches that are read from disk at each step. The bare
 loop draws noise and timesteps and does forward, backward, clipping and the optimizer's step, on the
@@ -64,7 +64,7 @@ def make_training(folder: Path, options: argparse.Namespace, width: int) -> trai
         steps=options.steps,
         train_batch_size=options.batch_size,
         checkpointing_steps=options.steps + 1,
-        dataloader_num_workers=options.workers,
+        dataloader_num_workers=options.threads,
         learning_rate=1e-6,
     )
     training = train.Training(order)
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=16, help="of the latents")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--profile", type=Path, help="write a profile of the trainer's loop there")
     options = parser.parse_args()

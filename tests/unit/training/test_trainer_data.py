@@ -3,49 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from contextlib import suppress
+import threading
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.errors import CacheError, TrainingError
 from latentmake.training.sd.batch_order import Schedule
-from latentmake.training.sd.data import reader
-from latentmake.training.sd.data.caches import (
-    HIDDEN_STATE,
-    Batch,
-    Caches,
-    find_not_finite,
-    pad,
-    prefetched,
-    read_items,
-    read_scale,
-    read_text,
-)
+from latentmake.training.sd.data.batch import Batch, pad
+from latentmake.training.sd.data.caches import Caches, find_not_finite, read_items
+from latentmake.training.sd.data.headers import HIDDEN_STATE, read_text
+from latentmake.training.sd.data.loader import prefetched
 from safetensors.torch import load_file, save_file
 from trainer_world import SCALING, SHIFT, make_latents, make_manifest, make_text
 
-ROOT = Path(__file__).parents[3]
 ORDER = [[0, 2], [1, 3], [4, 0], [5], [2, 2]]
 METADATA = {"scaling_factor": str(SCALING), "shift_factor": str(SHIFT)}
-
-
-def readers(parent: int | None = None) -> list[psutil.Process]:
-    """Return the readers among a process's children, by default this one's."""
-    name = Path(reader.__file__).name
-    found = []
-    for child in psutil.Process(parent).children():
-        with suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE and name in " ".join(child.cmdline()):
-                found.append(child)
-    return found
 
 
 @pytest.fixture
@@ -63,8 +38,8 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Caches:
 def expected(caches: Caches, indices: list[int]) -> Batch:
     """Read a batch with safetensors alone."""
     examples = [caches.examples[index] for index in indices]
-    stored = [load_file(each.latents)["latents"].float() for each in examples]
-    text, mask = pad([load_file(each.text)[HIDDEN_STATE] for each in examples])
+    stored = [load_file(each.latents.path)["latents"].float() for each in examples]
+    text, mask = pad([load_file(each.text.path)[HIDDEN_STATE] for each in examples])
     return Batch(torch.stack([(each - SHIFT) * SCALING for each in stored]), text, mask, indices)
 
 
@@ -86,16 +61,17 @@ def test_items_set_aside_are_not_trained_on(manifest: Path) -> None:
 def test_only_files_that_the_manifest_names_are_read(manifest: Path) -> None:
     make_latents(manifest.parent / "cache/16/orphan.safetensors", 8, 8, 77)
     caches = Caches(read_items(manifest))
-    names = {each.latents.name for each in caches.examples}
+    names = {Path(each.latents.path).name for each in caches.examples}
     assert names == {"0.safetensors", "1.safetensors", "2.safetensors"}
     assert len(caches.examples) == 6
 
 
 def test_latents_are_shifted_and_scaled(manifest: Path) -> None:
     caches = Caches(read_items(manifest))
-    stored = load_file(caches.examples[0].latents)["latents"]
+    stored = load_file(caches.examples[0].latents.path)["latents"]
     assert torch.equal(caches.batch([0]).latents[0], (stored - SHIFT) * SCALING)
-    assert read_scale(caches.examples[0].latents) == (SCALING, SHIFT, 2.0)
+    found = caches.examples[0].latents
+    assert (found.scaling, found.shift, found.pixels) == (SCALING, SHIFT, 2.0)
 
 
 def test_each_example_is_scaled_by_the_factors_of_its_own_file(manifest: Path) -> None:
@@ -109,26 +85,26 @@ def test_each_example_is_scaled_by_the_factors_of_its_own_file(manifest: Path) -
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 30])
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("threads", [0, 1, 2])
 @pytest.mark.parametrize("tokens", [(7, 7, 7), (7, 4, 5)])
-def test_batches_are_the_same_from_memory_from_disk_and_from_processes(
-    tmp_path: Path, memory: int, workers: int, tokens: tuple[int, ...]
+def test_batches_are_the_same_from_memory_and_from_disk(
+    tmp_path: Path, memory: int, threads: int, tokens: tuple[int, ...]
 ) -> None:
     caches = Caches(read_items(make_manifest(tmp_path, tokens=tokens)), memory=memory)
     assert caches.in_memory == bool(memory)
     order = ORDER * 3
-    for indices, batch in zip(order, prefetched(caches, order, workers=workers), strict=True):
+    for indices, batch in zip(order, prefetched(caches, order, threads=threads), strict=True):
         assert_same(batch, expected(caches, indices))
         assert_same(caches.batch(indices), batch)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_batches_come_in_the_order_of_the_schedule(lengths: Caches, workers: int) -> None:
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_batches_come_in_the_order_of_the_schedule(lengths: Caches, threads: int) -> None:
     shapes = [each.shape for each in lengths.examples]
     repeats = [each.repeats for each in lengths.examples]
     schedule = Schedule(shapes, repeats, batch_size=3, seed=5)
     order = list(schedule.batches(0, 1, 60))
-    batches = prefetched(lengths, schedule.batches(0, 1, 60), workers=workers)
+    batches = prefetched(lengths, schedule.batches(0, 1, 60), threads=threads)
     assert [list(batch.indices) for batch in batches] == order
 
 
@@ -138,29 +114,29 @@ def test_batches_come_in_the_order_of_the_schedule(lengths: Caches, workers: int
     batch_size=st.integers(1, 4),
     steps=st.integers(1, 30),
     begin=st.integers(1, 30),
-    workers=st.integers(0, 2),
+    threads=st.integers(0, 2),
 )
 def test_a_resumed_training_gets_the_rest_of_the_batches(
-    lengths: Caches, seed: int, batch_size: int, steps: int, begin: int, workers: int
+    lengths: Caches, seed: int, batch_size: int, steps: int, begin: int, threads: int
 ) -> None:
     shapes = [each.shape for each in lengths.examples]
     schedule = Schedule(shapes, [1] * len(shapes), batch_size=batch_size, seed=seed)
     begin = min(begin, steps)
-    whole = list(prefetched(lengths, schedule.batches(0, 1, steps), workers=workers))
-    rest = list(prefetched(lengths, schedule.batches(0, begin, steps), workers=workers))
+    whole = list(prefetched(lengths, schedule.batches(0, 1, steps), threads=threads))
+    rest = list(prefetched(lengths, schedule.batches(0, begin, steps), threads=threads))
     assert len(whole) == steps
     assert len(rest) == steps - begin + 1
     for mine, theirs in zip(rest, whole[begin - 1 :], strict=True):
         assert_same(mine, theirs)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_that_is_kept_stays_as_it_is(lengths: Caches, workers: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_batch_that_is_kept_stays_as_it_is(lengths: Caches, threads: int) -> None:
     """Memory is used again only for batches that nobody has any more."""
     order = [[index] for index in range(len(lengths.examples))] * 20
     kept = [
         batch if number % 3 else batch.latents.view(-1)
-        for number, batch in enumerate(prefetched(lengths, order, workers=workers))
+        for number, batch in enumerate(prefetched(lengths, order, threads=threads))
     ]
     for indices, found in zip(order, kept, strict=True):
         wanted = expected(lengths, indices)
@@ -170,7 +146,6 @@ def test_a_batch_that_is_kept_stays_as_it_is(lengths: Caches, workers: int) -> N
             assert torch.equal(found, wanted.latents.view(-1))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("latents", "text"),
     [
@@ -181,7 +156,7 @@ def test_a_batch_that_is_kept_stays_as_it_is(lengths: Caches, workers: int) -> N
     ],
 )
 def test_number_formats_may_differ(
-    tmp_path: Path, workers: int, latents: tuple[str, str], text: tuple[str, str]
+    tmp_path: Path, latents: tuple[str, str], text: tuple[str, str]
 ) -> None:
     make_manifest(tmp_path, tokens=(7, 4))
     for number in (0, 1):
@@ -193,7 +168,7 @@ def test_number_formats_may_differ(
             values = load_file(path)[key].to(getattr(torch, name))
             save_file({key: values, "zz": torch.ones(3)}, path, METADATA)
     caches = Caches(read_items(tmp_path / "manifest.jsonl"), memory=0)
-    (batch,) = prefetched(caches, [[0, 2]], workers=workers)
+    (batch,) = prefetched(caches, [[0, 2]])
     wanted = expected(caches, [0, 2])
     assert torch.equal(batch.latents, wanted.latents)
     assert batch.text.dtype == (getattr(torch, text[0]) if text[0] == text[1] else torch.float32)
@@ -221,7 +196,7 @@ def test_shorter_embeddings_are_padded_and_masked(lengths: Caches) -> None:
     assert mask.tolist() == [[True, True, True], [True, False, False]]
     # The same blocks of memory again and again, with longer and shorter embeddings in them.
     order = [[0, 4], [8, 2], [2, 8], [4, 2, 8]] * 10
-    for indices, batch in zip(order, prefetched(lengths, order, workers=1), strict=True):
+    for indices, batch in zip(order, prefetched(lengths, order, threads=1), strict=True):
         assert batch.mask is not None
         assert not batch.text[~batch.mask].any()
         assert_same(batch, expected(lengths, indices))
@@ -278,11 +253,11 @@ def test_a_damaged_cache_file_is_named(manifest: Path, folder: str, damage: str)
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 30])
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("threads", [0, 1, 2])
 @pytest.mark.parametrize("folder", ["16", "text"])
 @pytest.mark.parametrize("damage", ["missing", "cut short", "other shape"])
 def test_a_file_that_is_damaged_later_is_named_wherever_it_is_read(
-    manifest: Path, workers: int, memory: int, folder: str, damage: str
+    manifest: Path, threads: int, memory: int, folder: str, damage: str
 ) -> None:
     caches = Caches(read_items(manifest), memory=memory)
     path = manifest.parent / "cache" / folder / "1.safetensors"
@@ -295,23 +270,21 @@ def test_a_file_that_is_damaged_later_is_named_wherever_it_is_read(
         make_text(path, 1, tokens=9)
     else:
         make_latents(path, 8, 16, 1)
-    batches = prefetched(caches, [[0], [4], [2], [0]], workers=workers)
+    batches = prefetched(caches, [[0], [4], [2], [0]], threads=threads)
     assert list(next(batches).indices) == [0]
     assert list(next(batches).indices) == [4]
     with pytest.raises(CacheError, match=match[damage]) as caught:
         next(batches)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
-    assert not readers()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_was_written_anew_is_read_as_it_is_now(manifest: Path, workers: int) -> None:
+def test_a_file_that_was_written_anew_is_read_as_it_is_now(manifest: Path) -> None:
     caches = Caches(read_items(manifest), memory=0)
-    path = caches.examples[0].latents
+    path = Path(caches.examples[0].latents.path)
     changed = {"latents": load_file(path)["latents"] + 1}
     save_file(changed, path, {**METADATA, "another": "header, and longer"})
-    batches = list(prefetched(caches, [[0], [0, 2]], workers=workers))
+    batches = list(prefetched(caches, [[0], [0, 2]]))
     for batch in batches:
         assert torch.equal(batch.latents[0], (changed["latents"] - SHIFT) * SCALING)
 
@@ -336,11 +309,11 @@ def test_files_of_values_that_are_no_numbers_are_found(manifest: Path) -> None:
     save_file({HIDDEN_STATE: torch.full((7, 16), float("inf"))}, worse)
     caches = Caches(read_items(manifest))
     assert find_not_finite(caches, [2, 3]) == []
-    assert find_not_finite(caches, [0, 0, 1]) == [bad]
-    assert find_not_finite(caches, range(6)) == [bad, worse]
+    assert find_not_finite(caches, [0, 0, 1]) == [str(bad)]
+    assert find_not_finite(caches, range(6)) == [str(bad), str(worse)]
     assert not caches.batch([0]).latents.isfinite().any()
     with pytest.raises(CacheError, match="NaN or infinite values"):
-        read_text(worse)
+        read_text(str(worse))
 
 
 def test_latents_without_their_scale_are_an_error(manifest: Path) -> None:
@@ -358,116 +331,23 @@ def test_embeddings_of_two_widths_are_an_error(manifest: Path) -> None:
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_of_two_shapes_names_both_files(manifest: Path, workers: int) -> None:
+def test_a_batch_of_two_shapes_names_both_files(manifest: Path) -> None:
     caches = Caches(read_items(manifest), memory=0)
     with pytest.raises(CacheError, match="in the same batch") as caught:
-        list(prefetched(caches, [[0, 2, 3]], workers=workers))
+        list(prefetched(caches, [[0, 2, 3]]))
     for part in (caches.examples[0], caches.examples[3]):
-        assert str(part.latents) in str(caught.value)
+        assert part.latents.path in str(caught.value)
         assert str(list(part.shape)) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_readers_end_with_the_batches_and_when_these_are_closed_early(lengths: Caches) -> None:
-    list(prefetched(lengths, [[0], [2]], workers=2))
-    assert not readers()
-    batches = prefetched(lengths, [[0]] * 1000, workers=2)
+def test_reading_ends_with_the_batches_and_when_these_are_closed_early(lengths: Caches) -> None:
+    def reading() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name.startswith("caches")]
+
+    list(prefetched(lengths, [[0], [2]], threads=2))
+    batches = prefetched(lengths, ([0] for _ in range(10**9)), threads=2)
     next(batches)
-    assert len(readers()) == 2
+    assert len(reading()) == 2
     batches.close()
-    assert not readers()
-
-
-def test_a_reader_that_was_killed_is_an_error_of_one_line(lengths: Caches) -> None:
-    batches = prefetched(lengths, [[0]] * 1000, workers=1)
-    next(batches)
-    (child,) = readers()
-    child.kill()
-    with pytest.raises(TrainingError, match="killed by SIGKILL") as caught:
-        list(batches)
-    assert "dataloader_num_workers" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-PARENT = """
-import os, sys, time
-from pathlib import Path
-from latentmake.training.sd.data.caches import Caches, prefetched, read_items
-caches = Caches(read_items(Path(sys.argv[1])), memory=0)
-batches = prefetched(caches, ([0] for _ in range(10 ** 9)), workers=2)
-next(batches)
-if sys.argv[2] == "forked" and not os.fork():
-    time.sleep(600)  # holds all pipes open that its parent has
-print("ready", flush=True)
-for batch in batches:
-    time.sleep(0.01)
-"""
-
-
-@pytest.mark.parametrize("how", ["alone", "forked"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_reader_outlives_a_training_that_was_killed(
-    manifest: Path, number: signal.Signals, how: str
-) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(manifest), how],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert parent.stdout is not None
-    assert parent.stderr is not None
-    assert parent.stdout.readline() == b"ready\n"
-    children = psutil.Process(parent.pid).children()
-    reading = readers(parent.pid)
-    assert len(reading) == 2
-    os.killpg(parent.pid, number) if how == "alone" else parent.send_signal(number)
-    parent.wait(60)
-    try:
-        _, alive = psutil.wait_procs(reading, timeout=60)
-        assert not alive
-    finally:
-        for child in children:
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-    said = parent.stderr.read().decode()
-    # What Python itself says of a Ctrl-C, and nothing from any reader.
-    assert said.count("Traceback") == (number == signal.SIGINT)
-    assert Path(reader.__file__).name not in said
-    parent.stdout.close()
-    parent.stderr.close()
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks where Linux lists them")
-def test_readers_import_no_torch(lengths: Caches) -> None:
-    """So they start at once, and hold little memory."""
-    batches = prefetched(lengths, [[0]] * 1000, workers=1)
-    next(batches)
-    (child,) = readers()
-    loaded = Path(f"/proc/{child.pid}/maps").read_text()
-    assert "memfd:latentmake" in loaded
-    assert "torch" not in loaded
-    assert "numpy" not in loaded
-    batches.close()
-
-
-def start_reader(parent: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", str(Path(reader.__file__)), "0", str(parent)]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def test_a_reader_whose_parent_ended_before_it_began_ends_too() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
-        pass
-    with start_reader(gone.pid) as process:
-        assert process.wait(60) == 0  # though its input is still open
-
-
-def test_a_task_cut_off_by_a_kill_ends_a_reader_without_a_word() -> None:
-    with start_reader(os.getpid()) as process:
-        said = process.communicate(b"[0,65536,0,10,[[", timeout=60)
-    assert (process.returncode, *said) == (0, b"", b"")
+    assert not reading()

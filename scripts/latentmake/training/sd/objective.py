@@ -21,7 +21,8 @@ from latentmake.config import Weights
 from latentmake.errors import ModelError
 from latentmake.models.checks import read_schedule
 from latentmake.training.sd.batch_order import generator
-from latentmake.training.sd.data.caches import Batch, Caches
+from latentmake.training.sd.data.batch import Batch
+from latentmake.training.sd.data.caches import Caches
 
 __all__ = ["Network", "NoiseSchedule", "Objective", "load_noise_schedule", "probe_loss"]
 

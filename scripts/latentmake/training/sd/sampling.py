@@ -24,7 +24,7 @@ from latentmake.files import atomic, cachefile
 from latentmake.models import files
 from latentmake.training.order import TrainingOrder, Wanted
 from latentmake.training.sd.batch_order import generator
-from latentmake.training.sd.data.caches import pad
+from latentmake.training.sd.data.batch import pad
 from latentmake.training.sd.data.headers import Stored, read_text
 from latentmake.training.sd.objective import Network, NoiseSchedule
 
@@ -154,24 +154,24 @@ def make_sampler(order: TrainingOrder, schedule: NoiseSchedule, latents: Stored)
     Raises:
         CacheError: a prompt's cache file is missing or damaged.
     """
-    samples, scale = order.trainer.samples, latents.scale
-    pixels = scale.pixels or files.vae_factor(order.vae) or _PIXELS
+    samples = order.trainer.samples
+    pixels = latents.pixels or files.vae_factor(order.vae) or _PIXELS
     width, height = (max(1, round(side / pixels)) for side in order.sample_size)
     return Sampler(
         schedule,
-        None if order.negative is None else read_text(Path(order.negative)),
+        None if order.negative is None else read_text(order.negative),
         shape=(latents.shape[0], height, width),
         steps=samples.num_inference_steps,
         guidance=samples.guidance_scale,
         pictures=[
-            Picture(key, read_text(Path(prompt.text)), (samples.seed, "sample", *occurrence))
+            Picture(key, read_text(prompt.text), (samples.seed, "sample", *occurrence))
             for key, prompt, occurrence in zip(
                 order.picture_keys(), order.prompts, order.occurrences(), strict=True
             )
         ],
         batch=order.trainer.train_batch_size,
-        scaling=scale.scaling,
-        shift=scale.shift,
+        scaling=latents.scaling,
+        shift=latents.shift,
     )
 
 

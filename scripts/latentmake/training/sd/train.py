@@ -28,14 +28,10 @@ from latentmake.training.sd import checkpoint, network, objective, sampling
 from latentmake.training.sd.accelerator import DTYPES, attention, make_accelerator, reseed
 from latentmake.training.sd.batch_order import Schedule, generator, seed_of
 from latentmake.training.sd.caption_variants import Variants
-from latentmake.training.sd.data.caches import (
-    Batch,
-    Caches,
-    find_not_finite,
-    prefetched,
-    read_items,
-)
-from latentmake.training.sd.data.headers import MEND
+from latentmake.training.sd.data.batch import Batch
+from latentmake.training.sd.data.caches import Caches, find_not_finite, read_items
+from latentmake.training.sd.data.headers import HINT
+from latentmake.training.sd.data.loader import prefetched
 from latentmake.training.sd.learner import Learner
 from latentmake.training.sd.scalars import Scalars
 
@@ -101,7 +97,7 @@ class Training:
             order, self.caches, self.accelerator, steps=self.steps, dtype=self.dtype
         )
         self.sampler = sampling.make_sampler(
-            order, self.objective.schedule, self.caches.examples[0].latents_at
+            order, self.objective.schedule, self.caches.examples[0].latents
         )
         self.step = 0
         self.loss_start = 0.0
@@ -173,7 +169,7 @@ class Training:
         settings, first = self.settings, self.step + 1
         order = self.variants.batches(self.accelerator.process_index, first, self.steps)
         pin = self.accelerator.device.type == "cuda"
-        batches = prefetched(self.caches, order, workers=settings.dataloader_num_workers, pin=pin)
+        batches = prefetched(self.caches, order, threads=settings.dataloader_num_workers, pin=pin)
         scalars = Scalars(self.layout.scalars if self.main else None, first)
         bar = Progress(
             total=self.steps,
@@ -273,7 +269,7 @@ class Training:
         ]
         batch = [index for each, _ in seen for index in each.indices]
         self._refuse_not_finite(batch)
-        files = [str(self.caches.examples[index].latents) for index in faulty or batch]
+        files = [self.caches.examples[index].latents.path for index in faulty or batch]
         who = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
         kept = checkpoint.find(self.layout.checkpoints, self.wanted)
         state = f"the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
@@ -287,9 +283,9 @@ class Training:
     def _refuse_not_finite(self, indices: Sequence[int]) -> None:
         """Name the cache files of some examples that hold NaN or infinite values, if any do."""
         if files := find_not_finite(self.caches, indices):
-            more = f"; so does {', '.join(map(str, files[1:4]))}" if len(files) > 1 else ""
+            more = f"; so does {', '.join(files[1:4])}" if len(files) > 1 else ""
             more += f" and {len(files) - 4} more" if len(files) > 4 else ""
-            raise CacheError(f"holds NaN or infinite values{more}", where=files[0], mend=MEND)
+            raise CacheError(f"holds NaN or infinite values{more}", where=files[0], mend=HINT)
 
     def _losses(
         self,

@@ -1,4 +1,4 @@
-"""What a trainer reads: the items its manifest names, and nothing else.
+"""Items of a manifest, and their cache files: headers at once, content batch by batch.
 
 The caches of a small dataset stay in memory. Those of a large one are read when their batch comes:
 the system keeps files in memory that fit there, for all processes together, and reading them again
@@ -12,42 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from latentmake.errors import CacheError, TrainingError
-from latentmake.training.sd.data import reader
-from latentmake.training.sd.data.batch import Batch, Plan, pad, plan, unfold
-from latentmake.training.sd.data.headers import (
-    HIDDEN_STATE,
-    LATENTS,
-    MEND,
-    Scale,
-    Stored,
-    inspect,
-    inspect_all,
-    read_scale,
-    read_tensor,
-    read_text,
-)
-from latentmake.training.sd.data.loader import prefetched
+from latentmake.training.sd.data.batch import Batch, mask_of
+from latentmake.training.sd.data.headers import HIDDEN_STATE, HINT, LATENTS, Stored, inspect_all
 
-__all__ = [
-    "HIDDEN_STATE",
-    "Batch",
-    "Caches",
-    "Example",
-    "Item",
-    "Scale",
-    "find_not_finite",
-    "pad",
-    "prefetched",
-    "read_items",
-    "read_scale",
-    "read_text",
-]
+__all__ = ["Caches", "Example", "Item", "find_not_finite", "read_items"]
 
 # Bytes of caches that are kept in memory. More would gain nothing, as the system keeps files in
 # memory itself, and once for all processes of a machine.
@@ -80,30 +52,19 @@ class Example(NamedTuple):
     """An item at one resolution: what a batch is made of.
 
     Attributes:
-        latents_at: where its latents lie.
-        text_at: where its embedding lies.
+        latents: where its latents lie.
+        text: where its embedding lies.
         repeats: how often an epoch shows it.
     """
 
-    latents_at: Stored
-    text_at: Stored
+    latents: Stored
+    text: Stored
     repeats: int
 
     @property
-    def latents(self) -> Path:
-        """The file of its latents."""
-        return Path(self.latents_at.path)
-
-    @property
-    def text(self) -> Path:
-        """The file of its embedding."""
-        return Path(self.text_at.path)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Channels, height and width of its latents."""
-        channels, height, width = self.latents_at.shape
-        return channels, height, width
+        return self.latents.shape
 
 
 def read_items(manifest: Path) -> list[Item]:
@@ -183,11 +144,11 @@ class Caches:
                 self.dropped[index] = self._add(index, texts[item.dropped])
         stored = (each for group in (texts, latents) for each in group.values())
         self.in_memory = sum(each.size for each in stored) <= memory
-        self._kept: dict[str, npt.NDArray[np.uint8]] = {}
+        self._kept: dict[str, torch.Tensor] = {}
 
     def _add(self, index: int, text: Stored) -> int:
         """Add an example with another text; return its index."""
-        self.examples.append(self.examples[index]._replace(text_at=text))
+        self.examples.append(self.examples[index]._replace(text=text))
         return len(self.examples) - 1
 
     @staticmethod
@@ -199,104 +160,81 @@ class Caches:
                 raise CacheError(
                     f"has {each.shape[side]} {what}, but {counts[usual]} others have {usual}",
                     where=each.path,
-                    mend=MEND,
+                    mend=HINT,
                 )
         return usual
 
-    def plan(self, indices: Sequence[int]) -> Plan:
-        """Lay out the examples of these indices as a batch.
-
-        Raises:
-            CacheError: they are not of one shape.
-        """
+    def size(self, indices: Sequence[int]) -> int:
+        """Return the bytes of a batch in its files."""
         examples = [self.examples[index] for index in indices]
-        return plan(
-            indices, [each.latents_at for each in examples], [each.text_at for each in examples]
-        )
+        return sum(each.latents.size + each.text.size for each in examples)
 
-    def read(self, made: Plan, memory: torch.Tensor) -> None:
-        """Read the files of a batch to where they shall lie, or take them from memory.
-
-        Args:
-            made: the layout of the batch.
-            memory: bytes.
-
-        Raises:
-            CacheError: a file has become damaged.
-        """
-        array: npt.NDArray[np.uint8] = memory.numpy()
-        if not self.in_memory:
-            self.mend(made, memory, reader.fill(made.parts, array.data))
-            return
-        missing = [part for part in made.parts if part[0] not in self._kept]
-        wrong = reader.fill(missing, array.data)
-        self.mend(made, memory, [made.parts.index(missing[number]) for number in wrong])
-        new = {part[0] for part in missing}
-        for path, _, _, _, size, place, zeros in made.parts:
-            if path in new:
-                self._kept[path] = array[place : place + size].copy()
-            else:
-                array[place : place + size] = self._kept[path]
-                array[place + size : place + size + zeros] = 0
-
-    def mend(self, made: Plan, memory: torch.Tensor, wrong: Sequence[int]) -> None:
-        """Read those files again that are not what they were when the training began.
-
-        A file that was written anew may have another header; its tensor has to be as before.
-
-        Args:
-            made: the layout of the batch.
-            memory: bytes.
-            wrong: positions in `made.parts`.
-
-        Raises:
-            CacheError: a file is missing or damaged, or has another shape or scale now.
-        """
-        for number in wrong:
-            is_text, place_in_batch = divmod(number, len(made.latents))
-            index = made.indices[place_in_batch]
-            before = (made.texts if is_text else made.latents)[place_in_batch]
-            now = inspect(before.path, HIDDEN_STATE if is_text else LATENTS)
-            if not now.is_like(before):
-                raise CacheError(
-                    "has another shape or scale than when the training began",
-                    where=now.path,
-                    mend="give the build's command again",
-                )
-            example = self.examples[index]
-            self.examples[index] = (
-                example._replace(text_at=now) if is_text else example._replace(latents_at=now)
-            )
-            *_, place, zeros = made.parts[number]
-            part = (now.path, now.header, now.check, now.start, now.size, place, zeros)
-            if reader.fill([part], memory.numpy().data):
-                raise CacheError("this cache file cannot be read", where=now.path, mend=MEND)
-
-    def batch(self, indices: Sequence[int]) -> Batch:
+    def batch(self, indices: Sequence[int], *, pin: bool = False) -> Batch:
         """Read the examples of these indices, all of one shape.
+
+        Args:
+            indices: of examples.
+            pin: whether the batch lies in pinned memory.
 
         Raises:
             CacheError: a file has become damaged, or the shapes differ.
         """
-        made = self.plan(indices)
-        memory = torch.empty(made.size, dtype=torch.uint8)
-        self.read(made, memory)
-        return unfold(memory, made)
+        examples = [self.examples[index] for index in indices]
+        first = examples[0].latents
+        for other in (each.latents for each in examples):
+            if other.shape != first.shape:
+                raise CacheError(
+                    f"its latents have the shape {list(other.shape)}, but those of {first.path} in "
+                    f"the same batch {list(first.shape)}",
+                    where=other.path,
+                    mend="make batches of one shape",
+                )
+        latents = self._stack([each.latents for each in examples], torch.float32, pin)
+        for row, example in zip(latents, examples, strict=True):
+            if example.latents.shift:
+                row.sub_(example.latents.shift)
+            row.mul_(example.latents.scaling)
+        texts = [each.text for each in examples]
+        dtypes = {each.dtype for each in texts}
+        text = self._stack(texts, dtypes.pop() if len(dtypes) == 1 else torch.float32, pin)
+        mask = mask_of([each.shape[0] for each in texts])
+        if pin and mask is not None:
+            mask = mask.pin_memory()
+        return Batch(latents, text, mask, indices)
+
+    def _stack(self, stored: Sequence[Stored], dtype: torch.dtype, pin: bool) -> torch.Tensor:
+        """Read tensors into one, with zeros where some are shorter than the longest."""
+        longest = max(each.shape[0] for each in stored)
+        shape = (len(stored), longest, *stored[0].shape[1:])
+        stack = torch.empty(shape, dtype=dtype, pin_memory=pin)
+        for row, each in zip(stack, stored, strict=True):
+            length = each.shape[0]
+            row[length:] = 0
+            self._put(each, row[:length])
+        return stack
+
+    def _put(self, stored: Stored, place: torch.Tensor) -> None:
+        """Put a tensor into its place, from memory where it is kept."""
+        if not self.in_memory and stored.dtype == place.dtype:
+            stored.read_into(place)
+            return
+        kept = self._kept.get(stored.path)
+        if kept is None:
+            kept = stored.read()
+            if self.in_memory:
+                self._kept[stored.path] = kept
+        place.copy_(kept)
 
 
-def find_not_finite(caches: Caches, indices: Sequence[int]) -> list[Path]:
-    """Name the files of examples that hold NaN or infinite values, each once.
+def find_not_finite(caches: Caches, indices: Sequence[int]) -> list[str]:
+    """Return the paths of the examples' files that hold NaN or infinite values, each once.
 
-    No encoder of the build writes such values, and looking for them takes time at every batch. So a
-    training does that only when its loss is NaN or infinite.
+    No encoder of the build writes such values, and a search at every batch would take time: a
+    training searches only when its loss is NaN or infinite.
 
     Raises:
         CacheError: a file is missing or damaged.
     """
-    names: dict[Path, str] = {}
-    for index in indices:
-        names[caches.examples[index].latents] = LATENTS
-        names[caches.examples[index].text] = HIDDEN_STATE
-    return [
-        path for path, name in names.items() if not torch.isfinite(read_tensor(path, name)).all()
-    ]
+    examples = [caches.examples[index] for index in indices]
+    stored = {each.path: each for example in examples for each in (example.latents, example.text)}
+    return [path for path, each in stored.items() if not torch.isfinite(each.read()).all()]
