@@ -37,6 +37,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainer_world import TEXT_WIDTH, make_manifest, make_order, make_unet, write_order
 
 STEPS = 40
+TRAIN = "latentmake.training.sd.train"
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 SETTINGS: dict[str, Any] = {
     "steps": STEPS,
@@ -193,8 +194,8 @@ main(sys.argv[1:])
 """
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"}
+def _run(*command: str, **changes: str) -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1", **changes}
     return subprocess.run(
         [sys.executable, *command],
         env={**environment, "HF_HUB_OFFLINE": "1"},
@@ -510,6 +511,38 @@ def test_a_missing_configuration_of_accelerate_is_named(tmp_path: Path) -> None:
     path = write_order(order, tmp_path / "order.json")
     with pytest.raises(TrainingError, match=r"none\.yaml: this configuration of accelerate"):
         train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json")
+
+
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP"])
+def test_accelerate_may_not_shard_the_optimizer(tmp_path: Path, kind: str) -> None:
+    config = tmp_path / "accelerate.yaml"
+    config.write_text(f"distributed_type: {kind}\nnum_processes: 2\n")
+    path = write_order(make_order(tmp_path, accelerate_config=str(config)), tmp_path / "order.json")
+    with pytest.raises(TrainingError, match=f"sd trainer does not train under {kind}") as error:
+        train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json")
+    assert error.value.where == str(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="two processes share a CPU, not a GPU")
+def test_two_processes_resume_to_the_same_bytes(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=6, learning_rate=1e-2, checkpointing_steps=4, ema_decay=0.9)
+    path, layout = write_order(order, tmp_path / "order.json"), Layout(order)
+    written = []
+    for _ in range(2):
+        two = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+        trained = _run("-m", *two, "-m", TRAIN, str(path), ACCELERATE_USE_CPU="true")
+        assert trained.returncode == 0, trained.stderr.decode()
+        written.append(layout.weights.read_bytes())
+        layout.weights.unlink()
+        layout.record.unlink()
+    assert written[0] == written[1]
+    events = EventAccumulator(str(layout.scalars))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+    # Each process takes a batch of each step.
+    alone = Training(order).schedule.epoch(6)
+    assert events.Scalars("epoch")[-1].value == pytest.approx(2 * alone)
 
 
 def test_a_full_disk_is_named_as_such() -> None:

@@ -352,7 +352,7 @@ def test_a_cache_that_is_no_number_is_named_with_its_step(tmp_path: Path) -> Non
     order = make_order(tmp_path, steps=10, checkpointing_steps=1)
     training = Training(order)
     first = next(iter(training.schedule.batches(0, 3, 3)))
-    bad = training.caches.examples[first[0]].latents
+    bad = Path(training.caches.examples[first[0]].latents.path)
     metadata = {"scaling_factor": "1e38", "shift_factor": "0.0", "pixel_width": "16"}
     save_file({"latents": torch.full_like(load_file(bad)["latents"], 3e38)}, bad, metadata)
     with pytest.raises(UserError, match=bad.name):
@@ -512,7 +512,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(
     Training(first).run()
     (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
     other = make_order(tmp_path, output="other", resume_from_checkpoint=str(kept.folder), **changes)
-    with pytest.raises(TrainingError, match="of another network or optimiser") as error:
+    with pytest.raises(TrainingError, match="of another network or optimizer") as error:
         Training(other).run()
     assert str(kept.folder) in str(error.value)
     assert "\n" not in str(error.value)

@@ -62,7 +62,7 @@ def test_only_texts_change_and_each_variant_comes_about_as_often(caches: Caches)
     plain = [index for batch in made._schedule.batches(0, 1, 400) for index in batch]
     found = [index for batch in made.batches(0, 1, 400) for index in batch]
     for before, after in zip(plain, found, strict=True):
-        assert caches.examples[after].latents_at == caches.examples[before].latents_at
+        assert caches.examples[after].latents == caches.examples[before].latents
         assert after == before or before in caches.variants
     counts = Counter(chosen(caches, made, 1, 400))
     assert set(counts) == {0, 1, 2, 3}

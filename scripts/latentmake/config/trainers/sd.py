@@ -173,7 +173,7 @@ class SdTrainer(Trainer):
         2,
         ge=0,
         json_schema_extra=MACHINE,
-        description="Processes that read caches, for each device; 0 is a thread.",
+        description="Threads that read caches ahead, for each device.",
     )
     accelerate_config: AccelerateConfig = None
     samples: Samples = Field(Samples(), description="Sample pictures.")

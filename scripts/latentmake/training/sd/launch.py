@@ -20,7 +20,7 @@ from latentmake.training import process
 from latentmake.training.order import Prompt, TrainingOrder, Wanted, read_order
 from latentmake.training.result import Layout, Receipt, Record, read_record, wanted
 from latentmake.training.sample_images import are_drawn
-from latentmake.training.sd.node import srun_command
+from latentmake.training.sd.node import check_accelerate, srun_command
 
 __all__ = ["train"]
 
@@ -164,13 +164,8 @@ def _environment(threads: int) -> dict[str, str]:
 def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
     """Return the command before what is launched: accelerate here, or on all nodes of a job."""
     config = order.trainer.accelerate_config
-    if config is not None and not Path(config).is_file():
-        raise TrainingError(
-            "this configuration of accelerate does not exist",
-            where=config,
-            mend="correct the trainer's `accelerate_config`, or make it by `accelerate config "
-            f"--config_file {config}`",
-        )
+    if config is not None:
+        check_accelerate(Path(config))
     options = [
         *("--dynamo_backend", "inductor" if order.trainer.torch_compile else "no"),
         *("--mixed_precision", order.trainer.mixed_precision),

@@ -1,9 +1,10 @@
-"""The network that learns, with all that changes from step to step: optimiser, rate, average."""
+"""Train state: network, optimizer, LR schedule, EMA."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +17,6 @@ from latentmake.training.sd import network
 from latentmake.training.sd.accelerator import set_up
 from latentmake.training.sd.batch_order import seed_of
 from latentmake.training.sd.checkpoint import State
-from latentmake.training.sd.data.caches import Caches
-from latentmake.training.sd.engine import make_engine
 from latentmake.training.sd.objective import Network
 from latentmake.training.sd.optimizers import (
     Hyperparameters,
@@ -25,7 +24,7 @@ from latentmake.training.sd.optimizers import (
     make_optimizer,
     make_rates,
 )
-from latentmake.training.sd.scalars import queries_and_keys
+from latentmake.training.sd.scalars import queries_and_keys, query_key_gradients
 
 __all__ = ["Learner", "make_denoiser"]
 
@@ -45,7 +44,7 @@ def make_denoiser(
 
     Raises:
         ModelError: network, projection and caches do not fit.
-        TrainingError: the settings name what is not there.
+        TrainingError: a setting names a layer or a kernel that does not exist here.
     """
     settings, where = order.trainer, order.unet.path or order.unet.hub or ""
     unet = network.load_unet(order.unet)
@@ -63,73 +62,88 @@ class Learner:
 
     Args:
         order: of the training.
-        caches: what it is trained on.
+        denoiser: the network, as `make_denoiser` returns it.
         accelerator: accelerate's.
-        steps: how many there will be.
-        dtype: in what the network computes.
+        steps: of the training.
 
     Attributes:
         denoiser: the network itself.
         network: the same, as accelerate wraps it.
         parameters: those that are trained.
-        engine: makes steps of gradients.
+        optimizer: as accelerate wraps it.
 
     Raises:
-        ModelError: network, projection and caches do not fit.
-        TrainingError: the settings name what is not there.
+        TrainingError: the optimizer is not installed, or has no such argument.
     """
 
     def __init__(
-        self,
-        order: TrainingOrder,
-        caches: Caches,
-        accelerator: Any,
-        *,
-        steps: int,
-        dtype: torch.dtype,
+        self, order: TrainingOrder, denoiser: network.Denoiser, accelerator: Any, *, steps: int
     ) -> None:
-        settings = order.trainer
-        self.denoiser = make_denoiser(
-            order, channels=caches.channels, text_width=caches.text_width, dtype=dtype
-        )
-        self.denoiser.train()
-        self.parameters = [each for each in self.denoiser.parameters() if each.requires_grad]
-        optimizer = make_optimizer(self.parameters, settings)
-        self.rates = make_rates(optimizer, settings, steps)
-        self._hyperparameters = Hyperparameters(optimizer, self.rates)
+        self.denoiser = denoiser
+        denoiser.train()
+        self.parameters = [each for each in denoiser.parameters() if each.requires_grad]
+        self._settings = order.trainer
+        self._lora = self._settings.adapter == "lora"
+        self._alpha = float(self._settings.alpha or self._settings.rank)
         self._accelerator = accelerator
-        self._optimizer_name = settings.optimizer
-        self._lora = settings.adapter == "lora"
-        self._alpha = float(settings.alpha or settings.rank)
-        self._decay = settings.ema_decay
-        self.engine = make_engine(
-            accelerator,
-            self.denoiser,
-            optimizer,
-            parameters=self.parameters,
-            queries_and_keys=queries_and_keys(self.denoiser.named_parameters()),
-            settings=settings,
-        )
-        self.network, self.optimizer = self.engine.network, self.engine.optimizer
+        self._queries_and_keys = queries_and_keys(denoiser.named_parameters())
+        optimizer = make_optimizer(self.parameters, self._settings)
+        self._rates = make_rates(optimizer, self._settings, steps)
+        self._hyperparameters = Hyperparameters(optimizer, self._rates)
+        self.network, self.optimizer = accelerator.prepare(denoiser, optimizer)
         self._average: Any = None  # diffusers has no types
-        if settings.ema_decay is not None:
-            self._average = EMAModel(self.parameters, decay=settings.ema_decay, foreach=True)
+        if self._settings.ema_decay is not None:
+            decay = self._settings.ema_decay
+            self._average = EMAModel(self.parameters, decay=decay, foreach=True)
 
     @property
     def rate(self) -> float:
         """The learning rate of the step to come."""
         return effective_rate(self.optimizer)
 
-    def learn(self) -> None:
-        """Make a step by the gradients that are there, and forget them."""
-        self.engine.step()
-        self.rates.step()
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return the context in which the network computes in its number format."""
+        context: AbstractContextManager[None] = self._accelerator.autocast()
+        return context
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Return the context of one batch of a step; the last one brings gradients together."""
+        if last:
+            return nullcontext()
+        context: AbstractContextManager[None] = self._accelerator.no_sync(self.network)
+        return context
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add a loss's gradients to those of this step; processes' are averaged."""
+        self._accelerator.backward(loss)
+
+    def clip(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Clip this step's gradients.
+
+        Returns:
+            Their norm before, and the result of `query_key_gradients`; scalars on a device.
+        """
+        self._accelerator.unscale_gradients()
+        queries = query_key_gradients(self._queries_and_keys)
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.parameters, self._settings.max_grad_norm or math.inf
+        )
+        return norm.float(), queries
+
+    def step(self) -> None:
+        """Make a step by the gradients, and forget them."""
+        # accelerate's wrapper is there for the scaler; it looks for installed packages each time.
+        plain = self._accelerator.scaler is None
+        optimizer = self.optimizer.optimizer if plain else self.optimizer
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self._rates.step()
         if self._average is not None:
             self._average.step(self.parameters)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the moving average, where there is one, in the place of the weights."""
+        """Put the EMA, where there is one, in the place of the weights."""
         if self._average is None:
             yield
             return
@@ -141,56 +155,56 @@ class Learner:
             self._average.restore(self.parameters)
 
     def alone(self, work: Callable[[Network], Result]) -> Result:
-        """Do something with the network outside of the training, in the main process alone."""
+        """Call `work` with the network outside of the training, in the main process alone."""
         self.denoiser.eval()
         try:
-            with torch.no_grad(), self.averaged(), self.engine.autocast():
+            with torch.no_grad(), self.averaged(), self.autocast():
                 return work(self.denoiser)
         finally:
             self.denoiser.train()
 
     def state(self) -> State:
-        """Return what a checkpoint holds; where the engine is `collective`, all processes call."""
+        """Return the content of a checkpoint."""
         scaler = self._accelerator.scaler
         return network.trained_state(self.denoiser), {
-            "optimizer_name": self._optimizer_name,
+            "optimizer_name": self._settings.optimizer,
             "alpha": self._alpha if self._lora else None,
-            "optimizer": self.engine.optimizer_state(),
-            "learning_rate": self.rates.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "learning_rate": self._rates.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
         }
 
     def restore(self, state: State, where: Path) -> None:
-        """Go back to what `state` returned, with this training's own hyperparameters.
+        """Resume from the result of `state`, with this training's own hyperparameters.
 
         Args:
             state: of a checkpoint.
             where: its folder, for messages.
 
         Raises:
-            TrainingError: it is of another network or optimiser.
+            TrainingError: it is of another network or optimizer.
         """
         weights, rest = state
         scaler = self._accelerator.scaler
         try:
             network.load_trained(self.denoiser, weights)
-            if (name := rest["optimizer_name"]) != self._optimizer_name:
-                raise ValueError(f"{name} in place of {self._optimizer_name}")
-            self.engine.restore(rest["optimizer"])
-            self.rates.load_state_dict(rest["learning_rate"])
+            if (name := rest["optimizer_name"]) != self._settings.optimizer:
+                raise ValueError(f"{name} in place of {self._settings.optimizer}")
+            self.optimizer.load_state_dict(rest["optimizer"])
+            self._rates.load_state_dict(rest["learning_rate"])
             self._hyperparameters.restore()
             if (self._average is None) != (rest["average"] is None):
                 raise ValueError("only one of the two has an `ema_decay`")
             if self._average is not None:
                 self._average.load_state_dict(rest["average"])
-                self._average.decay = self._decay
+                self._average.decay = self._settings.ema_decay
                 self._average.to(self._accelerator.device)
             if scaler is not None and rest["scaler"] is not None:
                 scaler.load_state_dict(rest["scaler"])
         except (ValueError, KeyError, RuntimeError, TypeError) as error:
             raise TrainingError(
-                f"this checkpoint is of another network or optimiser ({error})",
+                f"this checkpoint is of another network or optimizer ({error})",
                 where=where,
                 mend="train with the settings it was made with, or leave it out",
             ) from None

@@ -1,9 +1,9 @@
-"""One node's share of a training over several: what `srun` starts once on each of them.
+"""One node of a training over several, started by `srun`; checks of accelerate's configuration.
 
     srun --ntasks-per-node=1 python -m latentmake.training.sd.node --processes 4 --multi_gpu -m ...
 
-It tells `accelerate launch` which machine this is and where the first one waits; all else is passed
-on as it is. SLURM's variables are those of srun's manual (SLURM_NODEID and its like).
+It tells `accelerate launch` the rank of this machine and the address of the first one; all else is
+passed on. SLURM's variables are those of srun's manual (SLURM_NODEID and its like).
 """
 
 from __future__ import annotations
@@ -12,10 +12,53 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-__all__ = ["accelerate_command", "srun_command"]
+import yaml
+
+from latentmake.errors import TrainingError, first_line
+
+__all__ = ["accelerate_command", "check_accelerate", "refuse_sharded", "srun_command"]
 
 _PORTS = range(20_000, 40_000)
+_REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
+
+
+def refuse_sharded(kind: str, where: str = "trainer.accelerate_config") -> None:
+    """Check that each process of a training holds the model and optimizer in full.
+
+    Args:
+        kind: accelerate's `distributed_type`.
+        where: it was set.
+
+    Raises:
+        TrainingError: it is another, such as DeepSpeed's ZeRO or FSDP.
+    """
+    if kind not in _REPLICATED:
+        raise TrainingError(
+            f"the sd trainer does not train under {kind}",
+            where=where,
+            mend="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
+        )
+
+
+def check_accelerate(config: Path) -> None:
+    """Check a configuration file of `accelerate launch`.
+
+    Raises:
+        TrainingError: it cannot be read, or shards the model or the optimizer.
+    """
+    try:
+        content = yaml.safe_load(config.read_bytes())  # JSON is YAML
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise TrainingError(
+            f"this configuration of accelerate cannot be read ({first_line(error)})",
+            where=config,
+            mend="correct the trainer's `accelerate_config`, or make it by `accelerate config "
+            f"--config_file {config}`",
+        ) from None
+    if isinstance(content, dict):
+        refuse_sharded(str(content.get("distributed_type") or "NO"), str(config))
 
 
 def srun_command(environment: Mapping[str, str], processes: int) -> list[str]:

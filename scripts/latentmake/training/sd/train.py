@@ -32,7 +32,7 @@ from latentmake.training.sd.data.batch import Batch
 from latentmake.training.sd.data.caches import Caches, find_not_finite, read_items
 from latentmake.training.sd.data.headers import HINT
 from latentmake.training.sd.data.loader import prefetched
-from latentmake.training.sd.learner import Learner
+from latentmake.training.sd.learner import Learner, make_denoiser
 from latentmake.training.sd.scalars import Scalars
 
 __all__ = ["Training", "main"]
@@ -93,9 +93,13 @@ class Training:
         self.variants = Variants(
             self.caches, order.texts, self.schedule, steps=self.steps, seed=self.settings.seed
         )
-        self.learner = Learner(
-            order, self.caches, self.accelerator, steps=self.steps, dtype=self.dtype
+        denoiser = make_denoiser(
+            order,
+            channels=self.caches.channels,
+            text_width=self.caches.text_width,
+            dtype=self.dtype,
         )
+        self.learner = Learner(order, denoiser, self.accelerator, steps=self.steps)
         self.sampler = sampling.make_sampler(
             order, self.objective.schedule, self.caches.examples[0].latents
         )
@@ -204,9 +208,7 @@ class Training:
                 if self.main and now - looked > _LOOK:
                     looked, asked = now, self.layout.save.exists()
                     self.layout.save.unlink(missing_ok=True)
-                # Of a request the main process alone knows: one that needs all makes but the copy.
-                alone = asked and not self.learner.engine.collective
-                if alone or step % settings.checkpointing_steps == 0:
+                if asked or step % settings.checkpointing_steps == 0:
                     scalars.flush()
                     self._save()
                 if asked or self._is_copied(step):
@@ -227,11 +229,11 @@ class Training:
         return math.floor(after / epochs) > math.floor(before / epochs)
 
     def _one_step(self, step: int, batches: Iterator[Batch]) -> _Step:
-        settings, accelerator, engine = self.settings, self.accelerator, self.learner.engine
+        settings, accelerator, learner = self.settings, self.accelerator, self.learner
         process = accelerator.process_index
         reseed(seed_of(settings.seed, "step", step, process), accelerator.device)
         random = generator(settings.seed, "noise", step, process)
-        rate = self.learner.rate
+        rate = learner.rate
         # Every example counts the same, in full batches and in short ones. Gradients are averaged
         # over processes, so each one's are made larger by their number.
         items = self.schedule.items(step)
@@ -241,14 +243,14 @@ class Training:
             batch = next(batches)
             noise, timesteps = self.objective.draw(batch.latents.shape, random)
             last = number == settings.gradient_accumulation_steps - 1
-            with engine.micro_batch(last=last):
-                losses = self._losses(self.learner.network, batch, noise, timesteps)
+            with learner.micro_batch(last=last):
+                losses = self._losses(learner.network, batch, noise, timesteps)
                 loss = losses.weighted.sum() / items
-                engine.backward(loss * accelerator.num_processes)
+                learner.backward(loss * accelerator.num_processes)
             total += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
-        norm, queries = engine.gradients()
+        norm, queries = learner.clip()
         # One transfer from the device for all that is said of the step.
         loss_value, raw, norm_value, queries_value = torch.stack(
             [*total, norm, queries.to(norm.device)]
@@ -257,7 +259,7 @@ class Training:
         finite = accelerator.scaler is not None or math.isfinite(norm_value)
         if not (finite and math.isfinite(loss_value)):
             self._not_a_number(step, seen)
-        self.learner.learn()
+        learner.step()
         return _Step(loss_value, raw, norm_value, queries_value, rate)
 
     def _not_a_number(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
@@ -294,7 +296,7 @@ class Training:
         noise: torch.Tensor,
         timesteps: torch.Tensor,
     ) -> objective.Losses:
-        with self.learner.engine.autocast(), attention(self.settings):
+        with self.learner.autocast(), attention(self.settings):
             return self.objective.losses(
                 model,
                 batch,
@@ -325,8 +327,6 @@ class Training:
 
     def _save(self) -> None:
         if not self.main:
-            if self.learner.engine.collective:
-                self.learner.engine.optimizer_state()
             return
         progress = checkpoint.Progress(
             wanted=self.wanted,
