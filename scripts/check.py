@@ -5,14 +5,13 @@ from pathlib import Path
 
 from latentmake import backends
 from latentmake.entry import logged
-from latentmake.reports.check_order import CheckOrder
-from latentmake.reports.check_run import check_run
+from latentmake.reports.checklist import CheckOrder
 from latentmake.training.checks import passed
 from latentmake.training.order import read_order
 
 with logged(snakemake.log[0]):
     order = read_order(Path(snakemake.input.order), CheckOrder)
-    findings = [*check_run(order)]
+    findings = order.findings
     if order.trainer is not None:
         trainer = Path(order.trainer)
         findings += backends.of_order(trainer).check(trainer, current=order.current)

@@ -30,7 +30,7 @@ from latentmake.plan.planner import make_plan
 from latentmake.plan.single import single
 from latentmake.plan.targets import ON_REQUEST, check_known, is_training_asked, runs_asked_for
 from latentmake.reports.captions_order import plan_captions
-from latentmake.reports.check_order import plan_check
+from latentmake.reports.checklist import plan_check
 from latentmake.reports.comparison_order import Page, is_page, plan_page
 from latentmake.reports.plan_table import plan_table, status_lines
 from latentmake.training.external.publication import is_uncached, write_items

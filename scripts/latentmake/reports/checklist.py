@@ -1,0 +1,80 @@
+"""Order of `check_{run}`: the checklist of caches, items and manifest, and the trainer's order.
+
+The job adds the trainer's own findings. Nothing is encoded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from latentmake.config import Run
+from latentmake.files import atomic
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import run_order
+from latentmake.plan.parts import Part, RunPlan
+from latentmake.plan.staleness import PartState
+from latentmake.training.checks import Finding, of_faults
+
+__all__ = ["CheckOrder", "plan_check"]
+
+
+class CheckOrder(BaseModel):
+    """A run's checklist as far as it is planned.
+
+    Attributes:
+        findings: on caches, items and manifest.
+        current: whether the manifest is up to date, so that its files can be checked.
+        trainer: path of its trainer's order; None without a trainer.
+        planned: time in nanoseconds; makes each order another file.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    findings: list[Finding]
+    current: bool
+    trainer: str | None
+    planned: int
+
+
+def plan_check(facts: Facts, plan: RunPlan, run: Run) -> Path:
+    """Write the order of a run's checklist; return its path.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    datasets = facts.config.datasets
+    faults = [
+        fault.line
+        for name, found in plan.faults.items()
+        if name not in run.datasets or datasets[name].on_error != "skip"
+        for fault in found
+    ]
+    findings = [_of_part(part, state) for part, state in sorted(plan.parts.items())]
+    findings.append(of_faults("items", faults, "none is faulty, as far as is known"))
+    current = plan.manifest_order is None
+    if not current:
+        note = "is not up to date: the next build writes it, and its files are checked then"
+        findings.append(Finding("manifest", "warning", note))
+    order = CheckOrder(
+        findings=findings,
+        current=current,
+        trainer=None if plan.trainer_order is None else str(plan.trainer_order),
+        planned=time.time_ns(),
+    )
+    path = run_order(plan.name, "check", order.planned)
+    atomic.write(path, order.model_dump_json().encode())
+    return path
+
+
+def _of_part(part: Part, state: PartState) -> Finding:
+    stale = Counter(each.reason for each in state.stale)
+    missing = stale.pop("new", 0)
+    reasons = f" ({', '.join(f'{n} {reason}' for reason, n in stale.items())})" if stale else ""
+    note = f"{state.fresh} fresh, {stale.total()} stale{reasons}, {missing} missing"
+    if state.orphans:
+        note += f", {len(state.orphans)} of items that are gone"
+    doubtful = state.stale or state.orphans
+    return Finding(f"caches: {'/'.join(part)}", "warning" if doubtful else "ok", note)
