@@ -36,23 +36,18 @@ _JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\S+):$", re.MULTILINE)
 
 Snapshot = dict[str, tuple[str, int]]
 
-# Stops a job just before a file comes to stand in a folder, so that a test need not be quick enough
-# to meet it there: the first job does, or each.
+# Stops a job, once, just before one more file comes to stand in a folder, so that a test need not
+# be quick enough to meet it there.
 _STOP = """
 import os, signal, sys
 NAMED = []
 def stop(event, arguments):
     if event == "os.rename" and os.path.dirname(os.fspath(arguments[1])).endswith({folder!r}):
         NAMED.append(arguments[1])
-        if len(NAMED) == {files} + 1:
+        if len(NAMED) == {files} + 1 and not os.path.exists("stopped"):
+            open("stopped", "x").close()
             os.kill(os.getpid(), signal.SIGSTOP)
 sys.addaudithook(stop)
-"""
-_STOP_ONE = """
-import os, signal
-if not os.path.exists("stopped"):
-    open("stopped", "x").close()
-    os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 # Lets jobs write nothing until there are as many of them: so many have a GPU at the same time.
@@ -195,16 +190,17 @@ class Project:
     def __truediv__(self, path: str) -> Path:
         return self.folder / path
 
-    def stop_in_script(self, name: str, folder: str = "", files: int = 0) -> None:
-        """Let jobs of a script stop when a number of files stand in a folder.
+    def stop_in_script(self, name: str, folder: str, files: int) -> None:
+        """Let a job of a script stop when it has put a number of files into a folder.
+
+        Another one stops once the file `stopped` is removed.
 
         Args:
             name: the script's.
-            folder: the end of the folder's path; where it is empty, one job stops as it begins.
+            folder: the end of the folder's path.
             files: how many.
         """
-        stop = _STOP.format(folder=folder, files=files) if folder else _STOP_ONE
-        self._begin_script(name, stop)
+        self._begin_script(name, _STOP.format(folder=folder, files=files))
 
     def meet_in_script(self, name: str, jobs: int) -> None:
         """Let jobs of a script wait until so many run side by side."""

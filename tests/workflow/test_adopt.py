@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 import subprocess
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import pytest
 import torch
 import world
 from latentmake.files.cachefile import read_header
-from project import NOTHING, ROOT, Counts, Project, Result, kill_group, stopped
+from project import NOTHING, Counts, Project, Result, kill_group, stopped
 from safetensors.torch import load_file
 
 ENDINGS = {"latents": ".img_sdxl", "text": ".txt_clipl"}
@@ -203,7 +202,6 @@ def test_a_killed_adoption_goes_on_where_it_was(project: Project) -> None:
     running = project.start("adopt_tiny")
     stopped(running)
     kill_group(running)
-    shutil.copy2(ROOT / "scripts/adopt.py", project / "scripts/adopt.py")
     done = len(caches(project))
     assert 5 <= done < 60
     assert "" not in [read_header(project / name).adopted for name in caches(project)]

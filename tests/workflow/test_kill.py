@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import world
-from project import NOTHING, ROOT, Counts, Project, kill_group, stopped
+from project import NOTHING, Counts, Project, kill_group, stopped
 
 STEMS = [f"item{number}" for number in range(8)]
 SPOOLED = 3
@@ -35,7 +35,7 @@ def stopping(fresh: Callable[[], Project]) -> Project:
 @contextmanager
 def halted(project: Project) -> Iterator[None]:
     """Build all caches; the first job of it halts meanwhile."""
-    project.stop_in_script("encode.py")
+    project.stop_in_script("encode.py", ".latentmake/spool", 0)
     running = project.start("caches_tiny")
     process = stopped(running)
     try:
@@ -47,7 +47,6 @@ def halted(project: Project) -> Iterator[None]:
 
 def _finishes(project: Project) -> None:
     """The same command encodes what is not in the spool, and leaves everything in order."""
-    shutil.copy2(ROOT / "scripts/encode.py", project / "scripts/encode.py")
     result = project.run("latents_tiny")
     assert result.encoded() == Counts(encoded=len(STEMS) - SPOOLED, spooled=SPOOLED)
     assert len(project.cache_files()) == len(STEMS)
@@ -125,6 +124,7 @@ def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path
     assert built.spool() == kept
     built.run("status_tiny")  # which Snakemake lets run beside it
     assert built.spool() == kept
+    (built / "stopped").unlink()
     os.kill(process, signal.SIGCONT)
     stopped(running, after=process)
     kill_group(running)  # in the other job, which has deleted what it declares
