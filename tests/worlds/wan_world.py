@@ -55,12 +55,12 @@ def refusal(load: Callable[[], object]) -> str:
 
 # Names of weights that tell a network, and what a refusal calls it.
 OTHERS = {
-    "blocks.0.self_attn.q.weight": "is Wan's DiT",
-    "blocks.0.attn1.to_q.weight": "is Wan's DiT",
-    "decoder.up.0.block.0.conv1.weight": "another network (its first weight is decoder.up.0",
-    "encoder.down.0.block.0.conv1.weight": "the VAE of an image model",
+    "blocks.0.self_attn.q.weight": "is a Wan DiT",
+    "blocks.0.attn1.to_q.weight": "is a Wan DiT",
+    "decoder.up.0.block.0.conv1.weight": "VAE of another model",
+    "encoder.down.0.block.0.conv1.weight": "VAE of another model",
     "encoder.downsamples.0.downsamples.0.residual.0.gamma": "VAE of Wan 2.2's 5B model",
-    "text_model.embeddings.token_embedding.weight": "CLIP text encoder",
+    "text_model.embeddings.token_embedding.weight": "text encoder of another model",
     "lora_unet_blocks_0_self_attn_q.lora_down.weight": "a LoRA",
 }
 

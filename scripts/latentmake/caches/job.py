@@ -262,7 +262,7 @@ class Job:
             what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
             hint += ", or lower the resolution"
             model = self.order.model_settings
-            if model.spec.wan and not model.vae_cache_cpu:
+            if model.spec.video and not model.vae_cache_cpu:
                 hint += "; `vae_cache_cpu: true` in the model makes all its latents again, in tiles"
         return Refusal("", what, hint)
 

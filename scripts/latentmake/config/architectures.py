@@ -51,9 +51,11 @@ class Architecture:
         side: sides of resolutions are multiples of this, in pixels.
         bucket_steps: sd-scripts' default for `bucket_reso_steps`, in pixels.
         bucket_divisor: `bucket_reso_steps` must be a multiple of this, in pixels.
-        wan: whether its encoders are Wan's: they may be files of the original release, which need
-            no configuration beside them; captions are cleaned, images encoded as videos, in tiles
-            with `vae_cache_cpu`.
+        original_files: whether encoders may be files of the original release, which need no
+            configuration beside them.
+        latents_format: key of its version in `models.recipe.FORMAT_VERSIONS`.
+        video: whether its VAE encodes videos, in tiles with `vae_cache_cpu`.
+        cleans_captions: whether captions are cleaned of HTML and repeated blanks (umT5).
     """
 
     name: str
@@ -68,13 +70,25 @@ class Architecture:
     side: int = 8
     bucket_steps: int = 64
     bucket_divisor: int = 64
-    wan: bool = False
+    original_files: bool = False
+    latents_format: Literal["autoencoder_kl", "wan"] = "autoencoder_kl"
+    video: bool = False
+    cleans_captions: bool = False
 
 
 GENERIC = Architecture("")
 """A model that names no architecture: the last layer of each text encoder is kept."""
 
-WAN = Architecture("wan", text_encoders=("umT5",), side=16, bucket_steps=16, wan=True)
+WAN = Architecture(
+    "wan",
+    text_encoders=("umT5",),
+    side=16,
+    bucket_steps=16,
+    original_files=True,
+    latents_format="wan",
+    video=True,
+    cleans_captions=True,
+)
 
 _SD1_CLIP = ClipOutput(1, True, "own")
 _SD3_CLIP = ClipOutput(2, False, "own", projects=True)

@@ -1,7 +1,7 @@
 """Checks of a model's files against their keys and the trainer's settings, by headers alone.
 
-The planner refuses here what a job would refuse after it has started; trainers ask the same of what
-the planner could not see, such as a model that a rule has yet to make.
+The planner refuses what a job would refuse after it has started; trainers check what the planner
+could not see, such as a model that a rule has yet to make.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.models.files import config_file, weights_files
+from latentmake.models.weight_kinds import Role, kinds_of
 
 __all__ = [
     "check_kind",
@@ -26,19 +27,12 @@ __all__ = [
     "schedule_of",
 ]
 
-_WORDS = {"vae": "a VAE", "unet": "a UNet", "text": "a text encoder"}
-# What the class of a network's configuration begins with.
-_CLASSES = {"vae": ("Autoencoder", "VQModel", "ConsistencyDecoderVAE"), "unet": ("UNet",)}
-# What names of tensors of each network begin with, in diffusers' and the original release's files.
-_TENSORS = {
-    "unet": ("down_blocks.", "input_blocks.", "model.diffusion_model."),
-    "vae": ("encoder.down", "encoder.conv_in.", "decoder.", "first_stage_model."),
-    "text": (
-        *("text_model.", "cond_stage_model.", "conditioner.", "shared.", "token_embedding."),
-        *("encoder.block.", "transformer.text_model.", "encoder.embed_tokens."),
-        *("encoder.layers.", "embeddings."),
-    ),
-}
+_WORDS: dict[Role, str] = {"vae": "a VAE", "unet": "a UNet", "text": "a text encoder"}
+# Beginnings of class names in the configurations of diffusers' networks; transformers has many.
+_CLASSES: tuple[tuple[Role, str], ...] = (
+    *(("vae", name) for name in ("Autoencoder", "VQModel", "ConsistencyDecoderVAE")),
+    ("unet", "UNet"),
+)
 # diffusers' names: attn1 attends to the picture itself, attn2 to the text.
 _PARTS = {
     "unet": r"",
@@ -50,13 +44,13 @@ _PARTS = {
 }
 
 
-def check_kind(weights: Weights, expected: str, where: str) -> None:
-    """Refuse a network of another kind than its key says; one that is not known passes.
+def check_kind(weights: Weights, expected: Role, where: str) -> None:
+    """Refuse a network of another kind than its key says; an unknown one passes.
 
     Args:
-        weights: where it lies.
-        expected: `vae`, `unet` or `text`.
-        where: its key in the configuration.
+        weights: where it is.
+        expected: its key.
+        where: its key in the configuration, in full.
 
     Raises:
         ModelError: it is of another kind.
@@ -65,15 +59,12 @@ def check_kind(weights: Weights, expected: str, where: str) -> None:
     if weights.path is None or not path.exists():
         return
     found = _class_of(config_file(weights))
-    if found and not _is(found, expected):
+    if found and next((role for role, x in _CLASSES if found.startswith(x)), "text") != expected:
         raise _another(weights, found, expected, where)
     if path.is_file() and path.suffix == ".safetensors":
-        names = _names_in([path])
-        kinds = [
-            kind for kind, first in _TENSORS.items() if any(x.startswith(first) for x in names)
-        ]
-        if kinds and expected not in kinds:
-            raise _another(weights, _WORDS[kinds[0]], expected, where)
+        kinds = kinds_of(_names_in([path]))
+        if kinds and expected not in {role for _, role in kinds}:
+            raise _another(weights, f"a {kinds[0][0]}", expected, where)
 
 
 def _class_of(config: Path | None) -> str:
@@ -81,20 +72,13 @@ def _class_of(config: Path | None) -> str:
     try:
         values = json.loads(config.read_bytes()) if config is not None else {}
     except (OSError, ValueError):
-        return ""  # whoever loads it says so
+        return ""  # its loader says so
     if not isinstance(values, dict):
         return ""
-    named = values.get("_class_name") or [*(values.get("architectures") or []), ""][0]
-    return str(named)
+    return str(values.get("_class_name") or [*(values.get("architectures") or []), ""][0])
 
 
-def _is(name: str, expected: str) -> bool:
-    if expected == "text":  # transformers has many, and diffusers none
-        return not any(name.startswith(first) for first in sum(_CLASSES.values(), ()))
-    return name.startswith(_CLASSES[expected])
-
-
-def _another(weights: Weights, found: str, expected: str, where: str) -> ModelError:
+def _another(weights: Weights, found: str, expected: Role, where: str) -> ModelError:
     named = "" if where == weights.path else f"{weights.path} "
     return ModelError(
         f"{named}holds {found}, not {_WORDS[expected]}",
@@ -107,7 +91,7 @@ def parameter_names(unet: Weights) -> list[str] | None:
     """Return the names of a UNet's parameters, from the headers of its files.
 
     Returns:
-        None where they cannot be had: on the hub, in torch's format, or under original names.
+        None where headers do not tell: on the hub, in torch's format, or under original names.
     """
     if unet.path is None or not Path(unet.path).exists():
         return None
@@ -127,18 +111,18 @@ def _names_in(files: Iterable[Path]) -> list[str]:
         try:
             names += read_head(file).entries
         except (OSError, ValueError):
-            return []  # whoever loads it says so
+            return []  # its loader says so
     return names
 
 
 def part_of(part: str, names: Iterable[str]) -> set[str]:
-    """Return those names of parameters that belong to a named part of a UNet."""
+    """Return the names of parameters that belong to a named part of a UNet."""
     pattern = re.compile(_PARTS.get(part, rf"^{re.escape(part)}\."))
     return {name for name in names if pattern.search(name)}
 
 
 def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> None:
-    """Refuse names of layers and parts that a UNet has not.
+    """Refuse names of layers and parts that a UNet does not have.
 
     peft's rule for `target_modules`: a layer's name, or its end after a dot.
 
@@ -170,15 +154,14 @@ def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> 
 
 
 def schedule_of(unet: Weights, scheduler: str | None) -> str:
-    """Return where a model's noise schedule lies.
+    """Return the folder of a model's noise schedule, by default the one beside the UNet.
 
     Args:
         unet: the model's.
-        scheduler: what the configuration names.
+        scheduler: as configured.
 
     Returns:
-        A folder, by default the one beside the UNet; "" for that of the UNet's repository on the
-        hub.
+        "" for that of the UNet's repository on the hub.
     """
     if scheduler is not None or unet.path is None:
         return scheduler or ""
@@ -192,7 +175,7 @@ def read_schedule(
 
     Args:
         scheduler: as `schedule_of` returns it.
-        prediction: what the network is to predict; None for what the schedule says.
+        prediction: of the network; None for the schedule's own.
         unet: the network, for a schedule on the hub.
 
     Raises:
@@ -233,7 +216,7 @@ def read_schedule(
 
 def _on_hub(unet: Weights) -> dict[str, Any]:
     """Return the schedule of a UNet's repository, fetched where it is not there yet."""
-    from diffusers import DDPMScheduler  # while planning nobody asks
+    from diffusers import DDPMScheduler  # never while planning
 
     scheduler: Any = DDPMScheduler
     return dict(scheduler.load_config(unet.hub, subfolder="scheduler", revision=unet.revision))

@@ -1,4 +1,4 @@
-"""Where the files of a model lie: its weights, its configuration and its tokenizer.
+"""Files of a model on disk: weights, configuration, tokenizer.
 
 Folders are read as diffusers and transformers read them. Nothing here loads a network.
 """
@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from latentmake.config import TextWeights, Weights
+from latentmake.config import Model, TextWeights, Weights
 from latentmake.errors import ModelError
 
 __all__ = [
-    "ORIGINAL_SUFFIXES",
     "config_file",
-    "original_files",
+    "encoder_files",
+    "network_config",
     "projection_file",
     "refuse_missing",
     "tokenizer_files",
     "tokenizer_folder",
-    "vae_factor",
     "weights_files",
 ]
 
-ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
-
+_ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
 _STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
 _UMT5_TOKENIZER = (
     "umT5's is google/umt5-xxl on the hub: fetch its tokenizer.json, tokenizer_config.json, "
@@ -33,21 +32,16 @@ _UMT5_TOKENIZER = (
     "subfolder: google/umt5-xxl, revision: COMMIT}`"
 )
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "spiece.model",
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "spiece.model"),
 )
 
 
 def weights_files(weights: Weights) -> list[Path]:
     """Return the files that hold a local network: its configuration, then its weights.
 
-    A folder is read as diffusers and transformers read it: safetensors before .bin, an index file
-    before its shards. A single file has its configuration beside it or where `config` says.
+    Of a folder safetensors come before .bin, and an index file before its shards. A single file has
+    its configuration beside it or where `config` says.
 
     Raises:
         ModelError: something is missing.
@@ -68,23 +62,41 @@ def weights_files(weights: Weights) -> list[Path]:
         raise ModelError(
             "this model folder has no config.json",
             where=path,
-            mend="name the folder of one network, such as .../vae, and see that it is complete",
+            mend="name the complete folder of one network, such as .../vae",
         )
-    for stem in _STEMS:
-        if (single := path / f"{stem}.safetensors").is_file():
-            return [config, single]
-        if (index := path / f"{stem}.safetensors.index.json").is_file():
-            return [config, index, *_shards(index)]
-    for stem in _STEMS:
-        if (single := path / f"{stem}.bin").is_file():
-            return [config, single]
-        if (index := path / f"{stem}.bin.index.json").is_file():
-            return [config, index, *_shards(index)]
+    for suffix in ("safetensors", "bin"):
+        for stem in _STEMS:
+            if (single := path / f"{stem}.{suffix}").is_file():
+                return [config, single]
+            if (index := path / f"{stem}.{suffix}.index.json").is_file():
+                return [config, index, *_shards(index)]
     raise ModelError(
         "this model folder holds no weights",
         where=path,
         mend=f"it should hold {_STEMS[0]}.safetensors or {_STEMS[1]}.safetensors; copy it again",
     )
+
+
+def encoder_files(model: Model, weights: Weights) -> list[Path]:
+    """Return the files of one of a model's local encoders.
+
+    A single file of Wan's original release (.pth, .pt, .safetensors) needs no configuration, since
+    the shapes of its weights determine it: one counts only where `config` names it.
+
+    Raises:
+        ModelError: something is missing.
+    """
+    path = Path(weights.path or "")
+    if not model.spec.original_files or not path.is_file():
+        return weights_files(weights)
+    if path.suffix not in _ORIGINAL_SUFFIXES:
+        raise ModelError(
+            f"is none of {', '.join(_ORIGINAL_SUFFIXES)}",
+            where=path,
+            mend="name the file of weights",
+        )
+    config = None if weights.config is None else config_file(weights)
+    return [path] if config is None else [config, path]
 
 
 def refuse_missing(weights: Weights) -> None:
@@ -134,26 +146,24 @@ def config_file(weights: Weights) -> Path | None:
     return named
 
 
-def original_files(weights: Weights) -> list[Path]:
-    """Return the files of a local Wan network: a folder's as above, or the one original file.
-
-    Such a file (.pth, .pt, .safetensors) needs no configuration, for its shapes say all: none is
-    looked for beside it, but one that `config` names counts.
+def network_config(weights: Weights) -> dict[str, Any] | None:
+    """Read the configuration of a network; None where none is on this disk.
 
     Raises:
-        ModelError: something is missing.
+        ModelError: it cannot be read.
     """
-    path = Path(weights.path or "")
-    if not path.is_file():
-        return weights_files(weights)
-    if path.suffix not in ORIGINAL_SUFFIXES:
+    path = None if weights.hub is not None else config_file(weights)
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
         raise ModelError(
-            f"is none of {', '.join(ORIGINAL_SUFFIXES)}",
-            where=path,
-            mend="name the file of weights",
-        )
-    config = None if weights.config is None else config_file(weights)
-    return [path] if config is None else [config, path]
+            f"cannot be read ({error})", where=path, mend="copy the model again"
+        ) from None
+    return found
 
 
 def projection_file(path: str) -> Path:
@@ -176,12 +186,8 @@ def projection_file(path: str) -> Path:
     folders = [place]
     if (place / "model_index.json").is_file():
         folders = sorted(each for each in place.glob("*projection*") if each.is_dir())
-    found = [
-        file
-        for folder in folders
-        for stem in _STEMS
-        if (file := folder / f"{stem}.safetensors").is_file()
-    ]
+    files = [folder / f"{stem}.safetensors" for folder in folders for stem in _STEMS]
+    found = [file for file in files if file.is_file()]
     if len(found) != 1:
         raise ModelError(
             f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}",
@@ -200,7 +206,7 @@ def tokenizer_folder(weights: TextWeights) -> Path:
     if weights.tokenizer is not None and weights.tokenizer.path is not None:
         return Path(weights.tokenizer.path)
     path = Path(weights.path or "")
-    folder = path.parent if path.suffix in ORIGINAL_SUFFIXES else path
+    folder = path.parent if path.suffix in _ORIGINAL_SUFFIXES else path
     if folder.name.startswith("text_encoder"):
         sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
         if sibling.is_dir() or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
@@ -209,7 +215,7 @@ def tokenizer_folder(weights: TextWeights) -> Path:
 
 
 def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
-    """Return the files that shape what a local tokenizer does.
+    """Return the files of a local tokenizer that affect its output.
 
     Args:
         weights: of the text encoder.
@@ -222,32 +228,8 @@ def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
     folder = tokenizer_folder(weights)
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
     if not files:
+        usual = "name its folder as `tokenizer` beside the text encoder's `path`"
         raise ModelError(
-            "there is no tokenizer here",
-            where=folder,
-            mend=_UMT5_TOKENIZER
-            if umt5
-            else "name its folder as `tokenizer` beside the text encoder's `path`",
+            "there is no tokenizer here", where=folder, mend=_UMT5_TOKENIZER if umt5 else usual
         )
     return files
-
-
-def vae_factor(weights: Weights) -> int | None:
-    """Return how many pixels a side of one latent stands for; None where no configuration says.
-
-    Source: diffusers' AutoencoderKL halves the size after each block but the last.
-
-    Raises:
-        ModelError: the configuration cannot be read.
-    """
-    config = None if weights.hub is not None else config_file(weights)
-    if config is None:
-        return None
-    try:
-        return int(2 ** (len(json.loads(config.read_bytes())["block_out_channels"]) - 1))
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ModelError(
-            "this is not the configuration of an AutoencoderKL",
-            where=config,
-            mend="name the folder of a VAE",
-        ) from None

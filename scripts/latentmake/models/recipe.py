@@ -1,20 +1,21 @@
-"""Recipes: all that shapes a target's bytes besides its source, as plain values with a digest.
+"""Recipes: everything but its source that affects a target's bytes, as plain values with a digest.
 
 Weights enter by the digest of their files, never by their path: a moved model rebuilds nothing, a
-changed one rebuilds what it shapes. Nothing here loads a network.
+changed one rebuilds what depends on it. Nothing here loads a network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from latentmake import digest, layouts
-from latentmake.config import Dataset, Model, Weights
+from latentmake.config import Dataset, Model, TextWeights, Weights
 from latentmake.config.shapes import shaping
 from latentmake.errors import ModelError
 from latentmake.models.files import (
-    original_files,
+    encoder_files,
     projection_file,
     refuse_missing,
     tokenizer_files,
@@ -37,9 +38,10 @@ FORMAT_VERSIONS = {"autoencoder_kl": 2, "wan": 1, "text": 1}
 that kind is then stale. 2: pictures lie contiguous before an AutoencoderKL."""
 
 NEW = "new"
-"""In the place of a projection's path: it begins with random weights."""
+"""In place of a projection's path: it begins with random weights."""
 
 FileDigest = Callable[[Path], str]
+_DTYPES = ("dtype", "vae_dtype", "text_dtype")  # one of which counts for each kind
 
 
 def weights_digest(
@@ -50,8 +52,8 @@ def weights_digest(
     """Return the digest of a network: its files' content, or a hub id at its revision.
 
     Args:
-        weights: where it lies.
-        file_digest: how a file's digest is found; the planner passes its memo's.
+        weights: where it is.
+        file_digest: returns a file's digest; the planner passes its memo's.
         files: finds its files.
 
     Raises:
@@ -79,9 +81,9 @@ def projection_digest(
     """Return the digest of a text projection.
 
     Args:
-        path: where it lies.
-        file_digest: how a file's digest is found.
-        with_code: it is made by Python files of the pipeline's own, which count too.
+        path: where it is.
+        file_digest: returns a file's digest.
+        with_code: whether Python files of the pipeline make it, which count too.
 
     Raises:
         ModelError: files are missing or cannot be read.
@@ -100,13 +102,13 @@ def training_digest(
     *,
     text_projection: str | None = None,
 ) -> str:
-    """Return the digest of what a training starts from: the network and its noise schedule.
+    """Return the digest of a training's start: the network and its noise schedule.
 
     Args:
-        unet: where the network lies.
+        unet: where the network is.
         scheduler: folder of the noise schedule; "" for that of the network's hub repository.
-        file_digest: how a file's digest is found; the planner passes its memo's.
-        text_projection: None, `new`, or where a projection lies.
+        file_digest: returns a file's digest; the planner passes its memo's.
+        text_projection: None, `new`, or where a projection is.
 
     Raises:
         ModelError: files are missing or cannot be read.
@@ -136,40 +138,37 @@ def make(
     """Return the recipe of `latents` or `text`, with the digests of the weights they need.
 
     Args:
-        kind: which of them.
+        kind: of target.
         dataset: its preprocessing; not needed for text.
         model: the encoders.
-        file_digest: how a file's digest is found; the planner passes its memo's.
+        file_digest: returns a file's digest; the planner passes its memo's.
 
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    files = original_files if model.spec.wan else weights_files
     if kind == "text":
-        return text_recipe(model, text_weights_digests(model, file_digest, files))
+        return text_recipe(model, [_text_digests(model, x, file_digest) for x in model.text])
     assert dataset is not None
+    files = partial(encoder_files, model)
     clip = None if model.clip is None else weights_digest(model.clip, file_digest, files)
     return latents_recipe(dataset, model, weights_digest(model.vae, file_digest, files), clip)
-
-
-_FORMATS = ("dtype", "vae_dtype", "text_dtype")  # of which one counts for each kind
 
 
 def latents_recipe(
     dataset: Dataset, model: Model, weights: str, clip: str | None = None
 ) -> dict[str, object]:
-    """Return what shapes latents besides the image and how it is scaled and cut.
+    """Return the recipe of latents.
 
-    These are in each target's own key (`variant` of the layouts).
+    The placement of each image is in its target's own key (`Layout.variant`).
 
     Args:
         dataset: its preprocessing.
-        model: its number format, its use of the posterior and so on.
+        model: its dtype, its use of the posterior and so on.
         weights: the VAE's digest.
-        clip: the digest of the CLIP image encoder, if the latents hold what it gives.
+        clip: digest of the CLIP image encoder, if the latents contain its output.
     """
     recipe: dict[str, object] = {
-        "format": FORMAT_VERSIONS["wan" if model.spec.wan else "autoencoder_kl"],
+        "format": FORMAT_VERSIONS[model.spec.latents_format],
         "kind": "latents",
         "layout": model.layout,
         "weights": weights,
@@ -187,10 +186,10 @@ def latents_recipe(
 
 
 def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, object]:
-    """Return what shapes embeddings besides the caption.
+    """Return the recipe of embeddings.
 
     Args:
-        model: its text encoders and number format.
+        model: its text encoders and dtype.
         weights: digests of each encoder, of its tokenizer, and of its projection if it has one.
     """
     own = _without(shaping(model, "text", model.layout))
@@ -212,32 +211,21 @@ def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, objec
 
 
 def _without(values: dict[str, object], *keys: str) -> dict[str, object]:
-    return {key: value for key, value in values.items() if key not in (*_FORMATS, *keys)}
+    return {key: value for key, value in values.items() if key not in (*_DTYPES, *keys)}
 
 
-def text_weights_digests(
-    model: Model,
-    file_digest: FileDigest = digest.of_file,
-    files: Callable[[Weights], list[Path]] = weights_files,
-) -> list[tuple[str, ...]]:
-    """Return the digests of each text encoder, of its tokenizer, and of its projection if any.
-
-    Raises:
-        ModelError: files are missing or cannot be read.
-    """
-    found: list[tuple[str, ...]] = []
-    for place in model.text:
-        own = place.tokenizer
-        if own is not None and own.hub is not None:
-            tokenizer = digest.of_value(["hub", own.hub, own.revision, own.subfolder])
-        elif place.hub is not None:
-            tokenizer = digest.of_value(["hub", own and own.path])
-        else:
-            umt5 = model.spec.wan
-            tokenizer = _files_digest(tokenizer_files(place, umt5=umt5), file_digest)
-        digests = [weights_digest(place, file_digest, files), tokenizer]
-        if place.projection is not None:
-            code = place.trust_remote_code
-            digests.append(projection_digest(place.projection, file_digest, with_code=code))
-        found.append(tuple(digests))
-    return found
+def _text_digests(model: Model, place: TextWeights, file_digest: FileDigest) -> tuple[str, ...]:
+    """Return the digests of a text encoder, of its tokenizer, and of its projection if any."""
+    own = place.tokenizer
+    if own is not None and own.hub is not None:
+        tokenizer = digest.of_value(["hub", own.hub, own.revision, own.subfolder])
+    elif place.hub is not None:
+        tokenizer = digest.of_value(["hub", own and own.path])
+    else:
+        umt5 = "umT5" in model.spec.text_encoders
+        tokenizer = _files_digest(tokenizer_files(place, umt5=umt5), file_digest)
+    found = (weights_digest(place, file_digest, partial(encoder_files, model)), tokenizer)
+    if place.projection is None:
+        return found
+    code = place.trust_remote_code
+    return (*found, projection_digest(place.projection, file_digest, with_code=code))

@@ -1,17 +1,16 @@
-"""The shapes that a model's encoders give, read off their configurations: no network is loaded.
+"""Shapes of a model's latents and embeddings, read off configurations; no network is loaded.
 
-Whoever takes a cache that another program made must know what ours would look like.
+A cache made by another program must have the shapes of ours.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from latentmake.config import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import read_head
-from latentmake.models.files import config_file, projection_file, vae_factor
+from latentmake.models.files import config_file, network_config, projection_file
 
 __all__ = [
     "T5_LENGTH",
@@ -21,6 +20,7 @@ __all__ = [
     "latents_shape",
     "text_tokens",
     "text_width",
+    "vae_factor",
 ]
 
 T5_LENGTH = 512
@@ -28,13 +28,13 @@ T5_LENGTH = 512
 
 
 class Latents(NamedTuple):
-    """What a VAE's latents are like.
+    """Properties of a VAE's latents.
 
     Attributes:
         channels: of a latent.
-        factor: how many pixels wide one is.
-        scaling: what a network expects them to be multiplied by.
-        shift: what it expects to be subtracted before.
+        factor: its width in pixels.
+        scaling: factor that a network expects them to be multiplied by.
+        shift: number that it expects to be subtracted before.
     """
 
     channels: int
@@ -44,27 +44,47 @@ class Latents(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """How many tokens an embedding has.
+    """Number of tokens of an embedding.
 
     Attributes:
-        longest: at most so many.
-        padded: whether it has always just as many (CLIP), or its caption's own number (T5).
+        longest: upper limit.
+        padded: whether each has just as many (CLIP), or its caption's own number (T5).
     """
 
     longest: int
     padded: bool
 
 
+def vae_factor(weights: Weights) -> int | None:
+    """Return the width of one latent in pixels; None where no configuration on this disk says.
+
+    Source: diffusers' AutoencoderKL halves the size after each block but the last.
+
+    Raises:
+        ModelError: the configuration cannot be read.
+    """
+    config = network_config(weights)
+    if config is None:
+        return None
+    try:
+        return int(2 ** (len(config["block_out_channels"]) - 1))
+    except (KeyError, TypeError):
+        raise ModelError(
+            "this is not the configuration of an AutoencoderKL",
+            where=config_file(weights) or "",
+            mend="name the folder of a VAE",
+        ) from None
+
+
 def latents_shape(weights: Weights) -> Latents | None:
-    """Return what a VAE's latents are like; None where no configuration on this disk says.
+    """Return the properties of a VAE's latents; None where no configuration on this disk says.
 
     Defaults are those of diffusers' AutoencoderKL.
 
     Raises:
         ModelError: the configuration cannot be read.
     """
-    config = _config(weights)
-    factor = None if config is None else vae_factor(weights)
+    config, factor = network_config(weights), vae_factor(weights)
     if config is None or factor is None:
         return None
     return Latents(
@@ -76,7 +96,7 @@ def latents_shape(weights: Weights) -> Latents | None:
 
 
 def text_width(weights: TextWeights) -> int | None:
-    """Return how wide a text encoder's embeddings are; None where no file here says.
+    """Return the width of a text encoder's embeddings; None where no file here says.
 
     Raises:
         ModelError: the configuration or the projection cannot be read.
@@ -93,7 +113,8 @@ def text_width(weights: TextWeights) -> int | None:
 def _projected_width(projection: str) -> int:
     file = projection_file(projection)
     try:
-        (shape,) = (x.shape for x in read_head(file).tensors.values() if len(x.shape) == 2)
+        tensors = read_head(file).tensors.values()
+        (shape,) = (each.shape for each in tensors if len(each.shape) == 2)
     except (OSError, ValueError):
         raise ModelError(
             "is no linear projection", where=file, mend="name the file of a linear layer"
@@ -102,18 +123,17 @@ def _projected_width(projection: str) -> int:
 
 
 def attended_width(unet: Weights) -> int | None:
-    """Return how wide the embeddings are that a UNet attends to; None where no file here says.
+    """Return the width of the embeddings that a UNet attends to; None where no file here says.
 
     Raises:
         ModelError: the configuration cannot be read.
     """
-    config = _config(unet) or {}
-    width = config.get("cross_attention_dim")
+    width = (network_config(unet) or {}).get("cross_attention_dim")
     return width if isinstance(width, int) else None
 
 
 def text_tokens(weights: TextWeights) -> Tokens | None:
-    """Return how many tokens a text encoder's embeddings have; None as above.
+    """Return the number of tokens of a text encoder's embeddings; None as above.
 
     Raises:
         ModelError: the configuration cannot be read.
@@ -127,22 +147,7 @@ def text_tokens(weights: TextWeights) -> Tokens | None:
     return Tokens(min(weights.max_length or limit, limit), padded=True)
 
 
-def _config(weights: Weights) -> dict[str, Any] | None:
-    path = None if weights.hub is not None else config_file(weights)
-    if path is None:
-        return None
-    try:
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"cannot be read ({error})", where=path, mend="copy the model again"
-        ) from None
-    return found
-
-
 def _text_config(weights: TextWeights) -> dict[str, Any] | None:
-    """Return a text encoder's configuration; of a whole CLIP, that of its text half."""
-    config = _config(weights)
+    """Return a text encoder's configuration; of a complete CLIP, that of its text half."""
+    config = network_config(weights)
     return None if config is None else {**config, **(config.get("text_config") or {})}

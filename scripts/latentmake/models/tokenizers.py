@@ -1,15 +1,14 @@
-"""How a caption becomes tokens, how many of them an encoder keeps, and what is cut off.
+"""Tokenizers without their networks: CLIP's chunks, and truncation of captions.
 
 All counts are of the text's own tokens: without those that a tokenizer puts around them (CLIP's BOS
-and EOS, T5's EOS) and without padding. Tokenizers are loaded without their networks, and nothing is
-imported for them before.
+and EOS, T5's EOS) and without padding. Nothing is imported before a tokenizer is loaded.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from latentmake.config import Model, TextWeights
@@ -31,7 +30,6 @@ __all__ = [
     "chunks_needed",
     "count",
     "cut",
-    "joined",
     "limits",
     "load",
 ]
@@ -69,7 +67,7 @@ def load(weights: TextWeights) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"cannot be loaded as a tokenizer ({first_line(error)})",
             where=place,
-            mend="name the folder of one, and see that it is complete",
+            mend="name the complete folder of one",
         ) from None
 
 
@@ -95,12 +93,12 @@ def chunks_needed(
     tokenizers: Iterable[PreTrainedTokenizerBase],
     max_token_length: int | Literal["auto"],
 ) -> int:
-    """Return into how many chunks a caption is cut.
+    """Return the number of chunks of a caption.
 
     Args:
         text: the caption.
         tokenizers: of all CLIPs of a model, whose hidden states must have one length.
-        max_token_length: 75 for each chunk, or as many as the longest needs.
+        max_token_length: 75 for each chunk; auto: as many as the longest needs.
     """
     if isinstance(max_token_length, int):
         return max_token_length // CHUNK
@@ -142,23 +140,17 @@ def chunked(text: str, tokenizer: PreTrainedTokenizerBase, number: int) -> Row:
     return Row(ids, mask, chunks)
 
 
-def joined(chunks: Sequence[Sequence[int]]) -> list[int]:
-    """Put chunks together again, as their hidden states are: [n][77] -> [75n + 2]."""
-    within = [token for chunk in chunks for token in chunk[1:-1]]
-    return [chunks[0][0], *within, chunks[-1][-1]]
-
-
 # -- what is kept of a caption --------------------------------------------------------------------
 
 
 class Cut(NamedTuple):
-    """What an encoder sees of a text.
+    """Part of a text that an encoder sees.
 
     Attributes:
-        tokens: how many the text has.
-        kept: how many of them are seen, from the first.
-        rest: the text of the others; empty where all are seen.
-        words: the words that are not seen whole, without commas.
+        tokens: number in the text.
+        kept: number seen, from the first.
+        rest: text of the others; empty where all are seen.
+        words: words that are not seen completely, without commas.
     """
 
     tokens: int
@@ -174,13 +166,12 @@ def count(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut:
-    """Return what an encoder sees of a text, and what it does not.
+    """Return the parts of a text that an encoder sees and does not see.
 
     Args:
         text: as the tokenizer gets it; of Wan, after `encoders.umt5.clean_caption`.
-        tokenizer: the encoder's. One that does not know where in the text its tokens lie gives the
-            rest as it spells it.
-        limit: how many tokens the encoder keeps, as in `limits`; None: all.
+        tokenizer: the encoder's. One without offsets gives the rest in its own spelling.
+        limit: tokens that the encoder keeps, as in `limits`; None: all.
     """
     placed = bool(tokenizer.is_fast)
     found = tokenizer(
@@ -202,11 +193,11 @@ def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut
 
 
 class Limit(NamedTuple):
-    """How many tokens an encoder keeps.
+    """Number of tokens that an encoder keeps.
 
     Attributes:
         encoder: its name in cache files, such as text_encoder_2; of Wan, umT5.
-        tokens: at most so many; None where it keeps all, or no configuration on this disk says.
+        tokens: None where it keeps all, or no configuration on this disk says.
     """
 
     encoder: str
@@ -219,33 +210,32 @@ def limits(model: Model) -> list[Limit]:
     Raises:
         ModelError: a configuration cannot be read.
     """
-    if model.spec.wan:
-        length = min(model.text[0].max_length or T5_LENGTH, T5_LENGTH)
-        return [Limit("umT5", length - _T5_SPECIAL)]
+    kinds = model.spec.text_encoders
+    if not kinds:
+        return [Limit(encoder_name(n), _configured(place)) for n, place in enumerate(model.text)]
     return [
-        Limit(
-            encoder_name(index),
-            _limit(place, model.max_token_length, model.spec.text_encoders[index : index + 1]),
-        )
-        for index, place in enumerate(model.text)
+        Limit(kind if kind == "umT5" else encoder_name(number), _limit(model, kind, place))
+        for number, (kind, place) in enumerate(zip(kinds, model.text, strict=True))
     ]
 
 
-def _limit(
-    place: TextWeights, max_token_length: int | Literal["auto"], kind: Sequence[str]
-) -> int | None:
-    if not kind:
-        tokens = text_tokens(place)
-        if tokens is None:
-            return None
-        return tokens.longest - (_CLIP_SPECIAL if tokens.padded else _T5_SPECIAL)
-    if kind[0] == "T5":
+def _configured(place: TextWeights) -> int | None:
+    tokens = text_tokens(place)
+    if tokens is None:
+        return None
+    return tokens.longest - (_CLIP_SPECIAL if tokens.padded else _T5_SPECIAL)
+
+
+def _limit(model: Model, kind: str, place: TextWeights) -> int | None:
+    if kind == "umT5":
+        return min(place.max_length or T5_LENGTH, T5_LENGTH) - _T5_SPECIAL
+    if kind == "T5":
         return (place.max_length or T5_LENGTH) - _T5_SPECIAL
-    return max_token_length if isinstance(max_token_length, int) else None
+    return model.max_token_length if isinstance(model.max_token_length, int) else None
 
 
 class CutCaptions:
-    """The captions of a job that were cut, told in one line an encoder."""
+    """Captions of a job that were cut, reported in one line an encoder."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], dict[str, str]] = {}
@@ -254,10 +244,10 @@ class CutCaptions:
         """Remember a caption.
 
         Args:
-            encoder: which one cuts it.
-            limit: how many tokens it keeps.
+            encoder: name of the one that cuts it.
+            limit: tokens that it keeps.
             key: of the target; the same caption counts once.
-            name: where the caption stands.
+            name: the caption's file or item.
         """
         self._found.setdefault((encoder, limit), {})[key] = name
 

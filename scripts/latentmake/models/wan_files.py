@@ -1,4 +1,4 @@
-"""Whether the files of a Wan model are there and are what the configuration says they are."""
+"""Check of a Wan model's files: present, and of the kind that the configuration says."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class ModelFile(NamedTuple):
 
     Attributes:
         key: its key in the configuration.
-        place: where it lies, or its id on the hub.
-        content: what it holds; None where it cannot be read, or lies on the hub.
-        fault: why it will not do.
-        doubt: why it might not do.
+        place: its path, or its id on the hub.
+        content: None where it cannot be read, or is on the hub.
+        fault: why it cannot be used.
+        doubt: why it might be unusable.
     """
 
     key: str
@@ -51,90 +51,82 @@ class ModelFile(NamedTuple):
     doubt: str = ""
 
 
-def model_files(model: Model, *, scripted: bool = False) -> Iterator[ModelFile]:
-    """Yield all files of a Wan model, looked at.
-
-    Args:
-        model: its section of the configuration.
-        scripted: musubi-tuner's own scripts load the encoders, which know original names alone;
-            they always do with `encoder: musubi`.
-    """
+def model_files(model: Model) -> Iterator[ModelFile]:
+    """Yield all files of a Wan model, inspected."""
     yield from networks(model)
-    for file in _encoders(model):
-        yield _original(file, scripted or model.scripted)
-    if model.clip is None and model.task in ("i2v-14B", "flf2v-14B", "i2v-14B-FC"):
+    for kind in ("latents", "text"):
+        for file in _encoders(model, kind):
+            yield _original(file, model.scripted)
+    if model.clip is None and model.needs_clip:
         yield ModelFile("clip", "", fault=f"is not set, and {model.task} needs it")
 
 
 def networks(model: Model) -> Iterator[ModelFile]:
-    """Yield the files of a Wan model that are trained, looked at."""
+    """Yield the files of a Wan model that are trained, inspected."""
     yield _dit(model, "dit", model.dit)
     if model.dit_high_noise is not None:
         yield _dit(model, "dit_high_noise", model.dit_high_noise)
 
 
-def _encoders(model: Model, *kinds: str) -> Iterator[ModelFile]:
-    """Yield the encoders of `latents` and `text`, looked at."""
-    if "latents" in kinds or not kinds:
-        yield _encoder("vae", model.vae, "Wan VAE")
-        if model.clip is not None:
-            yield _encoder("clip", model.clip, "CLIP image encoder")
-    if "text" in kinds or not kinds:
-        yield _encoder("text", model.text[0], "umT5 text encoder")
-
-
-def _original(file: ModelFile, demanded: bool) -> ModelFile:
-    """Return a file with what is to be said where musubi-tuner could not read it."""
-    library = file.content.converted if file.content else None
-    if file.fault or library is None:
-        return file
-    hint = _ORIGINALS[file.key]
-    if demanded:
-        return file._replace(
-            fault=f"is in {library}' names, which musubi-tuner cannot read: name {hint}"
-        )
-    return file._replace(
-        doubt=f"is in {library}' names: its caches are made here, and musubi-tuner's own caching "
-        f"scripts would need {hint}"
-    )
-
-
 def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
-    """Return which of a Wan model's encoders of `latents` or `text` cannot be one, and why.
+    """Return the fault of the first unusable encoder of `latents` or `text` of a Wan model.
 
     Returns:
-        Its key in the configuration, and what is wrong with its file; None where all may do.
+        Its key in the configuration, and the fault of its file; None where all may do, and for
+        models whose encoders have a configuration (see `models.checks`).
     """
+    if not model.spec.original_files:
+        return None
     files = (_original(file, model.scripted) for file in _encoders(model, kind))
     return next(((file.key, f"{file.place}: {file.fault}") for file in files if file.fault), None)
 
 
+def _encoders(model: Model, kind: str) -> Iterator[ModelFile]:
+    if kind == "text":
+        yield _encoder("text", model.text[0], "umT5 text encoder")
+        return
+    yield _encoder("vae", model.vae, "Wan VAE")
+    if model.clip is not None:
+        yield _encoder("clip", model.clip, "CLIP image encoder")
+
+
+def _original(file: ModelFile, demanded: bool) -> ModelFile:
+    """Return a file with a fault or doubt where musubi-tuner could not read it."""
+    library = file.content.converted if file.content else None
+    if file.fault or library is None:
+        return file
+    names, hint = f"is in {library}' names", _ORIGINALS[file.key]
+    if demanded:
+        return file._replace(fault=f"{names}, which musubi-tuner cannot read: name {hint}")
+    return file._replace(
+        doubt=f"{names}: its caches are made here, and musubi-tuner's own caching scripts would "
+        f"need {hint}"
+    )
+
+
 def _encoder(key: str, weights: Weights, expected: Kind) -> ModelFile:
     if weights.path is None:
-        return ModelFile(key, str(weights.hub), doubt="is on the hub, and was not looked at")
-    return _look(key, weights.path, expected)
+        return ModelFile(key, str(weights.hub), doubt="is on the hub, and was not inspected")
+    return _inspected(key, weights.path, expected)
 
 
-def _look(key: str, place: str, expected: Kind) -> ModelFile:
-    path = Path(place)
+def _inspected(key: str, place: str, expected: Kind) -> ModelFile:
     try:
-        content = content_of(weight_file(path))
+        content = content_of(weight_file(Path(place)))
     except ValueError as error:
         return ModelFile(key, place, fault=str(error))
     except OSError as error:
         return ModelFile(key, place, fault=f"cannot be read ({error.strerror})")
     if content.kind is None:
-        doubt = f"is not known as a {expected}"
-        return ModelFile(key, place, content, doubt=doubt)
-    if content.kind != expected:
-        return ModelFile(key, place, content, fault=f"is a {content.kind}, not a {expected}")
-    return ModelFile(key, place, content)
+        return ModelFile(key, place, content, doubt=f"is not known as a {expected}")
+    fault = f"is a {content.kind}, not a {expected}" if content.kind != expected else ""
+    return ModelFile(key, place, content, fault)
 
 
 def _dit(model: Model, key: str, place: str | None) -> ModelFile:
     if place is None:
         return ModelFile(key, "", fault="is not set: there is no network to train")
-    found = _original(_look(key, place, DIT), True)
+    found = _original(_inspected(key, place, DIT), True)
     if found.fault or found.content is None or model.task is None:
         return found
     if fault := _other_task(model.task, found.content):
@@ -145,7 +137,7 @@ def _dit(model: Model, key: str, place: str | None) -> ModelFile:
 
 
 def _other_task(task: str, content: Content) -> str | None:
-    """Return why a DiT is another task's; sizes that no Wan has say nothing."""
+    """Return why a DiT is another task's; sizes of no Wan model are ignored."""
     family, _, size = task.removesuffix("-FC").partition("-")
     channels = _CONTROL_CHANNELS if task.endswith("-FC") else _CHANNELS[family]
     for name, tensor in content.tensors.items():

@@ -1,49 +1,90 @@
-"""What a file of weights holds, told from the names of its tensors: nothing is loaded or unpickled.
+"""Kind of network that a file of weights holds, from the names of its tensors.
 
 A wrong path in the configuration is found in milliseconds, not after minutes of loading. A
 safetensors file has the names in its header; a torch file has them as strings in its pickle, which
-is read opcode by opcode and never carried out.
+is read opcode by opcode and never executed.
 """
 
 from __future__ import annotations
 
 import pickletools
+import re
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
 from latentmake.files.safetensors import Tensor, read_head
 
-__all__ = ["Content", "Kind", "content_of", "weight_file"]
+__all__ = ["PICKLES", "Content", "Kind", "Role", "content_of", "kinds_of", "weight_file"]
+
+PICKLES = (".pth", ".pt", ".bin", ".ckpt")
+"""Suffixes of torch files."""
 
 Kind = Literal[
-    "Wan DiT",
-    "Wan VAE",
-    "umT5 text encoder",
-    "CLIP image encoder",
     "LoRA",
-    "VAE of another model",
+    "Wan DiT",
     "transformer of another model",
+    "CLIP image encoder",
+    "umT5 text encoder",
+    "text encoder of another model",
+    "VAE of Wan 2.2's 5B model",
+    "VAE of another model",
+    "Wan VAE",
     "UNet",
 ]
-# Parts of names that only the converted weights of a kind have.
-_CONVERTED: dict[Kind, tuple[str, ...]] = {
-    "Wan DiT": (".attn1.to_", "condition_embedder."),
-    "Wan VAE": ("encoder.conv_in.", "decoder.conv_in.", "encoder.down_blocks."),
-    "umT5 text encoder": ("encoder.block.0.", ".SelfAttention."),
-    "CLIP image encoder": ("vision_model.", "embeddings.class_embedding"),
+Role = Literal["vae", "unet", "text", ""]
+"""Key of a model that takes such a network, if any but Wan's own."""
+
+# In this order: an image-to-video DiT has more than one mark, a LoRA contains its network's names.
+_KINDS: tuple[tuple[Kind, Role, str], ...] = (
+    ("LoRA", "", r"lora_(down|up)|lora_[AB]\.|\.lora_"),
+    ("Wan DiT", "", r"\.(self_attn\.q|cross_attn\.k)\.|^patch_embedding\.|^blocks\.0\.attn1\."),
+    (
+        "transformer of another model",
+        "",
+        r"^(double_blocks|single_blocks|transformer_blocks|joint_blocks)\.",
+    ),
+    ("UNet", "unet", r"^(down_blocks|input_blocks|up_blocks)\."),
+    ("CLIP image encoder", "", r"^(visual|vision_model|embeddings\.(class|patch)_embedding)\b"),
+    (
+        "umT5 text encoder",
+        "text",
+        r"^(token_embedding|shared|encoder\.(block|embed_tokens))\.|\.SelfAttention\.|"
+        r"^blocks\.0\.ffn\.gate\.",
+    ),
+    (
+        "text encoder of another model",
+        "text",
+        r"^((transformer\.)?text_model|cond_stage_model|conditioner|embeddings|encoder\.layers)\.",
+    ),
+    ("VAE of Wan 2.2's 5B model", "vae", r"^encoder\.downsamples\.0\.downsamples\."),
+    (
+        "VAE of another model",
+        "vae",
+        r"^(encoder|decoder)\.(conv_norm_out|norm_out)\.weight$|^first_stage_model\.|"
+        r"^encoder\.(down\.0\.block|down_blocks\.0\.resnets)\.",
+    ),
+    ("Wan VAE", "vae", r"^(encoder|decoder)\.(downsamples|upsamples|conv1|conv_in)\."),
+    ("VAE of another model", "vae", r"^(encoder\.down|decoder\.)"),
+)
+# Parts of names that only converted weights of a kind have, and the library with such names.
+_CONVERTED: dict[Kind, tuple[str, str]] = {
+    "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
+    "Wan VAE": (r"(encoder|decoder)\.conv_in\.|encoder\.down_blocks\.", "diffusers"),
+    "umT5 text encoder": (r"encoder\.block\.0\.|\.SelfAttention\.", "transformers"),
+    "CLIP image encoder": (r"vision_model\.|embeddings\.class_embedding", "transformers"),
 }
-_SAFETENSORS = ".safetensors"
-_TORCH = (".pth", ".pt", ".bin", ".ckpt")
+# Prefixes in the files of ComfyUI, and of trainers that wrap the network.
+_WRAPPED = re.compile(r"^(model\.diffusion_model\.)?(diffusion_model\.)?(module\.)?", re.MULTILINE)
 
 
 class Content(NamedTuple):
-    """What a file of weights holds.
+    """Content of a file of weights.
 
     Attributes:
-        kind: whose weights they are; None where the names say nothing.
+        kind: of network; None where the names are unknown.
         tensors: name -> tensor; without dtype and shape for a torch file.
     """
 
@@ -56,10 +97,17 @@ class Content(NamedTuple):
 
         musubi-tuner knows the original names alone.
         """
-        marks = _CONVERTED.get(self.kind or "LoRA", ())
-        if not any(mark in name for mark in marks for name in map(_bare, self.tensors)):
-            return None
-        return "diffusers" if self.kind in ("Wan DiT", "Wan VAE") else "transformers"
+        marks, library = _CONVERTED.get(self.kind or "LoRA", ("$^", None))
+        return library if re.search(marks, "\n".join(self.tensors)) else None
+
+
+def kinds_of(names: Iterable[str]) -> list[tuple[Kind, Role]]:
+    """Return the kinds of network that tensors of these names may belong to, the likeliest first.
+
+    A complete checkpoint has several.
+    """
+    bare = _WRAPPED.sub("", "\n".join(names))
+    return [(kind, role) for kind, role, marks in _KINDS if re.search(marks, bare, re.MULTILINE)]
 
 
 def weight_file(path: Path) -> Path:
@@ -72,14 +120,14 @@ def weight_file(path: Path) -> Path:
         raise ValueError("does not exist")
     if not path.is_dir():
         return path
-    for ending in (_SAFETENSORS, *_TORCH):
-        if found := sorted(path.glob(f"*{ending}")):
+    for suffix in (".safetensors", *PICKLES):
+        if found := sorted(path.glob(f"*{suffix}")):
             return found[0]
     raise ValueError("is a folder without a file of weights")
 
 
 def content_of(path: Path) -> Content:
-    """Return what a file of weights holds.
+    """Return the content of a file of weights.
 
     Raises:
         ValueError: it is neither a safetensors nor a torch file, or cut short; says which.
@@ -87,13 +135,14 @@ def content_of(path: Path) -> Content:
     """
     if path.stat().st_size == 0:
         raise ValueError("is an empty file")
-    if path.suffix == _SAFETENSORS:
+    if path.suffix == ".safetensors":
         tensors = read_head(path).tensors
-    elif path.suffix in _TORCH:
+    elif path.suffix in PICKLES:
         tensors = dict.fromkeys(_torch_names(path), Tensor("", (), 0, 0))
     else:
         raise ValueError("is neither a .safetensors nor a .pth file")
-    return Content(_kind({_bare(name): tensor for name, tensor in tensors.items()}), tensors)
+    kinds = kinds_of(tensors)
+    return Content(kinds[0][0] if kinds else None, tensors)
 
 
 def _torch_names(path: Path) -> list[str]:
@@ -118,68 +167,3 @@ def _strings(file: IO[bytes]) -> Iterator[str]:
     for code, argument, _ in pickletools.genops(file):
         if "UNICODE" in code.name and isinstance(argument, str):
             yield argument
-
-
-def _bare(name: str) -> str:
-    # ComfyUI's files, and those of trainers that wrap the network.
-    for prefix in ("model.diffusion_model.", "diffusion_model.", "module."):
-        name = name.removeprefix(prefix)
-    return name
-
-
-def _kind(tensors: Mapping[str, Tensor]) -> Kind | None:
-    names = set(tensors)
-
-    def has(*beginnings: str) -> bool:
-        return any(name.startswith(beginnings) for name in names)
-
-    def contains(*parts: str) -> bool:
-        return any(part in name for name in names for part in parts)
-
-    # In this order: an image-to-video DiT has more than one mark, a LoRA bears its network's names.
-    rules: list[tuple[Kind, Callable[[], bool]]] = [
-        ("LoRA", lambda: contains("lora_down", "lora_up", "lora_A.", "lora_B.")),
-        (
-            "Wan DiT",
-            lambda: (
-                contains(".self_attn.q.", ".cross_attn.k.")
-                or (has("patch_embedding.") and has("blocks.0.", "head.", "condition_embedder."))
-            ),
-        ),
-        (
-            "transformer of another model",
-            lambda: has("double_blocks.", "single_blocks.", "transformer_blocks.", "joint_blocks."),
-        ),
-        (
-            "CLIP image encoder",
-            lambda: has("visual.", "vision_model.", "embeddings.class_embedding"),
-        ),
-        (
-            "umT5 text encoder",
-            lambda: (
-                has("token_embedding.", "shared.", "encoder.block.0.", "encoder.embed_tokens.")
-                or contains(".SelfAttention.q.")
-            ),
-        ),
-        (
-            "VAE of another model",
-            lambda: bool(
-                names
-                & {
-                    "encoder.conv_norm_out.weight",
-                    "decoder.conv_norm_out.weight",
-                    "encoder.norm_out.weight",
-                    "decoder.norm_out.weight",
-                }
-            ),
-        ),
-        (
-            "Wan VAE",
-            lambda: has(
-                *("encoder.downsamples.", "decoder.upsamples.", "encoder.conv1."),
-                *("decoder.conv1.", "encoder.conv_in.", "decoder.conv_in."),
-            ),
-        ),
-        ("UNet", lambda: has("down_blocks.", "input_blocks.", "up_blocks.")),
-    ]
-    return next((kind for kind, fits in rules if fits()), None)

@@ -217,7 +217,7 @@ class Facts:
         places = [settings.vae] if kind == "latents" else settings.text
         if any(self.is_pending(place.path) for place in places):
             return {}
-        if settings.spec.wan and (wrong := encoder_fault(settings, kind)):
+        if wrong := encoder_fault(settings, kind):
             where = f"models.{model}.{wrong[0]}"
             raise ModelError(wrong[1], where=where, mend="name the right file")
         data = self.config.datasets.get(dataset)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from latentmake.config import Run, SdTrainer
 from latentmake.errors import ConfigError
-from latentmake.models import checks, files
+from latentmake.models import checks, shapes
 from latentmake.plan.facts import Facts
 
 __all__ = ["check_resolutions", "check_run"]
@@ -21,11 +21,12 @@ def check_run(facts: Facts, name: str, run: Run) -> None:
         UserError: the first mistake.
     """
     model, key = facts.config.models[run.model], f"models.{run.model}"
-    if not model.spec.wan:  # whose files the recipe looks at
-        for kind, places in (("vae", [model.vae]), ("text", model.text), ("unet", [model.unet])):
-            for place in places:
-                if place is not None:
-                    checks.check_kind(place, kind, f"{key}.{kind}")
+    if not model.spec.original_files:  # whose files the recipe looks at
+        checks.check_kind(model.vae, "vae", f"{key}.vae")
+        for place in model.text:
+            checks.check_kind(place, "text", f"{key}.text")
+        if model.unet is not None:
+            checks.check_kind(model.unet, "unet", f"{key}.unet")
     check_resolutions(facts, name, run)
     trainer = run.trainer
     if isinstance(trainer, SdTrainer) and model.unet is not None:
@@ -45,7 +46,7 @@ def check_resolutions(facts: Facts, name: str, run: Run) -> None:
     model = facts.config.models[run.model]
     if not facts.layout(run.model).any_size:
         return  # the configuration has been checked for its rule
-    known = None if facts.is_pending(model.vae.path) else files.vae_factor(model.vae)
+    known = None if facts.is_pending(model.vae.path) else shapes.vae_factor(model.vae)
     factor = known or _USUAL_FACTOR
     asked = [("resolutions", size) for size in run.resolutions]
     if run.trainer and (size := run.trainer.sample_resolution):

@@ -102,7 +102,7 @@ def _counting(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[
     """Return a function from a text to what each encoder keeps of it; equal texts are cut once."""
     tokenizers = [tokens.load(place) for place in model.text]
     cleaned: Callable[[str], str] = str
-    if model.spec.wan:
+    if model.spec.cleans_captions:
         from latentmake.caches.encoders.umt5 import clean_caption
 
         cleaned = clean_caption

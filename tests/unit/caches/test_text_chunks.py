@@ -124,7 +124,8 @@ def test_chunks_put_together_again_are_the_truncated_tokens(
     assert row.ids == expected
     assert row.mask == [1] * length + [0] * (len(expected) - length)
     assert [len(chunk) for chunk in row.chunks] == [77] * number
-    put = tokenizers.joined(row.chunks)
+    within = [token for chunk in row.chunks for token in chunk[1:-1]]
+    put = [row.chunks[0][0], *within, row.chunks[-1][-1]]
     assert len(put) == len(expected)
     # The only others are EOS where a chunk would begin with padding, unless padding is by EOS.
     others = {place for place, one in enumerate(put) if one != expected[place]}

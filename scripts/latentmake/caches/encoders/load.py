@@ -11,7 +11,7 @@ from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import pick_device
 from latentmake.caches.encoders.import_guard import without
 from latentmake.config import Model
-from latentmake.models.files import original_files, weights_files
+from latentmake.models.files import encoder_files
 from latentmake.plan.orders import WorkOrder
 
 __all__ = ["encoder"]
@@ -42,14 +42,14 @@ def encoder(
     torch.set_num_threads(threads)
     device = pick_device()
     model = order.model_settings
-    size = 1 if device.type == "cpu" else _BATCH[model.spec.wan, order.kind]
+    size = 1 if device.type == "cpu" else _BATCH[model.spec.video, order.kind]
     say(f"encoding on {device.type}, {size} at once")
     if line := _too_little_memory(model, order.kind, device):
         say(line)
     hidden: list[str] = []
     if alone and order.kind == "latents" and model.clip is None:
         # Single files of Wan's VAE are loaded with accelerate's help.
-        hidden = ["transformers", "peft", *([] if model.spec.wan else ["accelerate"])]
+        hidden = ["transformers", "peft", *([] if model.spec.video else ["accelerate"])]
     with without(*hidden):
         module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
         load = module.latents if order.kind == "latents" else module.text
@@ -62,10 +62,8 @@ def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | N
     if device.type != "cuda":
         return None
     places = model.text if kind == "text" else [model.vae, *filter(None, [model.clip])]
-    find = original_files if model.spec.wan else weights_files
-    size = sum(
-        file.stat().st_size for place in places if place.path is not None for file in find(place)
-    )
+    local = [place for place in places if place.path is not None]
+    size = sum(file.stat().st_size for place in local for file in encoder_files(model, place))
     free, total = torch.cuda.mem_get_info(device)
     if free >= size + _OVERHEAD:
         return None

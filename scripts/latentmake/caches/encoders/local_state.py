@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 
 from latentmake.config import Weights
 from latentmake.errors import ModelError, first_line
+from latentmake.models import weight_kinds
 from latentmake.models.files import config_file, weights_files
+from latentmake.models.weight_kinds import PICKLES
 
 __all__ = [
     "LOAD_FAULTS",
@@ -50,24 +52,6 @@ LOAD_FAULTS = (
 _COPY = "copy it again"
 _CODE = "holds more than tensors, and loading that could run foreign code"
 _SAFE = "take the weights as .safetensors"
-_PICKLES = (".pth", ".pt", ".bin", ".ckpt")
-# Part of a weight's name -> kind; the first match decides.
-_KINDS = (
-    (".lora_", "a LoRA"),
-    ("encoder.downsamples.0.downsamples.", "the VAE of Wan 2.2's 5B model"),
-    ("encoder.downsamples.0.residual.", "Wan's VAE"),
-    ("encoder.down_blocks.0.conv1.", "Wan's VAE"),
-    ("encoder.down.0.block.", "the VAE of an image model such as Stable Diffusion"),
-    ("encoder.down_blocks.0.resnets.", "the VAE of an image model such as Stable Diffusion"),
-    ("blocks.0.self_attn.", "Wan's DiT"),
-    ("blocks.0.attn1.", "Wan's DiT"),
-    ("blocks.0.ffn.gate.", "a umT5 encoder"),
-    (".SelfAttention.", "a T5 or umT5 encoder"),
-    ("visual.transformer.", "a CLIP image encoder"),
-    ("embeddings.patch_embedding.", "a CLIP image encoder"),
-    ("text_model.embeddings.", "a CLIP text encoder"),
-    ("down_blocks.0.resnets.", "a UNet"),
-)
 
 
 class Kind(NamedTuple):
@@ -77,7 +61,7 @@ class Kind(NamedTuple):
         name: in messages.
         from_pretrained: of its class in diffusers or transformers.
         models: class names or model types that its config.json may state.
-        contents: kinds of weights that may hold it, as in `_KINDS`.
+        content: kind of weights that hold it.
         hint: where to find it.
         convert: gives weights the library's names, and drops those of other parts.
         infer: reads the configuration off the shapes of converted weights.
@@ -88,7 +72,7 @@ class Kind(NamedTuple):
     name: str
     from_pretrained: Callable[..., Any]
     models: tuple[str, ...]
-    contents: tuple[str, ...]
+    content: weight_kinds.Kind
     hint: str
     convert: Callable[[State], State]
     infer: Callable[[State], dict[str, Any]]
@@ -115,8 +99,9 @@ def load_network(kind: Kind, weights: Weights) -> Any:
         if any(own) and not set(own) & set(kind.models):
             raise ValueError(f"it is {own[0] or own[1]}, not {kind.models[0]}")
         state = _local_state(weights)
-        if (content := _content(state)) not in kind.contents:
-            raise ValueError(f"it is {content}")
+        found = [content for content, _ in weight_kinds.kinds_of(state)]
+        if not found or found[0] != kind.content:
+            raise ValueError(f"it is a {found[0]}" if found else _unknown(state))
         state = kind.convert(state)
         network = _built(kind, kind.infer(state) if config is None else config)
         _fill(network, state)
@@ -178,7 +163,7 @@ def refusal(error: Exception, weights: Weights, name: str, hint: str) -> ModelEr
     where = weights.path or weights.hub or ""
     try:
         folder = weights.path is not None and Path(weights.path).is_dir()
-        if folder and any(file.suffix in _PICKLES for file in weights_files(weights)):
+        if folder and any(file.suffix in PICKLES for file in weights_files(weights)):
             _local_state(weights)  # names the file and its fault
     except ModelError as fault:
         return fault
@@ -187,13 +172,9 @@ def refusal(error: Exception, weights: Weights, name: str, hint: str) -> ModelEr
     return ModelError(f"cannot be loaded as {name} ({first_line(error)})", where=where, mend=hint)
 
 
-def _content(names: Iterable[str]) -> str:
-    """Return the kind of network that weights of these names belong to, in words."""
-    names = list(names)
-    for part, kind in _KINDS:
-        if any(part in name for name in names):
-            return kind
-    return f"another network (its first weight is {names[0]})" if names else "empty"
+def _unknown(names: Iterable[str]) -> str:
+    first = next(iter(names), None)
+    return f"it is another network (its first weight is {first})" if first else "it is empty"
 
 
 def _local_config(weights: Weights) -> dict[str, Any] | None:
@@ -241,7 +222,7 @@ def _read(path: Path) -> State:
                 where=path,
                 mend=_COPY,
             ) from None
-    if path.suffix not in _PICKLES:
+    if path.suffix not in PICKLES:
         raise ModelError(
             "is no file of weights",
             where=path,

@@ -244,7 +244,7 @@ _KIND = Kind(
     name="Wan's VAE",
     from_pretrained=partial(AutoencoderKLWan.from_pretrained, low_cpu_mem_usage=False),
     models=("AutoencoderKLWan",),
-    contents=("Wan's VAE",),
+    content="Wan VAE",
     hint=_HINT,
     convert=_converted,
     infer=_inferred,

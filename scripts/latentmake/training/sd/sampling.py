@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 from latentmake.files import atomic, cachefile
-from latentmake.models import files
+from latentmake.models import shapes
 from latentmake.training.order import TrainingOrder, Wanted
 from latentmake.training.sd.batch_order import generator
 from latentmake.training.sd.data.batch import pad
@@ -155,7 +155,7 @@ def make_sampler(order: TrainingOrder, schedule: NoiseSchedule, latents: Stored)
         CacheError: a prompt's cache file is missing or damaged.
     """
     samples = order.trainer.samples
-    pixels = latents.pixels or files.vae_factor(order.vae) or _PIXELS
+    pixels = latents.pixels or shapes.vae_factor(order.vae) or _PIXELS
     width, height = (max(1, round(side / pixels)) for side in order.sample_size)
     return Sampler(
         schedule,
