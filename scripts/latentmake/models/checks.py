@@ -62,8 +62,8 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
     if found and next((role for role, x in _CLASSES if found.startswith(x)), "text") != expected:
         raise _another(weights, found, expected, where)
     if path.is_file() and path.suffix == ".safetensors":
-        kinds = kinds_of(_names_in([path]))
-        if kinds and expected not in {role for _, role in kinds}:
+        kinds = [(kind, role) for kind, role in kinds_of(_names_in([path])) if role]
+        if kinds and all(role != expected for _, role in kinds):
             raise _another(weights, f"a {kinds[0][0]}", expected, where)
 
 

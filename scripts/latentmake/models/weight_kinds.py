@@ -47,12 +47,16 @@ _KINDS: tuple[tuple[Kind, Role, str], ...] = (
         r"^(double_blocks|single_blocks|transformer_blocks|joint_blocks)\.",
     ),
     ("UNet", "unet", r"^(down_blocks|input_blocks|up_blocks)\."),
-    ("CLIP image encoder", "", r"^(visual|vision_model|embeddings\.(class|patch)_embedding)\b"),
+    (
+        "CLIP image encoder",
+        "",
+        r"^(visual|vision_model|embeddings\.(class|patch)_embedding)\b|\bvisual\.transformer\.",
+    ),
     (
         "umT5 text encoder",
         "text",
         r"^(token_embedding|shared|encoder\.(block|embed_tokens))\.|\.SelfAttention\.|"
-        r"^blocks\.0\.ffn\.gate\.",
+        r"\bblocks\.0\.ffn\.gate\.",
     ),
     (
         "text encoder of another model",

@@ -163,9 +163,7 @@ def test_where_no_configuration_says_the_factor_is_unknown(tmp_path: Path) -> No
 @pytest.mark.parametrize("config", ["", "{}", "[]", '{"block_out_channels": 5}'])
 def test_the_configuration_of_something_else_is_refused(tmp_path: Path, config: str) -> None:
     network(tmp_path, config=config)
-    with pytest.raises(
-        ModelError, match="is not the configuration of an AutoencoderKL|cannot be read"
-    ):
+    with pytest.raises(ModelError, match=r"is not the configuration of|cannot be read"):
         shapes.vae_factor(Weights(path=str(tmp_path)))
 
 
