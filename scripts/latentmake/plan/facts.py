@@ -17,7 +17,7 @@ from latentmake.models.wan_files import encoder_fault
 from latentmake.plan.parts import read_lock
 from latentmake.sources import items as datasets
 from latentmake.sources import metadata, s3
-from latentmake.sources.caption_files import Texts, note_of, texts_of
+from latentmake.sources.caption_files import Texts, texts_of
 from latentmake.sources.items import Fault, Item, Scan
 from latentmake.sources.probe import measured
 
@@ -80,7 +80,11 @@ class Facts:
         """
         if dataset not in self._controls:
             settings = self.config.datasets[dataset]
-            self._controls[dataset] = datasets.scan_control(dataset, settings)
+            self._controls[dataset] = (
+                None
+                if settings.control_directory is None
+                else datasets.scan(dataset, settings, "control_directory")
+            )
         return self._controls[dataset]
 
     def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
@@ -116,7 +120,7 @@ class Facts:
             if settings.metadata_file is not None:
                 listed = metadata.entries_of(dataset, settings.metadata_file, root, self.memo)
             made = texts_of(settings, root, items, listed, self.memo)
-            if note := note_of(dataset, made, settings.text_variants):
+            if note := made.note(dataset, settings.text_variants):
                 sys.stderr.write(f"note: {note}\n")
             self._texts[dataset] = made
         return self._texts[dataset]

@@ -1,9 +1,9 @@
-"""From an item's caption and tags to the texts that are encoded.
+"""Caption pipeline: from an item's caption and tags to the texts that are encoded.
 
 The steps and their order are those of sd-scripts (`process_caption` in its library/train_util.py),
-which goes through them anew in every step of a training. Here each item gets some variants once.
-What is random is drawn from a seed, the item's name and the variant's number alone: the same on any
-machine, whatever other items there are.
+which repeats them in every step of a training. Here each item gets some variants once, drawn from a
+seed, the item's name and the variant's number alone: the same on any machine, whatever other items
+there are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from math import ceil, floor
 from latentmake.config import Captions
 from latentmake.errors import SourceError
 
-__all__ = ["CaptionError", "clean", "decode_caption", "texts", "warming"]
+__all__ = ["CaptionError", "clean", "decode_caption", "variants", "warming"]
 
 _WILDCARD = re.compile(r"\{([^{}]+)\}")
 _ATTEMPTS = 16  # draws of a variant that shall differ from those before it
@@ -25,7 +25,7 @@ _PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area, where the stand-
 
 
 class CaptionError(ValueError):
-    """A caption that its dataset's settings make no text of; says what is wrong with it."""
+    """A caption that cannot be composed; says what is wrong with it."""
 
 
 class _Random:
@@ -45,7 +45,7 @@ class _Random:
         return several[int(self._source.random() * len(several))]
 
     def shuffled(self, several: Sequence[str]) -> list[str]:
-        """Return them in any order (Fisher and Yates)."""
+        """Shuffle (Fisher and Yates)."""
         result = list(several)
         for last in range(len(result) - 1, 0, -1):
             other = int(self._source.random() * (last + 1))
@@ -55,10 +55,6 @@ class _Random:
 
 def decode_caption(data: bytes, path: str) -> str:
     """Return the text of a caption file: UTF-8, without byte order mark and surrounding space.
-
-    Args:
-        data: what the file holds.
-        path: names it in errors.
 
     Raises:
         SourceError: it is not UTF-8.
@@ -72,27 +68,21 @@ def decode_caption(data: bytes, path: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return a text as files have it without what surrounds and divides its lines."""
+    """Return a text without empty lines and the space around each line."""
     lines = (line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
     return "\n".join(line for line in lines if line)
 
 
 def warming(variants: int) -> int:
-    """Return how many of an item's variants are for the warm-up of tokens: the first half."""
+    """Return the number of an item's variants for the warm-up of tokens: the first half."""
     return ceil(variants / 2)
 
 
-def texts(stem: str, caption: str, tags: str, settings: Captions) -> list[str]:
-    """Return the variants of an item's text.
+def variants(stem: str, caption: str, tags: str, settings: Captions) -> list[str]:
+    """Return the variants of an item's text; they differ as far as there are different ones.
 
-    Variants that differ are drawn as long as there are any; the empty caption of a dropout may come
-    as often as its rate says.
-
-    Args:
-        stem: names the item.
-        caption: as `clean` gives it; may be empty.
-        tags: likewise.
-        settings: what to do.
+    The empty caption of a dropout comes as often as its rate says. The item's stem seeds the draws;
+    caption and tags are cleaned, and may be empty.
 
     Raises:
         CaptionError: braces do not fit, or a wildcard holds nothing.
@@ -114,27 +104,23 @@ def texts(stem: str, caption: str, tags: str, settings: Captions) -> list[str]:
 
 
 def _stand_ins(text: str) -> tuple[str, str]:
-    """Return two characters that a text does not hold, to stand for braces that are meant."""
+    """Return two characters that a text does not hold, to stand for literal braces."""
     free = (chr(code) for code in _PRIVATE if chr(code) not in text)
     return next(free), next(free)
 
 
 def _check_braces(text: str) -> None:
-    """Refuse a text whose braces are no wildcards.
-
-    Raises:
-        CaptionError: one is not closed or not opened, or there is nothing between them.
-    """
+    """Refuse a text whose braces are no wildcards."""
     opening, closing = _stand_ins(text)
     for line in text.split("\n"):
         rest = line.replace("{{", opening).replace("}}", closing)
         depth = 0
         for character in rest:
             depth += {"{": 1, "}": -1}.get(character, 0)
-            if depth not in (0, 1):
-                raise CaptionError(
-                    "has a } without a {" if depth < 0 else "has a wildcard within a wildcard"
-                )
+            if depth < 0:
+                raise CaptionError("has a } without a {")
+            if depth > 1:
+                raise CaptionError("has a wildcard within a wildcard")
         if depth:
             raise CaptionError("has a { without a }")
         for inside in re.findall(r"\{([^{}]*)\}", rest):

@@ -1,4 +1,4 @@
-"""From a folder to items: which images it holds, which caption goes with each, and what is wrong.
+"""Items of a dataset: pair the images of a folder with their captions, and name what is wrong.
 
 Two steps, so that a folder in which nothing changed costs its listing alone: `scan` stats every
 file and digests what it saw; `items` makes items of a scan.
@@ -29,7 +29,6 @@ __all__ = [
     "fingerprint",
     "items",
     "scan",
-    "scan_control",
 ]
 
 IMAGE_EXTENSIONS = frozenset(
@@ -48,18 +47,14 @@ _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
 
 
 class Item(NamedTuple):
-    """One image or video with its caption.
+    """One image or video with its caption, as paths and their stats.
 
     Attributes:
         stem: path below the dataset, without the last ending; names the item.
-        image: path of the image or video.
-        image_stat: its stat.
-        caption: path of its caption file; None stands for the empty caption.
-        caption_stat: its stat, if it has one.
-        tags: path of its file of tags, if the dataset has such files.
-        tags_stat: its stat, if it has one.
-        control: path of its control image or video, if any.
-        control_stat: its stat, if it has one.
+        image: the image or video.
+        caption: file of its caption; None stands for the empty caption.
+        tags: file of its tags.
+        control: its control image or video.
         media: size and length, where the layout's names need them.
         texts: the variants of its text; None where it is what the caption file holds.
     """
@@ -81,7 +76,7 @@ _File = tuple[str | None, SourceStat | None]
 
 
 class Fault(NamedTuple):
-    """Something wrong with one file, found without opening it."""
+    """A fault of one item or file."""
 
     path: str
     stem: str
@@ -90,7 +85,7 @@ class Fault(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The fault as one line: where, what, mend."""
+        """The fault as one line."""
         return f"{self.path}: {self.what}; {self.mend}"
 
 
@@ -110,102 +105,86 @@ class Scan(NamedTuple):
     fingerprint: str
 
 
-def scan(name: str, dataset: Dataset) -> Scan:
-    """List a dataset's folder with sub-folders; hidden files and folders are passed over.
+def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
+    """List a folder of a dataset with its sub-folders; hidden files and folders are skipped.
+
+    Args:
+        name: of the dataset.
+        dataset: its section of the configuration.
+        key: the key there that names the folder, `path` or `control_directory`.
 
     Raises:
         DatasetError: it is missing, no folder, or cannot be read.
     """
-    return _scan(dataset.path, f"datasets.{name}.path")
-
-
-def scan_control(name: str, dataset: Dataset) -> Scan | None:
-    """List a dataset's folder of control images in the same way; None where it has none.
-
-    Raises:
-        DatasetError: it is missing, no folder, or cannot be read.
-    """
-    if dataset.control_directory is None:
-        return None
-    return _scan(dataset.control_directory, f"datasets.{name}.control_directory")
-
-
-def _scan(folder: str, where: str) -> Scan:
-    root = s3.normalized(folder)
+    root, where = s3.normalized(getattr(dataset, key)), f"datasets.{name}.{key}"
     if s3.is_remote(root):
-        listed = s3.listing(root, where)
-        return Scan(root, listed, fingerprint(listed))
-    if not Path(root).is_dir():
+        entries = s3.listing(root, where)
+    elif Path(root).is_dir():
+        try:
+            entries = _entries(root)
+        except OSError as error:
+            what = f"{error.filename} cannot be read ({error.strerror})"
+            raise DatasetError(
+                what, where=where, mend="give your user permission to read it"
+            ) from None
+    else:
         what = "is not a folder" if Path(root).exists() else "does not exist"
         raise DatasetError(
             f"the dataset folder {root} {what}", where=where, mend="correct the path or create it"
         )
-    entries: list[tuple[str, int, int, int, int]] = []
-    seen: set[tuple[int, int]] = set()
-    pending = [("", root)]
-    links: list[tuple[str, str]] = []  # after all folders, so that these keep their own names
-    try:
-        start = Path(root).stat()
-        seen.add((start.st_dev, start.st_ino))
-        while pending or links:
-            if pending:
-                prefix, folder = pending.pop()
-            else:
-                prefix, folder = links.pop()
-                there = Path(folder).stat()
-                if (there.st_dev, there.st_ino) in seen:  # links may lead in circles
-                    continue
-                seen.add((there.st_dev, there.st_ino))
-            # Plain tuples and little else: this loop is what doing nothing costs.
-            with os.scandir(folder) as found:
-                for entry in found:
-                    file = entry.name
-                    if file[0] == ".":
-                        continue
-                    try:
-                        stat = entry.stat()
-                    except OSError as error:
-                        if error.errno not in (errno.ENOENT, errno.ELOOP):
-                            raise
-                        entries.append((prefix + file, _NOWHERE, 0, 0, 0))
-                        continue
-                    if entry.is_dir():
-                        if "." in file:
-                            entries.append((prefix + file, _FOLDER, 0, 0, 0))
-                        place = (f"{prefix}{file}/", entry.path)
-                        if entry.is_symlink():
-                            links.append(place)
-                            links.sort(reverse=True)
-                        elif (stat.st_dev, stat.st_ino) not in seen:
-                            seen.add((stat.st_dev, stat.st_ino))
-                            pending.append(place)
-                        continue
-                    if not S_ISREG(stat.st_mode):  # reading a pipe would never end
-                        entries.append((prefix + file, _SPECIAL, 0, 0, 0))
-                        continue
-                    entries.append(
-                        (
-                            prefix + file,
-                            stat.st_size,
-                            stat.st_mtime_ns,
-                            stat.st_ctime_ns,
-                            stat.st_ino,
-                        )
-                    )
-    except OSError as error:
-        raise DatasetError(
-            f"{error.filename} cannot be read ({error.strerror})",
-            where=where,
-            mend="give your user the right to read it",
-        ) from None
     return Scan(root, entries, fingerprint(entries))
 
 
-def fingerprint(entries: Any) -> str:
-    """Return a digest of a listing, a list of tuples of text and whole numbers, in its order.
+def _entries(root: str) -> list[tuple[str, int, int, int, int]]:
+    entries: list[tuple[str, int, int, int, int]] = []
+    start = Path(root).stat()
+    seen = {(start.st_dev, start.st_ino)}
+    pending = [("", root)]
+    links: list[tuple[str, str]] = []  # after all folders, so that these keep their own names
+    while pending or links:
+        if pending:
+            prefix, folder = pending.pop()
+        else:
+            prefix, folder = links.pop()
+            there = Path(folder).stat()
+            if (there.st_dev, there.st_ino) in seen:  # links may lead in circles
+                continue
+            seen.add((there.st_dev, there.st_ino))
+        # Plain tuples and little else: this loop is what doing nothing costs.
+        with os.scandir(folder) as found:
+            for entry in found:
+                file = entry.name
+                if file[0] == ".":
+                    continue
+                path = prefix + file
+                try:
+                    stat = entry.stat()
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ELOOP):
+                        raise
+                    entries.append((path, _NOWHERE, 0, 0, 0))
+                    continue
+                if S_ISREG(stat.st_mode):
+                    times = stat.st_mtime_ns, stat.st_ctime_ns
+                    entries.append((path, stat.st_size, *times, stat.st_ino))
+                elif not entry.is_dir():  # reading a pipe would never end
+                    entries.append((path, _SPECIAL, 0, 0, 0))
+                else:
+                    if "." in file:
+                        entries.append((path, _FOLDER, 0, 0, 0))
+                    if entry.is_symlink():
+                        links.append((f"{path}/", entry.path))
+                        links.sort(reverse=True)
+                    elif (stat.st_dev, stat.st_ino) not in seen:
+                        seen.add((stat.st_dev, stat.st_ino))
+                        pending.append((f"{path}/", entry.path))
+    return entries
 
-    The order of a folder changes only when the folder does; if it ever differs otherwise, all that
-    is lost is time.
+
+def fingerprint(entries: Any) -> str:
+    """Return a digest of a listing (tuples of text and whole numbers) in its order.
+
+    A folder's order changes only when the folder does; otherwise nothing but time is lost.
     """
     # Version 2 of the marshal format depends on values alone, not on which objects are shared.
     return hashlib.sha256(marshal.dumps(entries, 2)).hexdigest()

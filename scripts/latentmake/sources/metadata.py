@@ -31,11 +31,7 @@ _LONGEST_LINE = 1 << 24  # characters: more is no line of text
 
 
 def metadata_stat(dataset: str, file: str) -> SourceStat:
-    """Return the stat of a metadata file.
-
-    Raises:
-        DatasetError: it is not there.
-    """
+    """Return the stat of a metadata file; a DatasetError says that it is missing."""
     try:
         return source_stat(Path(file).stat())
     except OSError as error:
@@ -48,12 +44,6 @@ def metadata_stat(dataset: str, file: str) -> SourceStat:
 
 def entries_of(dataset: str, file: str, root: str, memo: Memo) -> Listed:
     """Return the entries of a metadata file; it is read only if its stat is new.
-
-    Args:
-        dataset: its name, for errors.
-        file: the metadata file.
-        root: the dataset's folder.
-        memo: keeps the entries.
 
     Raises:
         DatasetError: it cannot be read, ends in the middle, or is no such file.
@@ -68,32 +58,23 @@ def entries_of(dataset: str, file: str, root: str, memo: Memo) -> Listed:
         return memo.learn_list(path, stat, _entries(file, root))
     except UnicodeDecodeError as error:
         what = f"{file} is not UTF-8 (byte {error.start + 1} of a part)"
-        raise DatasetError(what, where=where, mend="save it as UTF-8") from None
+        mend = "save it as UTF-8"
     except (ValueError, csv.Error) as error:
-        raise DatasetError(
-            f"{file} {error}", where=where, mend="mend the file, or write it again"
-        ) from None
+        what, mend = f"{file} {error}", "correct the file, or write it again"
     except OSError as error:
-        raise DatasetError(
-            f"{file} cannot be read ({error.strerror})",
-            where=where,
-            mend="check the file's permissions",
-        ) from None
+        what, mend = f"{file} cannot be read ({error.strerror})", "check the file's permissions"
     except sqlite3.Error as error:
-        raise DatasetError(
-            f"the entries of {file} cannot be kept ({error})",
-            where=where,
-            mend="make room on the disk of .latentmake",
-        ) from None
+        what = f"the entries of {file} cannot be kept ({error})"
+        mend = "free space on the disk of .latentmake"
+    raise DatasetError(what, where=where, mend=mend)
 
 
 def name_of(key: str, roots: Collection[str]) -> str:
-    """Return how a key of a metadata file names an image: by its path below the dataset's folder.
+    """Return the path below the dataset's folder that a key of a metadata file stands for.
 
     Args:
-        key: a path, absolute or below that folder, with or without its ending, in the manner of
-            Linux or Windows.
-        roots: absolute names of the dataset's folder.
+        key: a path, absolute or below that folder, with or without its ending, of Linux or Windows.
+        roots: absolute names of the folder.
     """
     key = key.replace("\\", "/")
     if not key.startswith("/"):
@@ -106,18 +87,15 @@ def name_of(key: str, roots: Collection[str]) -> str:
 
 def _entries(file: str, root: str) -> Iterator[Entry]:
     path = Path(file)
-    size = path.stat().st_size
     readers = {".json": _json, ".jsonl": _jsonl, ".csv": _csv}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ValueError(f"is none of {', '.join(readers)}")
-    with (
-        path.open("rb") as stream,
-        Progress(
-            total=size, desc=path.name, unit="B", unit_scale=True, disable=size < _LARGE
-        ) as progress,
-    ):
-        roots = {str(Path(root).absolute()), str(Path(root).resolve())}
+    roots = {str(Path(root).absolute()), str(Path(root).resolve())}
+    size = path.stat().st_size
+    quiet = size < _LARGE
+    bar = Progress(total=size, desc=path.name, unit="B", unit_scale=True, disable=quiet)
+    with path.open("rb") as stream, bar as progress:
         for number, (key, values) in enumerate(reader(stream)):
             if number % 4096 == 0:
                 progress.update(stream.tell() - progress.n)
@@ -149,20 +127,20 @@ def _text(value: object, separator: str, name: str) -> str | None:
 def _json(stream: IO[bytes]) -> Iterator[tuple[str | None, object]]:
     import ijson
 
-    start = stream.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
-    stream.seek(3 if _has_mark(stream) else 0)
+    head = stream.read(64)
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    stream.seek(3 if head.startswith(b"\xef\xbb\xbf") else 0)
+    if start == b"[":
+        pairs = ((None, values) for values in ijson.items(stream, "item"))
+    elif start == b"{":
+        pairs = ijson.kvitems(stream, "")
+    else:
+        raise ValueError("is no JSON object or list")
     count = 0
     try:
-        if start[:1] == b"[":
-            for values in ijson.items(stream, "item"):
-                yield None, values
-                count += 1
-        elif start[:1] == b"{":
-            for key, values in ijson.kvitems(stream, ""):
-                yield str(key), values
-                count += 1
-        else:
-            raise ValueError("is no JSON object or list")
+        for pair in pairs:
+            yield pair
+            count += 1
     except ijson.JSONError as error:
         said = error.args[0] if error.args else ""
         said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
@@ -173,11 +151,6 @@ def _json(stream: IO[bytes]) -> Iterator[tuple[str | None, object]]:
         elif "UTF8" in said or "UTF-8" in said:
             what = "is not UTF-8"
         raise ValueError(f"{what}, after {count} entries") from None
-
-
-def _has_mark(stream: IO[bytes]) -> bool:
-    stream.seek(0)
-    return stream.read(3) == b"\xef\xbb\xbf"
 
 
 def _jsonl(stream: IO[bytes]) -> Iterator[tuple[str | None, object]]:

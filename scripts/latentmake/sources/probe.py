@@ -1,14 +1,13 @@
-"""What names of caches need to know of items besides image and caption: size, length, control.
+"""Probe image size, clip length and control file, which some cache names contain.
 
-The cache names of sd-scripts hold the size of an image, those of musubi-tuner the clips of a video
-too, so that planning must know them. The memo does; a file is opened where its stat is new, and its
-header alone is read.
+Names of sd-scripts' caches hold the size of an image, those of musubi-tuner also the clips of a
+video. The memo knows them; a file is opened where its stat is new, and as a rule its header alone
+is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
@@ -38,14 +37,13 @@ def measured(
         settings: the dataset's section of the configuration.
         root: its folder.
         items: as found there.
-        control: what lies in the folder of control images; None where there is none.
+        control: the listing of the folder of control images; None where there is none.
         memo: knows sizes; learns new ones.
 
     Returns:
-        The complete items, and what is wrong with the others.
+        The complete items, and the faults of the others.
     """
     known = memo.media_below(root)
-    probe = probe_video if settings.video else probe_image
     controls = {} if control is None else _controls(control, settings)
     bases: dict[str, str] = {}
     found: list[Item] = []
@@ -53,42 +51,37 @@ def measured(
     new = sum(known.get(item.image, (None,))[0] != item.image_stat for item in items)
     quiet = new < _LOOKS_LONG
     with Progress(total=new, desc="sizes of images", unit="image", disable=quiet) as progress:
-        for item in items:
-            base = layout.base(item.stem)
-            before = known.get(item.image)
-            if before is not None and before[0] == item.image_stat:
-                media = before[1]
-            else:
+
+        def complete(item: Item) -> Item:
+            stat, media = known.get(item.image, (None, None))
+            if media is None or stat != item.image_stat:
                 progress.update()
-                try:
-                    media = probe(item.image)
-                except SourceError as error:
-                    faults.append(Fault(item.image, item.stem, error.what, error.mend))
-                    continue
+                media = (probe_video if settings.video else probe_image)(item.image)
                 memo.learn_media(item.image, item.image_stat, media)
-            if base in bases:
-                what = f"has the same name as {bases[base]}, and musubi-tuner's caches lie flat"
-                faults.append(Fault(item.image, item.stem, what, "rename one of them"))
-                continue
-            bases[base] = item.image
+            other = bases.setdefault(layout.base(item.stem), item.image)
             name = f"{item.stem.rpartition('/')[2]}{layout.longest_ending}"
-            if len(name.encode()) > 255:
+            what, mend = "", "rename it"
+            if other != item.image:
+                what = f"has the same name as {other}, and musubi-tuner's caches lie flat"
+                mend = "rename one of them"
+            elif len(name.encode()) > 255:
                 what = "has a name too long for its cache file"
-                faults.append(Fault(item.image, item.stem, what, "rename it"))
-                continue
-            if settings.video and not layout.clips(media, settings):
+            elif settings.video and not layout.clips(media, settings):
                 what = f"has {media.frames} frames, too few for any clip of target_frames"
-                faults.append(Fault(item.image, item.stem, what, "use shorter clips, or remove it"))
-                continue
-            changes: dict[str, Any] = {"media": media}
-            if control is not None:
-                if item.stem not in controls:
-                    what = f"has no control in {control.root}"
-                    mend = f"put {control.root}/{item.stem} there, or remove the item"
-                    faults.append(Fault(item.image, item.stem, what, mend))
-                    continue
-                changes["control"], changes["control_stat"] = controls[item.stem]
-            found.append(item._replace(**changes))
+                mend = "use shorter clips, or remove it"
+            elif control is not None and item.stem not in controls:
+                what = f"has no control in {control.root}"
+                mend = f"put {control.root}/{item.stem} there, or remove the item"
+            if what:
+                raise SourceError(what, where=item.image, mend=mend)
+            path, control_stat = controls.get(item.stem, (None, None))
+            return item._replace(media=media, control=path, control_stat=control_stat)
+
+        for item in items:
+            try:
+                found.append(complete(item))
+            except SourceError as error:
+                faults.append(Fault(item.image, item.stem, error.what, error.mend))
     return found, faults
 
 

@@ -1,8 +1,11 @@
-"""Sources that lie on an S3 server: a folder there is listed and read like one on disk.
+"""Datasets on an S3 server: folders are listed and objects read like files on disk.
 
 A listing tells size, time and ETag of every object, which stand for a stat; so whatever knows
 files by their stats knows objects too, and none is fetched twice. Objects are read into memory and
 never written to disk. boto3 is imported where an `s3://` path occurs, and nowhere else.
+
+boto3 itself rather than s3fs, whose aiobotocore allows a few older releases of botocore alone, or
+obstore, where one object with an odd name (`a//b`, `a/../b`) makes the whole listing fail.
 """
 
 from __future__ import annotations
@@ -46,11 +49,9 @@ _PLUGIN = "SNAKEMAKE_STORAGE_S3_"
 _ATTEMPTS = 3  # at reading a body whose connection broke off, which botocore does not repeat
 _CONNECT_SECONDS = 10
 _LOOKS_LONG = 100  # objects whose reading is worth a progress bar
-_GONE = frozenset({"NoSuchKey", "NotFound", "404"})
-_DENIED = frozenset({"AccessDenied", "Forbidden", "403", "AllAccessDisabled"})
-_CREDENTIALS = frozenset(
-    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
-)
+_GONE = ("NoSuchKey", "NotFound", "404")
+_DENIED = ("AccessDenied", "Forbidden", "403", "AllAccessDisabled")
+_CREDENTIALS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _lock = threading.Lock()
 
 
@@ -65,12 +66,10 @@ def normalized(path: str) -> str:
 
 
 def stat_of(size: int, modified: datetime, etag: str) -> SourceStat:
-    """Return what stands for an object's stat.
+    """Return an object's stand-in for a stat.
 
-    Args:
-        size: in bytes.
-        modified: when it was written. Listings tell milliseconds, headers do not: whole seconds.
-        etag: changes with the content, in quotes or not; its digest stands for the inode.
+    Listings tell milliseconds, headers do not: whole seconds count. The digest of the ETag, in
+    quotes or not, stands for the inode.
     """
     mark = etag.removeprefix("W/").strip('"')
     number = int.from_bytes(hashlib.sha256(mark.encode()).digest()[:8]) >> 1  # SQLite's: 63 bits
@@ -78,12 +77,12 @@ def stat_of(size: int, modified: datetime, etag: str) -> SourceStat:
 
 
 def listing(folder: str, where: str, *, may_be_empty: bool = False) -> list[Entry]:
-    """List all objects below a folder; names that begin with a dot are passed over.
+    """List all objects below a folder; names that begin with a dot are skipped.
 
     Args:
         folder: `s3://bucket` or `s3://bucket/folder`, normalized.
         where: configuration key that names it.
-        may_be_empty: whether a folder without any object is none that is missing.
+        may_be_empty: otherwise a folder without objects is missing.
 
     Raises:
         DatasetError: bucket or folder are missing, or it cannot be read.
@@ -142,8 +141,7 @@ def digests(
 ) -> Iterator[tuple[str, SourceStat] | SourceError]:
     """Yield digest and stat of some objects in their order, many of them fetched at a time.
 
-    Yields:
-        Both of each; an error in place of those of one that is gone or may not be read.
+    In place of those of an object that is gone or may not be read, its error is yielded.
 
     Raises:
         StorageError: the server cannot be reached, or refuses everything.
@@ -156,11 +154,11 @@ def digests(
             return error
         return digest.of_bytes(data), stat
 
+    quiet = len(files) < _LOOKS_LONG
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        quiet = len(files) < _LOOKS_LONG
-        fetched = pool.map(digested, files)
+        found = pool.map(digested, files)
         yield from Progress(
-            fetched, total=len(files), desc="reading objects", unit="object", disable=quiet
+            found, total=len(files), desc="reading objects", unit="object", disable=quiet
         )
 
 
@@ -217,32 +215,36 @@ def _one_line(kind: type[UserError], path: str, where: str) -> Iterator[None]:
 def _explained(kind: type[UserError], path: str, where: str, error: Exception) -> UserError | None:
     from botocore import exceptions
 
-    about = "" if where == path else f"{path} "
     if isinstance(error, exceptions.ClientError):
-        code = str(error.response.get("Error", {}).get("Code", ""))
+        said = error.response.get("Error", {})
+        code = str(said.get("Code", ""))
+        what, mend = (
+            f"cannot be read ({code}: {said.get('Message') or error})",
+            "check the server's log",
+        )
         if code == "NoSuchBucket":
             bucket = path.removeprefix(_SCHEME).partition("/")[0]
-            return kind(
-                f"there is no bucket {bucket}", where=where, mend="correct the name or create it"
-            )
+            mend = "correct the name or create it"
+            return kind(f"there is no bucket {bucket}", where=where, mend=mend)
         if code in _GONE and kind is StorageError:
-            return SourceError("is gone since it was listed", where=path, mend="run again")
-        if code in _DENIED:
-            denied = SourceError if kind is StorageError else kind
-            mend = "give these credentials the right to list and read it"
-            return denied(f"{about}may not be read (access denied)", where=where, mend=mend)
-        if code in _CREDENTIALS:
+            kind, what, mend = SourceError, "is gone since it was listed", "run again"
+        elif code in _DENIED:
+            kind = SourceError if kind is StorageError else kind
+            what = "may not be read (access denied)"
+            mend = "give these credentials permission to list and read it"
+        elif code in _CREDENTIALS:
+            what = f"refuses the credentials ({code})"
             mend = "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in again"
-            return kind(f"{about}refuses the credentials ({code})", where=where, mend=mend)
-        said = error.response.get("Error", {}).get("Message") or str(error)
-        return kind(f"{about}cannot be read ({code}: {said})", where=where, mend="see the server")
-    if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
+    elif isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
+        what = "cannot be read without credentials"
         mend = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
-        return kind(f"{about}cannot be read without credentials", where=where, mend=mend)
-    if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
-        mend = "see that the server runs, and to AWS_ENDPOINT_URL_S3"
-        return kind(f"{about}cannot be reached ({error})", where=where, mend=mend)
-    if isinstance(error, exceptions.BotoCoreError | ValueError):
-        mend = "see to the bucket's name, AWS_ENDPOINT_URL_S3 and AWS_PROFILE"
-        return kind(f"{about}cannot be read ({error})", where=where, mend=mend)
-    return None
+    elif isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
+        what = f"cannot be reached ({error})"
+        mend = "check that the server runs, and AWS_ENDPOINT_URL_S3"
+    elif isinstance(error, exceptions.BotoCoreError | ValueError):
+        what = f"cannot be read ({error})"
+        mend = "check the bucket's name, AWS_ENDPOINT_URL_S3 and AWS_PROFILE"
+    else:
+        return None
+    about = "" if where == path else f"{path} "
+    return kind(f"{about}{what}", where=where, mend=mend)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from latentmake.config import Captions, Dataset
 from latentmake.index.memo import Memo
 from latentmake.sources import items as datasets
-from latentmake.sources.caption_files import Texts, note_of, texts_of
+from latentmake.sources.caption_files import Texts, texts_of
 from latentmake.sources.items import Item
 from latentmake.sources.metadata import entries_of
 
@@ -140,7 +140,7 @@ def test_items_with_too_few_different_texts_are_told_in_one_line(folder: Path) -
     settings = {"variants": 4, "shuffle_caption": True}
     found, _ = made(folder, captions=settings)
     assert sorted(found.alike) == ["c", "sub/b"]
-    line = note_of("d", found, 4) or ""
+    line = found.note("d", 4) or ""
     assert "c and 1 more have fewer than 4 different texts" in line
     (folder / "c.caption").write_text("a, b, c, d, e")
     assert "c" not in made(folder, captions=settings)[0].alike

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from latentmake.config import Captions
-from latentmake.sources.caption_pipeline import CaptionError, clean, decode_caption, texts
+from latentmake.sources.caption_pipeline import CaptionError, clean, decode_caption, variants
 
 # What no step divides at: no separators, no braces, no line ends, no space around.
 WORD = st.text(st.characters(exclude_characters=",{}|\r\n", exclude_categories=["Cs"]), min_size=1)
@@ -20,7 +20,7 @@ NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
 def one(caption: str, tags: str = "", stem: str = "a", **settings: Any) -> str:
-    return texts(stem, clean(caption), clean(tags), Captions(**settings))[0]
+    return variants(stem, clean(caption), clean(tags), Captions(**settings))[0]
 
 
 # -- decoding -------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_in_the_warm_up_the_first_half_of_the_variants_have_ever_more_tags() -> 
     settings = Captions(
         variants=8, keep_tokens=1, token_warmup_min=2, token_warmup_step=0.5, shuffle_caption=True
     )
-    lengths = [len(text.split(", ")) - 1 for text in texts("x", caption, "", settings)]
+    lengths = [len(text.split(", ")) - 1 for text in variants("x", caption, "", settings)]
     # floor(step / steps * (8 - 2)) + 2 at steps 0, 1/4, 2/4 and 3/4 of the way
     assert lengths == [2, 3, 5, 6, 8, 8, 8, 8]
 
@@ -237,20 +237,20 @@ def test_more_variants_leave_the_first_ones_as_they_are(
 ) -> None:
     caption = ", ".join(tags)
     more = settings.model_copy(update={"variants": settings.variants + 3})
-    found = texts(stem, caption, "", settings)
+    found = variants(stem, caption, "", settings)
     assert len(found) == settings.variants
-    assert texts(stem, caption, "", more)[: settings.variants] == found
+    assert variants(stem, caption, "", more)[: settings.variants] == found
 
 
 @given(st.lists(PLAIN, min_size=4, max_size=6, unique=True), NAME)
 def test_variants_differ_while_there_are_different_ones(tags: list[str], stem: str) -> None:
     settings = Captions(variants=4, shuffle_caption=True)
-    assert len(set(texts(stem, ", ".join(tags), "", settings))) == 4
+    assert len(set(variants(stem, ", ".join(tags), "", settings))) == 4
 
 
 def test_dropped_captions_are_as_many_as_the_rate_says() -> None:
     settings = Captions(variants=10, caption_dropout_rate=0.2, shuffle_caption=True)
-    found = [text for n in range(300) for text in texts(str(n), "a, b, c, d, e", "", settings)]
+    found = [text for n in range(300) for text in variants(str(n), "a, b, c, d, e", "", settings)]
     assert 0.17 < found.count("") / len(found) < 0.23  # 3000 draws: 0.2 with a deviation of 0.007
 
 
@@ -264,7 +264,7 @@ def test_the_same_seed_gives_these_very_texts_on_any_machine() -> None:
         caption_tag_dropout_rate=0.2,
     )
     caption = "an ant, {red|blue}, on grass, in the sun, {{x}}"
-    assert texts("animals/ant", caption, "", settings) == PINNED
+    assert variants("animals/ant", caption, "", settings) == PINNED
 
 
 PINNED = [
