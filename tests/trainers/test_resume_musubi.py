@@ -13,7 +13,7 @@ from conftest import PYTHON, steps
 from latentmake.config import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.launch import train
+from latentmake.training.external.musubi.backend import Musubi as Trainer
 from musubi_world import RUN, make_run, write_order
 from safetensors.torch import load_file
 
@@ -58,12 +58,12 @@ def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
 
     monkeypatch.setenv("DIES_AFTER", f"{RUN}-000002-state")
     with pytest.raises(TrainingError):
-        train(path, log=LOG, receipt=RECEIPT)
+        Trainer().train(path, log=LOG, receipt=RECEIPT)
     monkeypatch.delenv("DIES_AFTER")
     os.utime(WORK / f"{RUN}-000001-state")  # now the newest
-    train(path, log=LOG, receipt=RECEIPT)
+    Trainer().train(path, log=LOG, receipt=RECEIPT)
     assert f"resumed from {WORK}/resumed/{RUN}-000002-state" in LOG.read_text()
-    assert "2 of 4 epochs are left" in LOG.read_text()
+    assert "2 epochs are done" in LOG.read_text()
     assert steps(WORK / f"{RUN}-state") == 4 * 3
     lora = load_file(WORK / f"{RUN}.safetensors")
     assert (WORK / f"{RUN}.safetensors").stat().st_mode & 0o777 == 0o644
@@ -71,8 +71,8 @@ def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
     # Killed behind the last state: nothing is trained, and the LoRA is written from it.
     for file in (WORK / f"{RUN}.safetensors", Path(order.output) / f"{RUN}.safetensors"):
         file.unlink()
-    train(path, log=LOG, receipt=RECEIPT)
-    assert "0 of 4 epochs are left" in LOG.read_text()
+    Trainer().train(path, log=LOG, receipt=RECEIPT)
+    assert "4 epochs are done" in LOG.read_text()
     again = load_file(WORK / f"{RUN}.safetensors")
     assert again.keys() == lora.keys()
     assert all(torch.equal(again[name], lora[name]) for name in lora)

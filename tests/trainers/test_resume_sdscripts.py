@@ -21,7 +21,7 @@ from diffusers import (
 from latentmake.config import Dataset, ExternalProgram, Model, Publish, SdScriptsTrainer
 from latentmake.errors import TrainingError
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.sdscripts.launch import train
+from latentmake.training.external.sdscripts.backend import SdScripts as Trainer
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from transformers import CLIPTextModel
 
@@ -124,7 +124,7 @@ def test_a_training_killed_twice_is_resumed_by_number_and_ends_with_its_last_epo
     order = make_run(root, program)
 
     def launch() -> None:
-        train(order, log=LOG, receipt=Path("runs/cats/trained.json"))
+        Trainer().train(order, log=LOG, receipt=Path("runs/cats/trained.json"))
 
     for epoch in (2, 3):
         monkeypatch.setenv("DIES_AFTER", f"cats-{epoch:06d}-state")

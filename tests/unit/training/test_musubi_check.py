@@ -15,7 +15,8 @@ from latentmake.errors import TrainingError
 from latentmake.models.wan_files import encoder_fault, model_files
 from latentmake.models.weight_kinds import content_of, weight_file
 from latentmake.training.checks import Finding, checklist, failed, refuse_failed
-from latentmake.training.external.musubi.check import check, training_toml
+from latentmake.training.external.musubi.backend import Musubi
+from latentmake.training.external.musubi.check import training_toml
 from latentmake.training.external.musubi.order import MusubiOrder
 from musubi_world import (
     COLOURS,
@@ -44,6 +45,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def tuner(tmp_path: Path) -> Path:
     return stand_in(tmp_path / "tuner")
+
+
+def check(order: MusubiOrder) -> list[Finding]:
+    return [*Musubi().job_findings(order)]
 
 
 def of(findings: list[Finding], what: str) -> Finding:

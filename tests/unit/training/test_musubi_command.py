@@ -7,12 +7,12 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from latentmake.training.external.arguments import accelerate_arguments
 from latentmake.training.external.musubi.command import (
     ATTENTIONS,
     LATENTS_SCRIPT,
     TEXT_SCRIPT,
     TRAINING_SCRIPT,
-    accelerate_arguments,
     latents_arguments,
     text_arguments,
     training_arguments,
@@ -26,7 +26,7 @@ def training(order: MusubiOrder, **changes: str | None) -> list[str]:
         "dataset_config": "/p/a.toml",
         "dit": "/m/low",
         "output_dir": "/p/output",
-        "output_name": "a",
+        "logging_dir": "/p/logs",
         "attention": "sdpa",
         **changes,
     }
@@ -136,10 +136,12 @@ def test_a_boundary_of_the_user_goes_with_two_networks_only() -> None:
 
 
 def test_what_is_left_to_the_trainer_is_not_given() -> None:
-    order = order_of(trainer={"timestep_sampling": None, "discrete_flow_shift": None})
+    order = order_of(
+        trainer={"timestep_sampling": None, "discrete_flow_shift": None, "logging": False}
+    )
     arguments = training(order)
     assert not {"--timestep_sampling", "--discrete_flow_shift", "--logging_dir"} & set(arguments)
-    assert value(training(order, logging_dir="/p/logs"), "--logging_dir") == "/p/logs"
+    assert value(training(order_of()), "--logging_dir") == "/p/logs"
 
 
 def test_alpha_is_the_rank_unless_said_otherwise() -> None:
@@ -163,12 +165,6 @@ def test_arguments_of_the_user_come_last_and_as_they_are() -> None:
     assert training(order, resume="/r", logging_dir="/l")[-4:] == own
 
 
-def test_there_is_no_other_attention() -> None:
-    with pytest.raises(ValueError, match="auto"):
-        training(order_of(), attention="auto")
-
-
 def test_accelerate_says_the_precision_once() -> None:
-    order = order_of(trainer={"mixed_precision": "fp16"})
-    assert accelerate_arguments(order) == ["--mixed_precision", "fp16"]
-    assert accelerate_arguments(order, config="/c") == ["--config_file", "/c"]
+    assert accelerate_arguments("fp16") == ["--mixed_precision", "fp16"]
+    assert accelerate_arguments("fp16", config="/c") == ["--config_file", "/c"]

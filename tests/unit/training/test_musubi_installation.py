@@ -10,16 +10,14 @@ import pytest
 from latentmake.config import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
-from latentmake.training.external.musubi.installation import (
-    Installation,
-    pick_attention,
-    program_digest,
-)
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi import installation
+from latentmake.training.external.musubi.installation import pick_attention, program_digest
 from musubi_world import install, stand_in
 
 
 def find(folder: Path, venv: str | None = None) -> Installation:
-    return Installation.find(ExternalProgram(path=os.fspath(folder), venv=venv))
+    return installation.find(ExternalProgram(path=os.fspath(folder), venv=venv))
 
 
 @pytest.mark.parametrize("scripts", [".", "src/musubi_tuner"])
@@ -138,7 +136,7 @@ def test_a_version_that_refuses_sage_is_known_by_its_sources(
     tmp_path: Path, source: str, refused: bool
 ) -> None:
     (tmp_path / "wan_train_network.py").write_text(source)
-    assert find(tmp_path).refuses_sage() is refused
+    assert find(tmp_path).sources.refuses_sage is refused
 
 
 def test_needs_are_what_every_run_imports(tmp_path: Path) -> None:

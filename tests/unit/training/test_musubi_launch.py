@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from latentmake.errors import TrainingError
 from latentmake.files.safetensors import read_head
-from latentmake.training.external.musubi.launch import train
+from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.result import Layout, read_record, wanted
+from latentmake.training.external.result import RunFiles, read_record, wanted
 from latentmake.training.external.resume import prepare
 from musubi_world import RUN, called, install, make_run, stand_in, write_order
 
@@ -39,7 +39,7 @@ def tuner(tmp_path: Path) -> Path:
 def launch(order: MusubiOrder) -> str:
     """Train, and return the log."""
     log = Path("logs/train.log")
-    train(write_order(order, Path("order.wan.json")), log=log, receipt=RECEIPT, threads=1)
+    Musubi().train(write_order(order, Path("order.json")), log=log, receipt=RECEIPT, threads=1)
     return log.read_text()
 
 
@@ -51,7 +51,7 @@ def refused(order: MusubiOrder, match: str) -> str:
 
 
 def is_trained(order: MusubiOrder) -> bool:
-    record = read_record(Layout(order.run, order.output).record)
+    record = read_record(RunFiles(order.run, order.output).record)
     return record is not None and record.wanted == wanted(order) and LORA.is_file()
 
 
@@ -204,7 +204,7 @@ def test_the_checklist_comes_first(root: Path, tuner: Path) -> None:
 def test_orders_and_locks_that_cannot_be_read_are_named(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
     with pytest.raises(TrainingError, match="cannot be read"):
-        train(Path("gone.json"), log=Path("log"), receipt=RECEIPT)
+        Musubi().train(Path("gone.json"), log=Path("log"), receipt=RECEIPT)
     Path(order.lock).write_text("{}")
     refused(order, "lock")
 
@@ -230,7 +230,7 @@ def test_a_killed_training_goes_on_from_its_last_state(
     assert Path(flag(tuner, "resume")).name == f"{RUN}-000003-state"
     # This trainer counts from one again, so that it is told what is left.
     assert flag(tuner, "max_train_epochs") == "1"
-    assert "1 of 4 epochs are left" in log
+    assert "3 epochs are done" in log
     assert epochs() == 4
     assert not (WORK / "resumed").exists()
 
@@ -250,7 +250,7 @@ def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = interrupted(root, tuner, monkeypatch, "killed 3")
-    layout = Layout(order.run, order.output)
+    layout = RunFiles(order.run, order.output)
     before = layout.progress.read_bytes()
     assert prepare(layout, RUN, wanted(order), epochs=4).done == 3
     layout.progress.write_bytes(before)  # as if killed before it was written
@@ -264,7 +264,7 @@ def test_a_training_killed_behind_its_last_state_trains_no_epoch_more(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = interrupted(root, tuner, monkeypatch, "killed at the end")
-    assert "0 of 4 epochs are left" in launch(order)
+    assert "4 epochs are done" in launch(order)
     assert epochs() == 4
 
 
@@ -273,7 +273,7 @@ def test_a_result_that_nobody_could_accept_any_more_is_accepted(
 ) -> None:
     order = make_run(root, tuner=tuner)
     launch(order)
-    for path in (LORA, Layout(order.run, order.output).record, tuner / "called.json"):
+    for path in (LORA, RunFiles(order.run, order.output).record, tuner / "called.json"):
         path.unlink()
     assert "all epochs were done before" in launch(order)
     assert is_trained(order) and not (tuner / "called.json").exists()
@@ -354,7 +354,7 @@ def test_nothing_is_gone_on_from_without_a_note_of_what_it_was(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = interrupted(root, tuner, monkeypatch, "killed 2")
-    Layout(order.run, order.output).progress.unlink()
+    RunFiles(order.run, order.output).progress.unlink()
     launch(order)
     assert "--resume" not in called(tuner)["argv"]
 

@@ -13,12 +13,14 @@ from latentmake.config import Dataset, ExternalProgram, Model, PathMap, Publish,
 from latentmake.config.trainers.sdscripts import scripts_of
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts as Names
-from latentmake.training.external.result import Layout
+from latentmake.training.external.arguments import accelerate_arguments
+from latentmake.training.external.result import RunFiles
 from latentmake.training.external.resume import Resume, prepare
+from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.command import (
-    accelerate_arguments,
     caching_arguments,
     encoder_places,
+    local_arguments,
     training_arguments,
 )
 from latentmake.training.external.sdscripts.deploy import (
@@ -28,7 +30,6 @@ from latentmake.training.external.sdscripts.deploy import (
     deployed,
 )
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.external.sdscripts.preflight import command_arguments, is_usable
 from latentmake.training.external.sdscripts.publish import findings, publish
 from latentmake.training.order import Wanted
 from pydantic import ValidationError
@@ -98,7 +99,6 @@ def arguments(asked: SdScriptsOrder) -> list[str]:
         checkpoint="/base.safetensors",
         encoders=encoder_places(asked),
         output_dir="/out",
-        output_name="cats",
         logging_dir="/logs",
     )
 
@@ -206,9 +206,9 @@ def test_deepspeed_and_compilation_are_said_by_its_own_flags() -> None:
 
 
 def test_accelerate_is_told_of_devices_unless_a_file_says_all() -> None:
-    assert "--multi_gpu" in accelerate_arguments(order(), processes=2)
-    assert "--multi_gpu" not in accelerate_arguments(order(), processes=1)
-    assert accelerate_arguments(order(), processes=2, config="a.yaml") == [
+    assert "--multi_gpu" in accelerate_arguments("bf16", processes=2)
+    assert "--multi_gpu" not in accelerate_arguments("bf16", processes=1)
+    assert accelerate_arguments("bf16", processes=2, config="a.yaml") == [
         "--config_file",
         "a.yaml",
     ]
@@ -248,18 +248,18 @@ def test_the_first_script_of_an_architecture_makes_a_lora() -> None:
 
 def test_scripts_of_a_lora_are_told_the_step_and_others_what_is_left() -> None:
     saving = {"max_train_epochs": 8, "save_every_n_epochs": 1}
-    found = command_arguments(order(trainer=saving), Resume(Path("s"), 3, True, 5))
+    found = local_arguments(order(trainer=saving), Resume(Path("s"), 3, True, 5))
     assert (value(found, "--resume"), value(found, "--initial_step")) == (
         str(Path("s").absolute()),
         "15",
     )
     assert value(found, "--max_train_epochs") == "8"
     whole = order(trainer={**saving, "script": "sdxl_train"})
-    found = command_arguments(whole, Resume(Path("s"), 3))
+    found = local_arguments(whole, Resume(Path("s"), 3))
     assert value(found, "--max_train_epochs") == "5"
     assert "--initial_step" not in found
     assert {"--save_state", "--save_last_n_epochs_state"} <= set(found)
-    assert "--save_state" not in command_arguments(order())
+    assert "--save_state" not in local_arguments(order())
 
 
 @pytest.mark.parametrize(
@@ -280,11 +280,11 @@ def test_scripts_of_a_lora_are_told_the_step_and_others_what_is_left() -> None:
 def test_a_state_is_used_where_just_what_is_left_is_then_trained(
     trainer: dict[str, Any], resume: Resume, usable: bool
 ) -> None:
-    assert is_usable(order(trainer=trainer), resume) == usable
+    assert SdScripts().can_resume(order(trainer=trainer), resume) == usable
 
 
 def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
-    layout = Layout("cats", "runs/cats")
+    layout = RunFiles("cats", "runs/cats")
     want = Wanted(data="d", settings="s", weights="w")
     assert prepare(layout, "cats", want, epochs=8) == Resume()
     # What its state says of steps begins at each start; its name and its epoch go on.

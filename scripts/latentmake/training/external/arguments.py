@@ -1,18 +1,26 @@
-"""Further arguments that a user gives an external trainer: which are ours, which are paths.
+"""Command lines of external trainers, and the user's own arguments in them.
 
-The trainer runs in a folder of its own, so that a path relative to the project means nothing to it.
+The trainer runs in a folder of its own, where a path relative to the project means nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from latentmake.training.external.order import ExternalOrder
 
-__all__ = ["depends_on_length", "located", "missing_files", "with_paths"]
+__all__ = [
+    "absolute",
+    "accelerate_arguments",
+    "command_line",
+    "depends_on_length",
+    "located",
+    "missing_files",
+    "with_paths",
+]
 
 # Learning-rate schedules that know no end: they go on rightly whatever number of steps is left.
 _ENDLESS = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "adafactor"})
@@ -23,6 +31,48 @@ _READ = (
     *(".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin"),
     *(".toml", ".json", ".yaml", ".yml", ".txt"),
 )
+
+
+def command_line(options: Mapping[str, str | float | bool | None]) -> list[str]:
+    """Return the arguments for some flags with their values.
+
+    True gives the flag alone, None and False give nothing; numbers have the shortest text that
+    reads as the same number.
+    """
+    found: list[str] = []
+    for flag, value in options.items():
+        if value is None or value is False:
+            continue
+        found.append(flag)
+        if isinstance(value, str):
+            found.append(value)
+        elif value is not True:
+            found.append(str(int(value)) if value == int(value) else repr(value))
+    return found
+
+
+def accelerate_arguments(
+    precision: str, *, processes: int | None = None, config: str | None = None
+) -> list[str]:
+    """Return the arguments between `accelerate launch` and the training script.
+
+    Args:
+        precision: number format in which it computes.
+        processes: how many devices train together; None leaves it to accelerate.
+        config: path of accelerate's configuration file, which then says all of it.
+    """
+    if config is not None:
+        return ["--config_file", config]
+    options: dict[str, str | float | bool | None] = {"--mixed_precision": precision}
+    if processes is not None:
+        options |= {"--num_processes": processes, "--num_machines": 1, "--dynamo_backend": "no"}
+        options |= {"--multi_gpu": processes > 1}
+    return command_line(options)
+
+
+def absolute(path: Path | str) -> str:
+    """Return an absolute path; links stay."""
+    return os.path.abspath(path)  # noqa: PTH100
 
 
 def with_paths(arguments: Sequence[str], named: Callable[[str], str] = str) -> list[str]:
@@ -105,4 +155,4 @@ def _place(value: str) -> str | None:
         there = Path(path).exists()
     except (OSError, ValueError):
         return None
-    return os.path.abspath(path) if there else None  # noqa: PTH100 -- links stay
+    return absolute(path) if there else None

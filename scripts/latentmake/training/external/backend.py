@@ -1,46 +1,54 @@
-"""Backend of an external trainer: plan, checklist and publication from its own order."""
+"""Backend of an external trainer: a launched program with an environment of its own."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from latentmake.config import Config
+from latentmake.errors import TrainingError
 from latentmake.index.remembered import Memory
+from latentmake.models.wan_files import ModelFile
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan
-from latentmake.training.backend import Backend
+from latentmake.training import checks
+from latentmake.training.backend import Backend, Say
 from latentmake.training.checks import Finding, refuse_failed
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import ExternalOrder
-from latentmake.training.external.result import is_trained
+from latentmake.training.external.result import RunFiles, is_trained
+from latentmake.training.external.resume import Resume
 from latentmake.training.order import read_order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["External"]
 
-_Order = TypeVar("_Order", bound=ExternalOrder)
+Order = TypeVar("Order", bound=ExternalOrder)
 
 
-class External(Backend, Generic[_Order]):
-    """An external trainer.
+class External(Backend, Generic[Order]):
+    """An external trainer: what it has in common with others, and the questions each answers.
 
     Attributes:
+        name: of the program.
         order_type: class of its orders.
+        memory_hint: what to try when GPU memory runs out.
     """
 
     publishes = True
-    order_type: type[_Order]
+    name: ClassVar[str]
+    order_type: type[Order]
+    memory_hint: ClassVar[str]
+
+    # -- what each trainer answers ----------------------------------------------------------
 
     @abstractmethod
-    def order(self, config: Config, run: str) -> _Order:
+    def order(self, config: Config, run: str) -> Order:
         """Return the order of a run."""
 
     @abstractmethod
-    def weights_digest(self, order: _Order, file_digest: Callable[[Path], str]) -> str:
+    def weights_digest(self, order: Order, file_digest: Callable[[Path], str]) -> str:
         """Return the digest of the networks that are trained.
 
         Raises:
@@ -48,28 +56,81 @@ class External(Backend, Generic[_Order]):
         """
 
     @abstractmethod
-    def refuse(self, order: _Order, memory: Memory) -> None:
-        """Refuse a training that lacks something, before its caches are made.
+    def find(self, order: Order, memory: Memory | None = None) -> Installation:
+        """Find the program.
 
         Raises:
-            ModelError: a network to be trained is missing, or another.
-            TrainingError: the trainer, its environment or the settings do not fit.
+            TrainingError: its folder, its scripts, or the Python of its environment are missing.
         """
 
+    def models(self, order: Order, *, quick: bool) -> Sequence[ModelFile]:
+        """Return the model's files that both of the next look at; see `program_findings`."""
+        del order, quick
+        return ()
+
     @abstractmethod
-    def publication_findings(self, order: _Order, memory: Memory) -> Iterable[Finding]:
+    def model_findings(self, order: Order, models: Sequence[ModelFile]) -> Iterable[Finding]:
+        """Check the networks."""
+
+    @abstractmethod
+    def data_findings(self, order: Order) -> Iterable[Finding]:
+        """Check the items and caches of an up-to-date manifest."""
+
+    @abstractmethod
+    def program_findings(
+        self,
+        order: Order,
+        program: Installation,
+        models: Sequence[ModelFile],
+        *,
+        quick: bool,
+    ) -> Iterable[Finding]:
+        """Check settings against the program's sources.
+
+        Args:
+            order: the run.
+            program: where it is installed.
+            models: the model's files.
+            quick: while planning: no package is imported, no GPU is looked for.
+        """
+
+    def packages(self, order: Order, program: Installation) -> set[str]:
+        """Return the packages that the settings need besides those that its script imports."""
+        eight_bit = order.trainer.optimizer_type.lower().endswith("8bit")
+        return {"bitsandbytes"} if eight_bit and program.sources.mentions("bitsandbytes") else set()
+
+    @abstractmethod
+    def deploy(self, order: Order, files: RunFiles, say: Say) -> None:
+        """Write what the program reads besides the caches."""
+
+    @abstractmethod
+    def epochs(self, order: Order) -> int | None:
+        """Return the epochs of a training; None where steps end it."""
+
+    @abstractmethod
+    def can_resume(self, order: Order, resume: Resume) -> bool:
+        """Whether a training resumed from a state takes just the steps that are left."""
+
+    @abstractmethod
+    def command(self, order: Order, program: Installation, resume: Resume) -> list[str]:
+        """Return the training script and its arguments; all paths are absolute."""
+
+    def result(self, order: Order) -> str:
+        """Return what is trained, in a word."""
+        del order
+        return "LoRA"
+
+    @abstractmethod
+    def publication_findings(self, order: Order, memory: Memory | None = None) -> Iterable[Finding]:
         """Check what would be published.
 
         Raises:
             ConfigError: the configuration says too little for a publication.
         """
 
-    def is_asked(self, order: _Order) -> bool:
-        """Whether the run has a trainer; without one it can be published alone."""
-        del order
-        return True
+    # -- what follows from that -------------------------------------------------------------
 
-    def read(self, order: Path) -> _Order:
+    def read(self, order: Path) -> Order:
         """Read an order file.
 
         Raises:
@@ -85,10 +146,71 @@ class External(Backend, Generic[_Order]):
         def weights() -> str:
             return self.weights_digest(order, facts.memo.digest_of_file)
 
-        if self.is_asked(order) and not (plan.lock and is_trained(order, plan.lock, weights)):
+        if order.trained and not (plan.lock and is_trained(order, plan.lock, weights)):
             plan.training_order = plan.trainer_order
             if train:
                 self.refuse(order, facts.memo)
+
+    def refuse(self, order: Order, memory: Memory) -> None:
+        """Refuse a training that lacks something, before its caches are made.
+
+        Raises:
+            ModelError: a network to be trained is missing, or another.
+            TrainingError: the program, its environment or the settings do not fit.
+        """
+        refuse_failed(self.preflight(order, memory, quick=True))
+
+    def preflight(
+        self,
+        order: Order,
+        memory: Memory | None = None,
+        *,
+        models: Sequence[ModelFile] | None = None,
+        quick: bool = False,
+    ) -> Iterator[Finding]:
+        """Check all that a training needs besides its data.
+
+        Args:
+            order: the run.
+            memory: keeps what is found out about the program; None asks anew.
+            models: the model's files, where they have been looked at already.
+            quick: see `program_findings`.
+        """
+        if models is None:
+            models = self.models(order, quick=quick)
+        yield from self.model_findings(order, models)
+        try:
+            program = self.find(order, memory)
+            note = program.note or str(program.script(program.program.script))
+            yield Finding(self.name, "warning" if program.note else "ok", note)
+            yield checks.environment(program, self.packages(order, program))
+        except TrainingError as error:
+            yield Finding(self.name, "failed", str(error))
+            return
+        yield from self.program_findings(order, program, models, quick=quick)
+        yield from checks.paths(order.trainer.arguments, program.folder)
+        yield from checks.accelerate_config(order.trainer.accelerate_config)
+
+    def job_findings(self, order: Order) -> Iterator[Finding]:
+        """Check all that a training needs, in its job."""
+        yield from self.data_findings(order)
+        yield from self.preflight(order)
+
+    def check(self, order: Path, *, current: bool) -> Iterator[Finding]:
+        """Check what a run needs besides its caches."""
+        read = self.read(order)
+        if current:
+            yield from self.data_findings(read)
+        if read.trained:
+            yield from self.preflight(read)
+
+    def train(
+        self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
+    ) -> None:
+        """Bring the trained weights of an order up to date, and write the receipt."""
+        from latentmake.training.external.launch import train
+
+        train(self, order, log=log, receipt=receipt, processes=processes, threads=threads)
 
     def check_publication(self, facts: Facts, run: str) -> None:
         """Refuse a publication whose files the trainer would refuse."""

@@ -1,4 +1,8 @@
-"""What launching another trainer takes, whichever it is: what to say of its end, and its result."""
+"""Training by an external trainer: launch it, explain a failure, accept the result.
+
+It runs in its own environment and folder. An exit status of 0 is not taken for success: only a new
+and complete result is.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,81 @@ import glob
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from latentmake import digest
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.files.safetensors import not_finite, read_head
 from latentmake.index.memo import source_stat
-from latentmake.plan.orders import FOLDER, Receipt
+from latentmake.plan.orders import FOLDER
+from latentmake.plan.orders import Receipt as ReadFiles
 from latentmake.training import process
-from latentmake.training.external.result import Layout, Record
+from latentmake.training.backend import Say
+from latentmake.training.checks import passed
+from latentmake.training.external.arguments import accelerate_arguments
+from latentmake.training.external.backend import External
+from latentmake.training.external.order import ExternalOrder
+from latentmake.training.external.result import Receipt, Record, RunFiles, read_record, wanted
+from latentmake.training.external.resume import Resume, belongs, prepare, tidy
 from latentmake.training.order import Wanted
 
-__all__ = ["accept", "digest_with_receipt", "failure", "say", "weights_fault"]
+__all__ = ["train"]
+
+Order = TypeVar("Order", bound=ExternalOrder)
 
 _USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)
 _UNKNOWN = re.compile(r"unrecognized arguments: (.+)")
 
 
-def say(text: str, log: Path) -> None:
+def train(
+    trainer: External[Order],
+    order_path: Path,
+    *,
+    log: Path,
+    receipt: Path,
+    processes: int = 1,
+    threads: int = 2,
+) -> None:
+    """Bring the result of an order up to date, and write the receipt.
+
+    Args:
+        trainer: which trainer.
+        order_path: the order, a JSON file.
+        log: gets all output of this call.
+        receipt: a JSON file that says where the result lies; written last.
+        processes: how many devices train together.
+        threads: CPU threads of the trainer.
+
+    Raises:
+        UserError: the order cannot be carried out; the line says why.
+    """
+    order = trainer.read(order_path)
+    files = RunFiles(order.run, order.output)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
+    say = partial(_say, log)
+    checked = not order.weights
+    if checked:  # first, since networks take a while to read
+        passed(trainer.job_findings(order), say)
+        weights = _digest_with_receipt(partial(trainer.weights_digest, order))
+        order = order.model_copy(update={"weights": weights})
+    want = wanted(order)
+    record = read_record(files.record)
+    if record is not None and record.wanted == want and not _fault(files.lora):
+        say(f"{order.run}: already trained on exactly this: {files.lora}")
+    else:
+        if not checked:
+            passed(trainer.job_findings(order), say)
+        record = _train(trainer, order, files, want, say, log, processes, threads)
+    Receipt(run=order.run, **dict(record)).write(receipt)
+
+
+def _say(log: Path, text: str) -> None:
     """Say a line to the user, and append it to a log."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
@@ -33,8 +92,60 @@ def say(text: str, log: Path) -> None:
         file.write(f"{text}\n")
 
 
-def weights_fault(path: Path) -> str | None:
-    """Return why a file is no result of a training; None where it is whole and holds a tensor."""
+def _train(
+    trainer: External[Order],
+    order: Order,
+    files: RunFiles,
+    want: Wanted,
+    say: Say,
+    log: Path,
+    processes: int,
+    threads: int,
+) -> Record:
+    program = trainer.find(order)
+    accept = partial(_accept, order.run, trainer.result(order), files, want, say, log)
+    if belongs(files, want) and not _fault(files.trained):
+        say(f"{order.run}: all epochs were done before")
+        return accept("", 0.0)
+    trainer.deploy(order, files, say)
+    resume = prepare(
+        files,
+        order.run,
+        want,
+        epochs=trainer.epochs(order),
+        usable=partial(trainer.can_resume, order),
+    )
+    if resume.state is not None:
+        say(f"{order.run}: resumed from {resume.state}, {resume.done} epochs are done")
+    command = trainer.command(order, program, resume)
+    launcher = program.launcher(
+        accelerate_arguments(
+            order.trainer.mixed_precision,
+            processes=processes,
+            config=order.trainer.accelerate_config
+            and str(Path(order.trainer.accelerate_config).absolute()),
+        )
+    )
+    if launcher is None:
+        launcher = [str(program.python)]
+        say(f"{order.run}: warning: {program.python} has no accelerate: run without it")
+    started = time.monotonic()
+    status, output = process.run(
+        [*launcher, *command],
+        environment={**program.environment(), "OMP_NUM_THREADS": str(threads)},
+        log=log,
+        cwd=program.folder,
+    )
+    seconds = time.monotonic() - started
+    if not output.endswith("\n"):
+        say("")  # below a progress bar
+    if status != 0:
+        raise _failure(trainer, order.run, output, status, log, resume)
+    return accept(output, seconds)
+
+
+def _fault(path: Path) -> str | None:
+    """Return why a file is no result of a training; None where it is complete."""
     try:
         tensors = read_head(path).tensors
     except FileNotFoundError:
@@ -46,17 +157,10 @@ def weights_fault(path: Path) -> str | None:
     return next((f"holds values that are not finite ({x})" for x in not_finite(path)), None)
 
 
-def digest_with_receipt(find: Callable[[Callable[[Path], str]], str]) -> str:
-    """Return a digest of networks for a job, and leave a receipt of what was read for it.
+def _digest_with_receipt(find: Callable[[Callable[[Path], str]], str]) -> str:
+    """Return a digest of networks, and leave a receipt of the files read for it.
 
     The planner then need not read files of tens of gigabytes again.
-
-    Args:
-        find: finds it; is given what finds the digest of a file.
-
-    Raises:
-        ModelError: a network is missing or cannot be read.
-        StorageError: the disk is full or cannot be written.
     """
     read: dict[str, list[object]] = {}
 
@@ -68,79 +172,56 @@ def digest_with_receipt(find: Callable[[Callable[[Path], str]], str]) -> str:
         return content
 
     found = find(file_digest)
-    receipt = Receipt(sources=read, targets={}, faults=[], counts={}, seconds=0.0)
+    receipt = ReadFiles(sources=read, targets={}, faults=[], counts={}, seconds=0.0)
     receipt.write(FOLDER / f"{digest.of_value(read)[:20]}.receipt.json")
     return found
 
 
-def accept(
+def _accept(
     run: str,
     result: str,
-    layout: Layout,
+    files: RunFiles,
     want: Wanted,
-    output: str,
+    say: Say,
     log: Path,
+    output: str,
     seconds: float,
-    tidy: Callable[[], object],
 ) -> Record:
-    """Give a new and whole result its name, and write down what it came from.
-
-    Args:
-        run: its name.
-        result: what it should be, in a word.
-        layout: the run's files.
-        want: what was trained.
-        output: the end of what the trainer said.
-        log: where all of that is.
-        seconds: how long it ran.
-        tidy: removes what was kept until there is a new result.
-
-    Raises:
-        TrainingError: there is no such result.
-        StorageError: the disk is full or cannot be written.
-    """
-    if fault := weights_fault(layout.trained):
+    """Give a new and complete result its name, and write its record."""
+    if fault := _fault(files.trained):
         last = next((x for x in reversed(re.split(r"[\r\n]+", output)) if x.strip()), "nothing")
         hint = process.last_error(output, 0)
         hint = last.strip() if hint.startswith("it ended with status") else hint
         raise TrainingError(
             f"run {run}: the trainer ended without an error, but wrote no {result} "
-            f"({layout.trained} {fault}); what it said last: {hint[:300]}",
+            f"({files.trained} {fault}); what it said last: {hint[:300]}",
             mend=f"all output: {log}",
         )
-    atomic.open_to_group(layout.work, f"{glob.escape(run)}*.safetensors")
-    atomic.link(layout.trained, layout.lora)
-    record = Record(wanted=want, weights=str(layout.lora), seconds=round(seconds, 3))
-    atomic.write(layout.record, (record.model_dump_json(indent=2) + "\n").encode())
-    tidy()
-    say(f"{run}: trained: {layout.lora}", log)
+    atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
+    atomic.link(files.trained, files.lora)
+    record = Record(wanted=want, weights=str(files.lora), seconds=round(seconds, 3))
+    record.write(files.record)
+    tidy(files)
+    say(f"{run}: trained: {files.lora}")
     return record
 
 
-def failure(
-    run: str, program: str, output: str, status: int, log: Path, *, memory: str, further: str = ""
+def _failure(
+    trainer: External[Order], run: str, output: str, status: int, log: Path, resume: Resume
 ) -> TrainingError:
-    """Return the one line that says why a trainer failed.
-
-    Args:
-        run: its name.
-        program: the trainer's.
-        output: the end of what it said.
-        status: with which it ended.
-        log: where all of that is.
-        memory: what to try where memory ran out.
-        further: what else may be to blame, and how to mend it.
-    """
+    """Return the one line that says why a trainer failed."""
     usage = _USAGE.findall(output)
     unknown = _UNKNOWN.fullmatch(usage[-1].strip()) if usage else None
     if unknown is not None:
         flags = " ".join(each for each in unknown[1].split() if each.startswith("--"))
         return TrainingError(
-            f"run {run}: this {program} is too old for {flags or unknown[1]}",
+            f"run {run}: this {trainer.name} is too old for {flags or unknown[1]}",
             mend=f"update it, or leave that out; all output: {log}",
         )
     reason = usage[-1].strip() if usage else process.last_error(output, status)
-    mend = f"all output: {log}"
+    hints = [f"all output: {log}"]
     if "OutOfMemory" in reason or "out of memory" in reason:
-        mend = f"{memory}; {mend}"
-    return TrainingError(f"run {run}: {reason}", mend=f"{further}; {mend}" if further else mend)
+        hints.insert(0, trainer.memory_hint)
+    if resume.state is not None:
+        hints.insert(0, f"where the state {resume.state} is to blame, delete it")
+    return TrainingError(f"run {run}: {reason}", mend="; ".join(hints))

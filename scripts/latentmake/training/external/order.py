@@ -30,6 +30,7 @@ class ExternalOrder(BaseModel):
         model_name: name of the model.
         model: its section of the configuration.
         weights: digest of the networks that are trained; "" where the job has to find it.
+        trained: whether the run has a trainer; without one it is published alone.
         trainer: the trainer's section.
         publish: section `publish` of the configuration.
         planned: time in nanoseconds: no two orders are the same file to Snakemake.
@@ -46,6 +47,7 @@ class ExternalOrder(BaseModel):
     model_name: str
     model: Model
     weights: str = ""
+    trained: bool = True
     trainer: MusubiTrainer | SdScriptsTrainer
     publish: Publish
     planned: int = 0

@@ -1,6 +1,6 @@
-"""What a training by another trainer leaves behind: its result, and what that came from.
+"""Result of an external trainer: its files, record and receipt.
 
-Small and quick to import, since the planner looks at the record too.
+Quick to import, since planning reads the record too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from latentmake.training.external.order import ExternalOrder
 from latentmake.training.order import Wanted, lock_digest
 
 __all__ = [
-    "Layout",
     "Receipt",
     "Record",
+    "RunFiles",
     "is_trained",
     "read_record",
     "rows_of",
@@ -30,37 +30,35 @@ __all__ = [
 _Row = TypeVar("_Row")
 
 
-class Layout:
-    """The files below a run's output folder; the result is a LoRA, or the whole network.
+class RunFiles:
+    """The files below a run's output folder; the result is a LoRA, or a complete network.
 
     Attributes:
         output: the run's folder.
-        lora: the trained LoRA, under this name only once it is whole.
-        record: what it came from; written after it.
-        dataset_config: the TOML file that the trainer reads.
+        lora: the trained LoRA, under this name only once it is complete.
+        record: of the LoRA; written after it.
         work: the trainer's own output folder: LoRAs and states of epochs, and its last LoRA.
         trained: the trainer's last LoRA.
         progress: what the states in `work` belong to.
-        aside: results of an earlier training, until there are new ones.
-        resumed: the state that a training was resumed from.
-        logs: what TensorBoard shows.
+        earlier: results of an earlier training, until there are new ones.
+        resumed: the states that a training was resumed from.
+        logs: TensorBoard scalars.
     """
 
     def __init__(self, run: str, output: str) -> None:
         self.output = Path(output)
         self.lora = self.output / f"{run}.safetensors"
         self.record = self.output / "training.json"
-        self.dataset_config = self.output / "dataset.toml"
         self.work = self.output / "output"
         self.trained = self.work / f"{run}.safetensors"
         self.progress = self.work / "wanted.json"
-        self.aside = self.work / "previous"
+        self.earlier = self.work / "previous"
         self.resumed = self.work / "resumed"
         self.logs = self.output / "logs"
 
 
 class Record(BaseModel):
-    """Beside the LoRA: what it came from.
+    """File beside the LoRA that says what it came from.
 
     Attributes:
         wanted: digests of data, settings and weights.
@@ -73,19 +71,19 @@ class Record(BaseModel):
     weights: str
     seconds: float
 
-
-class Receipt(Record):
-    """What the launcher tells the build: the run's name beside its record."""
-
-    run: str
-
     def write(self, path: Path) -> None:
-        """Write it whole or not at all.
+        """Write it.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
         atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
+
+
+class Receipt(Record):
+    """Record with the run's name, for the build."""
+
+    run: str
 
 
 def wanted(order: ExternalOrder) -> Wanted:
@@ -139,9 +137,9 @@ def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> b
         lock: digest of its caches.
         weights: finds the digest of the networks that are trained; asked for last.
     """
-    layout = Layout(order.run, order.output)
-    record = read_record(layout.record)
-    if record is None or not (layout.lora.is_file() and (layout.output / "trained.json").is_file()):
+    files = RunFiles(order.run, order.output)
+    record = read_record(files.record)
+    if record is None or not (files.lora.is_file() and (files.output / "trained.json").is_file()):
         return False
     asked = Wanted(data=lock, settings=order.settings_digest(), weights=record.wanted.weights)
     if record.wanted != asked:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake.files import atomic
-from latentmake.training.external.result import Layout
+from latentmake.training.external.result import RunFiles
 from latentmake.training.order import Wanted
 
 __all__ = ["Resume", "belongs", "prepare", "tidy"]
@@ -59,14 +59,14 @@ class _Progress(BaseModel):
     steps: int = 0
 
 
-def belongs(layout: Layout, want: Wanted) -> bool:
+def belongs(files: RunFiles, want: Wanted) -> bool:
     """Tell whether what lies in the trainer's folder comes from this very training."""
-    progress = _read(layout.progress)
+    progress = _read(files.progress)
     return progress is not None and progress.wanted == want
 
 
 def prepare(
-    layout: Layout,
+    files: RunFiles,
     run: str,
     want: Wanted,
     *,
@@ -75,11 +75,11 @@ def prepare(
 ) -> Resume:
     """Make the trainer's folder ready for a training, and find the state to resume from.
 
-    What another training left is moved into `layout.aside`, so that it can be taken neither for the
-    new result nor for its state.
+    What another training left is moved into `files.earlier`: it is taken neither for the new result
+    nor for its state.
 
     Args:
-        layout: the run's files.
+        files: the run's files.
         run: its name, which the trainer's files begin with.
         want: what is to be trained.
         epochs: of the whole training; None where steps end it.
@@ -89,32 +89,32 @@ def prepare(
         StorageError: the disk is full or cannot be written.
         OSError: anything else the system refuses.
     """
-    layout.work.mkdir(parents=True, exist_ok=True)
-    progress = _read(layout.progress)
+    files.work.mkdir(parents=True, exist_ok=True)
+    progress = _read(files.progress)
     resume = Resume()
     if progress is None or progress.wanted != want:
-        for path in _results(layout.work, run):
-            _move(path, layout.aside / path.name)
-        if layout.resumed.exists():
-            shutil.rmtree(layout.resumed)
+        for path in _results(files.work, run):
+            _move(path, files.earlier / path.name)
+        if files.resumed.exists():
+            shutil.rmtree(files.resumed)
     else:
-        if layout.trained.exists():  # the last LoRA must be a new one
-            _move(layout.trained, layout.aside / layout.trained.name)
-        _collect(layout, run, progress.epochs, epochs)
-        found = [_resume(state, number, progress) for number, state in _collected(layout, run)]
+        if files.trained.exists():  # the last LoRA must be a new one
+            _move(files.trained, files.earlier / files.trained.name)
+        _collect(files, run, progress.epochs, epochs)
+        found = [_resume(state, number, progress) for number, state in _collected(files, run)]
         resume = next(filter(usable, found), resume)
     text = _Progress(wanted=want, epochs=resume.done, steps=resume.steps).model_dump_json(indent=2)
-    atomic.write(layout.progress, f"{text}\n".encode())
+    atomic.write(files.progress, f"{text}\n".encode())
     return resume
 
 
-def tidy(layout: Layout) -> None:
+def tidy(files: RunFiles) -> None:
     """Remove what was kept until there is a new LoRA: earlier results, and the state gone on from.
 
     Raises:
         OSError: the system refuses.
     """
-    for folder in (layout.aside, layout.resumed):
+    for folder in (files.earlier, files.resumed):
         if folder.exists():
             shutil.rmtree(folder)
 
@@ -139,18 +139,18 @@ def _move(path: Path, to: Path) -> None:
     path.replace(to)
 
 
-def _collect(layout: Layout, run: str, before: int, epochs: int | None) -> None:
-    """Move whole states into `layout.resumed`, under the number of epochs behind them.
+def _collect(files: RunFiles, run: str, before: int, epochs: int | None) -> None:
+    """Move whole states into `files.resumed`, under the number of epochs behind them.
 
     Killed at any time, it can be done again: the number of epochs before is written down last.
 
     Args:
-        layout: the run's files.
+        files: the run's files.
         run: its name.
         before: epochs that were done when the trainer was last started.
         epochs: of the whole training, which `{run}-state` ends; None where that is not known.
     """
-    for state in filter(Path.is_dir, _results(layout.work, run)):
+    for state in filter(Path.is_dir, _results(files.work, run)):
         number = _number(state, run)
         if state.name == f"{run}-state":
             number = epochs
@@ -159,16 +159,16 @@ def _collect(layout: Layout, run: str, before: int, epochs: int | None) -> None:
         if number is None:
             continue  # how many epochs it stands for is not known
         if _is_whole(state):
-            _move(state, layout.resumed / f"{run}-{number:06d}-state")
+            _move(state, files.resumed / f"{run}-{number:06d}-state")
         else:
             shutil.rmtree(state)
 
 
-def _collected(layout: Layout, run: str) -> Iterator[tuple[int, Path]]:
+def _collected(files: RunFiles, run: str) -> Iterator[tuple[int, Path]]:
     """Yield the collected states, the last first; remove all but two."""
-    if not layout.resumed.is_dir():
+    if not files.resumed.is_dir():
         return
-    found = [(_number(state, run) or 0, state) for state in layout.resumed.iterdir()]
+    found = [(_number(state, run) or 0, state) for state in files.resumed.iterdir()]
     for index, (number, state) in enumerate(sorted(found, reverse=True)):
         if index < _KEPT:
             yield number, state

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from latentmake.config import Config, MusubiTrainer
-from latentmake.errors import ModelError
+from latentmake.errors import ModelError, TrainingError
+from latentmake.files import atomic
 from latentmake.index.remembered import Memory
-from latentmake.models.wan_files import networks
+from latentmake.models.wan_files import ModelFile, model_files, networks
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, refuse_failed
+from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import External
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi import installation, preflight
+from latentmake.training.external.musubi.command import TRAINING_SCRIPT, local_arguments
 from latentmake.training.external.musubi.networks import networks_digest
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.preflight import preflight
 from latentmake.training.external.order import fields_of
+from latentmake.training.external.result import RunFiles
+from latentmake.training.external.resume import Resume
 
 __all__ = ["Musubi"]
 
@@ -23,7 +29,9 @@ __all__ = ["Musubi"]
 class Musubi(External[MusubiOrder]):
     """The trainer `musubi`."""
 
+    name = "musubi-tuner"
     order_type = MusubiOrder
+    memory_hint = "try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`"
 
     def order(self, config: Config, run: str) -> MusubiOrder:
         """Return the order of a run; of one without `trainer` that of a publication alone."""
@@ -35,42 +43,80 @@ class Musubi(External[MusubiOrder]):
             musubi_tuner=config.musubi_tuner,
         )
 
-    def is_asked(self, order: MusubiOrder) -> bool:
-        """Whether the run has a trainer; without one it can be published alone."""
-        return order.trained
-
     def weights_digest(self, order: MusubiOrder, file_digest: Callable[[Path], str]) -> str:
         """Return the digest of the networks that are trained."""
         return networks_digest(order.model, file_digest)
 
+    def find(self, order: MusubiOrder, memory: Memory | None = None) -> Installation:
+        """Find musubi-tuner."""
+        if order.musubi_tuner is None:
+            note = "the configuration does not say where it lies: set `musubi_tuner.path`"
+            raise TrainingError(note)
+        return installation.find(order.musubi_tuner, memory)
+
+    def models(self, order: MusubiOrder, *, quick: bool) -> Sequence[ModelFile]:
+        """Return the model's files; while planning without the encoders, which recipes look at."""
+        return [*(networks(order.model) if quick else model_files(order.model))]
+
+    def model_findings(self, order: MusubiOrder, models: Sequence[ModelFile]) -> Iterator[Finding]:
+        """Check the networks."""
+        yield from map(preflight.model_finding, models)
+
+    def data_findings(self, order: MusubiOrder) -> Iterator[Finding]:
+        """Check the items and caches of an up-to-date manifest."""
+        from latentmake.training.external.musubi.check import data_findings  # which imports PIL
+
+        yield from data_findings(order)
+
+    def program_findings(
+        self,
+        order: MusubiOrder,
+        program: Installation,
+        models: Sequence[ModelFile],
+        *,
+        quick: bool,
+    ) -> Iterator[Finding]:
+        """Check settings against the program's sources."""
+        yield from preflight.program_findings(order, program, models, quick=quick)
+
     def refuse(self, order: MusubiOrder, memory: Memory) -> None:
-        """Refuse a training that lacks something; the recipes have looked at the encoders."""
-        models = list(networks(order.model))
+        """Refuse a training that lacks something, before its caches are made."""
+        models = self.models(order, quick=True)
         for file in models:
             if file.fault:
                 where = f"models.{order.model_name}.{file.key}"
                 fault = f"{file.place} {file.fault}" if file.place else file.fault
                 raise ModelError(fault, where=where, mend="name the right file")
-        refuse_failed(preflight(order, memory, quick=True, models=models))
+        refuse_failed(self.preflight(order, memory, models=models, quick=True))
 
-    def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
-        """Check what a run needs besides its caches."""
-        from latentmake.training.external.musubi import check
+    def deploy(self, order: MusubiOrder, files: RunFiles, say: Say) -> None:
+        """Write the dataset TOML."""
+        from latentmake.training.external.musubi.check import training_toml
 
-        found = self.read(order)
-        if found.trained:
-            return check.check(found) if current else preflight(found)
-        return check.data_findings(found) if current else ()
+        atomic.write(files.output / "dataset.toml", training_toml(order).encode())
 
-    def train(
-        self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
-    ) -> None:
-        """Bring the trained weights of an order up to date, and write the receipt."""
-        from latentmake.training.external.musubi.launch import train
+    def epochs(self, order: MusubiOrder) -> int:
+        """Return the epochs of a training."""
+        return order.trainer.max_train_epochs
 
-        train(order, log=log, receipt=receipt, processes=processes, threads=threads)
+    def can_resume(self, order: MusubiOrder, resume: Resume) -> bool:
+        """Whether a training resumed from a state takes just the steps that are left."""
+        return resume.counted or not depends_on_length(order.trainer.arguments)
 
-    def publication_findings(self, order: MusubiOrder, memory: Memory) -> Iterable[Finding]:
+    def command(self, order: MusubiOrder, program: Installation, resume: Resume) -> list[str]:
+        """Return the training script and its arguments; all paths are absolute."""
+        attention = installation.pick_attention(order.trainer.attention, program)
+        if resume.state is not None and not resume.counted:
+            # Checked already: a copy only, with fewer epochs. With none, it writes its LoRA.
+            left = max(0, order.trainer.max_train_epochs - resume.done)
+            trainer = order.trainer.model_copy(update={"max_train_epochs": left})
+            order = order.model_copy(update={"trainer": trainer})
+        arguments = local_arguments(order, attention=attention, resume=resume.state)
+        return [str(program.script(TRAINING_SCRIPT)), *arguments]
+
+    def publication_findings(
+        self, order: MusubiOrder, memory: Memory | None = None
+    ) -> Iterable[Finding]:
         """Check what would be published."""
         from latentmake.training.external.musubi.publish import findings
 

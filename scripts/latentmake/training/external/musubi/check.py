@@ -1,4 +1,4 @@
-"""The checklist before a Wan training: all that can be known in seconds, before hours are spent.
+"""Checks of what a Wan training is trained on: items, caches, dataset TOML.
 
 Nothing here imports torch, loads weights or reads tensors.
 """
@@ -6,7 +6,6 @@ Nothing here imports torch, loads weights or reads tensors.
 from __future__ import annotations
 
 import os
-import shutil
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 from PIL import ExifTags, Image
 
 from latentmake.errors import LatentmakeError, TrainingError
-from latentmake.models.wan_files import ModelFile, lora_bytes, model_files
 from latentmake.training.checks import Finding, of_faults
 from latentmake.training.external.musubi.check_caches import (
     cache_faults,
@@ -25,20 +23,12 @@ from latentmake.training.external.musubi.check_caches import (
 )
 from latentmake.training.external.musubi.dataset_toml import dataset_toml
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
-from latentmake.training.external.musubi.preflight import preflight
 from latentmake.training.external.result import rows_of
 
-__all__ = ["block_faults", "check", "data_findings", "training_toml"]
+__all__ = ["block_faults", "data_findings", "training_toml"]
 
 _LEAST_SPACE = 200_000_000  # bytes
 _STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
-
-
-def check(order: MusubiOrder) -> list[Finding]:
-    """Look at all that a training needs; relative paths are those of the working directory."""
-    models = list(model_files(order.model))
-    findings = [*data_findings(order), *preflight(order, models=models)]
-    return [*findings, _space(order, models)]
 
 
 def data_findings(order: MusubiOrder) -> Iterator[Finding]:
@@ -128,34 +118,3 @@ def block_faults(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:
         for each in sorted({*filter(None, folders)})
         if folders.count(each) > 1
     )
-
-
-# -- where it goes -----------------------------------------------------------------------------
-
-
-def _space(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
-    """Compare free space to the LoRA, and to the LoRAs and states of all epochs that are saved.
-
-    Fails below 200 MB, or where not even the LoRA has room; warns where not all of them have.
-    """
-    folder = Path(order.output).absolute()
-    while not folder.is_dir():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    trainer = order.trainer
-    lora = max((lora_bytes(x.content, trainer.network_dim) for x in models if x.content), default=0)
-    every = trainer.save_every_n_epochs
-    saves = 0 if every is None else trainer.max_train_epochs // every
-    least = max(_LEAST_SPACE, lora)
-    all_of_it = least + saves * (1 + _STATE) * lora
-    note = f"{_size(free)} free"
-    if free < least:
-        return Finding("disk space", "failed", f"{note} in {folder}; {_size(least)} are needed")
-    if free < all_of_it:
-        note = f"{note} in {folder}; {_size(all_of_it)} for the LoRAs and states of all epochs"
-        return Finding("disk space", "warning", note)
-    return Finding("disk space", "ok", f"{note}; {_size(all_of_it)} are needed at most")
-
-
-def _size(number: int) -> str:
-    return f"{number / 1e9:.1f} GB"

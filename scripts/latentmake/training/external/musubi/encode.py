@@ -31,7 +31,7 @@ from latentmake.training.external.musubi.command import (
     text_arguments,
 )
 from latentmake.training.external.musubi.dataset_toml import shapes
-from latentmake.training.external.musubi.installation import Installation
+from latentmake.training.external.musubi.installation import find
 
 __all__ = ["make_by_scripts"]
 
@@ -105,7 +105,7 @@ def _cache_folder(folder: Path, target: Target) -> Path:
 def _run(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> ModelError | None:
     """Run a script over a dataset of just these items; return its failure."""
     assert order.musubi_tuner is not None
-    installation = Installation.find(order.musubi_tuner)
+    installation = find(order.musubi_tuner)
     model = order.model_settings
     folder.mkdir(parents=True)
     toml = folder / "dataset.toml"

@@ -1,4 +1,4 @@
-"""musubi-tuner where it is installed: where its scripts lie, and which attention it trains with."""
+"""musubi-tuner's installation: its scripts, and the attention that it trains with."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from latentmake.config import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.index.remembered import Memory
-from latentmake.training.external import installation as installed
+from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.musubi.command import LATENTS_SCRIPT, TEXT_SCRIPT, TRAINING_SCRIPT
 
-__all__ = ["Installation", "pick_attention", "program_digest"]
+__all__ = ["find", "pick_attention", "program_digest"]
 
-_PROGRAM = installed.Program(
+_PROGRAM = Program(
     name="musubi-tuner",
     section="musubi_tuner",
     package="src/musubi_tuner",
@@ -28,25 +28,17 @@ _MODULES = {
 _PREFERRED = ("sage_attn", "flash_attn", "xformers")
 
 
-class Installation(installed.Installation):
-    """A musubi-tuner folder and the Python that runs it."""
+def find(settings: ExternalProgram, memory: Memory | None = None) -> Installation:
+    """Find the scripts and the Python of a musubi-tuner folder.
 
-    @classmethod
-    def find(cls, settings: ExternalProgram, memory: Memory | None = None) -> Installation:
-        """Find the scripts and the Python of a musubi-tuner folder.
+    Args:
+        settings: where it lies.
+        memory: keeps what is found out about it; None asks anew.
 
-        Args:
-            settings: where it lies.
-            memory: keeps what is found out about it.
-
-        Raises:
-            TrainingError: the folder, its scripts, or the Python of its environment are missing.
-        """
-        return cls.locate(_PROGRAM, settings.path, settings.venv, memory)
-
-    def refuses_sage(self) -> bool:
-        """Tell whether this version parses `--sage_attn` and then refuses to train with it."""
-        return self.sources.refuses_sage
+    Raises:
+        TrainingError: the folder, its scripts, or the Python of its environment are missing.
+    """
+    return Installation.locate(_PROGRAM, settings.path, settings.venv, memory)
 
 
 def program_digest(settings: ExternalProgram, kind: str, memory: Memory | None = None) -> str:
@@ -60,7 +52,7 @@ def program_digest(settings: ExternalProgram, kind: str, memory: Memory | None =
     Raises:
         TrainingError: the folder, its scripts, or the Python of its environment are missing.
     """
-    installation = Installation.find(settings, memory)
+    installation = find(settings, memory)
     script = installation.script(TEXT_SCRIPT if kind == "text" else LATENTS_SCRIPT)
     return installation.sources_of(script.name).digest
 
@@ -88,7 +80,7 @@ def pick_attention(attention: str, installation: Installation, *, quick: bool = 
         name
         for name in _PREFERRED
         if (known is None or f"--{name}" in known)
-        and not (name == "sage_attn" and installation.refuses_sage())
+        and not (name == "sage_attn" and installation.sources.refuses_sage)
     ]
     there = installation.can_import([module for name in wanted for module in _MODULES[name]])
     for name in wanted:
@@ -107,7 +99,7 @@ def _insist(
             where=installation.folder,
             mend=f"update it, or {mend}",
         )
-    if attention == "sage_attn" and installation.refuses_sage():
+    if attention == "sage_attn" and installation.sources.refuses_sage:
         raise TrainingError(
             "this version of musubi-tuner refuses to train with --sage_attn",
             where=installation.folder,

@@ -1,68 +1,47 @@
-"""What a Wan training needs besides its caches: model files, musubi-tuner, settings that fit.
+"""Checks of a Wan training's model files and settings against musubi-tuner.
 
-Checked while planning, before anything is encoded, and again before the training. Nothing here
-imports torch or PIL, loads weights or reads tensors.
+Nothing here imports torch or PIL, loads weights or reads tensors: planning runs these checks too.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from latentmake.errors import TrainingError
-from latentmake.index.remembered import Memory
-from latentmake.models.wan_files import ModelFile, model_files, number_format
-from latentmake.models.weight_kinds import weight_file
+from latentmake.models.wan_files import ModelFile, lora_bytes, number_format
 from latentmake.training import checks
 from latentmake.training.checks import Finding
-from latentmake.training.external.arguments import depends_on_length, located
+from latentmake.training.external.arguments import depends_on_length
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import (
     LATENTS_SCRIPT,
     TEXT_SCRIPT,
-    TRAINING_SCRIPT,
     latents_arguments,
+    local_arguments,
     text_arguments,
-    training_arguments,
 )
-from latentmake.training.external.musubi.installation import Installation, pick_attention
+from latentmake.training.external.musubi.installation import pick_attention
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.result import Layout
 
-__all__ = ["command_arguments", "model_finding", "precision", "preflight"]
+__all__ = ["model_finding", "precision", "program_findings"]
+
+_LEAST_SPACE = 200_000_000  # bytes
+_STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
 
 
-def preflight(
-    order: MusubiOrder,
-    memory: Memory | None = None,
-    *,
-    quick: bool = False,
-    models: Sequence[ModelFile] | None = None,
+def program_findings(
+    order: MusubiOrder, tuner: Installation, models: Sequence[ModelFile], *, quick: bool
 ) -> Iterator[Finding]:
-    """Check all that a training needs besides its data, a finding each.
+    """Check settings against musubi-tuner's sources.
 
     Args:
         order: the run.
-        memory: keeps what is found out about the trainer; None asks anew.
-        quick: for planning: no package is imported, no GPU is looked for.
-        models: the model's files, where they have been looked at already.
+        tuner: where musubi-tuner is installed.
+        models: the model's files.
+        quick: while planning: no package is imported, no GPU and no free space is looked for.
     """
-    if models is None:
-        models = list(model_files(order.model))
-    yield from map(model_finding, models)
-    if order.musubi_tuner is None:
-        note = "the configuration does not say where it lies: set `musubi_tuner.path`"
-        yield Finding("musubi-tuner", "failed", note)
-        return
-    try:
-        tuner = Installation.find(order.musubi_tuner, memory)
-        note = tuner.note or str(tuner.script(TRAINING_SCRIPT))
-        yield Finding("musubi-tuner", "warning" if tuner.note else "ok", note)
-        yield checks.environment(tuner, _optional(order, tuner))
-    except TrainingError as error:
-        yield Finding("musubi-tuner", "failed", str(error))
-        return
     if not quick and not _sees_gpu():
         note = "none is seen here: a training of Wan on a CPU does not end in any useful time"
         yield Finding("GPU", "warning", note)
@@ -74,54 +53,26 @@ def preflight(
     except TrainingError as error:
         yield Finding("attention", "failed", str(error))
     resume = Path("state") if order.trainer.save_every_n_epochs else None
-    yield checks.flags(tuner, command_arguments(order, attention=attention, resume=resume))
-    if order.model.scripted:
-        for script, arguments in caching_commands(order):
-            yield checks.flags(tuner, arguments, script)
+    yield checks.flags(tuner, local_arguments(order, attention=attention, resume=resume))
+    model = order.model
+    if model.scripted:
+        clip = None if model.clip is None else "clip"
+        latents = latents_arguments(model, vae="vae", clip=clip, dataset_config="toml")
+        yield checks.flags(tuner, latents, LATENTS_SCRIPT)
+        text = text_arguments(model, t5="t5", dataset_config="toml")
+        yield checks.flags(tuner, text, TEXT_SCRIPT)
     if resume and depends_on_length(order.trainer.arguments):
         note = (
             "the learning rate depends on the number of epochs, which musubi-tuner counts from one "
             "again: a killed training begins anew, unless its states say how far it came"
         )
         yield Finding("resume", "warning", note)
-    yield from checks.paths(order.trainer.arguments, tuner.folder)
-    yield from checks.accelerate_config(order.trainer.accelerate_config)
-
-
-def command_arguments(
-    order: MusubiOrder, *, attention: str, resume: Path | None = None
-) -> list[str]:
-    """Return the arguments of a training on this machine; all its paths are absolute."""
-    layout = Layout(order.run, order.output)
-    high = order.model.dit_high_noise
-    return training_arguments(
-        located(order),
-        dataset_config=_absolute(layout.dataset_config),
-        dit=_network(order.model.dit or ""),
-        dit_high_noise=None if high is None else _network(high),
-        output_dir=_absolute(layout.work),
-        output_name=order.run,
-        logging_dir=_absolute(layout.logs) if order.trainer.logging else None,
-        attention=attention,
-        resume=None if resume is None else _absolute(resume),
-    )
-
-
-def caching_commands(order: MusubiOrder) -> list[tuple[str, list[str]]]:
-    """Return the scripts that make the caches of a run, with their flags; the paths stand for any.
-
-    They are those of `encoder: musubi`.
-    """
-    model = order.model
-    clip = None if model.clip is None else "clip"
-    return [
-        (LATENTS_SCRIPT, latents_arguments(model, vae="vae", clip=clip, dataset_config="toml")),
-        (TEXT_SCRIPT, text_arguments(model, t5="t5", dataset_config="toml")),
-    ]
+    if not quick:
+        yield _space(order, models)
 
 
 def model_finding(file: ModelFile) -> Finding:
-    """Return what is to be said of one of the model's files."""
+    """Return the finding of one of the model's files."""
     place = f"{file.place}: " if file.place else ""
     if file.fault:
         return Finding(f"model: {file.key}", "failed", f"{place}{file.fault}")
@@ -129,23 +80,6 @@ def model_finding(file: ModelFile) -> Finding:
         return Finding(f"model: {file.key}", "warning", f"{place}{file.doubt}")
     assert file.content is not None
     return Finding(f"model: {file.key}", "ok", f"{file.place}: {file.content.kind}")
-
-
-def _absolute(path: Path | str) -> str:
-    return os.path.abspath(path)  # noqa: PTH100 -- links stay
-
-
-def _network(place: str) -> str:
-    """Return the file that stands for a network: of several, musubi-tuner is given the first."""
-    try:
-        return _absolute(weight_file(Path(place)))
-    except ValueError:
-        return _absolute(place)
-
-
-def _optional(order: MusubiOrder, tuner: Installation) -> set[str]:
-    eight_bit = order.trainer.optimizer_type.lower().endswith("8bit")
-    return {"bitsandbytes"} if eight_bit and tuner.sources.mentions("bitsandbytes") else set()
 
 
 def precision(order: MusubiOrder, models: Sequence[ModelFile], tuner: Installation) -> Finding:
@@ -161,6 +95,34 @@ def precision(order: MusubiOrder, models: Sequence[ModelFile], tuner: Installati
 
 
 def _sees_gpu() -> bool:
-    """Tell whether a driver of NVIDIA, AMD or WSL is there: asking torch would take seconds."""
+    """Whether a driver of NVIDIA, AMD or WSL is there: asking torch would take seconds."""
     devices = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
     return any(Path(device).exists() for device in devices) or bool(shutil.which("nvidia-smi"))
+
+
+def _space(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
+    """Compare free space to the LoRA, and to the LoRAs and states of all epochs that are saved.
+
+    Fails below 200 MB, or where not even the LoRA has room; warns where not all of them have.
+    """
+    folder = Path(order.output).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    trainer = order.trainer
+    lora = max((lora_bytes(x.content, trainer.network_dim) for x in models if x.content), default=0)
+    every = trainer.save_every_n_epochs
+    saves = 0 if every is None else trainer.max_train_epochs // every
+    least = max(_LEAST_SPACE, lora)
+    all_of_it = least + saves * (1 + _STATE) * lora
+    note = f"{_size(free)} free"
+    if free < least:
+        return Finding("disk space", "failed", f"{note} in {folder}; {_size(least)} are needed")
+    if free < all_of_it:
+        note = f"{note} in {folder}; {_size(all_of_it)} for the LoRAs and states of all epochs"
+        return Finding("disk space", "warning", note)
+    return Finding("disk space", "ok", f"{note}; {_size(all_of_it)} are needed at most")
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:.1f} GB"

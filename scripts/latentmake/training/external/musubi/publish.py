@@ -23,9 +23,10 @@ from latentmake.models.wan_files import model_files
 from latentmake.sources.items import IMAGE_EXTENSIONS
 from latentmake.training.checks import Finding, passed
 from latentmake.training.external import publication_checks
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import command
 from latentmake.training.external.musubi.dataset_toml import shapes
-from latentmake.training.external.musubi.installation import Installation
+from latentmake.training.external.musubi.installation import find as find_tuner
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.external.musubi.preflight import model_finding, precision
 from latentmake.training.external.musubi.published_texts import Texts
@@ -105,7 +106,7 @@ def _findings(order: MusubiOrder, text: Texts, memory: Memory | None = None) -> 
         return
 
     def find() -> Installation:
-        return Installation.find(place, memory)
+        return find_tuner(place, memory)
 
     yield from publication_checks.findings(
         commands={system: text.commands(system) for system in SYSTEMS},

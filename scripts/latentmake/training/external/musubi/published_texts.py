@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 from latentmake.config import Weights
 from latentmake.errors import ConfigError
 from latentmake.files.paths import System
-from latentmake.models.weight_kinds import weight_file
-from latentmake.training.external.arguments import located
+from latentmake.training.external.arguments import accelerate_arguments, located
 from latentmake.training.external.launch_scripts import Commands, Step
 from latentmake.training.external.musubi import command
 from latentmake.training.external.musubi.dataset_toml import dataset_toml
@@ -19,13 +17,6 @@ from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.publish import Names, block_names, launch_options
 
 __all__ = ["Texts"]
-
-
-def _network(path: str) -> str:
-    """Return the file that stands for a network: the first of a folder that is here."""
-    with contextlib.suppress(ValueError):
-        return str(weight_file(Path(path)))
-    return path  # it may lie on the trainer's machine alone
 
 
 def _step(what: str, script: str, arguments: list[str] | None) -> Step:
@@ -138,7 +129,7 @@ class Texts:
                 order.model, t5=self.names.argument(self.t5, system), **caching
             )
         if order.model.dit_high_noise is not None:
-            high_noise = self.names.argument(_network(order.model.dit_high_noise), system)
+            high_noise = self.names.argument(command.first_file(order.model.dit_high_noise), system)
         if trainer.accelerate_config is not None:
             accelerate = self.names.argument(trainer.accelerate_config, system)
         venvs = ["venv", ".venv"]
@@ -147,14 +138,13 @@ class Texts:
         training = command.training_arguments(
             located(order, lambda path: self.names.argument(path, system)),
             dataset_config=config,
-            dit=self.names.argument(_network(self.dit), system),
+            dit=self.names.argument(command.first_file(self.dit), system),
             dit_high_noise=high_noise,
             output_dir=self.names.below("output", system),
-            output_name=order.run,
-            logging_dir=self.names.below("logs", system) if trainer.logging else None,
+            logging_dir=self.names.below("logs", system),
             attention=self.attention,
         )
-        accelerated = command.accelerate_arguments(order, config=accelerate)
+        accelerated = accelerate_arguments(trainer.mixed_precision, config=accelerate)
         return Commands(
             run=order.run,
             does=f"Caches what is missing of run {order.run} and trains it with musubi-tuner.",

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from latentmake.config import Config, SdScriptsTrainer
+from latentmake.errors import ModelError, UserError
 from latentmake.index.remembered import Memory
+from latentmake.models.wan_files import ModelFile
+from latentmake.training import checks
 from latentmake.training.backend import Say
-from latentmake.training.checks import Finding, refuse_failed
+from latentmake.training.checks import Finding
+from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import External
+from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.order import fields_of
-from latentmake.training.external.sdscripts.checkpoint import checkpoint_digest
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.external.sdscripts.preflight import preflight
+from latentmake.training.external.result import RunFiles, rows_of
+from latentmake.training.external.resume import Resume
+from latentmake.training.external.sdscripts.checkpoint import checkpoint_digest, refuse_unreadable
+from latentmake.training.external.sdscripts.command import epochs_of, local_arguments
+from latentmake.training.external.sdscripts.deploy import deploy, deployed
+from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
 
 __all__ = ["SdScripts"]
+
+_NETWORK_SCRIPTS = ("fine_tune", "sdxl_train")
 
 
 class SdScripts(External[SdScriptsOrder]):
     """The trainer `sdscripts`."""
 
+    name = "sd-scripts"
     order_type = SdScriptsOrder
+    memory_hint = "try gradient_checkpointing, a smaller train_batch_size or a smaller resolution"
 
     def order(self, config: Config, run: str) -> SdScriptsOrder:
         """Return the order of a run."""
@@ -35,26 +47,107 @@ class SdScripts(External[SdScriptsOrder]):
         """Return the digest of the network that is trained."""
         return checkpoint_digest(order, file_digest)
 
-    def refuse(self, order: SdScriptsOrder, memory: Memory) -> None:
-        """Refuse a training that lacks something."""
-        refuse_failed(preflight(order, memory))
+    def find(self, order: SdScriptsOrder, memory: Memory | None = None) -> Installation:
+        """Find the script that trains a run, and the Python that runs it."""
+        script = f"{order.script}.py"
+        program = Program(self.name, "sd_scripts", "", script, f"an sd-scripts that has {script}")
+        return Installation.locate(program, order.sd_scripts.path, order.sd_scripts.venv, memory)
 
-    def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
-        """Check what a run needs besides its caches."""
-        from latentmake.training.external.sdscripts.check import check
+    def model_findings(
+        self, order: SdScriptsOrder, models: Sequence[ModelFile]
+    ) -> Iterator[Finding]:
+        """Check the networks."""
+        try:
+            refuse_unreadable(order)
+            yield Finding("model: checkpoint", "ok", str(order.model.checkpoint))
+        except ModelError as error:
+            yield Finding("model: checkpoint", "failed", str(error))
 
-        found = self.read(order)
-        return check(found) if current else preflight(found)
+    def data_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
+        """Check images, captions and caches, and that no two share a name."""
+        what = "images and caches"
+        try:
+            items = sum(1 for _ in rows_of(Path(order.manifest), ManifestRow))
+            files = deployed(order)
+        except UserError as error:
+            yield Finding(what, "failed", str(error))
+            return
+        if not items:
+            yield Finding(what, "failed", "no item is left to train on")
+        else:
+            yield Finding(what, "ok", f"{items} items, {len(files)} files")
 
-    def train(
-        self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
-    ) -> None:
-        """Bring the trained weights of an order up to date, and write the receipt."""
-        from latentmake.training.external.sdscripts.launch import train
+    def job_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
+        """Check all that a training needs, in its job; deployment looks at the data."""
+        yield from self.preflight(order)
 
-        train(order, log=log, receipt=receipt, processes=processes, threads=threads)
+    def program_findings(
+        self,
+        order: SdScriptsOrder,
+        program: Installation,
+        models: Sequence[ModelFile],
+        *,
+        quick: bool,
+    ) -> Iterator[Finding]:
+        """Check settings against the program's sources."""
+        if not program.sources.mentions('"image_size"'):
+            note = f"{program.folder} may be too old to read sizes from metadata: update it"
+            yield Finding("version", "warning", note)
+        resume = Resume(Path("state")) if order.trainer.save_every_n_epochs else None
+        yield checks.flags(program, local_arguments(order, resume))
+        counts = order.script.endswith("_network")  # notes in its states how far it came
+        if resume and not counts and not self.can_resume(order, resume):
+            note = (
+                "the number of steps, or a learning rate that depends on it, cannot be kept: a "
+                "killed training begins anew; set `max_train_epochs`, or `lr_scheduler: constant`"
+            )
+            yield Finding("resume", "warning", note)
 
-    def publication_findings(self, order: SdScriptsOrder, memory: Memory) -> Iterable[Finding]:
+    def packages(self, order: SdScriptsOrder, program: Installation) -> set[str]:
+        """Return the packages that the settings need besides those that its script imports."""
+        needs = super().packages(order, program)
+        needs |= {"xformers"} if order.trainer.attention == "xformers" else set()
+        return needs | ({"deepspeed"} if order.trainer.deepspeed else set())
+
+    def deploy(self, order: SdScriptsOrder, files: RunFiles, say: Say) -> None:
+        """Link images and caches into the folder that sd-scripts reads."""
+        folder = files.output / "sdscripts"
+        changes = deploy(order, folder)
+        say(
+            f"{order.run}: {folder}: {changes.linked} files linked, {changes.copied} written, "
+            f"{changes.unchanged} unchanged, {changes.removed} removed"
+        )
+
+    def epochs(self, order: SdScriptsOrder) -> int | None:
+        """Return the epochs of a training; None where steps end it."""
+        return epochs_of(order)
+
+    def can_resume(self, order: SdScriptsOrder, resume: Resume) -> bool:
+        """Whether a training resumed from a state takes just the steps that are left.
+
+        Scripts that train a LoRA note in a state how far it came, and count epochs on from the step
+        that they are told; but the last epoch is then trained to its end, whatever the number of
+        steps. Those that train a complete network count from one again, and cannot end at once.
+        """
+        trainer, epochs = order.trainer, epochs_of(order)
+        if resume.counted:
+            steps = trainer.max_train_steps or (epochs or 0) * resume.steps
+            return 0 < resume.steps * resume.done < steps and steps % resume.steps == 0
+        endless = not depends_on_length(trainer.arguments, trainer.lr_scheduler)
+        return epochs is not None and resume.done < epochs and endless
+
+    def command(self, order: SdScriptsOrder, program: Installation, resume: Resume) -> list[str]:
+        """Return the training script and its arguments; all paths are absolute."""
+        script = program.script(program.program.script)
+        return [str(script), *local_arguments(order, resume)]
+
+    def result(self, order: SdScriptsOrder) -> str:
+        """Return what is trained, in a word."""
+        return "network" if order.script in _NETWORK_SCRIPTS else "LoRA"
+
+    def publication_findings(
+        self, order: SdScriptsOrder, memory: Memory | None = None
+    ) -> Iterable[Finding]:
         """Check what would be published."""
         from latentmake.training.external.sdscripts.publish import findings
 

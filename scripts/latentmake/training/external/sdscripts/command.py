@@ -1,21 +1,24 @@
-"""The command lines of sd-scripts' training scripts, as lists of arguments.
+"""Command lines of sd-scripts' training scripts, as lists of arguments.
 
-One place that knows its flags, for the scripts of a publication and for a training here alike.
-Nothing is read or written: paths come in as the machine that runs the command names them.
+Paths come in as the machine that runs the command names them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from latentmake.models.shapes import T5_LENGTH
+from latentmake.training.external.arguments import absolute, command_line, located
+from latentmake.training.external.result import RunFiles
+from latentmake.training.external.resume import Resume
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
 __all__ = [
-    "accelerate_arguments",
     "caching_arguments",
     "encoder_places",
     "epochs_of",
+    "local_arguments",
     "training_arguments",
 ]
 
@@ -26,11 +29,6 @@ _NETWORKS = {
     "flux_train_network": "networks.lora_flux",
 }
 _EPOCHS = 10  # where neither epochs nor steps are asked for
-
-
-def _number(value: float) -> str:
-    """Return the shortest text that reads as this very number."""
-    return str(int(value)) if value == int(value) else repr(value)
 
 
 def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
@@ -60,19 +58,15 @@ def caching_arguments(order: SdScriptsOrder, *, vae: str | None) -> list[str]:
         vae: path of the VAE, or its id on the hub.
     """
     model, size = order.model, order.publish.batch_size
-    options: dict[str, list[str]] = {}
-    if order.architecture != "flux" and vae is not None:
-        options["--vae"] = [vae]
-    if (model.vae_dtype or model.dtype) == "float32":
-        options["--no_half_vae"] = []
-    if size is not None:
-        options["--vae_batch_size"] = [str(size)]
-        if order.architecture in ("sd3", "flux"):
-            options["--text_encoder_batch_size"] = [str(size)]
+    has_t5 = order.architecture in ("sd3", "flux")
+    options = {
+        "--vae": None if order.architecture == "flux" else vae,
+        "--no_half_vae": (model.vae_dtype or model.dtype) == "float32",
+        "--vae_batch_size": size,
+        "--text_encoder_batch_size": size if has_t5 else None,
+    }
     given = set(order.trainer.flags)
-    return [
-        word for flag, values in options.items() if flag not in given for word in (flag, *values)
-    ]
+    return command_line({flag: value for flag, value in options.items() if flag not in given})
 
 
 def training_arguments(
@@ -82,67 +76,71 @@ def training_arguments(
     checkpoint: str,
     encoders: Mapping[str, str],
     output_dir: str,
-    output_name: str,
-    logging_dir: str | None = None,
+    logging_dir: str,
     attention: str | None = None,
     caching: Sequence[str] = (),
     resume: str | None = None,
     initial_step: int | None = None,
 ) -> list[str]:
-    """Return the arguments of a training script, without the script itself.
+    """Return the arguments of a training script.
 
     Args:
         order: the run.
         dataset_config: path of the dataset TOML.
         checkpoint: path of what is trained.
         encoders: flag -> path; see `encoder_places`.
-        output_dir: folder that gets the trained weights.
-        output_name: their name, without an ending.
-        logging_dir: folder that gets TensorBoard scalars; None writes none.
+        output_dir: folder that gets the trained weights, under the run's name.
+        logging_dir: folder that gets TensorBoard scalars.
         attention: that of the machine that trains; by default the trainer's.
-        caching: what is said of caches that the script makes itself.
-        resume: folder of a state from which to go on.
-        initial_step: steps that stand behind it, where the script is to count on from there.
+        caching: see `caching_arguments`.
+        resume: folder of a state to resume from.
+        initial_step: steps done before it, where the script is to count on from there.
     """
     trainer = order.trainer
-    arguments = ["--pretrained_model_name_or_path", checkpoint]
-    for flag, path in encoders.items():
-        arguments += [flag, path]
-    arguments += ["--dataset_config", dataset_config]
-    arguments += ["--cache_latents", "--cache_latents_to_disk", *caching]
-    arguments += _text(order) + _network(order)
-    arguments += [
-        *("--learning_rate", _number(trainer.learning_rate)),
-        *("--optimizer_type", trainer.optimizer_type),
-        *("--lr_scheduler", trainer.lr_scheduler),
-        *("--gradient_accumulation_steps", str(trainer.gradient_accumulation_steps)),
-        *("--max_data_loader_n_workers", str(trainer.max_data_loader_n_workers)),
-        *("--mixed_precision", trainer.mixed_precision),
-        *("--seed", str(trainer.seed)),
-        f"--{attention or trainer.attention}",
-    ]
-    if trainer.max_train_steps is not None:
-        arguments += ["--max_train_steps", str(trainer.max_train_steps)]
-    else:
-        arguments += ["--max_train_epochs", str(epochs_of(order))]
-    if trainer.gradient_checkpointing:
-        arguments.append("--gradient_checkpointing")
-    if trainer.torch_compile:
-        arguments += ["--torch_compile", "--dynamo_backend", trainer.dynamo_backend or "inductor"]
-    if trainer.deepspeed:
-        arguments += ["--deepspeed", "--zero_stage", str(trainer.zero_stage)]
-    if trainer.save_every_n_epochs is not None:
-        arguments += ["--save_every_n_epochs", str(trainer.save_every_n_epochs)]
-        # States of a whole network take tens of gigabytes: the last one is enough.
-        arguments += ["--save_state", "--save_last_n_epochs_state", "1"]
-    arguments += ["--save_model_as", "safetensors"]
-    arguments += ["--output_dir", output_dir, "--output_name", output_name]
-    if logging_dir is not None:
-        arguments += ["--logging_dir", logging_dir]
-    if resume is not None:
-        arguments += ["--resume", resume]
-    if initial_step is not None:
-        arguments += ["--initial_step", str(initial_step)]
+    saves = trainer.save_every_n_epochs is not None
+    arguments = command_line(
+        {
+            "--pretrained_model_name_or_path": checkpoint,
+            **encoders,
+            "--dataset_config": dataset_config,
+            "--cache_latents": True,
+            "--cache_latents_to_disk": True,
+        }
+    )
+    arguments += caching
+    arguments += command_line(
+        {
+            **_text(order),
+            **_network(order),
+            "--learning_rate": trainer.learning_rate,
+            "--optimizer_type": trainer.optimizer_type,
+            "--lr_scheduler": trainer.lr_scheduler,
+            "--gradient_accumulation_steps": trainer.gradient_accumulation_steps,
+            "--max_data_loader_n_workers": trainer.max_data_loader_n_workers,
+            "--mixed_precision": trainer.mixed_precision,
+            "--seed": trainer.seed,
+            f"--{attention or trainer.attention}": True,
+            "--max_train_steps": trainer.max_train_steps,
+            "--max_train_epochs": epochs_of(order),
+            "--gradient_checkpointing": trainer.gradient_checkpointing,
+            "--torch_compile": trainer.torch_compile,
+            "--dynamo_backend": (trainer.dynamo_backend or "inductor")
+            if trainer.torch_compile
+            else None,
+            "--deepspeed": trainer.deepspeed,
+            "--zero_stage": trainer.zero_stage if trainer.deepspeed else None,
+            "--save_every_n_epochs": trainer.save_every_n_epochs,
+            "--save_state": saves,
+            # States of a whole network take tens of gigabytes: the last one is enough.
+            "--save_last_n_epochs_state": 1 if saves else None,
+            "--save_model_as": "safetensors",
+            "--output_dir": output_dir,
+            "--output_name": order.run,
+            "--logging_dir": logging_dir if trainer.logging else None,
+            "--resume": resume,
+            "--initial_step": initial_step,
+        }
+    )
     return [*arguments, *trainer.arguments]
 
 
@@ -154,58 +152,67 @@ def epochs_of(order: SdScriptsOrder) -> int | None:
     return _EPOCHS if trainer.max_train_epochs is None else trainer.max_train_epochs
 
 
-def _text(order: SdScriptsOrder) -> list[str]:
-    """Return what is said of captions: that they are cached, or how they are encoded."""
-    model, arguments = order.model, list[str]()
-    if order.architecture == "sd2":
-        arguments.append("--v2")
-    if order.architecture in ("sd1", "sd2", "sdxl") and model.max_token_length != 75:
-        arguments += ["--max_token_length", str(model.max_token_length)]
+def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
+    """Return the options about captions: cached, or encoded by the script."""
+    model, architecture = order.model, order.architecture
+    length = None if model.max_token_length == 75 else model.max_token_length
+    has_t5 = architecture in ("sd3", "flux")
+    options: dict[str, str | float | bool | None] = {
+        "--v2": architecture == "sd2",
+        "--max_token_length": None if has_t5 else length,
+    }
     if not order.cached_text:
-        skip = [] if model.clip_skip is None else ["--clip_skip", str(model.clip_skip)]
-        return arguments + skip
-    arguments += ["--cache_text_encoder_outputs", "--cache_text_encoder_outputs_to_disk"]
-    if order.architecture in ("sd3", "flux"):
-        length = model.text[-1].max_length or T5_LENGTH
-        arguments += ["--t5xxl_max_token_length", str(length)]
-    if model.apply_lg_attn_mask:
-        arguments.append("--apply_lg_attn_mask")
-    if model.apply_t5_attn_mask:
-        arguments.append("--apply_t5_attn_mask")
-    return arguments
+        return options | {"--clip_skip": model.clip_skip}
+    return options | {
+        "--cache_text_encoder_outputs": True,
+        "--cache_text_encoder_outputs_to_disk": True,
+        "--t5xxl_max_token_length": model.text[-1].max_length or T5_LENGTH if has_t5 else None,
+        "--apply_lg_attn_mask": model.apply_lg_attn_mask,
+        "--apply_t5_attn_mask": model.apply_t5_attn_mask,
+    }
 
 
-def _network(order: SdScriptsOrder) -> list[str]:
-    """Return what is said of the LoRA, where one is trained."""
+def _network(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
+    """Return the options of the LoRA, where one is trained."""
     trainer = order.trainer
     if order.script not in _NETWORKS:
-        return []
-    alpha = trainer.network_dim if trainer.network_alpha is None else trainer.network_alpha
-    arguments = [
-        *("--network_module", _NETWORKS[order.script]),
-        *("--network_dim", str(trainer.network_dim)),
-        *("--network_alpha", _number(alpha)),
-    ]
-    if order.cached_text or trainer.network_train_unet_only:
-        arguments.append("--network_train_unet_only")
-    return arguments
+        return {}
+    return {
+        "--network_module": _NETWORKS[order.script],
+        "--network_dim": trainer.network_dim,
+        "--network_alpha": trainer.network_alpha or trainer.network_dim,
+        "--network_train_unet_only": order.cached_text or trainer.network_train_unet_only,
+    }
 
 
-def accelerate_arguments(
-    order: SdScriptsOrder, *, processes: int | None = None, config: str | None = None
-) -> list[str]:
-    """Return what stands between `accelerate launch` and the training's script.
+def local_arguments(order: SdScriptsOrder, resume: Resume | None = None) -> list[str]:
+    """Return the arguments of a training on this machine; all paths are absolute.
 
     Args:
         order: the run.
-        processes: how many devices train together; None leaves it to accelerate.
-        config: path of accelerate's configuration file, which then says the precision too.
+        resume: where it is resumed.
     """
-    if config is not None:
-        return ["--config_file", config]
-    options = ["--mixed_precision", order.trainer.mixed_precision]
-    if processes is not None:
-        options += ["--num_processes", str(processes), "--num_machines", "1"]
-        options += ["--dynamo_backend", "no"]
-        options += ["--multi_gpu"] if processes > 1 else []
-    return options
+    files = RunFiles(order.run, order.output)
+    state, initial_step = None, None
+    if resume is not None and resume.state is not None:
+        state = absolute(resume.state)
+        if resume.counted:
+            initial_step = resume.done * resume.steps
+        else:  # it counts from one again
+            left = (epochs_of(order) or 0) - resume.done
+            trainer = order.trainer.model_copy(update={"max_train_epochs": left})
+            order = order.model_copy(update={"trainer": trainer})
+    return training_arguments(
+        located(order),
+        dataset_config=absolute(files.output / "sdscripts" / f"{order.run}.toml"),
+        checkpoint=absolute(order.model.checkpoint or ""),
+        encoders={
+            flag: absolute(path)
+            for flag, path in encoder_places(order).items()
+            if Path(path).is_file()
+        },
+        output_dir=absolute(files.work),
+        logging_dir=absolute(files.logs),
+        resume=state,
+        initial_step=initial_step,
+    )

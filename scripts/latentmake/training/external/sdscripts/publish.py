@@ -18,7 +18,7 @@ from latentmake.index.remembered import Memory
 from latentmake.layouts.sdscripts import SdScripts as SdScriptsLayout
 from latentmake.training.checks import Finding, passed
 from latentmake.training.external import publication_checks
-from latentmake.training.external.arguments import located
+from latentmake.training.external.arguments import accelerate_arguments, located
 from latentmake.training.external.launch_scripts import Commands
 from latentmake.training.external.publication_checks import SYSTEMS, attention, elsewhere
 from latentmake.training.external.publish import (
@@ -31,8 +31,8 @@ from latentmake.training.external.publish import (
     writable,
 )
 from latentmake.training.external.published_caches import SETTINGS, PublishedCaches, settings_files
+from latentmake.training.external.sdscripts.backend import SdScripts as Backend
 from latentmake.training.external.sdscripts.command import (
-    accelerate_arguments,
     caching_arguments,
     encoder_places,
     training_arguments,
@@ -43,7 +43,6 @@ from latentmake.training.external.sdscripts.deploy import (
     dataset_toml,
     deployed,
 )
-from latentmake.training.external.sdscripts.installation import find
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
 __all__ = ["findings", "publish"]
@@ -150,7 +149,7 @@ def _findings(
         tomls=written.tomls,
         names=written.names,
         folder=there.path,
-        find=lambda: find(here, memory),
+        find=lambda: Backend().find(here, memory),
         further=order.trainer.arguments,
         accelerate_config=order.trainer.accelerate_config,
     )
@@ -218,8 +217,7 @@ def _commands(order: SdScriptsOrder, names: Names, system: System) -> Commands:
             if not Path(path).is_dir()
         },
         output_dir=names.below("output", system),
-        output_name=order.run,
-        logging_dir=names.below("logs", system) if trainer.logging else None,
+        logging_dir=names.below("logs", system),
         attention=order.publish.attention,
         caching=[] if order.publish.caches else caching_arguments(order, vae=vae),
     )
@@ -236,7 +234,8 @@ def _commands(order: SdScriptsOrder, names: Names, system: System) -> Commands:
         steps=[],
         accelerate=[
             *accelerate_arguments(
-                order, config=None if config is None else names.argument(config, system)
+                trainer.mixed_precision,
+                config=None if config is None else names.argument(config, system),
             ),
             *launch_options(order),
         ],
