@@ -18,13 +18,13 @@ from latentmake.config import Samples, SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, UserError
 from latentmake.index.memo import Memo
 from latentmake.models.projection import load_projection, write_projection
-from latentmake.plan import runs
 from latentmake.training.order import TrainingOrder
 from latentmake.training.result import Layout, wanted
 from latentmake.training.sd import checkpoint, network, unet_parts
 from latentmake.training.sd.batch_order import generator
 from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.optimizers import rate_of
+from latentmake.training.sd.plan import _resumed
 from latentmake.training.sd.train import Training
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
@@ -496,10 +496,10 @@ def test_of_a_checkpoint_to_begin_with_the_content_counts(tmp_path: Path) -> Non
     # One that is gone makes nothing stale that was trained from it.
     Training(asked(kept.folder)).run()
     shutil.rmtree(kept.folder)
-    planner: Any = SimpleNamespace(memo=Memo(None))
+    facts: Any = SimpleNamespace(memo=Memo(None))
     output = Path(asked(kept.folder).output)
-    assert runs._resumed(planner, asked(kept.folder).trainer, output) == before.resumed
-    assert runs._resumed(planner, asked(moved).trainer, output) != before.resumed
+    assert _resumed(facts, asked(kept.folder).trainer, output) == before.resumed
+    assert _resumed(facts, asked(moved).trainer, output) != before.resumed
 
 
 @pytest.mark.parametrize(
