@@ -1,4 +1,4 @@
-"""Pixels of images and videos, as the trainer of each layout would make them.
+"""Pixels of images and videos, 0 to 255, as the trainer of each layout would make them.
 
 Each module offers `pixels_of(order, item, data, control, targets)`.
 """
@@ -21,11 +21,11 @@ class Pixels(NamedTuple):
     """Pixels of one target.
 
     Attributes:
-        content: [H, W, 3] of an image, [F, H, W, 3] for Wan; 0 to 255.
+        content: [H, W, 3] of an image, [F, H, W, 3] for Wan.
         original: width and height of the source, in pixels.
         control: pixels of the control, of the same shape.
         clip: whether it is a clip of a video.
-        alpha: transparency, [H, W], 0 to 255, if it counts.
+        alpha: transparency, [H, W], if it counts.
     """
 
     content: NDArray[np.uint8]
@@ -36,14 +36,10 @@ class Pixels(NamedTuple):
 
 
 def stored_size(item: WorkItem, found: tuple[int, int] | None = None) -> Size:
-    """Return the size of an item's image or video that the names of its targets contain.
-
-    Args:
-        item: with its size while planning.
-        found: the size that it has now.
+    """Return the size that an item's image or video had while planning.
 
     Raises:
-        SourceError: the two differ.
+        SourceError: another size is `found` now.
     """
     size = None if item.media is None else Size(item.media.width, item.media.height)
     if size is None or (found is not None and found != size):

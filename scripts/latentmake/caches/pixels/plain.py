@@ -49,11 +49,6 @@ def pixels_of(
 def decode(data: bytes, path: str, settings: Dataset) -> Image.Image:
     """Decode an image to RGB, upright, without transparency.
 
-    Args:
-        data: the file's bytes.
-        path: for messages.
-        settings: the dataset's `exif_rotation`, `background` and `max_image_pixels`.
-
     Raises:
         SourceError: it is empty, no image, cut short, or too large.
     """
@@ -68,20 +63,14 @@ def decode(data: bytes, path: str, settings: Dataset) -> Image.Image:
 def upright_size(data: bytes, path: str, settings: Dataset) -> Size:
     """Return the size of `decode`'s result, in pixels, from the image's header alone.
 
-    Args:
-        data: the file's bytes.
-        path: for messages.
-        settings: the dataset's `exif_rotation` and `max_image_pixels`.
-
     Raises:
         SourceError: it is empty, no image, or too large.
     """
     with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
-        size = Size(*image.size)
+        size, turned = Size(*image.size), False
         if settings.exif_rotation and image.format != "TIFF":
             turned = _exif(image, data).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-            return Size(size.height, size.width) if turned else size
-        return size
+        return Size(size.height, size.width) if turned else size
 
 
 def _exif(image: Image.Image, data: bytes) -> Image.Exif:
@@ -116,15 +105,6 @@ def fit(
     image: Image.Image, resolution: tuple[int, int], settings: Dataset, path: str = ""
 ) -> NDArray[np.uint8]:
     """Scale an image by Lanczos to cover its target size, and cut it around its centre.
-
-    Args:
-        image: RGB, upright.
-        resolution: width and height asked for, in pixels.
-        settings: the dataset's, for `placement`.
-        path: for messages.
-
-    Returns:
-        Pixels [height, width, 3], 0 to 255.
 
     Raises:
         SourceError: it is too narrow.

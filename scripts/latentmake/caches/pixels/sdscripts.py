@@ -17,7 +17,7 @@ from PIL import Image
 
 from latentmake.caches.pixels import Pixels, stored_size
 from latentmake.files.media import opened_image
-from latentmake.geometry.buckets import Placement, Size
+from latentmake.geometry.buckets import Placement
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
@@ -41,23 +41,14 @@ def pixels_of(
     size = stored_size(item, (image.shape[1], image.shape[0]))
     made = []
     for target in targets:
-        resolution = Size(*(target.size or (0, 0)))
-        fitted = fit(image, placement(size, resolution, dataset, architecture, path))
+        found = placement(size, target.size or size, dataset, architecture, path)
+        fitted = fit(image, found)
         made.append(Pixels(fitted[:, :, :3], size, alpha=fitted[:, :, 3] if alpha else None))
     return made
 
 
 def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArray[np.uint8]:
-    """Decode an image as stored.
-
-    Args:
-        data: the file's bytes.
-        path: for messages.
-        max_pixels: larger images are refused.
-        alpha: whether to keep its transparency.
-
-    Returns:
-        Pixels [height, width, 3], or 4 with `alpha`, 0 to 255.
+    """Decode an image as stored: [height, width, 3], or 4 with `alpha`.
 
     Raises:
         SourceError: it is empty, no image, cut short, or too large.
@@ -72,11 +63,8 @@ def fit(pixels: NDArray[np.uint8], found: Placement) -> NDArray[np.uint8]:
     """Scale and cut an image: by OpenCV's area averaging where no side grows, else by Lanczos.
 
     Args:
-        pixels: [height, width, 3 or 4], 0 to 255.
+        pixels: [height, width, 3 or 4].
         found: its placement.
-
-    Returns:
-        Pixels [height, width, 3 or 4], contiguous.
     """
     height, width = pixels.shape[:2]
     resized, left, top, target = found

@@ -26,6 +26,7 @@ from latentmake.plan.orders import Target, WorkItem, WorkOrder
 __all__ = ["fit", "open_image", "pixels_of", "read_clips", "read_control"]
 
 Key = TypeVar("Key", bound=Hashable)
+Array = NDArray[np.uint8]
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
@@ -41,29 +42,31 @@ def pixels_of(
     dataset, path, control_path = order.dataset_settings, item.source or "", item.control or ""
     limit, bucket = dataset.max_image_pixels, dataset.fit == "bucket"
     original = stored_size(item)
-    resolutions = [Size(*(target.size or (0, 0))) for target in targets]
+    resolutions = [target.size or original for target in targets]
     sizes = [
         wan_size(original, each, bucket=bucket, no_upscale=dataset.bucket_no_upscale)
         for each in resolutions
     ]
-    beside: Sequence[NDArray[np.uint8] | None] = [None] * len(targets)
-    if not dataset.video:
-        image = open_image(data, path, limit)
-        stored_size(item, image.size)
-        made = [fit(image, size, path=path, max_pixels=limit)[None] for size in sizes]
-        if item.control:
-            other = open_image(control, control_path, limit)
-            beside = [fit(other, size, path=control_path, max_pixels=limit)[None] for size in sizes]
-    else:
+    controls: Sequence[Array | None] = [None] * len(targets)
+    if dataset.video:
         clips = [target.clip or Clip(0, 1) for target in targets]
         fps, wanted = dataset.source_fps, list(zip(sizes, clips, strict=True))
         made = read_clips(data, path, fps, wanted, max_pixels=limit)
         if item.control:
             asked = list(zip(resolutions, sizes, clips, strict=True))
-            beside = read_control(control, control_path, fps, asked, max_pixels=limit)
+            controls = read_control(control, control_path, fps, asked, max_pixels=limit)
+    else:
+        image = open_image(data, path, limit)
+        stored_size(item, image.size)
+        made = [fit(image, size, path=path, max_pixels=limit)[None] for size in sizes]
+        if item.control:
+            image = open_image(control, control_path, limit)
+            controls = [
+                fit(image, size, path=control_path, max_pixels=limit)[None] for size in sizes
+            ]
     return [
         Pixels(pixels, original, other, clip=dataset.video)
-        for pixels, other in zip(made, beside, strict=True)
+        for pixels, other in zip(made, controls, strict=True)
     ]
 
 
@@ -72,11 +75,6 @@ def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:
 
     Pillow converts all other modes to RGB: 16-bit greyscale is cut off at 255 by that, and the
     transparency of a palette is lost.
-
-    Args:
-        data: the file's bytes.
-        path: for messages.
-        max_pixels: larger images are refused.
 
     Raises:
         SourceError: it is empty, no image, cut short, or too large.
@@ -87,12 +85,8 @@ def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:
 
 
 def fit(
-    image: Image.Image | NDArray[np.uint8],
-    target: Size,
-    *,
-    path: str = "",
-    max_pixels: int = MAX_PIXELS,
-) -> NDArray[np.uint8]:
+    image: Image.Image | Array, target: Size, *, path: str = "", max_pixels: int = MAX_PIXELS
+) -> Array:
     """Scale an image to cover its target size and cut it around its centre.
 
     Alpha takes part in Lanczos' scaling up, and is dropped at the end.
@@ -104,7 +98,7 @@ def fit(
         max_pixels: an image that would be scaled up to more is refused.
 
     Returns:
-        Pixels [height, width, 3], 0 to 255, contiguous.
+        [height, width, 3], contiguous.
 
     Raises:
         SourceError: it is too narrow.
@@ -123,7 +117,7 @@ def read_clips(
     wanted: Sequence[tuple[Size, Clip]],
     *,
     max_pixels: int = MAX_PIXELS,
-) -> list[NDArray[np.uint8]]:
+) -> list[Array]:
     """Decode a video once, up to the last frame needed, and cut clips from it.
 
     Args:
@@ -134,8 +128,7 @@ def read_clips(
         max_pixels: as for `fit`, of each frame.
 
     Returns:
-        Pixels [frames, height, width, 3] of each clip, 0 to 255. Overlapping clips of one size
-        share memory: do not write to them.
+        [frames, height, width, 3] for each clip. Overlapping clips of one size share memory.
 
     Raises:
         SourceError: it is empty, no video, damaged before that frame, or has fewer frames.
@@ -157,24 +150,18 @@ def read_control(
     wanted: Sequence[tuple[Size, Size, Clip]],
     *,
     max_pixels: int = MAX_PIXELS,
-) -> list[NDArray[np.uint8]]:
+) -> list[Array]:
     """Decode a control video, and cut the same clips from it as from the controlled one.
 
     If it is shorter, its last frame is repeated. musubi-tuner scales its frames twice: to the
     bucket nearest to the control video's own shape, then to the other's bucket.
 
     Args:
-        data: the file's bytes.
+        data: as for `read_clips`, as are the others but `wanted`.
         path: for messages.
-        source_fps: frame rate of both files; None keeps each frame.
+        source_fps: frame rate of both files.
         wanted: of each clip the resolution, the size of the controlled clip, and its place.
-        max_pixels: as for `fit`, of each frame.
-
-    Returns:
-        As `read_clips`.
-
-    Raises:
-        SourceError: it is empty, no video, or damaged before the last frame needed.
+        max_pixels: of each frame.
     """
     if not wanted:
         return []
@@ -184,7 +171,7 @@ def read_control(
     first = next(pictures)
     shape = Size(*first[1].size)
 
-    def scaled(picture: Image.Image, key: tuple[Size, Size]) -> NDArray[np.uint8]:
+    def scaled(picture: Image.Image, key: tuple[Size, Size]) -> Array:
         resolution, target = key
         own = wan_size(shape, resolution, bucket=True, no_upscale=False)
         once = fit(picture, own, path=path, max_pixels=max_pixels)
@@ -194,9 +181,8 @@ def read_control(
 
 
 def _positions(wanted: Iterable[tuple[Key, Clip]]) -> list[int]:
-    return sorted(
-        {position for _, clip in wanted for position in range(clip.start, clip.start + clip.frames)}
-    )
+    spans = (range(clip.start, clip.start + clip.frames) for _, clip in wanted)
+    return sorted(set(chain.from_iterable(spans)))
 
 
 def _pictures(
@@ -215,11 +201,7 @@ def _pictures(
         decoded: Iterator[Any] = container.decode(video=0)  # half typed
         for index, (frame, time) in enumerate(zip(decoded, time_indices(source_fps), strict=False)):
             if frame.is_corrupt:  # FFmpeg goes on with guesses
-                raise SourceError(
-                    f"is damaged at frame {index}",
-                    where=path,
-                    mend="convert it again, replace or remove it",
-                )
+                raise _damaged(f"is damaged at frame {index}", path)
             if time == previous:
                 continue
             previous, position, last = time, position + 1, frame
@@ -228,27 +210,28 @@ def _pictures(
                 if not pending:
                     return
         if last is None or not repeat_last:
-            raise SourceError(
-                f"ends after {position + 1} frames, but its clips need {positions[-1] + 1}",
-                where=path,
-                mend="convert it again, replace or remove it",
-            )
+            needed = positions[-1] + 1
+            raise _damaged(f"ends after {position + 1} frames, but its clips need {needed}", path)
         picture = last.to_image()
         for rest in pending:
             yield rest, picture
 
 
+def _damaged(what: str, path: str) -> SourceError:
+    return SourceError(what, where=path, mend="convert it again, replace or remove it")
+
+
 def _cut(
     pictures: Iterable[tuple[int, Image.Image]],
     wanted: Sequence[tuple[Key, Clip]],
-    scaled: Callable[[Image.Image, Key], NDArray[np.uint8]],
-) -> list[NDArray[np.uint8]]:
+    scaled: Callable[[Image.Image, Key], Array],
+) -> list[Array]:
     """Scale each picture for each key that needs it, and cut clips from the results."""
     rows: dict[Key, dict[int, int]] = {}
     for key in dict.fromkeys(key for key, _ in wanted):
         needed = _positions(each for each in wanted if each[0] == key)
         rows[key] = {position: row for row, position in enumerate(needed)}
-    stacks: dict[Key, NDArray[np.uint8]] = {}
+    stacks: dict[Key, Array] = {}
     for position, picture in pictures:
         for key, places in rows.items():
             if position in places:
@@ -256,8 +239,8 @@ def _cut(
                 if key not in stacks:
                     stacks[key] = np.empty((len(places), *pixels.shape), np.uint8)
                 stacks[key][places[position]] = pixels
-    clips = []
-    for key, clip in wanted:
-        first = rows[key][clip.start]  # a clip's frames are neighbours here, too
-        clips.append(stacks[key][first : first + clip.frames])
-    return clips
+    firsts = [rows[key][clip.start] for key, clip in wanted]  # a clip's frames are neighbours
+    return [
+        stacks[key][first : first + clip.frames]
+        for first, (key, clip) in zip(firsts, wanted, strict=True)
+    ]
