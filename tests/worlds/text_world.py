@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import world
 from demo.text import t5_tokenizer
-from latentmake.caches.encoders.texts import TextEncoders
+from latentmake.caches.encoders.text import TextEncoders
 from latentmake.config import Model
 from safetensors.torch import load_file
 from transformers import (

@@ -1,4 +1,4 @@
-"""CLIP as the text encoder of a Stable Diffusion: long captions in chunks, and the layer it takes.
+"""CLIP as a text encoder of Stable Diffusion or Flux: chunks of long captions, choice of layers.
 
 Source: sd-scripts' library/strategy_sd.py, strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
 """
@@ -19,15 +19,9 @@ from latentmake.config.architectures import ClipOutput
 from latentmake.errors import ModelError
 from latentmake.models import tokenizers
 
-__all__ = ["ClipTextEncoder", "kept", "load_clip_text"]
+__all__ = ["ClipTextEncoder", "load_clip_text"]
 
 _LENGTH = tokenizers.CHUNK + 2
-
-
-def kept(model: Model, index: int) -> ClipOutput:
-    """Return the output that a model's architecture keeps of its CLIP at `index`."""
-    output = model.spec.clips[index]
-    return output._replace(layer=model.clip_skip) if model.spec.picks_layer else output
 
 
 @dataclass(frozen=True)
@@ -36,35 +30,34 @@ class ClipTextEncoder:
 
     Attributes:
         model: the network.
-        tokenizer: what cuts a caption into tokens.
-        kept: what of its output.
-        limit: how many of a caption's own tokens are kept; None: all.
-        masked: whether the padding is hidden from the network; with one chunk alone.
-        projection: what the hidden states go through at last; None leaves them as they are.
+        tokenizer: of the network.
+        projection: of the hidden states, if any.
+        kept: parts of its output.
+        limit: tokens kept of a caption, without BOS and EOS; None: all.
+        masked: whether padding is hidden from the network; with one chunk only.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    projection: torch.nn.Module | None
     kept: ClipOutput
     limit: int | None
     masked: bool = False
-    projection: torch.nn.Module | None = None
 
     @torch.inference_mode()
     def encode(
         self, captions: Sequence[str], chunks: Sequence[int]
     ) -> list[dict[str, torch.Tensor]]:
-        """Encode captions, all their chunks as one batch.
+        """Encode captions, all their chunks of 75 tokens as one batch.
 
         Args:
             captions: of any length.
-            chunks: into how many chunks of 75 tokens each is cut.
+            chunks: number of chunks of each.
 
         Returns:
-            For each, of n chunks: `hidden_state` [75n + 2, D]: the state of the first chunk's BOS,
-            of each chunk those between BOS and its last, and of the last chunk the last; `pooled`
-            [D'], the first chunk's; `attention_mask` [75n + 2], 1 for BOS, tokens and EOS, 0 for
-            padding. float32 and int64, on the CPU.
+            Of each caption of n chunks `hidden_state` [75n + 2, D]: BOS of the first chunk, tokens
+            of all, end of the last; `pooled` [D'] of the first chunk; `attention_mask` [75n + 2], 1
+            for BOS, tokens and EOS, 0 for padding. float32 and int64, on the CPU.
         """
         rows = [
             tokenizers.chunked(caption, self.tokenizer, number)
@@ -73,7 +66,7 @@ class ClipTextEncoder:
         device = self.model.device
         ids = torch.tensor([chunk for row in rows for chunk in row.chunks], device=device)
         masks = [torch.tensor(row.mask) for row in rows]
-        network = _network(self.model)
+        network: Any = getattr(self.model, "text_model", self.model)  # without a projection
         output = network(
             input_ids=ids,
             attention_mask=torch.stack(masks).to(device) if self.masked else None,
@@ -110,60 +103,45 @@ class ClipTextEncoder:
             ends = (ids[firsts] == self.tokenizer.eos_token_id).int().argmax(dim=1)
             vectors = output.last_hidden_state[firsts, ends]
         projection = getattr(self.model, "text_projection", None)
-        if projection is None or self.kept.pooled == "bare":
-            return vectors
-        projected: torch.Tensor = projection(vectors)
-        return projected
-
-
-def _network(model: PreTrainedModel) -> Any:
-    """Return the part of a CLIP that comes before the projection, if it has one."""
-    return getattr(model, "text_model", model)
+        if projection is not None and self.kept.pooled != "bare":
+            vectors = projection(vectors)
+        return vectors
 
 
 def _joined(hidden: torch.Tensor) -> torch.Tensor:
-    """Put a caption's chunks together again: [n, 77, D] -> [75n + 2, D]."""
+    """Join a caption's chunks: [n, 77, D] -> [75n + 2, D]."""
     return torch.cat([hidden[0, :1], hidden[:, 1:-1].flatten(0, 1), hidden[-1, -1:]])
 
 
 def load_clip_text(
     model: Model, index: int, device: torch.device, dtype: torch.dtype
 ) -> ClipTextEncoder:
-    """Load one of an architecture's CLIPs.
-
-    Args:
-        model: names it.
-        index: which of its text encoders.
-        device: where it shall run.
-        dtype: in what it shall compute.
+    """Load the text encoder at `index`, one of an architecture's CLIPs.
 
     Raises:
         ModelError: something is missing, incomplete or of another kind.
     """
-    place, taken = model.text[index], kept(model, index)
-    kind: Kind = "CLIP with its projection" if taken.projects else "CLIP"
-    network, tokenizer, projection = load_text_model(place, device, dtype, kind)
-    config = getattr(network.config, "text_config", network.config)
-    where = place.path or place.hub or ""
-    own = f"name {model.architecture}'s own {model.spec.text_encoders[index]}"
+    place, kept = model.text[index], model.spec.clips[index]
+    if model.spec.picks_layer:
+        kept = kept._replace(layer=model.clip_skip)
+    kind: Kind = "CLIP with its projection" if kept.projects else "CLIP"
+    loaded = load_text_model(place, device, dtype, kind)
+    config = getattr(loaded.network.config, "text_config", loaded.network.config)
+    hint = f"name {model.architecture}'s own {model.spec.text_encoders[index]}"
+    fault = None
     if config.max_position_embeddings < _LENGTH:
-        raise ModelError(
-            f"has room for {config.max_position_embeddings} tokens and not for {_LENGTH}",
-            where=where,
-            mend=own,
+        fault = f"has room for {config.max_position_embeddings} tokens and not for {_LENGTH}"
+    elif (kept.layer or 1) > config.num_hidden_layers:
+        fault = (
+            f"has {config.num_hidden_layers} layers, but layer {kept.layer} from the last is kept"
         )
-    if (taken.layer or 1) > config.num_hidden_layers:
-        raise ModelError(
-            f"has {config.num_hidden_layers} layers, and layer {taken.layer} from the last is kept",
-            where=where,
-            mend="lower `clip_skip`" if model.clip_skip else own,
-        )
+        hint = "lower `clip_skip`" if model.clip_skip else hint
+    if fault is not None:
+        raise ModelError(fault, where=place.path or place.hub or "", mend=hint)
     length = model.max_token_length
     return ClipTextEncoder(
-        network,
-        tokenizer,
-        taken,
+        *loaded,
+        kept=kept,
         limit=None if length == "auto" else length,
         masked=model.apply_lg_attn_mask,
-        projection=projection,
     )

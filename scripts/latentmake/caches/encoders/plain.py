@@ -85,7 +85,7 @@ def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str],
     model = order.model_settings
     from transformers.utils import logging
 
-    from latentmake.caches.encoders.texts import TextEncoders
+    from latentmake.caches.encoders.text import TextEncoders
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -47,20 +47,14 @@ class TextModel(NamedTuple):
 
 
 def is_clip(network: PreTrainedModel) -> bool:
-    """Whether a text encoder's network is a CLIP's."""
+    """Whether a network is a CLIP's text encoder."""
     return str(network.config.model_type).startswith("clip")
 
 
 def load_text_model(
     weights: TextWeights, device: torch.device, dtype: torch.dtype, kind: Kind | None = None
 ) -> TextModel:
-    """Load a text encoder's network, its tokenizer and its projection.
-
-    Args:
-        weights: of all three.
-        device: to run on.
-        dtype: to compute in.
-        kind: required kind of network; None: any.
+    """Load a text encoder's network, tokenizer and projection; of any kind if `kind` is None.
 
     Raises:
         ModelError: something is missing, incomplete or of another kind.
@@ -80,14 +74,10 @@ def load_text_model(
 
 
 def _model_class(config: Any, kind: Kind | None) -> type[PreTrainedModel]:
-    for name in (*(config.architectures or ()), config.model_type):
-        if name in _CLASSES:
-            found = _CLASSES[name]
-            break
-    else:
-        raise ValueError(f"its model_type is {config.model_type}, not clip, t5 or umt5")
+    names = (*(config.architectures or ()), config.model_type)
+    found = next((_CLASSES[name] for name in names if name in _CLASSES), None)
     clip = found in (CLIPTextModel, CLIPTextModelWithProjection)
-    if kind is not None and clip != kind.startswith("CLIP"):
+    if found is None or (kind is not None and clip != kind.startswith("CLIP")):
         raise ValueError(f"its model_type is {config.model_type}")
     return CLIPTextModelWithProjection if kind == "CLIP with its projection" else found
 
