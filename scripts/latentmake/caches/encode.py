@@ -91,11 +91,11 @@ def carry_out(
             with Progress(total=total, desc=name, unit="target") as progress:
                 while todo:
                     if external is None:
-                        job.make(todo, load, threads=threads, progress=progress)
+                        job.make(todo, load, threads, progress)
                     else:
                         if not order.reuses:
                             take_gpu()
-                        external(job, todo, threads=threads, progress=progress)
+                        external(job, todo, threads, progress)
                     todo = job.lost()
             for line in ready[0].remarks() if ready else []:
                 say(line)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from latentmake import digest
 from latentmake.caches.encoders import Loaded
@@ -27,33 +27,11 @@ from latentmake.plan.store import stored
 from latentmake.progress import Progress
 from latentmake.sources import s3
 
-__all__ = ["ExternalEncoder", "Job", "Load", "Reading", "Say", "read_source"]
+__all__ = ["ExternalEncoder", "Job", "Reading", "Say", "read_source"]
 
 Say = Callable[[str], None]
-Load = Callable[[], Loaded]
-
-
-class ExternalEncoder(Protocol):
-    """An encoder of another program."""
-
-    def __call__(
-        self, job: Job, items: Sequence[WorkItem], *, threads: int, progress: Progress
-    ) -> None:
-        """Put the missing targets of some items into the job's spool."""
-
-
-class Refusal(NamedTuple):
-    """Reason why a target cannot be made.
-
-    Attributes:
-        source: digest of what it was to be made from; "" if the next build shall retry.
-        what: what is wrong.
-        hint: how to repair it.
-    """
-
-    source: str
-    what: str
-    hint: str
+ExternalEncoder = Callable[["Job", Sequence[WorkItem], int, Progress], None]
+"""Puts the missing targets of some items into a job's spool, by another program and n threads."""
 
 
 @dataclass
@@ -64,8 +42,8 @@ class Reading:
         item: the item.
         content: digest of its source; "" until it is read.
         keys: of its targets that are not fresh.
-        samples: inputs for the missing targets.
         missing: targets still to encode, with their keys.
+        samples: inputs for these.
         kept: number of fresh targets.
         fault: what is wrong with the source, in a line.
         sources: path -> stat and digest of each file that was read.
@@ -74,19 +52,15 @@ class Reading:
     item: WorkItem
     content: str = ""
     keys: dict[Target, str] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
     missing: dict[Target, str] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
     kept: int = 0
     fault: str | None = None
     sources: dict[str, list[Any]] = field(default_factory=dict)
 
 
 def read_source(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:
-    """Read a source; return its bytes and their digest.
-
-    Args:
-        path: on a disk or on S3.
-        sources: gets its stat and digest, for the receipt.
+    """Read a source on a disk or S3; return its bytes and their digest, note its stat in `sources`.
 
     Raises:
         OSError: it cannot be read.
@@ -111,13 +85,14 @@ class Job:
         order: the work order.
         recipe: of its targets.
         say: told of faults, a line each.
-        kept: path -> key of the targets that are fresh.
+        kept: path -> key of the fresh targets.
         places: key -> a file that holds it.
         wanted: path -> item and key of the targets to link.
         sources: path -> stat and digest of each source, for the receipt.
         faults: faulty items, for the receipt.
         failed: stem -> fault in a line.
-        refused: key -> why it cannot be encoded.
+        refused: key -> source, fault and hint of content that cannot be encoded; the source's
+            digest is "" if the next build shall retry.
         counts: of targets, for the receipt.
     """
 
@@ -130,7 +105,7 @@ class Job:
     sources: dict[str, list[Any]] = field(default_factory=dict)
     faults: list[dict[str, str]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, Refusal] = field(default_factory=dict)
+    refused: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("encoded", "spooled", "linked", "kept"), 0)
     )
@@ -139,6 +114,60 @@ class Job:
         self.recipe_digest = digest.of_value(self.recipe)
 
     # -- reading ------------------------------------------------------------------------------
+
+    def readings(
+        self, items: Sequence[WorkItem], threads: int, progress: Progress
+    ) -> Iterator[Reading]:
+        """Read items, a few of them ahead, and count their targets that need no encoding.
+
+        Content that several targets share is missing for the first of them only.
+        """
+        making: set[str] = set()
+        for reading in self._read_ahead(items, threads):
+            targets = {key: each for each, key in reading.missing.items() if key not in making}
+            samples = {each.key: each for each in reading.samples if each.key in targets}
+            reading.missing = {target: key for key, target in targets.items()}
+            reading.samples = list(samples.values())
+            progress.update(len(reading.item.targets) - len(targets))
+            self._take_in(reading, making)
+            yield reading
+
+    def _read_ahead(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
+        if any(s3.is_remote(item.source or "") for item in items):
+            threads = max(threads, s3.SIDE_BY_SIDE // 2)  # they mostly wait
+        with ThreadPoolExecutor(threads) as pool:
+            ahead: deque[Future[Reading]] = deque()
+            try:
+                for item in items:
+                    ahead.append(pool.submit(self.read, item))
+                    if len(ahead) > 2 * threads:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _take_in(self, reading: Reading, making: set[str]) -> None:
+        """Note the result of a reading, and its keys among those that are `making`."""
+        item, new = reading.item, set(reading.missing.values())
+        self.sources |= reading.sources
+        if item.content is not None and reading.content not in ("", item.content):
+            self.say(
+                f"{item.source}: was edited after this build was planned; its caches are made of "
+                "what it holds now"
+            )
+        if reading.fault is not None:
+            self.fail(item, reading.content, reading.fault)
+        self.counts["kept"] += reading.kept
+        making |= new
+        for target, key in reading.keys.items():
+            self.wanted[target.path] = (item, key)
+            if key in new:
+                new.remove(key)  # counted when it is encoded
+                continue
+            is_spooled = self.places.get(key) == spooled(key) and key not in making
+            self.counts["spooled" if is_spooled else "linked"] += 1
+        making.update(reading.keys.values())
 
     def read(self, item: WorkItem) -> Reading:
         """Read an item's source, and decode it unless all its targets exist."""
@@ -211,23 +240,35 @@ class Job:
             self.places[key] = found
         return found is not None
 
-    def readings(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
-        """Read items, a few of them ahead."""
-        if any(s3.is_remote(item.source or "") for item in items):
-            threads = max(threads, s3.SIDE_BY_SIDE // 2)  # they mostly wait
-        with ThreadPoolExecutor(threads) as pool:
-            ahead: deque[Future[Reading]] = deque()
-            try:
-                for item in items:
-                    ahead.append(pool.submit(self.read, item))
-                    if len(ahead) > 2 * threads:
-                        yield ahead.popleft().result()
-                while ahead:
-                    yield ahead.popleft().result()
-            finally:
-                pool.shutdown(cancel_futures=True)
-
     # -- encoding -----------------------------------------------------------------------------
+
+    def make(
+        self,
+        items: Sequence[WorkItem],
+        load: Callable[[], Loaded],
+        threads: int,
+        progress: Progress,
+    ) -> None:
+        """Put the missing targets of some items into the spool; `load` is called when needed."""
+        waiting: dict[tuple[int, ...], list[Sample]] = {}
+
+        def flush(shape: tuple[int, ...]) -> None:
+            samples = waiting.pop(shape)
+            self.encode(load(), samples)
+            progress.update(len(samples))
+
+        for reading in self.readings(items, threads, progress):
+            for sample in reading.samples:
+                same = waiting.setdefault(sample.shape, [])
+                same.append(sample)
+                size = load().size
+                if len(same) >= size:
+                    flush(sample.shape)
+                elif sum(map(len, waiting.values())) > 4 * size:
+                    flush(max(waiting, key=lambda shape: len(waiting[shape])))
+        for shape in list(waiting):
+            flush(shape)
+        self.refuse_equal()
 
     def encode(self, loaded: Loaded, samples: list[Sample]) -> None:
         """Encode samples of one shape into the spool.
@@ -250,21 +291,10 @@ class Job:
                 self.say(f"out of memory with one of {group[0].shape}: trying it in less memory")
                 results = within_memory(loaded.frugal, group)
             if results is None:
-                self._refuse(group[0].item, group[0].key, self._too_large(group[0]))
+                self._refuse_too_large(group[0])
                 continue
             for sample, (tensors, metadata) in zip(group, results, strict=True):
                 self.store(sample.item, sample.key, sample.source, tensors, metadata)
-
-    def _too_large(self, sample: Sample) -> Refusal:
-        what = "memory does not suffice to encode it, even alone"
-        hint = "end other programs and give the same command again"
-        if sample.shape:
-            what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
-            hint += ", or lower the resolution"
-            model = self.order.model_settings
-            if model.spec.video and not model.vae_cache_cpu:
-                hint += "; `vae_cache_cpu: true` in the model makes all its latents again, in tiles"
-        return Refusal("", what, hint)
 
     def store(
         self,
@@ -285,21 +315,20 @@ class Job:
         """
         if fault := _fault(tensors):
             hint = "use dtype: float32, or look at the picture and at the model"
-            self._refuse(item, key, Refusal(source, f"the encoder returned {fault}", hint))
+            self._refuse(item, key, source, f"the encoder returned {fault}", hint)
             return
         stamp = cachefile.stamp(key=key, source=source, recipe=self.recipe)
-        atomic.write(spooled(key), self._file(tensors, metadata, stamp))
+        if self.order.layout.npz:
+            from latentmake.caches.encoders.sdscripts_arrays import file_bytes
+
+            data = file_bytes(self.order.kind, self.order.model_settings, tensors, stamp)
+        else:
+            data = cachefile.serialize(tensors, metadata | stamp)
+        atomic.write(spooled(key), data)
         self.places[key] = spooled(key)
         self.counts["encoded"] += 1
 
-    def _file(
-        self, tensors: dict[str, Any], metadata: dict[str, str], stamp: dict[str, str]
-    ) -> bytes:
-        if not self.order.layout.npz:
-            return cachefile.serialize(tensors, metadata | stamp)
-        from latentmake.caches.encoders.sdscripts_arrays import file_bytes
-
-        return file_bytes(self.order.kind, self.order.model_settings, tensors, stamp)
+    # -- faults -------------------------------------------------------------------------------
 
     def fail(self, item: WorkItem, content: str, line: str) -> None:
         """Note a faulty item; the job goes on with the others."""
@@ -318,83 +347,28 @@ class Job:
             }
         )
 
-    def _refuse(self, item: WorkItem, key: str, refusal: Refusal) -> None:
-        """Note an item whose content cannot be encoded."""
-        self.refused[key] = refusal
-        error = SourceError(refusal.what, where=item.place, mend=refusal.hint)
-        self.fail(item, refusal.source, str(error))
+    def _refuse(self, item: WorkItem, key: str, source: str, what: str, hint: str) -> None:
+        self.refused[key] = (source, what, hint)
+        self.fail(item, source, str(SourceError(what, where=item.place, mend=hint)))
 
-    # -- all of it ----------------------------------------------------------------------------
-
-    def make(
-        self, items: Sequence[WorkItem], load: Load, *, threads: int, progress: Progress
-    ) -> None:
-        """Put the missing targets of some items into the spool.
-
-        Args:
-            items: to make.
-            load: loads the encoder when first called.
-            threads: that read and decode.
-            progress: counts targets.
-        """
-        waiting: dict[tuple[int, ...], list[Sample]] = {}
-        making: set[str] = set()
-
-        def flush(shape: tuple[int, ...]) -> None:
-            samples = waiting.pop(shape)
-            self.encode(load(), samples)
-            progress.update(len(samples))
-
-        for reading in self.readings(items, threads):
-            new = {sample.key: sample for sample in reading.samples if sample.key not in making}
-            progress.update(len(reading.item.targets) - len(new))
-            self.take_in(reading, set(new), making)
-            for sample in new.values():
-                same = waiting.setdefault(sample.shape, [])
-                same.append(sample)
-                size = load().size
-                if len(same) >= size:
-                    flush(sample.shape)
-                elif sum(map(len, waiting.values())) > 4 * size:
-                    flush(max(waiting, key=lambda shape: len(waiting[shape])))
-        for shape in list(waiting):
-            flush(shape)
-        self.refuse_equal()
+    def _refuse_too_large(self, sample: Sample) -> None:
+        what = "memory does not suffice to encode it, even alone"
+        hint = "end other programs and give the same command again"
+        if sample.shape:
+            what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
+            hint += ", or lower the resolution"
+            model = self.order.model_settings
+            if model.spec.video and not model.vae_cache_cpu:
+                hint += "; `vae_cache_cpu: true` in the model makes all its latents again, in tiles"
+        self._refuse(sample.item, sample.key, "", what, hint)
 
     def refuse_equal(self) -> None:
         """Refuse the items whose content equals that of a refused one."""
         for item, key in self.wanted.values():
             if key in self.refused and item.stem not in self.failed:
-                self._refuse(item, key, self.refused[key])
+                self._refuse(item, key, *self.refused[key])
 
-    def take_in(self, reading: Reading, new: set[str], making: set[str]) -> None:
-        """Take in the reading of an item.
-
-        Args:
-            reading: of the item.
-            new: keys that are encoded for it.
-            making: keys that are being encoded, for other items too; gets those of this item.
-        """
-        item = reading.item
-        self.sources |= reading.sources
-        if item.content is not None and reading.content not in ("", item.content):
-            self.say(
-                f"{item.source}: was edited after this build was planned; its caches are made of "
-                "what it holds now"
-            )
-        if reading.fault is not None:
-            self.fail(item, reading.content, reading.fault)
-        self.counts["kept"] += reading.kept
-        uncounted = set(new)
-        for target, key in reading.keys.items():
-            self.wanted[target.path] = (item, key)
-            if key in uncounted:
-                uncounted.remove(key)  # counted when it is encoded
-                continue
-            # The same content twice is encoded once.
-            is_spooled = self.places.get(key) == spooled(key) and key not in making | new
-            self.counts["spooled" if is_spooled else "linked"] += 1
-        making.update(reading.keys.values())
+    # -- linking ------------------------------------------------------------------------------
 
     def lost(self) -> list[WorkItem]:
         """Return the items whose files another build deleted since they were counted."""

@@ -54,33 +54,21 @@ class _Wanted(NamedTuple):
     targets: dict[Target, str]
 
 
-def make_by_scripts(
-    job: Job, items: Sequence[WorkItem], *, threads: int, progress: Progress
-) -> None:
+def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress: Progress) -> None:
     """Put the targets of some items into the spool, encoded by musubi-tuner's own scripts.
 
     Each source is decoded here before: one bad picture would end the script for all others.
-
-    Args:
-        job: the work order being carried out.
-        items: what to make.
-        threads: how many cores read and decode.
-        progress: counts targets.
 
     Raises:
         TrainingError: musubi-tuner is not where the configuration says.
         ModelError: a script failed; what it had finished is kept.
     """
     wanted: list[_Wanted] = []
-    making: set[str] = set()
-    for reading in job.readings(items, threads):
-        new = {key: target for target, key in reading.missing.items() if key not in making}
-        progress.update(len(reading.item.targets) - len(new))
-        job.take_in(reading, set(new), making)
-        if new:
-            targets = {target: key for key, target in new.items()}
+    for reading in job.readings(items, threads, progress):
+        if reading.missing:
             texts = [each.content for each in reading.samples if isinstance(each.content, str)]
-            wanted.append(_Wanted(reading.item, reading.content, "".join(texts[:1]), targets))
+            text = "".join(texts[:1])
+            wanted.append(_Wanted(reading.item, reading.content, text, reading.missing))
     if not wanted:
         return
     folder = (_FOLDER / job.order.name).absolute()
