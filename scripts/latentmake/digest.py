@@ -1,4 +1,4 @@
-"""Digests of bytes, files and plain values: one way of naming content, used everywhere.
+"""SHA-256 digests of bytes, files and plain values.
 
 SHA-256 throughout, so that `sha256sum` on a source gives the very digest in a cache file's header.
 """
@@ -17,12 +17,12 @@ _LONG = 4 << 30  # bytes: seconds of reading, which are worth a progress bar
 
 
 def canonical(value: object) -> str:
-    """Return the one JSON text of a plain value: keys sorted, no spaces, no escapes."""
+    """Return the canonical JSON of a plain value: keys sorted, no spaces, no escapes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def of_bytes(data: bytes) -> str:
-    """Return the SHA-256 of some bytes, as 64 hexadecimal digits."""
+    """Return the SHA-256 of bytes, as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -37,11 +37,7 @@ def of_lines(lines: Iterable[str]) -> str:
 
 
 def of_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content, read in pieces.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the SHA-256 of a file's content, with a progress bar if it is large."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < _LONG:
@@ -49,8 +45,8 @@ def of_file(path: Path) -> str:
         from latentmake.progress import Progress
 
         found = hashlib.sha256()
-        name = f"reading {path.name}"
-        with Progress(total=size, desc=name, unit="B", unit_scale=True) as progress:
+        bar = Progress(total=size, desc=f"reading {path.name}", unit="B", unit_scale=True)
+        with bar as progress:
             while data := file.read(1 << 24):
                 found.update(data)
                 progress.update(len(data))

@@ -1,17 +1,4 @@
-"""The errors of the package, in one tree.
-
-An entry tells a user's mistake (one line, no traceback) from a fault of ours by it.
-
-LatentmakeError
-└── UserError            one line: what is wrong, where, how to mend it
-    ├── ConfigError      the configuration says something that cannot be
-    ├── DatasetError     a dataset as a whole: missing, empty, a list that cannot be read
-    ├── SourceError      one image or caption: damaged, missing, unreadable
-    ├── ModelError       weights or tokenizer: missing, incomplete, of another kind
-    ├── CacheError       a cache file: damaged, foreign, values that no encoder should give
-    ├── StorageError     the disk: full, read-only
-    └── TrainingError    the trainer: cannot start, or did not end as it should
-"""
+"""Errors of the package: a user's mistake (one line, no traceback) or a fault of ours."""
 
 from __future__ import annotations
 
@@ -35,17 +22,11 @@ __all__ = [
 
 
 class LatentmakeError(Exception):
-    """Whatever this package raises on purpose."""
+    """An error that this package raises on purpose."""
 
 
 class UserError(LatentmakeError):
-    """A mistake that its user can mend; shown without a traceback.
-
-    Args:
-        what: what is wrong.
-        where: the file, folder or configuration key it is about.
-        mend: what to do about it.
-    """
+    """A user's mistake: what is wrong, where (file, folder or key), and the hint to repair it."""
 
     def __init__(self, what: str, *, where: str | os.PathLike[str] = "", mend: str = "") -> None:
         self.what = what
@@ -60,7 +41,7 @@ class UserError(LatentmakeError):
 
 
 class ConfigError(UserError):
-    """The configuration says something that cannot be."""
+    """An invalid configuration."""
 
 
 class DatasetError(UserError):
@@ -113,15 +94,14 @@ def storage_error(error: Exception, where: str | os.PathLike[str]) -> StorageErr
     if fault is None:
         return None
     what, mend = fault
-    return StorageError(
-        what, where=where, mend=f"{mend} and give the same command again: finished work is kept"
-    )
+    mend = f"{mend} and give the same command again: finished work is kept"
+    return StorageError(what, where=where, mend=mend)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, 200 characters at most, or its kind.
+    """Return the first line of an error's message, 200 characters at most, or its kind.
 
-    A first line that ends in a colon is followed by the second; of a KeyError it is the key.
+    A first line that ends in a colon is followed by the second; a KeyError gives the key.
     """
     if isinstance(error, KeyError) and error.args:
         return f"it lacks {error.args[0]}"[:200]

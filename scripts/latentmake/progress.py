@@ -30,10 +30,10 @@ def _on_terminal() -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Return variables for a child process whose output goes through a pipe to this stderr.
+    """Return variables for a child process whose output is piped to this stderr.
 
-    They tell our own processes whether a terminal is at its end, and where there is none they slow
-    down the bars of any other program that uses tqdm.
+    They tell our own processes whether a terminal is at its end; where there is none, they slow
+    down any other program's tqdm bars.
     """
     if _on_terminal():
         return {_TERMINAL: "1"}
@@ -42,12 +42,7 @@ def environment() -> dict[str, str]:
 
 
 class Progress(_Bar):
-    """tqdm's bar on a terminal; elsewhere a line every 30 s, none in the first 30.
-
-    Args:
-        args: as for tqdm.
-        options: as for tqdm.
-    """
+    """tqdm's bar on a terminal; elsewhere a line every 30 s, none in the first 30."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._lines = not _on_terminal()
@@ -65,11 +60,7 @@ class Progress(_Bar):
         super().__init__(*args, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
-        """Draw the bar, or write a line where one is due.
-
-        Returns:
-            True where something was drawn.
-        """
+        """Draw the bar, or write a line where one is due; return True where something was drawn."""
         if not self._lines:
             return super().display(msg, pos)
         now = time.monotonic()

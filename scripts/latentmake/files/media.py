@@ -1,7 +1,7 @@
-"""How large a picture is and how long a video, found without decoding more than it takes.
+"""Probe images and videos: size and length, without decoding more than it takes.
 
-Planning asks this once for each file that it has not seen before. Pillow and PyAV are imported only
-then. The ways of opening files are here too, so that whoever decodes them names faults alike.
+Planning does so once for each file that it has not seen before; Pillow and PyAV are imported only
+then. Whoever decodes files opens them here too, so that faults are named alike.
 """
 
 from __future__ import annotations
@@ -40,21 +40,19 @@ _COUNTED_CONTAINERS = frozenset({"mov", "matroska"})
 _COUNTED_CODECS = frozenset({"h264", "hevc", "vp9", "av1", "libdav1d", "mjpeg", "ffv1", "prores"})
 
 
+_CONVERT = "convert it, for example to MP4 with H.264, or remove it"
+
+
 class Media(NamedTuple):
-    """What a file holds.
+    """Size in pixels as stored (no EXIF rotation, no rotation of a video's display), and length.
 
     Attributes:
-        width: in pixels, as stored: no EXIF rotation, no rotation of a video's display.
-        height: likewise.
-        frames: pictures of a video; 0 stands for an image.
+        frames: of a video; 0 stands for an image.
     """
 
     width: int
     height: int
     frames: int
-
-
-# -- opening --------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -73,9 +71,7 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
     from PIL import Image, UnidentifiedImageError
 
     Image.MAX_IMAGE_PIXELS = None  # our own limit is checked before any pixel is decoded
-    if not file.read(1):
-        raise SourceError("is an empty file", where=path, mend="replace or remove it")
-    file.seek(0)
+    _refuse_empty(file, path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata that no pixel depends on
@@ -88,18 +84,15 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
                     mend="scale it down, or raise max_image_pixels of the dataset",
                 )
             yield image
-    except UnidentifiedImageError:
-        raise SourceError(
-            "is not an image that Pillow can read",
-            where=path,
-            mend="save it anew as PNG or JPEG, or remove it",
-        ) from None
     except SourceError:
         raise
+    except UnidentifiedImageError:
+        what = "is not an image that Pillow can read"
+        mend = "save it anew as PNG or JPEG, or remove it"
+        raise SourceError(what, where=path, mend=mend) from None
     except Exception as error:  # a decoder may raise anything at all for a damaged file
-        raise SourceError(
-            f"is damaged or cut short ({error})", where=path, mend="replace or remove it"
-        ) from None
+        what = f"is damaged or cut short ({error})"
+        raise SourceError(what, where=path, mend="replace or remove it") from None
 
 
 @contextmanager
@@ -116,40 +109,31 @@ def opened_video(file: BinaryIO, path: str) -> Iterator[tuple[InputContainer, Vi
     """
     import av
 
-    if not file.read(1):
-        raise SourceError("is an empty file", where=path, mend="replace or remove it")
-    file.seek(0)
+    _refuse_empty(file, path)
+    what, mend = "is not a video that FFmpeg can read, or is cut short", _CONVERT
     try:
         # A playlist that calls itself a video leads to no other file, nor to the network.
-        container = av.open(file, "r", container_options={"protocol_whitelist": "none"})
-    except Exception as error:
-        raise SourceError(
-            f"is not a video that FFmpeg can read, or is cut short ({_reason(error)})",
-            where=path,
-            mend="convert it anew, for example to MP4 with H.264, or remove it",
-        ) from None
-    try:
-        with container:
+        with av.open(file, "r", container_options={"protocol_whitelist": "none"}) as container:
+            what, mend = "is damaged or cut short", "convert it, replace or remove it"
             if not container.streams.video:
                 raise SourceError("holds no video stream", where=path, mend="remove it")
             stream = container.streams.video[0]
             if stream.codec_context is None:
-                raise SourceError(
-                    "is coded in a way that this FFmpeg cannot decode, or is cut short",
-                    where=path,
-                    mend="convert it anew, for example to MP4 with H.264, or remove it",
-                )
+                codec = "is coded in a way that this FFmpeg cannot decode, or is cut short"
+                raise SourceError(codec, where=path, mend=_CONVERT)
             # Files are read side by side already; FFmpeg's threads could only wait for each other.
             stream.codec_context.thread_count = 1
             yield container, stream
     except SourceError:
         raise
     except Exception as error:
-        raise SourceError(
-            f"is damaged or cut short ({_reason(error)})",
-            where=path,
-            mend="convert it anew, replace or remove it",
-        ) from None
+        raise SourceError(f"{what} ({_reason(error)})", where=path, mend=mend) from None
+
+
+def _refuse_empty(file: BinaryIO, path: str) -> None:
+    if not file.read(1):
+        raise SourceError("is an empty file", where=path, mend="replace or remove it")
+    file.seek(0)
 
 
 def _reason(error: Exception) -> str:
@@ -162,31 +146,21 @@ def _file(path: str) -> Iterator[BinaryIO]:
         with Path(path).open("rb") as file:
             yield file
     except OSError as error:
-        raise SourceError(
-            f"cannot be read ({_reason(error)})",
-            where=path,
-            mend="check that the file exists and is readable",
-        ) from None
-
-
-# -- probing --------------------------------------------------------------------------------------
+        what = f"cannot be read ({_reason(error)})"
+        mend = "check that the file exists and is readable"
+        raise SourceError(what, where=path, mend=mend) from None
 
 
 def probe_image(path: str) -> Media:
-    """Return an image's size, from its header.
-
-    Raises:
-        SourceError: it cannot be read, is empty, or no image.
-    """
+    """Return an image's size, from its header; a SourceError says why it cannot be read."""
     with _file(path) as file, opened_image(file, path, None) as image:
         return Media(image.width, image.height, 0)
 
 
 def probe_video(path: str) -> Media:
-    """Return a video's size and how many frames decoding it gives.
+    """Return the size of a video's first decoded frame, and its number of frames.
 
-    Frames are counted as packets where a packet is a frame for certain, and decoded otherwise. The
-    size is that of the first decoded frame in any case.
+    Frames are counted as packets where a packet is a frame for certain, and decoded otherwise.
 
     Raises:
         SourceError: it cannot be read, is empty, no video, without frames, damaged or cut short.
@@ -204,15 +178,13 @@ def probe_video(path: str) -> Media:
 
 
 def _count_packets(container: InputContainer, stream: VideoStream) -> Media | None:
-    counted = (
-        stream.codec_context.name in _COUNTED_CODECS
-        and container.format.name.partition(",")[0] in _COUNTED_CONTAINERS
-    )
+    if stream.codec_context.name not in _COUNTED_CODECS:
+        return None
+    if container.format.name.partition(",")[0] not in _COUNTED_CONTAINERS:
+        return None
     first: Packet[VideoStream] | None = None
     frame: VideoFrame | None = None
     packets = 0
-    if not counted:
-        return None
     for packet in container.demux(stream):
         if packet.size == 0 and packet.dts is None:  # PyAV's sign that the file is at its end
             continue

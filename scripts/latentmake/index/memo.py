@@ -105,18 +105,10 @@ class Entry(NamedTuple):
 
 
 class Listed:
-    """The entries of one metadata file, on disk: there may be more than memory holds.
-
-    Args:
-        database: that holds them.
-        number: of the list there.
-        count: of its entries.
-    """
+    """The entries of one metadata file, on disk: there may be more than memory holds."""
 
     def __init__(self, database: sqlite3.Connection, number: int, count: int) -> None:
-        self._database = database
-        self._number = number
-        self.count = count
+        self._database, self._number, self.count = database, number, count
 
     def find(self, names: Iterable[str]) -> dict[str, Entry]:
         """Return the entries of some names."""
@@ -137,11 +129,6 @@ class Table(Generic[Stat]):
     """Facts of one kind: from a name, as a rule a path, to a stat and a text.
 
     What is learnt or forgotten is seen once the memo is saved.
-
-    Args:
-        database: that holds them.
-        kind: their number.
-        stat: the class of their stats.
     """
 
     def __init__(self, database: sqlite3.Connection, kind: int, stat: type[Stat]) -> None:
@@ -283,11 +270,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
             table.clear()
 
     def digest_of_file(self, path: Path) -> str:
-        """Return a file's digest, reading it only if its stat is new.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Return a file's digest, reading it only if its stat is new."""
         name, stat = str(path), source_stat(path.stat())
         if known := self.sources.get(name, stat):
             return known
@@ -305,12 +288,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self._media.learn(path, stat, " ".join(map(str, media)))
 
     def pictures(self, contents: Iterable[str], *, upright: bool) -> dict[str, Size]:
-        """Return the known sizes of images.
-
-        Args:
-            contents: digests of their files.
-            upright: sizes of the images turned as their EXIF orientation says.
-        """
+        """Return the known sizes of images, as EXIF turns them or not, by their files' digests."""
         rows = self._pictures.where("name", [f"{upright:d}{content}" for content in contents])
         return {name[1:]: Size(*map(int, value.split())) for name, _, value in rows}
 
@@ -327,10 +305,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     def learn_list(self, path: str, stat: SourceStat, entries: Iterable[Entry]) -> Listed:
         """Keep the entries of a metadata file, each as soon as it comes; all of them or none.
 
-        Where the memo cannot be written, a temporary file of the system holds them.
-
-        Raises:
-            whatever `entries` raises.
+        Where the memo cannot be written, a temporary file of the system holds them. Errors of
+        `entries` are passed on.
         """
         old, database = self._lists.get(path), self._database
         try:
@@ -367,13 +343,9 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         return Rate(targets / seconds, starting / jobs)
 
     def learn_rate(self, name: str, targets: int, seconds: float, starting: float) -> None:
-        """Remember the speed of a job; what a past one weighs is halved by each that follows.
+        """Remember how many targets a job encoded, in how many seconds, after how many at start.
 
-        Args:
-            name: kind and model.
-            targets: encoded ones; of a job without any, nothing is learnt.
-            seconds: spent on them.
-            starting: seconds before.
+        Each job halves the weight of those before; one without targets counts for nothing.
         """
         if targets > 0 and seconds > 0:
             past = (self._rates.get(name) or "0 0 0 0").split()
