@@ -1,6 +1,6 @@
-"""The arithmetic of sizes: which size an image is brought to, and how.
+"""Bucket sizes, and the placement of an image in one.
 
-Pure functions of whole numbers, without pixels. The rules are those of musubi-tuner's image
+The rules are those of musubi-tuner's image
 datasets, so that every layout cuts an image alike.
 """
 
@@ -33,7 +33,7 @@ class Size(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """How an image gets its target size: resized, then cut out at left, top."""
+    """An image's target size, the size it is resized to before, and the corner of the crop."""
 
     resized: Size
     left: int
@@ -51,7 +51,7 @@ class Placement(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def bucket_sizes(resolution: Size, step: int) -> tuple[Size, ...]:
+def bucket_sizes(resolution: Size, step: int, *, wan: bool = False) -> tuple[Size, ...]:
     """Return the bucket sizes of a resolution, sorted, none twice.
 
     With s = int(sqrt(area)), widths go from s // 2 rounded down to `step`, up to s, in steps of
@@ -60,16 +60,23 @@ def bucket_sizes(resolution: Size, step: int) -> tuple[Size, ...]:
     Args:
         resolution: its area is what all buckets come near to, in pixels.
         step: every side is a multiple of it, in pixels.
+        wan: the widths go on to the first multiple of `step` from s on, which may add a pair:
+            160 x 176 and 176 x 160 for 160 x 192. Source: musubi-tuner, `dataset/bucket.py`,
+            `BucketSelector`.
 
     Raises:
-        ValueError: the resolution is smaller than one step.
+        ValueError: the resolution is smaller than one step (for Wan two: musubi-tuner would divide
+            by zero).
     """
     area = resolution.width * resolution.height
     side = math.isqrt(area)
-    if side < step:
-        raise ValueError(f"a resolution of {side} pixels is smaller than a bucket step of {step}")
+    if side < (least := 2 * step if wan else step):
+        raise ValueError(
+            f"a resolution of {resolution.width} x {resolution.height} has no buckets: it needs "
+            f"the area of {least} x {least} pixels"
+        )
     sizes: set[Size] = set()
-    for width in range(max(side // 2 // step * step, step), side + 1, step):
+    for width in range(max(side // 2 // step * step, step), side + (step if wan else 1), step):
         height = area // width // step * step
         sizes |= {Size(width, height), Size(height, width)}
     return tuple(sorted(sizes))
@@ -77,7 +84,13 @@ def bucket_sizes(resolution: Size, step: int) -> tuple[Size, ...]:
 
 @lru_cache(maxsize=4096)
 def target_size(
-    image: Size, resolution: Size, *, fit: str, step: int = 16, no_upscale: bool = False
+    image: Size,
+    resolution: Size,
+    *,
+    fit: str,
+    step: int = 16,
+    no_upscale: bool = False,
+    wan: bool = False,
 ) -> Size:
     """Return the size an image is brought to.
 
@@ -89,60 +102,25 @@ def target_size(
         step: multiple of which the sides of buckets are.
         no_upscale: with `bucket`, an image whose area is not above the resolution's keeps its size,
             each side rounded down to `step`.
+        wan: buckets are Wan's; see `bucket_sizes`.
     """
     if fit == "crop":
         return resolution
     if no_upscale and image.width * image.height <= resolution.width * resolution.height:
         return Size(max(image.width // step * step, step), max(image.height // step * step, step))
     aspect = image.width / image.height
-    return min(
-        bucket_sizes(resolution, step), key=lambda size: abs(size.width / size.height - aspect)
-    )
-
-
-@lru_cache(maxsize=256)
-def _wan_sizes(resolution: Size) -> tuple[Size, ...]:
-    area = resolution.width * resolution.height
-    side = math.isqrt(area)
-    if side < 32:
-        raise ValueError(
-            f"a resolution of {resolution.width} x {resolution.height} has no buckets: "
-            "musubi-tuner needs the area of 32 x 32 pixels"
-        )
-    sizes: set[Size] = set()
-    for width in range(side // 2 // 16 * 16, side + 16, 16):
-        height = area // width // 16 * 16
-        sizes |= {Size(width, height), Size(height, width)}
-    return tuple(sorted(sizes))
+    sizes = bucket_sizes(resolution, step, wan=wan)
+    return min(sizes, key=lambda size: abs(size.width / size.height - aspect))
 
 
 def wan_size(image: Size, resolution: Size, *, bucket: bool, no_upscale: bool) -> Size:
     """Return the size that musubi-tuner brings an image or a frame to, for Wan.
 
-    Its buckets are those of `bucket_sizes` with a step of 16, but where int(sqrt(area)) is no
-    multiple of 16 its loop over widths goes on to the next one, which may add a pair: 160 x 176 and
-    176 x 160 for 160 x 192. Its trainer computes the bucket anew from the size in a cache's name,
-    so the very same list is needed.
-    Source: musubi-tuner, `dataset/bucket.py`, `BucketSelector`.
-
-    Args:
-        image: its own size as stored, in pixels.
-        resolution: the size asked for, in pixels.
-        bucket: false: the resolution itself, unrounded. True: the bucket whose width / height is
-            nearest to the image's; of several the first in order of width and height.
-        no_upscale: with `bucket`, an image whose area is not above the resolution's keeps its size,
-            each side rounded down to 16, but to no less than 16.
-
-    Raises:
-        ValueError: with `bucket`, the resolution's area is smaller than that of 32 x 32, for which
-            musubi-tuner divides by zero.
+    Its trainer computes the bucket anew from the size in a cache's name, so the very same list is
+    needed. Arguments and errors are those of `target_size`.
     """
-    if not bucket:
-        return resolution
-    if no_upscale and image.width * image.height <= resolution.width * resolution.height:
-        return Size(max(image.width // 16 * 16, 16), max(image.height // 16 * 16, 16))
-    aspect = image.width / image.height
-    return min(_wan_sizes(resolution), key=lambda size: abs(size.width / size.height - aspect))
+    fit = "bucket" if bucket else "crop"
+    return target_size(image, resolution, fit=fit, no_upscale=no_upscale, wan=True)
 
 
 def place(image: Size, target: Size) -> Placement:
@@ -169,17 +147,10 @@ def place(image: Size, target: Size) -> Placement:
 def placement(
     image: Size, resolution: tuple[int, int], settings: Dataset, path: str = ""
 ) -> Placement:
-    """Return how an image is brought to its target size.
-
-    Args:
-        image: its own size, upright, in pixels.
-        resolution: width and height asked for, in pixels.
-        settings: the dataset's `fit`, `bucket_reso_steps`, `bucket_no_upscale` and
-            `max_image_pixels`.
-        path: names it in errors.
+    """Return how an image is brought to its target size, by a dataset's settings.
 
     Raises:
-        SourceError: it is so narrow that it would first have to be scaled up beyond all measure.
+        SourceError: see `refuse_narrow`.
     """
     target = target_size(
         image,
@@ -194,16 +165,10 @@ def placement(
 
 
 def refuse_narrow(image: Size, placement: Placement, limit: int, path: str) -> None:
-    """Refuse an image that would first be scaled up to more pixels than a limit and than it has.
-
-    Args:
-        image: its own size, in pixels.
-        placement: how it gets its target size.
-        limit: most pixels.
-        path: names it in errors.
+    """Refuse an image that would first be scaled up to more pixels than it has and than a limit.
 
     Raises:
-        SourceError: it would.
+        SourceError: it would; `path` names it.
     """
     resized = placement.resized.width * placement.resized.height
     if resized > max(limit, image.width * image.height):

@@ -1,4 +1,4 @@
-"""Which frames of a video become clips. Whole numbers alone: planning counts clips with it.
+"""Clips of a video: first frame and length of each.
 
 The rules are those of musubi-tuner's video datasets (`VideoDataset.retrieve_latent_cache_batches`
 and `load_video`), because its trainer takes a clip's place and length from the name of its cache.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count as counting
+from itertools import groupby
 from typing import NamedTuple
 
 __all__ = ["Clip", "clips", "kept_indices", "time_indices"]
@@ -16,12 +17,7 @@ WAN_FPS = 16.0
 
 
 class Clip(NamedTuple):
-    """A part of a video.
-
-    Attributes:
-        start: position of its first frame in the list of the frames that are kept of the file.
-        frames: its length, 4 n + 1.
-    """
+    """A part of a video: position of its first frame among those kept, and length (4 n + 1)."""
 
     start: int
     frames: int
@@ -30,11 +26,8 @@ class Clip(NamedTuple):
 def time_indices(source_fps: float | None) -> Iterator[int]:
     """Yield, for each frame of a file in turn, its index in time at 16 frames a second; no end.
 
-    Of frames with the same index only the first is kept. The step 16 / source_fps is added up in
-    float64 frame by frame, as musubi-tuner does, rounding errors and all.
-
-    Args:
-        source_fps: frame rate of the file; None keeps each frame.
+    The step 16 / source_fps is added up in float64 frame by frame, as musubi-tuner does, rounding
+    errors and all. Of frames with the same index only the first is kept; without a rate, all are.
     """
     if source_fps is None:
         yield from counting()
@@ -47,21 +40,12 @@ def time_indices(source_fps: float | None) -> Iterator[int]:
 
 
 def kept_indices(count: int, source_fps: float | None) -> list[tuple[int, int]]:
-    """Return which frames of a file are kept: (index in the file, index in time) of each.
+    """Return which of `count` frames are kept: (index in the file, index in time) of each.
 
     Below 16 frames a second all are kept, and their indices in time have gaps.
-
-    Args:
-        count: frames in the file.
-        source_fps: frame rate of the file; None keeps each frame.
     """
-    kept: list[tuple[int, int]] = []
-    previous = -1
-    for index, time in zip(range(count), time_indices(source_fps), strict=False):
-        if time != previous:
-            kept.append((index, time))
-            previous = time
-    return kept
+    times = zip(range(count), time_indices(source_fps), strict=False)
+    return [next(frames) for _, frames in groupby(times, key=lambda frame: frame[1])]
 
 
 def clips(
@@ -107,16 +91,17 @@ def clips(
         last = len(kept) - length
         if last < 0:
             continue
-        if frame_extraction == "head":
-            starts = [0]
-        elif frame_extraction == "chunk":
-            starts = list(range(0, last + 1, length))
-        elif frame_extraction == "slide":
-            starts = list(range(0, last + 1, frame_stride))
-        elif frame_extraction == "uniform":
-            starts = _spread(last, frame_sample)
-        else:
-            raise ValueError(f"there is no frame_extraction {frame_extraction!r}")
+        match frame_extraction:
+            case "head":
+                starts = [0]
+            case "chunk":
+                starts = list(range(0, last + 1, length))
+            case "slide":
+                starts = list(range(0, last + 1, frame_stride))
+            case "uniform":
+                starts = _spread(last, frame_sample)
+            case _:
+                raise ValueError(f"there is no frame_extraction {frame_extraction!r}")
         found.extend(Clip(start, length) for start in starts)
     return list(dict.fromkeys(found))
 

@@ -1,4 +1,4 @@
-"""The arithmetic of sizes of sd-scripts: which bucket an image goes to, and how it is cut.
+"""Bucket sizes and placements of sd-scripts.
 
 Its trainer computes bucket and placement anew from an image's size and does not look at the shapes
 of cached latents, so the very same arithmetic is needed, rounding included.
@@ -41,18 +41,10 @@ def bucket_sizes(resolution: Size, buckets: Bucketing) -> tuple[Size, ...]:
 def placement(
     image: Size, resolution: Size, dataset: Dataset, architecture: ArchitectureName, path: str = ""
 ) -> Placement:
-    """Return how an image is brought to its size.
-
-    Args:
-        image: its own size as stored, in pixels.
-        resolution: the size asked for, in pixels.
-        dataset: its `fit` and buckets.
-        architecture: of the model.
-        path: names it in errors.
+    """Return how an image is brought to its size, by a dataset's `fit` and buckets.
 
     Raises:
-        SourceError: it is so small or narrow that nothing would be left of it, or that it would
-            first have to be scaled up beyond all measure.
+        SourceError: nothing would be left of it, or see `refuse_narrow`.
     """
     buckets = dataset.bucketing(ARCHITECTURES[architecture]) if dataset.fit == "bucket" else None
     try:
@@ -71,10 +63,7 @@ def placement(
 def place(image: Size, resolution: Size, buckets: Bucketing | None) -> Placement:
     """Return how sd-scripts brings an image to its size.
 
-    Args:
-        image: its own size as stored, in pixels.
-        resolution: the size asked for, in pixels.
-        buckets: None: it covers the resolution itself (`enable_bucket = false`).
+    Without buckets (`enable_bucket = false`) it covers the resolution itself.
 
     Raises:
         ValueError: it is so small or narrow that nothing would be left of it.
@@ -134,10 +123,6 @@ def crop_ltrb(target: Size, image: Size) -> tuple[float, float, float, float]:
     """Return where an image lies when it is fitted inside its bucket: left, top, right, bottom.
 
     That is what sd-scripts calls the crop, and hands to SDXL.
-
-    Args:
-        target: the bucket, in pixels.
-        image: its own size, in pixels.
     """
     aspect = image.width / image.height
     width: float = target.width
