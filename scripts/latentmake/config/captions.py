@@ -17,71 +17,46 @@ class Captions(Closed):
 
     shapes: ClassVar[Shapes] = TEXT
 
-    variants: Number = Field(
-        1, ge=1, le=1000, description="Texts of each item; training picks one of them each time."
-    )
-    seed: Number = Field(0, ge=0, description="Seed of all that is random here.")
-    caption_and_tags: Literal["join", "tags_first", "pick", "lines", "wildcard"] = Field(
-        "join",
-        description="What becomes of an item with a caption and tags: the caption, then the tags; "
-        "the tags, then the caption; one of the two; each a line of its own, of which one is "
-        "taken; or the wildcard {caption|tags}.",
-    )
-    caption_separator: str = Field(
-        ",", min_length=1, description="What stands between two tags, and between caption and tags."
-    )
-    caption_prefix: str | None = Field(
-        None, min_length=1, description="Put before the caption, with a space."
-    )
-    caption_suffix: str | None = Field(
-        None, min_length=1, description="Put behind the caption, with a space."
-    )
-    caption_dropout_rate: float = Field(
-        0.0, ge=0, lt=1, description="Share of the variants that are the empty caption."
-    )
+    variants: Number = Field(1, ge=1, le=1000)
+    """Texts of each item; training picks one of them each time."""
+    seed: Number = Field(0, ge=0)
+    """Seed of all that is random here."""
+    caption_and_tags: Literal["join", "tags_first", "pick", "lines", "wildcard"] = "join"
+    """What becomes of an item with a caption and tags: the caption, then the tags; the tags, then
+    the caption; one of the two; each a line of its own, of which one is taken; or the wildcard
+    {caption|tags}."""
+    caption_separator: str = Field(",", min_length=1)
+    """What stands between two tags, and between caption and tags."""
+    caption_prefix: str | None = Field(None, min_length=1)
+    """Put before the caption, with a space."""
+    caption_suffix: str | None = Field(None, min_length=1)
+    """Put behind the caption, with a space."""
+    caption_dropout_rate: float = Field(0.0, ge=0, lt=1)
+    """Share of the variants that are the empty caption."""
     caption_dropout_every_n_epochs: Number = Field(
-        0,
-        ge=0,
-        json_schema_extra=Shapes("text", "weights"),
-        description="Epochs between two in which all captions are empty; 0: never.",
+        0, ge=0, json_schema_extra=Shapes("text", "weights")
     )
-    enable_wildcard: bool = Field(
-        False,
-        description="One line of several, and one alternative of each {a|b}; {{ and }} are braces.",
-    )
-    shuffle_caption: bool = Field(False, description="Put the tags in any order.")
-    keep_tokens: Number = Field(
-        0, ge=0, description="Tags at the beginning that are neither shuffled nor dropped."
-    )
-    keep_tokens_separator: str | None = Field(
-        None,
-        min_length=1,
-        description="Divides the tags that are kept from the others, and those from tags kept at "
-        "the end; used instead of keep_tokens where it occurs.",
-    )
-    token_warmup_min: Number = Field(
-        1, ge=0, description="Tags of a caption in the first step, besides those that are kept."
-    )
-    token_warmup_step: float = Field(
-        0.0,
-        ge=0,
-        json_schema_extra=Shapes("text", "weights"),
-        description="Step from which captions have all their tags; below 1 a share of all steps.",
-    )
-    caption_tag_dropout_rate: float = Field(
-        0.0, ge=0, lt=1, description="Share of the tags that are left out."
-    )
-    secondary_separator: str | None = Field(
-        None,
-        min_length=1,
-        description="Holds tags together that are shuffled and dropped as one; becomes the "
-        "caption_separator.",
-    )
-    replacements: dict[str, str | Annotated[list[str], Field(min_length=1)]] = Field(
-        {},
-        description="Words and what they become; the word '' stands for the whole caption, which "
-        "becomes the text or one of the texts.",
-    )
+    """Epochs between two in which all captions are empty; 0: never."""
+    enable_wildcard: bool = False
+    """One line of several, and one alternative of each {a|b}; {{ and }} are braces."""
+    shuffle_caption: bool = False
+    """Put the tags in any order."""
+    keep_tokens: Number = Field(0, ge=0)
+    """Tags at the beginning that are neither shuffled nor dropped."""
+    keep_tokens_separator: str | None = Field(None, min_length=1)
+    """Divides the tags that are kept from the others, and those from tags kept at the end; used
+    instead of keep_tokens where it occurs."""
+    token_warmup_min: Number = Field(1, ge=0)
+    """Tags of a caption in the first step, besides those that are kept."""
+    token_warmup_step: float = Field(0.0, ge=0, json_schema_extra=Shapes("text", "weights"))
+    """Step from which captions have all their tags; below 1 a share of all steps."""
+    caption_tag_dropout_rate: float = Field(0.0, ge=0, lt=1)
+    """Share of the tags that are left out."""
+    secondary_separator: str | None = Field(None, min_length=1)
+    """Holds tags together that are shuffled and dropped as one; becomes the caption_separator."""
+    replacements: dict[str, str | Annotated[list[str], Field(min_length=1)]] = Field({})
+    """Words and what they become; the word '' stands for the whole caption, which becomes the text
+    or one of the texts."""
 
     @property
     def random(self) -> bool:

@@ -17,14 +17,11 @@ class Batch(Closed):
 
     shapes: ClassVar[Shapes] = MACHINE
 
-    items: Annotated[Number, Field(ge=1)] | Literal["auto"] = Field(
-        1024,
-        description="Items (images, captions) of one encoding job; auto: as many as past jobs of "
-        "the same model did in `minutes`.",
-    )
-    minutes: float = Field(
-        10, gt=0, description="With `items: auto`: how long an encoding job shall take."
-    )
+    items: Annotated[Number, Field(ge=1)] | Literal["auto"] = 1024
+    """Items (images, captions) of one encoding job; auto: as many as past jobs of the same model
+    did in `minutes`."""
+    minutes: float = Field(10, gt=0)
+    """With `items: auto`: how long an encoding job shall take."""
 
 
 class ClusterJob(Closed):
@@ -32,30 +29,29 @@ class ClusterJob(Closed):
 
     shapes: ClassVar[Shapes] = MACHINE
 
-    partition: str | None = Field(
-        None, min_length=1, description="Its partition; by default that of all jobs."
-    )
-    gpus: Number = Field(1, ge=0, description="GPUs of each of its nodes.")
-    cpus: Number = Field(4, ge=1, description="CPU cores.")
-    mem_mb: Number = Field(
-        16_000, ge=1, description="Memory in megabytes; half as much again with each retry."
-    )
-    runtime: Number = Field(
-        60, ge=1, description="Time limit in minutes; as much again with each retry."
-    )
+    partition: str | None = Field(None, min_length=1)
+    """Its partition; by default that of all jobs."""
+    gpus: Number = Field(1, ge=0)
+    """GPUs of each of its nodes."""
+    cpus: Number = Field(4, ge=1)
+    """CPU cores."""
+    mem_mb: Number = Field(16_000, ge=1)
+    """Memory in megabytes; half as much again with each retry."""
+    runtime: Number = Field(60, ge=1)
+    """Time limit in minutes; as much again with each retry."""
 
 
 class TrainingJob(ClusterJob):
     """What a training asks for on a cluster."""
 
-    cpus: Number = Field(8, ge=1, description="CPU cores.")
-    mem_mb: Number = Field(
-        48_000, ge=1, description="Memory in megabytes; half as much again with each retry."
-    )
-    runtime: Number = Field(
-        1440, ge=1, description="Time limit in minutes; as much again with each retry."
-    )
-    nodes: Number = Field(1, ge=1, description="Nodes that train together.")
+    cpus: Number = Field(8, ge=1)
+    """CPU cores."""
+    mem_mb: Number = Field(48_000, ge=1)
+    """Memory in megabytes; half as much again with each retry."""
+    runtime: Number = Field(1440, ge=1)
+    """Time limit in minutes; as much again with each retry."""
+    nodes: Number = Field(1, ge=1)
+    """Nodes that train together."""
 
 
 class Cluster(Closed):
@@ -63,7 +59,11 @@ class Cluster(Closed):
 
     shapes: ClassVar[Shapes] = MACHINE
 
-    partition: str | None = Field(None, min_length=1, description="Partition of all jobs.")
-    account: str | None = Field(None, min_length=1, description="Account that is charged.")
-    encode: ClusterJob = Field(ClusterJob(), description="Encoding jobs.")
-    train: TrainingJob = Field(TrainingJob(), description="Trainings.")
+    partition: str | None = Field(None, min_length=1)
+    """Partition of all jobs."""
+    account: str | None = Field(None, min_length=1)
+    """Account that is charged."""
+    encode: ClusterJob = ClusterJob()
+    """Encoding jobs."""
+    train: TrainingJob = TrainingJob()
+    """Trainings."""

@@ -43,158 +43,82 @@ class Bucketing(NamedTuple):
 class Dataset(Closed):
     """A folder of images or videos with a caption file beside each."""
 
-    path: Place = Field(
-        min_length=1,
-        json_schema_extra=MACHINE,
-        description="Folder of the images or videos, with sub-folders; s3://bucket/folder for "
-        "images on an S3 server.",
-    )
-    caption_extension: Ending = Field(
-        ".txt",
-        json_schema_extra=TEXT,
-        description="Ending of the caption file that lies beside an image.",
-    )
-    tags_extension: Ending | None = Field(
-        None,
-        json_schema_extra=TEXT,
-        description="Ending of a file of tags that lies beside an image, such as .tags.",
-    )
-    metadata_file: DiskPath | None = Field(
-        None,
-        min_length=1,
-        json_schema_extra=TEXT,
-        description="File with the captions of many images: sd-scripts' .json or .jsonl, or the "
-        "metadata.csv or metadata.jsonl of an image folder.",
-    )
-    metadata_captions: Literal["override", "join"] | None = Field(
-        None,
-        json_schema_extra=TEXT,
-        description="Where an image has a caption file and an entry in metadata_file: the entry "
-        "counts, or stands behind the file's text; by default two that differ are an error.",
-    )
-    captions: Captions | None = Field(
-        None, description="What is done to captions before they are encoded."
-    )
-    fit: Literal["crop", "bucket"] = Field(
-        "crop",
-        json_schema_extra=GEOMETRY,
-        description="crop: cover the resolution and cut its centre. bucket: keep the aspect ratio "
-        "as nearly as a list of sizes of the same area allows.",
-    )
-    bucket_reso_steps: Number | None = Field(
-        None,
-        ge=8,
-        json_schema_extra=_BUCKETS,
-        description="Sides of buckets are multiples of this, in pixels; by default 16, and for "
-        "sd-scripts 64 (SDXL: 32).",
-    )
-    min_bucket_reso: Number | None = Field(
-        None,
-        ge=8,
-        json_schema_extra=_SDSCRIPTS_BUCKETS,
-        description="No side of a bucket is smaller, in pixels (sd-scripts).",
-    )
-    max_bucket_reso: Number | None = Field(
-        None,
-        ge=8,
-        json_schema_extra=_SDSCRIPTS_BUCKETS,
-        description="No side of a bucket is larger, in pixels (sd-scripts).",
-    )
-    bucket_no_upscale: bool = Field(
-        False,
-        json_schema_extra=_BUCKETS,
-        description="Images smaller than the resolution keep their own size, rounded down.",
-    )
-    flip_aug: bool = Field(
-        False,
-        json_schema_extra=Shapes("latents", layouts=("sdscripts",)),
-        description="Encode each image mirrored too; its training picks one (sd-scripts).",
-    )
-    alpha_mask: bool = Field(
-        False,
-        json_schema_extra=Shapes("latents", layouts=("sdscripts",)),
-        description="Cache transparency as a mask of the loss (sd-scripts).",
-    )
-    exif_rotation: bool = Field(
-        True,
-        json_schema_extra=Shapes("latents", layouts=("plain",)),
-        description="Turn an image as its EXIF orientation says before anything else.",
-    )
+    path: Place = Field(min_length=1, json_schema_extra=MACHINE)
+    """Folder of the images or videos, with sub-folders; s3://bucket/folder for images on an S3
+    server."""
+    caption_extension: Ending = Field(".txt", json_schema_extra=TEXT)
+    """Ending of the caption file that lies beside an image."""
+    tags_extension: Ending | None = Field(None, json_schema_extra=TEXT)
+    """Ending of a file of tags that lies beside an image, such as .tags."""
+    metadata_file: DiskPath | None = Field(None, min_length=1, json_schema_extra=TEXT)
+    """File with the captions of many images: sd-scripts' .json or .jsonl, or the metadata.csv or
+    metadata.jsonl of an image folder."""
+    metadata_captions: Literal["override", "join"] | None = Field(None, json_schema_extra=TEXT)
+    """Where an image has a caption file and an entry in metadata_file: the entry counts, or stands
+    behind the file's text; by default two that differ are an error."""
+    captions: Captions | None = None
+    """What is done to captions before they are encoded."""
+    fit: Literal["crop", "bucket"] = Field("crop", json_schema_extra=GEOMETRY)
+    """crop: cover the resolution and cut its centre. bucket: keep the aspect ratio as nearly as a
+    list of sizes of the same area allows."""
+    bucket_reso_steps: Number | None = Field(None, ge=8, json_schema_extra=_BUCKETS)
+    """Sides of buckets are multiples of this, in pixels; by default 16, and for sd-scripts 64
+    (SDXL: 32)."""
+    min_bucket_reso: Number | None = Field(None, ge=8, json_schema_extra=_SDSCRIPTS_BUCKETS)
+    """No side of a bucket is smaller, in pixels (sd-scripts)."""
+    max_bucket_reso: Number | None = Field(None, ge=8, json_schema_extra=_SDSCRIPTS_BUCKETS)
+    """No side of a bucket is larger, in pixels (sd-scripts)."""
+    bucket_no_upscale: bool = Field(False, json_schema_extra=_BUCKETS)
+    """Images smaller than the resolution keep their own size, rounded down."""
+    flip_aug: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("sdscripts",)))
+    """Encode each image mirrored too; its training picks one (sd-scripts)."""
+    alpha_mask: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("sdscripts",)))
+    """Cache transparency as a mask of the loss (sd-scripts)."""
+    exif_rotation: bool = Field(True, json_schema_extra=Shapes("latents", layouts=("plain",)))
+    """Turn an image as its EXIF orientation says before anything else."""
     background: Annotated[str, StringConstraints(pattern=COLOUR)] = Field(
-        "white",
-        json_schema_extra=Shapes("latents", layouts=("plain",)),
-        description="Colour that shows through transparent pixels: white, black, gray or #rrggbb.",
+        "white", json_schema_extra=Shapes("latents", layouts=("plain",))
     )
-    max_image_pixels: Number = Field(
-        178_956_970,
-        gt=0,
-        json_schema_extra=MACHINE,
-        description="An image of more pixels is refused as a decompression bomb.",
-    )
-    num_repeats: Number = Field(
-        1,
-        ge=1,
-        json_schema_extra=MANIFEST,
-        description="How often an epoch shows each item of this dataset.",
-    )
-    missing_caption: Literal["error", "empty"] = Field(
-        "error",
-        json_schema_extra=TEXT,
-        description="empty: an image without a caption file gets the empty caption.",
-    )
-    empty_caption: Literal["error", "allow"] = Field(
-        "error",
-        json_schema_extra=TEXT,
-        description="allow: a caption file without text is a caption without text.",
-    )
-    on_error: Literal["fail", "skip"] = Field(
-        "fail",
-        json_schema_extra=MANIFEST,
-        description="What a damaged item does: fail after all others are done, or be set aside, "
-        "named in the manifest and on the screen.",
-    )
+    """Colour that shows through transparent pixels: white, black, gray or #rrggbb."""
+    max_image_pixels: Number = Field(178_956_970, gt=0, json_schema_extra=MACHINE)
+    """An image of more pixels is refused as a decompression bomb."""
+    num_repeats: Number = Field(1, ge=1, json_schema_extra=MANIFEST)
+    """How often an epoch shows each item of this dataset."""
+    missing_caption: Literal["error", "empty"] = Field("error", json_schema_extra=TEXT)
+    """empty: an image without a caption file gets the empty caption."""
+    empty_caption: Literal["error", "allow"] = Field("error", json_schema_extra=TEXT)
+    """allow: a caption file without text is a caption without text."""
+    on_error: Literal["fail", "skip"] = Field("fail", json_schema_extra=MANIFEST)
+    """What a damaged item does: fail after all others are done, or be set aside, named in the
+    manifest and on the screen."""
     control_directory: Place | None = Field(
-        None,
-        min_length=1,
-        json_schema_extra=Shapes("latents", layouts=("musubi",), indirect=True),
-        description="Folder of control images or videos, each named as what it controls (Wan).",
+        None, min_length=1, json_schema_extra=Shapes("latents", layouts=("musubi",), indirect=True)
     )
+    """Folder of control images or videos, each named as what it controls (Wan)."""
     target_frames: Annotated[
         list[Annotated[Number, Field(ge=1)]] | None,
         BeforeValidator(
             lambda value: value if value is None else listed(value),
             json_schema_input_type=int | list[int] | None,
         ),
-    ] = Field(
-        None,
-        json_schema_extra=_CLIPS,
-        description="Makes this a dataset of videos: lengths of its clips in frames, 4 n + 1 each.",
-    )
+    ] = Field(None, json_schema_extra=_CLIPS)
+    """Makes this a dataset of videos: lengths of its clips in frames, 4 n + 1 each."""
     frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = Field(
-        "head",
-        json_schema_extra=_CLIPS,
-        description="Which clips of a video: its beginning; one after the other; one every "
-        "frame_stride frames; frame_sample of them; or one of all frames.",
+        "head", json_schema_extra=_CLIPS
     )
-    frame_stride: Number = Field(
-        1,
-        ge=1,
-        json_schema_extra=_CLIPS,
-        description="slide: frames from the beginning of a clip to that of the next.",
-    )
-    frame_sample: Number = Field(
-        1, ge=1, json_schema_extra=_CLIPS, description="uniform: clips of a video."
-    )
-    max_frames: Number = Field(
-        129, ge=1, json_schema_extra=_CLIPS, description="full: frames kept of a video."
-    )
+    """Which clips of a video: its beginning; one after the other; one every frame_stride frames;
+    frame_sample of them; or one of all frames."""
+    frame_stride: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
+    """slide: frames from the beginning of a clip to that of the next."""
+    frame_sample: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
+    """uniform: clips of a video."""
+    max_frames: Number = Field(129, ge=1, json_schema_extra=_CLIPS)
+    """full: frames kept of a video."""
     source_fps: float | None = Field(
-        None,
-        gt=0,
-        json_schema_extra=Shapes("latents", layouts=("musubi",)),
-        description="Frame rate of the videos: frames are dropped to get 16 a second; by default "
-        "each frame is kept.",
+        None, gt=0, json_schema_extra=Shapes("latents", layouts=("musubi",))
     )
+    """Frame rate of the videos: frames are dropped to get 16 a second; by default each frame is
+    kept."""
 
     @property
     def remote(self) -> bool:

@@ -11,8 +11,9 @@ import argparse
 import json
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -106,9 +107,9 @@ def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object
 
 
 def _check_yaml(path: Path, text: str) -> None:
-    hint = "check brackets, quotes and indentation there"
+    hint = "check keys, brackets, quotes and indentation there"
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             raise ConfigError("is empty", where=path, mend=_TOP)
@@ -116,8 +117,6 @@ def _check_yaml(path: Path, text: str) -> None:
             what = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
             line = node.start_mark.line
             raise _mistake(path, line, f"{what} is in the place of sections", _TOP)
-        for error in _repeated(path, node):
-            raise error
         values = loader.construct_document(node)
         json.dumps(values, default=str, skipkeys=True)  # which finds a section that holds itself
     except yaml.reader.ReaderError as error:
@@ -138,28 +137,21 @@ def _check_yaml(path: Path, text: str) -> None:
         raise ConfigError(what, where=path, mend="write it in quotes") from None
 
 
-def _repeated(path: Path, top: yaml.Node) -> Iterator[ConfigError]:
-    """Yield a mistake for each key repeated in its section, and for each that is no word."""
-    pending, seen = [top], set[int]()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            pending += node.value
-            continue
+class _Loader(yaml.SafeLoader):
+    """PyYAML's, but for keys that are no words, or repeated in their section."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
-        for key, value in node.value:
-            pending.append(value)
-            line = key.start_mark.line
+        for key, _ in node.value:
+            mark = key.start_mark
             if not isinstance(key, yaml.ScalarNode):
-                yield _mistake(path, line, "a key is a list or section", "write a word")
-            elif key.value == "<<" or key.value.startswith("?"):
+                raise yaml.MarkedYAMLError(None, None, "a key is a list or section", mark)
+            if key.value == "<<" or key.value.startswith("?"):
                 continue  # a merge, or a template's condition
-            elif (key.tag, key.value) in lines:
+            if (key.tag, key.value) in lines:
                 first = lines[key.tag, key.value] + 1
                 what = f"the key `{key.value}` occurs twice, first in line {first}"
-                yield _mistake(path, line, what, "write it once")
-            else:
-                lines[key.tag, key.value] = line
+                raise yaml.MarkedYAMLError(None, None, what, mark)
+            lines[key.tag, key.value] = mark.line
+        return node

@@ -107,9 +107,11 @@ Place = Annotated[DiskPath, AfterValidator(_whole_address)]
 
 
 class Closed(BaseModel):
-    """A section that refuses keys it does not know."""
+    """A section that refuses unknown keys; docstrings of its keys describe them in the schema."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     def first_set(self, *keys: str) -> str | None:
         """Return the first of some keys whose value is not its default; None where all are."""

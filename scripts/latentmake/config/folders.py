@@ -23,9 +23,8 @@ class Folder(Closed):
 
     shapes: ClassVar[Shapes] = MACHINE
 
-    path: Annotated[DiskPath, AfterValidator(_on_disk)] = Field(
-        min_length=1, description="Folder of the images."
-    )
+    path: Annotated[DiskPath, AfterValidator(_on_disk)] = Field(min_length=1)
+    """Folder of the images."""
 
 
 FolderField = Annotated[Folder, BeforeValidator(place, json_schema_input_type=str | Folder)]

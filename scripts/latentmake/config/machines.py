@@ -18,12 +18,10 @@ class ExternalProgram(Closed):
 
     shapes: ClassVar[Shapes] = MACHINE
 
-    path: DiskPath = Field(min_length=1, description="Folder of the program.")
-    venv: DiskPath | None = Field(
-        None,
-        min_length=1,
-        description="Its virtual environment; by default `venv` or `.venv` in its folder.",
-    )
+    path: DiskPath = Field(min_length=1)
+    """Folder of the program."""
+    venv: DiskPath | None = Field(None, min_length=1)
+    """Its virtual environment; by default `venv` or `.venv` in its folder."""
 
 
 class PathMap(Closed):
@@ -31,9 +29,12 @@ class PathMap(Closed):
 
     shapes: ClassVar[Shapes] = PUBLICATION
 
-    linux: str | None = Field(None, min_length=1, description="Its name under Linux.")
-    windows: str | None = Field(None, min_length=1, description="Its name under Windows.")
-    wsl: str | None = Field(None, min_length=1, description="Its name under WSL.")
+    linux: str | None = Field(None, min_length=1)
+    """Its name under Linux."""
+    windows: str | None = Field(None, min_length=1)
+    """Its name under Windows."""
+    wsl: str | None = Field(None, min_length=1)
+    """Its name under WSL."""
 
     @model_validator(mode="after")
     def _two_names(self) -> Self:
@@ -64,43 +65,29 @@ class Publish(Closed):
 
     shapes: ClassVar[Shapes] = PUBLICATION
 
-    path: DiskPath = Field(
-        "published", min_length=1, description="Folder that gets a folder for each published run."
-    )
-    path_maps: list[PathMap] = Field(
-        [],
-        description="Folders that other systems know by other names, so that scripts and TOML "
-        "files name them rightly; drives under /mnt are known.",
-    )
-    caches: bool = Field(
-        True,
-        description="Encode here and publish the caches. `false`: encode nothing here; the "
-        "published scripts make the caches on the trainer's machine.",
-    )
+    path: DiskPath = Field("published", min_length=1)
+    """Folder that gets a folder for each published run."""
+    path_maps: list[PathMap] = Field([])
+    """Folders that other systems know by other names, so that scripts and TOML files name them
+    rightly; drives under /mnt are known."""
+    caches: bool = True
+    """Encode here and publish the caches. `false`: encode nothing here; the published scripts make
+    the caches on the trainer's machine."""
     attention: (
         Literal["sdpa", "flash_attn", "flash3", "xformers", "sage_attn", "mem_eff_attn"] | None
-    ) = Field(
-        None,
-        description="Attention of the trainer's machine; by default the trainer's, where `auto` "
-        "is `sdpa`.",
-    )
-    num_processes: Number | None = Field(
-        None, ge=1, description="--num_processes of accelerate launch in the published scripts."
-    )
-    batch_size: Number | None = Field(
-        None,
-        ge=1,
-        description="Items encoded at once by the caching steps of the published scripts.",
-    )
-    num_workers: Number | None = Field(
-        None, ge=1, description="--num_workers of musubi-tuner's caching scripts."
-    )
-    powershell: bool = Field(False, description="Write train_{run}.ps1 beside train_{run}.bat.")
-    folder: Annotated[str, AfterValidator(_folder_pattern)] = Field(
-        "{dataset}_{resolution}",
-        description="Names of the folders of images, with the placeholders {run}, {dataset}, "
-        "{model}, {resolution}, {width} and {height}.",
-    )
+    ) = None
+    """Attention of the trainer's machine; by default the trainer's, where `auto` is `sdpa`."""
+    num_processes: Number | None = Field(None, ge=1)
+    """--num_processes of accelerate launch in the published scripts."""
+    batch_size: Number | None = Field(None, ge=1)
+    """Items encoded at once by the caching steps of the published scripts."""
+    num_workers: Number | None = Field(None, ge=1)
+    """--num_workers of musubi-tuner's caching scripts."""
+    powershell: bool = False
+    """Write train_{run}.ps1 beside train_{run}.bat."""
+    folder: Annotated[str, AfterValidator(_folder_pattern)] = "{dataset}_{resolution}"
+    """Names of the folders of images, with the placeholders {run}, {dataset}, {model},
+    {resolution}, {width} and {height}."""
 
 
 class Export(Closed):
@@ -108,18 +95,13 @@ class Export(Closed):
 
     shapes: ClassVar[Shapes] = PUBLICATION
 
-    folder: DiskPath | None = Field(
-        None,
-        min_length=1,
-        description="Folder that gets them, in a folder for each dataset; by default they lie "
-        "beside the images.",
-    )
-    resolution: ResolutionField | None = Field(
-        None, description="Which of a run's resolutions, where it has several."
-    )
-    overwrite: bool = Field(
-        False, description="Replace files of such names that latentmake did not write."
-    )
+    folder: DiskPath | None = Field(None, min_length=1)
+    """Folder that gets them, in a folder for each dataset; by default they lie beside the
+    images."""
+    resolution: ResolutionField | None = None
+    """Which of a run's resolutions, where it has several."""
+    overwrite: bool = False
+    """Replace files of such names that latentmake did not write."""
 
 
 class Store(Closed):
@@ -138,12 +120,9 @@ class Store(Closed):
                 ]
             }
         ),
-    ] = Field(
-        cast(ByteSize, "5 GB"),
-        validate_default=True,
-        description="Most bytes of cache files that were replaced or removed (`5 GB`, `500 MB`); "
-        "the oldest go first. 0 keeps none.",
-    )
+    ] = Field(cast(ByteSize, "5 GB"), validate_default=True)
+    """Most bytes of cache files that were replaced or removed (`5 GB`, `500 MB`); the oldest go
+    first. 0 keeps none."""
 
 
 class Storage(Closed):
@@ -151,6 +130,5 @@ class Storage(Closed):
 
     shapes: ClassVar[Shapes] = MACHINE
 
-    caches: Place = Field(
-        pattern="^s3://", description="Folder of the archives: s3://bucket/folder."
-    )
+    caches: Place = Field(pattern="^s3://")
+    """Folder of the archives: s3://bucket/folder."""

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
@@ -37,6 +36,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 @cache
 def answers() -> Mapping[str, Answer]:
     """Return what to write instead of other programs' words, for each kind where that differs."""
+    import yaml  # which few processes need
+
     rows = yaml.safe_load(Path(__file__).with_name("foreign_words.yaml").read_text("utf-8"))
     return {word: row.get("write", row) for row in rows for word in row["words"].split()}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
@@ -18,7 +17,7 @@ from latentmake.config.architectures import (
 from latentmake.config.fields import Closed, DiskPath, Dtype, Ending, Number, listed, place
 from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
 
-__all__ = ["Adopt", "Location", "Model", "TextWeights", "WanTask", "Weights", "layout_name"]
+__all__ = ["Adopt", "Location", "Model", "TextWeights", "WanTask", "Weights"]
 
 
 WanTask = Literal[
@@ -43,14 +42,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class Location(Closed):
     """Where a part of a model lies: a local path, or a hub id with its revision."""
 
-    path: DiskPath | None = Field(
-        None, min_length=1, description="Folder or single file of weights."
-    )
-    hub: str | None = Field(None, min_length=1, description="Repository id on the hub.")
-    revision: str | None = Field(
-        None, description="Commit of the hub repository, 40 hexadecimal digits; required there."
-    )
-    subfolder: str | None = Field(None, description="Folder inside the hub repository.")
+    path: DiskPath | None = Field(None, min_length=1)
+    """Folder or single file of weights."""
+    hub: str | None = Field(None, min_length=1)
+    """Repository id on the hub."""
+    revision: str | None = None
+    """Commit of the hub repository, 40 hexadecimal digits; required there."""
+    subfolder: str | None = None
+    """Folder inside the hub repository."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -58,10 +57,9 @@ class Location(Closed):
             raise ValueError("needs either `path` or `hub`")
         if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
             given = f"`{self.revision}` is none" if self.revision else "there is none"
-            branch = self.revision or "main"
             raise ValueError(
-                "a `hub` model needs as its `revision` a commit (40 hexadecimal digits), which "
-                f"cannot change, and {given}; huggingface.co/{self.hub}/commits/{branch} lists them"
+                f"a `hub` model needs a commit (40 hexadecimal digits) as `revision`, and {given}; "
+                f"huggingface.co/{self.hub}/commits/{self.revision or 'main'} lists them"
             )
         return self
 
@@ -69,34 +67,28 @@ class Location(Closed):
 class Weights(Location):
     """Where the weights of one network lie."""
 
-    config: DiskPath | None = Field(
-        None, description="Folder or config.json that describes a single .safetensors file."
-    )
+    config: DiskPath | None = None
+    """Folder or config.json that describes a single .safetensors file."""
+
+
+_LocationPlace = Annotated[Location, BeforeValidator(place, json_schema_input_type=str | Location)]
+_WeightsPlace = Annotated[Weights, BeforeValidator(place, json_schema_input_type=str | Weights)]
 
 
 class TextWeights(Weights):
     """Where a text encoder and its tokenizer lie."""
 
-    tokenizer: (
-        Annotated[Location, BeforeValidator(place, json_schema_input_type=str | Location)] | None
-    ) = Field(
-        None,
-        description="Folder of the tokenizer (sub-folder for a hub id), or its own `hub`, "
-        "`revision` and `subfolder`; by default `tokenizer` beside `text_encoder`, `tokenizer_2` "
-        "beside `text_encoder_2`, else the encoder's folder.",
-    )
-    max_length: Number | None = Field(
-        None, gt=1, description="Tokens kept of a caption; by default 77 for CLIP, 512 for T5."
-    )
-    projection: DiskPath | None = Field(
-        None,
-        min_length=1,
-        description="A linear layer that the embeddings go through before they are cached: its "
-        "folder, file, or the folder of a pipeline that has one.",
-    )
-    trust_remote_code: bool = Field(
-        False, description="Run the Python code in the pipeline folder that `projection` names."
-    )
+    tokenizer: _LocationPlace | None = None
+    """Folder of the tokenizer (sub-folder for a hub id), or its own `hub`, `revision` and
+    `subfolder`; by default `tokenizer` beside `text_encoder`, `tokenizer_2` beside
+    `text_encoder_2`, else the encoder's folder."""
+    max_length: Number | None = Field(None, gt=1)
+    """Tokens kept of a caption; by default 77 for CLIP, 512 for T5."""
+    projection: DiskPath | None = Field(None, min_length=1)
+    """A linear layer that the embeddings go through before they are cached: its folder, file, or
+    the folder of a pipeline that has one."""
+    trust_remote_code: bool = False
+    """Run the Python code in the pipeline folder that `projection` names."""
 
     @model_validator(mode="after")
     def _code_of_a_projection(self) -> Self:
@@ -112,20 +104,16 @@ _CacheEnding = Annotated[Ending, StringConstraints(max_length=20)]
 class Adopt(Closed):
     """Caches that ai-training's scripts keep beside images: what their names end in."""
 
-    latents: _CacheEnding | None = Field(
-        None, description="Ending of latents: .img_sdvae, .img_sdxl or what the scripts were told."
-    )
+    latents: _CacheEnding | None = None
+    """Ending of latents: .img_sdvae, .img_sdxl or what the scripts were told."""
     text: Annotated[
         list[_CacheEnding] | None,
         BeforeValidator(
             lambda value: value if value is None else listed(value),
             json_schema_input_type=_CacheEnding | list[_CacheEnding] | None,
         ),
-    ] = Field(
-        None,
-        description="Endings of embeddings, one a text encoder in their order: .txt_t5cache, "
-        ".txt_clipl.",
-    )
+    ] = None
+    """Endings of embeddings, one a text encoder in their order: .txt_t5cache, .txt_clipl."""
 
     @model_validator(mode="after")
     def _endings(self) -> Self:
@@ -142,160 +130,96 @@ _TextPlace = Annotated[
 ]
 
 
-def layout_name(settings: Mapping[str, Any]) -> str:
-    """Return the name of the layout of a model's section."""
-    name = str(settings.get("layout", "plain"))
-    return f"{name}-{settings['architecture']}" if name == "sdscripts" else name
-
-
 class Model(Closed):
     """The encoders whose caches a trainer reads, and the network that is trained."""
 
-    vae: Annotated[
-        Weights,
-        BeforeValidator(place, json_schema_input_type=str | Weights),
-        Field(
-            json_schema_extra=Shapes("latents", "pictures"),
-            description="The AutoencoderKL, or Wan's VAE, that makes the latents.",
-        ),
-    ]
+    vae: _WeightsPlace = Field(json_schema_extra=Shapes("latents", "pictures"))
+    """The AutoencoderKL, or Wan's VAE, that makes the latents."""
     text: Annotated[
         list[_TextPlace],
         BeforeValidator(listed, json_schema_input_type=_TextPlace | list[_TextPlace]),
-        Field(
-            min_length=1,
-            json_schema_extra=TEXT,
-            description="The text encoders, CLIP, T5 or UMT5, in order.",
-        ),
+        Field(min_length=1, json_schema_extra=TEXT),
     ]
-    unet: (
-        Annotated[Weights, BeforeValidator(place, json_schema_input_type=str | Weights)] | None
-    ) = Field(None, json_schema_extra=WEIGHTS, description="The UNet that is trained.")
-    text_projection: DiskPath | None = Field(
-        None,
-        min_length=1,
-        json_schema_extra=WEIGHTS,
-        description="A linear layer between the embeddings and the UNet that is trained with it: "
-        "`new`, or the folder or file of one.",
-    )
-    scheduler: DiskPath | None = Field(
-        None,
-        json_schema_extra=WEIGHTS,
-        description="Folder of the noise schedule; by default `scheduler` beside the UNet.",
-    )
+    """The text encoders, CLIP, T5 or UMT5, in order."""
+    unet: _WeightsPlace | None = Field(None, json_schema_extra=WEIGHTS)
+    """The UNet that is trained."""
+    text_projection: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
+    """A linear layer between the embeddings and the UNet that is trained with it: `new`, or the
+    folder or file of one."""
+    scheduler: DiskPath | None = Field(None, json_schema_extra=WEIGHTS)
+    """Folder of the noise schedule; by default `scheduler` beside the UNet."""
     architecture: ArchitectureName | None = Field(
-        None,
-        json_schema_extra=Shapes("latents", "text", "weights"),
-        description="Which model this is; decides which of the text encoders' layers and vectors "
-        "are kept. By default the last layer of each.",
+        None, json_schema_extra=Shapes("latents", "text", "weights")
     )
+    """Which model this is; decides which of the text encoders' layers and vectors are kept. By
+    default the last layer of each."""
     layout: Literal["plain", "sdscripts", "musubi"] = Field(
-        "plain",
-        json_schema_extra=Shapes("latents", "text"),
-        description="Names and tensors of the caches: our own, those of sd-scripts, or (by "
-        "default with a `task`) those of musubi-tuner.",
+        "plain", json_schema_extra=Shapes("latents", "text")
     )
+    """Names and tensors of the caches: our own, those of sd-scripts, or (by default with a `task`)
+    those of musubi-tuner."""
     clip_skip: Number | None = Field(
         None,
         ge=1,
         json_schema_extra=Shapes("text", "weights", when=("architecture", ("sd1", "sd2"))),
-        description="Which of CLIP's layers is kept, counted from the last (1), as in "
-        "sd-scripts; for sd1 and sd2.",
     )
+    """Which of CLIP's layers is kept, counted from the last (1), as in sd-scripts; for sd1 and
+    sd2."""
     max_token_length: Literal[75, 150, 225, "auto"] = Field(
         75,
         json_schema_extra=Shapes("text", "weights", when=("architecture", ("sd1", "sd2", "sdxl"))),
-        description="Tokens kept of a caption by CLIP, 75 at a time; auto: as many as the caption "
-        "has. For sd1, sd2 and sdxl.",
     )
+    """Tokens kept of a caption by CLIP, 75 at a time; auto: as many as the caption has. For sd1,
+    sd2 and sdxl."""
     apply_lg_attn_mask: bool = Field(
-        False,
-        json_schema_extra=Shapes("text", when=("architecture", ("sd3",))),
-        description="Hide the padding from SD3's two CLIPs, as sd-scripts calls it.",
+        False, json_schema_extra=Shapes("text", when=("architecture", ("sd3",)))
     )
+    """Hide the padding from SD3's two CLIPs, as sd-scripts calls it."""
     apply_t5_attn_mask: bool = Field(
         False,
         json_schema_extra=Shapes(
             "text", layouts=("sdscripts",), when=("architecture", ("sd3", "flux"))
         ),
-        description="Hide the padding from T5, for sd3 and flux in the layout sdscripts.",
     )
-    task: WanTask | None = Field(
-        None,
-        json_schema_extra=Shapes("latents", "weights"),
-        description="Makes this a Wan model: its caches are those of musubi-tuner, whose --task "
-        "this is.",
-    )
-    checkpoint: DiskPath | None = Field(
-        None,
-        min_length=1,
-        json_schema_extra=WEIGHTS,
-        description="What sd-scripts trains: a .safetensors file, or for sd1, sd2 and sdxl a "
-        "diffusers folder.",
-    )
-    dit: DiskPath | None = Field(
-        None,
-        min_length=1,
-        json_schema_extra=WEIGHTS,
-        description="Wan's network that is trained; of Wan 2.2 the low-noise.",
-    )
-    dit_high_noise: DiskPath | None = Field(
-        None,
-        min_length=1,
-        json_schema_extra=WEIGHTS,
-        description="Wan 2.2's network for high noise.",
-    )
-    clip: (
-        Annotated[Weights, BeforeValidator(place, json_schema_input_type=str | Weights)] | None
-    ) = Field(
-        None,
-        json_schema_extra=LATENTS,
-        description="The CLIP image encoder that Wan 2.1's image-to-video needs.",
-    )
-    fp8_t5: bool = Field(
-        False,
-        json_schema_extra=Shapes("text", layouts=("musubi",)),
-        description="Keep umT5's weights in 8 bits: less memory.",
-    )
-    vae_cache_cpu: bool = Field(
-        False,
-        json_schema_extra=Shapes("latents", layouts=("musubi",)),
-        description="Encode with Wan's VAE in tiles and slices: less memory, more time.",
-    )
+    """Hide the padding from T5, for sd3 and flux in the layout sdscripts."""
+    task: WanTask | None = Field(None, json_schema_extra=Shapes("latents", "weights"))
+    """Makes this a Wan model: its caches are those of musubi-tuner, whose --task this is."""
+    checkpoint: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
+    """What sd-scripts trains: a .safetensors file, or for sd1, sd2 and sdxl a diffusers folder."""
+    dit: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
+    """Wan's network that is trained; of Wan 2.2 the low-noise."""
+    dit_high_noise: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
+    """Wan 2.2's network for high noise."""
+    clip: _WeightsPlace | None = Field(None, json_schema_extra=LATENTS)
+    """The CLIP image encoder that Wan 2.1's image-to-video needs."""
+    fp8_t5: bool = Field(False, json_schema_extra=Shapes("text", layouts=("musubi",)))
+    """Keep umT5's weights in 8 bits: less memory."""
+    vae_cache_cpu: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("musubi",)))
+    """Encode with Wan's VAE in tiles and slices: less memory, more time."""
     encoder: Literal["latentmake", "musubi"] = Field(
-        "latentmake",
-        json_schema_extra=Shapes("latents", "text", layouts=("musubi",)),
-        description="Who encodes for a Wan model: our encoders, or musubi-tuner's own scripts.",
+        "latentmake", json_schema_extra=Shapes("latents", "text", layouts=("musubi",))
     )
-    dtype: Dtype = Field(
-        "float32",
-        json_schema_extra=Shapes("latents", "text"),
-        description="Number format of the caches; by default bfloat16 for Wan.",
-    )
-    vae_dtype: Dtype | None = Field(
-        None, json_schema_extra=LATENTS, description="The same for the latents alone."
-    )
-    text_dtype: Dtype | None = Field(
-        None, json_schema_extra=TEXT, description="The same for the embeddings alone."
-    )
+    """Who encodes for a Wan model: our encoders, or musubi-tuner's own scripts."""
+    dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
+    """Number format of the caches; by default bfloat16 for Wan."""
+    vae_dtype: Dtype | None = Field(None, json_schema_extra=LATENTS)
+    """The same for the latents alone."""
+    text_dtype: Dtype | None = Field(None, json_schema_extra=TEXT)
+    """The same for the embeddings alone."""
     posterior: Literal["mean", "sample"] = Field(
-        "mean",
-        json_schema_extra=Shapes("latents", layouts=("plain", "sdscripts")),
-        description="Keep the mean of the VAE's posterior, or one seeded sample of it.",
+        "mean", json_schema_extra=Shapes("latents", layouts=("plain", "sdscripts"))
     )
+    """Keep the mean of the VAE's posterior, or one seeded sample of it."""
     posterior_seed: Number = Field(
         0,
         ge=0,
         json_schema_extra=Shapes(
             "latents", layouts=("plain", "sdscripts"), when=("posterior", ("sample",))
         ),
-        description="Seed of `posterior: sample`.",
     )
-    adopt: Adopt | None = Field(
-        None,
-        json_schema_extra=MACHINE,
-        description="Caches of ai-training that adopt_{run} takes and export_{run} writes.",
-    )
+    """Seed of `posterior: sample`."""
+    adopt: Adopt | None = Field(None, json_schema_extra=MACHINE)
+    """Caches of ai-training that adopt_{run} takes and export_{run} writes."""
 
     @property
     def spec(self) -> Architecture:
@@ -312,7 +236,7 @@ class Model(Closed):
     @property
     def layout_name(self) -> str:
         """Name of its layout, of which sd-scripts has one for each architecture."""
-        return layout_name(vars(self))
+        return f"{self.layout}-{self.architecture}" if self.layout == "sdscripts" else self.layout
 
     @property
     def caption_dtype(self) -> Dtype:
@@ -361,22 +285,15 @@ class Model(Closed):
             raise ValueError("a Wan model has a `task`, and no `architecture`")
         encoders = self.spec.text_encoders
         if len(self.text) != len(encoders):
-            raise ValueError(
-                f"{self.architecture} has {len(encoders)} text encoders ({', '.join(encoders)}), "
-                f"and {len(self.text)} are named"
-            )
+            names = ", ".join(encoders)
+            raise ValueError(f"{self.architecture} has {len(encoders)} text encoders: {names}")
         for each, name in zip(self.text, encoders, strict=True):
             if name != "T5" and each.max_length not in (None, 77):
-                raise ValueError(
-                    f"how many tokens {name} keeps is said by `max_token_length`: leave out its "
-                    "`max_length`"
-                )
+                raise ValueError(f"set `max_token_length`, and leave out {name}'s `max_length`")
         if self.clip_skip is not None and not self.spec.picks_layer:
             raise ValueError(f"{self.architecture} has fixed layers: leave out `clip_skip`")
         if self.max_token_length != 75 and not self.spec.chunks_captions:
-            raise ValueError(
-                f"{self.architecture} takes 77 tokens of CLIP: leave out `max_token_length`"
-            )
+            raise ValueError(f"{self.architecture} keeps 77 tokens: leave out `max_token_length`")
         if self.apply_lg_attn_mask and self.architecture != "sd3":
             raise ValueError("`apply_lg_attn_mask` is about sd3")
         if self.layout == "sdscripts" and self.max_token_length not in (75, 150, 225):
@@ -394,18 +311,14 @@ class Model(Closed):
         if self.layout == "sdscripts":
             raise ValueError("`adopt` is about our own caches: leave out `layout: sdscripts` or it")
         if self.adopt.text is not None and len(self.adopt.text) != len(self.text):
+            endings = len(self.adopt.text)
             raise ValueError(
-                f"`adopt.text` names {len(self.adopt.text)} endings for {len(self.text)} text "
-                "encoders; name one for each, in their order"
+                f"`adopt.text` names {endings} endings for {len(self.text)} text encoders"
             )
         if self.adopt.text is not None and self.architecture is not None:
-            raise ValueError(
-                "ai-training keeps the last layer alone: leave out `architecture` or `adopt.text`"
-            )
+            raise ValueError("`adopt.text` takes the last layer alone: leave out `architecture`")
         if self.adopt.latents is not None and self.posterior != "mean":
-            raise ValueError(
-                "ai-training keeps the posterior's mean: leave out `posterior` or `adopt.latents`"
-            )
+            raise ValueError("`adopt.latents` takes the posterior's mean: leave out `posterior`")
         return self
 
     @model_validator(mode="after")
@@ -426,9 +339,7 @@ class Model(Closed):
         if self.text_dtype not in (None, "bfloat16"):
             raise ValueError("musubi-tuner keeps embeddings in bfloat16: leave out `text_dtype`")
         if self.needs_clip and self.clip is None:
-            raise ValueError(
-                f"{self.task} (Wan 2.1 image-to-video) needs the CLIP image encoder: set `clip`"
-            )
+            raise ValueError(f"{self.task} needs the CLIP image encoder: set `clip`")
         if self.clip is not None and not self.needs_clip:
             raise ValueError(f"{self.task} has no CLIP image encoder: leave out `clip`")
         if self.dit_high_noise is not None and not self.has_two_networks:

@@ -25,24 +25,30 @@ __all__ = ["Config", "json_schema", "parse"]
 class Config(Closed):
     """The whole of `config.yaml`."""
 
-    datasets: dict[Name, Dataset] = Field(min_length=1, description="Folders of captioned images.")
-    models: dict[Name, Model] = Field(min_length=1, description="Encoders and what is trained.")
-    runs: dict[Name, Run] = Field(min_length=1, description="What to train, on what.")
-    batch: Batch = Field(Batch(), description="How the work is cut into jobs.")
-    cluster: Cluster = Field(Cluster(), description="What jobs ask of a cluster.")
-    musubi_tuner: ExternalProgram | None = Field(
-        None, description="Where musubi-tuner lies, which trains Wan models."
-    )
-    sd_scripts: ExternalProgram | None = Field(
-        None, description="Where sd-scripts lies, which trains models of `layout: sdscripts`."
-    )
-    publish: Publish = Field(Publish(), description="What publish_{run} puts where.")
-    export: Export = Field(Export(), description="Where export_{run} writes caches.")
-    store: Store = Field(Store(), description="How much of what builds replace and remove is kept.")
-    storage: Storage | None = Field(None, description="Where store_{run} puts finished caches.")
-    folders: dict[Name, FolderField] = Field(
-        {}, description="Folders of images that compare_... shows beside runs."
-    )
+    datasets: dict[Name, Dataset] = Field(min_length=1)
+    """Folders of captioned images."""
+    models: dict[Name, Model] = Field(min_length=1)
+    """Encoders and what is trained."""
+    runs: dict[Name, Run] = Field(min_length=1)
+    """What to train, on what."""
+    batch: Batch = Batch()
+    """How the work is cut into jobs."""
+    cluster: Cluster = Cluster()
+    """What jobs ask of a cluster."""
+    musubi_tuner: ExternalProgram | None = None
+    """Where musubi-tuner lies, which trains Wan models."""
+    sd_scripts: ExternalProgram | None = None
+    """Where sd-scripts lies, which trains models of `layout: sdscripts`."""
+    publish: Publish = Publish()
+    """What publish_{run} puts where."""
+    export: Export = Export()
+    """Where export_{run} writes caches."""
+    store: Store = Store()
+    """How much of what builds replace and remove is kept."""
+    storage: Storage | None = None
+    """Where store_{run} puts finished caches."""
+    folders: dict[Name, FolderField] = Field({})
+    """Folders of images that compare_... shows beside runs."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -133,4 +139,5 @@ def json_schema() -> str:
     schema = Config.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "latentmake configuration"
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(schema, indent=2, ensure_ascii=False)
+    return text.replace("\\n", " ") + "\n"  # descriptions are wrapped in the source

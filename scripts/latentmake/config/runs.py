@@ -19,21 +19,18 @@ class Run(Closed):
     datasets: Annotated[
         list[str],
         BeforeValidator(listed, json_schema_input_type=str | list[str]),
-        Field(min_length=1, json_schema_extra=MANIFEST, description="What to train on."),
+        Field(min_length=1, json_schema_extra=MANIFEST),
     ]
-    model: str = Field(
-        json_schema_extra=Shapes("latents", "text", "weights"),
-        description="Which encoders, and what is trained.",
-    )
+    """What to train on."""
+    model: str = Field(json_schema_extra=Shapes("latents", "text", "weights"))
+    """Which encoders, and what is trained."""
     resolutions: Annotated[
         list[ResolutionField],
         BeforeValidator(listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
-        Field(
-            min_length=1,
-            json_schema_extra=Shapes("latents", "manifest"),
-            description="A side in pixels, or [width, height], each.",
-        ),
+        Field(min_length=1, json_schema_extra=Shapes("latents", "manifest")),
     ]
+    """A side in pixels, or [width, height], each."""
     trainer: (
         Annotated[SdTrainer | MusubiTrainer | SdScriptsTrainer, Field(discriminator="kind")] | None
-    ) = Field(None, description="Who trains, and how; without it the run is its caches alone.")
+    ) = None
+    """Who trains, and how; without it the run is its caches alone."""

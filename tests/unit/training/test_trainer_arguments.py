@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 from latentmake.config import MusubiTrainer, SdScriptsTrainer
-from latentmake.config.trainers.flags import MUSUBI, SD_SCRIPTS
+from latentmake.config.trainers.flags import MUSUBI, SD_SCRIPTS, decided_flags
 from latentmake.training.external.arguments import depends_on_length, missing_files, with_paths
 from pydantic import ValidationError
 
 
-@pytest.mark.parametrize("flag", [*MUSUBI, "--max_train_steps=5"])
+@pytest.mark.parametrize("flag", [*decided_flags(MusubiTrainer, MUSUBI), "--max_train_steps=5"])
 def test_a_flag_that_a_key_decides_is_refused_with_what_to_do(flag: str) -> None:
     with pytest.raises(ValidationError, match=f"leave out {flag.partition('=')[0]}: "):
         MusubiTrainer.model_validate({"kind": "musubi", "arguments": [flag, "1"]})
 
 
-@pytest.mark.parametrize("flag", SD_SCRIPTS)
+@pytest.mark.parametrize("flag", decided_flags(SdScriptsTrainer, SD_SCRIPTS))
 def test_so_is_one_of_sd_scripts(flag: str) -> None:
     with pytest.raises(ValidationError, match=f"leave out {flag}: "):
         SdScriptsTrainer.model_validate({"kind": "sdscripts", "arguments": [flag, "1"]})
@@ -25,7 +25,7 @@ def test_so_is_one_of_sd_scripts(flag: str) -> None:
 
 def test_the_key_that_is_named_is_one_of_the_trainer() -> None:
     for table, model in ((MUSUBI, MusubiTrainer), (SD_SCRIPTS, SdScriptsTrainer)):
-        for hint in table.values():
+        for hint in decided_flags(model, table).values():
             if hint.startswith("set `"):
                 assert hint.split("`")[1].partition(":")[0] in model.model_fields
 

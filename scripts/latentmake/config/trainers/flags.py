@@ -6,8 +6,11 @@ Given there as well, one of the two would have no effect, or caches and training
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import get_args
 
-__all__ = ["MUSUBI", "SD_SCRIPTS", "flags_of", "refuse_ours"]
+from latentmake.config.trainers.base import Trainer
+
+__all__ = ["MUSUBI", "SD_SCRIPTS", "decided_flags", "flags_of", "refuse_decided"]
 
 _STATES = "`save_every_n_epochs` saves states, and a killed training is resumed by itself"
 _CACHES = "datasets and caches are named by latentmake"
@@ -19,17 +22,7 @@ _BOTH = {
     "--output_name": _RESULT,
     "--logging_dir": "set `logging`",
     "--network_module": "latentmake names the LoRA's module",
-    "--resume": _STATES,
-    "--save_state": _STATES,
-    "--save_state_on_train_end": _STATES,
-    **{
-        f"--{key}": f"set `{key}`"
-        for key in (
-            *("network_dim", "network_alpha", "learning_rate", "optimizer_type"),
-            *("max_train_epochs", "gradient_accumulation_steps", "max_data_loader_n_workers"),
-            *("mixed_precision", "save_every_n_epochs"),
-        )
-    },
+    **dict.fromkeys(("--resume", "--save_state", "--save_state_on_train_end"), _STATES),
 }
 MUSUBI: Mapping[str, str] = {
     **_BOTH,
@@ -37,26 +30,13 @@ MUSUBI: Mapping[str, str] = {
     "--task": "set the model's `task`",
     "--dit": "set the model's `dit`",
     "--dit_high_noise": "set the model's `dit_high_noise`",
-    **{
-        f"--{name}": f"set `attention: {name}`"
-        for name in ("sdpa", "flash_attn", "flash3", "xformers", "sage_attn")
-    },
-    **{
-        f"--{key}": f"set `{key}`"
-        for key in (
-            *("timestep_sampling", "discrete_flow_shift", "timestep_boundary"),
-            *("fp8_base", "fp8_scaled"),
-        )
-    },
 }
-"""Flag of wan_train_network.py -> what to do instead."""
+"""Flag of wan_train_network.py that no key of its trainer is named for -> what to do instead."""
 
 SD_SCRIPTS: Mapping[str, str] = {
     **_BOTH,
-    **dict.fromkeys(
-        ("--train_data_dir", "--in_json", "--dataset_class", "--dataset_repeats"), _CACHES
-    ),
-    **dict.fromkeys(("--reg_data_dir", "--skip_cache_check"), _CACHES),
+    **dict.fromkeys(("--train_data_dir", "--in_json", "--dataset_class"), _CACHES),
+    **dict.fromkeys(("--dataset_repeats", "--reg_data_dir", "--skip_cache_check"), _CACHES),
     "--save_model_as": "results are .safetensors files",
     "--pretrained_model_name_or_path": "set the model's `checkpoint`",
     "--save_last_n_epochs_state": _STATES,
@@ -67,17 +47,8 @@ SD_SCRIPTS: Mapping[str, str] = {
     "--t5xxl_max_token_length": "set the `max_length` of the model's T5",
     "--apply_lg_attn_mask": "set the model's `apply_lg_attn_mask`",
     "--apply_t5_attn_mask": "set the model's `apply_t5_attn_mask`",
-    **{f"--{name}": f"set `attention: {name}`" for name in ("sdpa", "xformers", "mem_eff_attn")},
-    **{
-        f"--{key}": f"set `{key}`"
-        for key in (
-            *("max_train_steps", "train_batch_size", "lr_scheduler", "network_train_unet_only"),
-            *("gradient_checkpointing", "torch_compile", "dynamo_backend", "deepspeed"),
-            *("zero_stage", "seed"),
-        )
-    },
 }
-"""Flag of sd-scripts' training scripts -> what to do instead."""
+"""Flag of sd-scripts' training scripts that no key of its trainer is named for -> likewise."""
 
 
 def flags_of(arguments: Iterable[str]) -> list[str]:
@@ -85,16 +56,25 @@ def flags_of(arguments: Iterable[str]) -> list[str]:
     return [each.partition("=")[0] for each in arguments if each.startswith("--")]
 
 
-def refuse_ours(arguments: Iterable[str], ours: Mapping[str, str]) -> None:
-    """Refuse flags that the configuration decides.
+def decided_flags(trainer: type[Trainer], further: Mapping[str, str]) -> dict[str, str]:
+    """Return flag -> what to do instead, for a trainer's keys and further flags."""
+    fields = trainer.model_fields
+    return {
+        **{f"--{key}": f"set `{key}`" for key in fields},
+        **{f"--{x}": f"set `attention: {x}`" for x in get_args(fields["attention"].annotation)},
+        **further,
+    }
 
-    Args:
-        arguments: the user's own.
-        ours: flag -> what to do instead.
+
+def refuse_decided(
+    trainer: type[Trainer], arguments: Iterable[str], further: Mapping[str, str]
+) -> None:
+    """Refuse flags that the configuration decides.
 
     Raises:
         ValueError: names the first one.
     """
+    decided = decided_flags(trainer, further)
     for flag in flags_of(arguments):
-        if flag in ours:
-            raise ValueError(f"`arguments`: leave out {flag}: {ours[flag]}")
+        if flag in decided:
+            raise ValueError(f"`arguments`: leave out {flag}: {decided[flag]}")

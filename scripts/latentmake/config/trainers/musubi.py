@@ -17,7 +17,7 @@ from latentmake.config.trainers.base import (
     Precision,
     Trainer,
 )
-from latentmake.config.trainers.flags import MUSUBI, refuse_ours
+from latentmake.config.trainers.flags import MUSUBI, refuse_decided
 
 __all__ = ["MusubiTrainer"]
 
@@ -28,53 +28,47 @@ class MusubiTrainer(Trainer):
     layout: ClassVar[str] = "musubi"
     network: ClassVar[str] = "dit"
 
-    kind: Literal["musubi"] = Field(description="The trainer.")
-    network_dim: Number = Field(32, ge=1, description="Rank of the LoRA.")
+    kind: Literal["musubi"]
+    """The trainer."""
+    network_dim: Number = Field(32, ge=1)
+    """Rank of the LoRA."""
     network_alpha: LoraAlpha = None
-    learning_rate: float = Field(2e-4, gt=0, description="Learning rate.")
-    optimizer_type: str = Field(
-        "adamw", min_length=1, description="Optimiser; adamw8bit needs bitsandbytes there."
-    )
-    max_train_epochs: Number = Field(16, ge=1, description="Epochs.")
-    batch_size: Number = Field(1, ge=1, description="Items of one shape a step.")
+    learning_rate: float = Field(2e-4, gt=0)
+    """Learning rate."""
+    optimizer_type: str = Field("adamw", min_length=1)
+    """Optimiser; adamw8bit needs bitsandbytes there."""
+    max_train_epochs: Number = Field(16, ge=1)
+    """Epochs."""
+    batch_size: Number = Field(1, ge=1)
+    """Items of one shape a step."""
     gradient_accumulation_steps: Number = ACCUMULATION
     max_data_loader_n_workers: Number = WORKERS
-    mixed_precision: Precision = Field("bf16", description="Number format of the DiT's weights.")
-    attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers", "sage_attn"] = Field(
-        "auto",
-        description="Attention; auto: the first of sage_attn, flash_attn and xformers that the "
-        "trainer's environment has, else sdpa.",
-    )
-    timestep_sampling: str | None = Field(
-        "shift", description="How timesteps are drawn; null leaves it to the trainer."
-    )
-    discrete_flow_shift: float | None = Field(
-        3.0, gt=0, description="Shift of the timesteps; null leaves it to the trainer."
-    )
-    timestep_boundary: Number | None = Field(
-        None,
-        ge=0,
-        le=1000,
-        description="Where Wan 2.2 goes from one network to the other, in thousandths; by default "
-        "875 for text-to-video and 900 for image-to-video.",
-    )
-    fp8_base: bool = Field(False, description="Keep the DiT's weights in 8 bits.")
-    fp8_scaled: bool = Field(False, description="Scale them block by block; needs fp8_base.")
+    mixed_precision: Precision = "bf16"
+    """Number format of the DiT's weights."""
+    attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers", "sage_attn"] = "auto"
+    """Attention; auto: the first of sage_attn, flash_attn and xformers that the trainer's
+    environment has, else sdpa."""
+    timestep_sampling: str | None = "shift"
+    """How timesteps are drawn; null leaves it to the trainer."""
+    discrete_flow_shift: float | None = Field(3.0, gt=0)
+    """Shift of the timesteps; null leaves it to the trainer."""
+    timestep_boundary: Number | None = Field(None, ge=0, le=1000)
+    """Where Wan 2.2 goes from one network to the other, in thousandths; by default 875 for
+    text-to-video and 900 for image-to-video."""
+    fp8_base: bool = False
+    """Keep the DiT's weights in 8 bits."""
+    fp8_scaled: bool = False
+    """Scale them block by block; needs fp8_base."""
     logging: Logging = True
-    save_every_n_epochs: Number | None = Field(
-        None,
-        ge=1,
-        json_schema_extra=MACHINE,
-        description="Save weights, and a state from which a killed training goes on, this often.",
-    )
-    arguments: list[str] = Field(
-        [], description="Further arguments for wan_train_network.py, as its documentation has them."
-    )
+    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    """Save weights, and a state from which a killed training goes on, this often."""
+    arguments: list[str] = Field([])
+    """Further arguments for wan_train_network.py, as its documentation has them."""
     accelerate_config: AccelerateConfig = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        refuse_ours(self.arguments, MUSUBI)
+        refuse_decided(type(self), self.arguments, MUSUBI)
         if self.fp8_scaled and not self.fp8_base:
             raise ValueError("`fp8_scaled` needs `fp8_base: true`")
         return self

@@ -33,22 +33,22 @@ class Samples(Closed):
 
     shapes: ClassVar[Shapes] = PICTURES
 
-    prompts: list[str] = Field(
-        [], description="What to draw; by default the captions of the run's first four items."
-    )
-    prompt_file: DiskPath | None = Field(
-        None, min_length=1, description="A text file with a prompt a line, in place of `prompts`."
-    )
-    negative_prompt: str = Field("", description="What guidance leads away from.")
-    every: Number | None = Field(
-        None, gt=0, description="Steps between two rows; by default a quarter of the run."
-    )
-    num_inference_steps: Number = Field(30, gt=0, description="Denoising steps of a picture.")
-    guidance_scale: float = Field(3.0, ge=1, description="Classifier-free guidance; 1 is none.")
-    resolution: ResolutionField | None = Field(
-        None, description="Size of the pictures; by default the run's first resolution."
-    )
-    seed: Number = Field(0, ge=0, description="Seed of their noise, the same in every row.")
+    prompts: list[str] = Field([])
+    """What to draw; by default the captions of the run's first four items."""
+    prompt_file: DiskPath | None = Field(None, min_length=1)
+    """A text file with a prompt a line, in place of `prompts`."""
+    negative_prompt: str = ""
+    """What guidance leads away from."""
+    every: Number | None = Field(None, gt=0)
+    """Steps between two rows; by default a quarter of the run."""
+    num_inference_steps: Number = Field(30, gt=0)
+    """Denoising steps of a picture."""
+    guidance_scale: float = Field(3.0, ge=1)
+    """Classifier-free guidance; 1 is none."""
+    resolution: ResolutionField | None = None
+    """Size of the pictures; by default the run's first resolution."""
+    seed: Number = Field(0, ge=0)
+    """Seed of their noise, the same in every row."""
 
     @model_validator(mode="before")
     @classmethod
@@ -78,105 +78,77 @@ class SdTrainer(Trainer):
     layout: ClassVar[str] = "plain"
     network: ClassVar[str] = "unet"
 
-    kind: Literal["sd"] = Field(description="The trainer.")
-    adapter: Literal["lora", "full", "parts"] = Field(
-        "lora", description="Train a LoRA, the whole UNet, or the `parts` of it alone."
-    )
-    rank: Number = Field(8, ge=1, description="Rank of the LoRA.")
+    kind: Literal["sd"]
+    """The trainer."""
+    adapter: Literal["lora", "full", "parts"] = "lora"
+    """Train a LoRA, the whole UNet, or the `parts` of it alone."""
+    rank: Number = Field(8, ge=1)
+    """Rank of the LoRA."""
     alpha: LoraAlpha = None
-    target_modules: list[str] = Field(
-        ["to_q", "to_k", "to_v", "to_out.0"],
-        min_length=1,
-        description="Layers that get a LoRA, by the end of their names.",
-    )
-    parts: list[UNetPart] = Field(
-        [], description="What `adapter: parts` trains: cross_attention, norms, up_blocks.1, ..."
-    )
-    reinitialize: list[UNetPart] = Field(
-        [], description="Parts that are drawn anew before the training, and trained."
-    )
-    steps: Number | None = Field(
-        None, ge=1, description="Optimiser steps; by default 1000, or what `epochs` says."
-    )
-    epochs: float | None = Field(
-        None, gt=0, description="How often each item is seen, instead of `steps`."
-    )
-    optimizer: Literal["adamw", "adamw8bit", "lion", "prodigy", "dadaptation"] = Field(
-        "adamw", description="Optimiser; adamw8bit needs bitsandbytes."
-    )
-    optimizer_arguments: dict[str, bool | float | list[float]] = Field(
-        {}, description="Further arguments of the optimiser, such as betas."
-    )
-    learning_rate: float = Field(
-        1e-4, gt=0, description="Peak learning rate; by default 1 for prodigy and dadaptation."
-    )
-    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
-        "constant", description="Learning-rate schedule."
-    )
-    lr_warmup_steps: Number = Field(0, ge=0, description="Steps over which it rises from zero.")
-    lr_min_ratio: float = Field(
-        0.0, ge=0, le=1, description="Share of the peak at which linear and cosine end."
-    )
-    train_batch_size: Number = Field(4, ge=1, description="Items of one shape a step and a device.")
+    target_modules: list[str] = Field(["to_q", "to_k", "to_v", "to_out.0"], min_length=1)
+    """Layers that get a LoRA, by the end of their names."""
+    parts: list[UNetPart] = Field([])
+    """What `adapter: parts` trains: cross_attention, norms, up_blocks.1, ..."""
+    reinitialize: list[UNetPart] = Field([])
+    """Parts that are drawn anew before the training, and trained."""
+    steps: Number | None = Field(None, ge=1)
+    """Optimiser steps; by default 1000, or what `epochs` says."""
+    epochs: float | None = Field(None, gt=0)
+    """How often each item is seen, instead of `steps`."""
+    optimizer: Literal["adamw", "adamw8bit", "lion", "prodigy", "dadaptation"] = "adamw"
+    """Optimiser; adamw8bit needs bitsandbytes."""
+    optimizer_arguments: dict[str, bool | float | list[float]] = Field({})
+    """Further arguments of the optimiser, such as betas."""
+    learning_rate: float = Field(1e-4, gt=0)
+    """Peak learning rate; by default 1 for prodigy and dadaptation."""
+    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "constant"
+    """Learning-rate schedule."""
+    lr_warmup_steps: Number = Field(0, ge=0)
+    """Steps over which it rises from zero."""
+    lr_min_ratio: float = Field(0.0, ge=0, le=1)
+    """Share of the peak at which linear and cosine end."""
+    train_batch_size: Number = Field(4, ge=1)
+    """Items of one shape a step and a device."""
     gradient_accumulation_steps: Number = ACCUMULATION
-    max_grad_norm: float | None = Field(
-        1.0, gt=0, description="Gradients are clipped to this norm; null does not clip."
-    )
-    weight_decay: float = Field(0.01, ge=0, description="Weight decay of the optimiser.")
-    prediction_type: Literal["epsilon", "v_prediction", "flow_matching"] | None = Field(
-        None, description="What the UNet predicts; by default what its scheduler says."
-    )
-    snr_gamma: float | None = Field(
-        None, gt=0, description="Min-SNR weighting of the loss; 5 is usual."
-    )
-    noise_offset: float = Field(
-        0.0, ge=0, description="Noise added to whole channels, for darker and lighter pictures."
-    )
-    ema_decay: float | None = Field(
-        None, gt=0, lt=1, description="Keep a moving average of the weights, which is the result."
-    )
-    mixed_precision: Precision = Field("no", description="accelerate's mixed precision.")
-    gradient_checkpointing: bool = Field(False, description="Less memory for more time.")
-    attention: Literal["sdpa", "flash", "xformers"] = Field(
-        "sdpa", description="Attention: torch's own choice, its flash kernel, or xformers."
-    )
-    torch_compile: bool = Field(False, description="Compile the UNet by torch.compile.")
-    deterministic: bool = Field(
-        False, description="On a GPU, only kernels that repeat bit for bit; a CPU always does."
-    )
-    seed: Number = Field(0, ge=0, description="Seed of order, noise, timesteps and new weights.")
-    checkpointing_steps: Number = Field(
-        500,
-        ge=1,
-        json_schema_extra=MACHINE,
-        description="Steps between two states from which a killed run goes on.",
-    )
-    checkpoints_total_limit: Number = Field(
-        2, ge=1, json_schema_extra=MACHINE, description="How many of them are kept."
-    )
-    resume_from_checkpoint: DiskPath | None = Field(
-        None, min_length=1, description="A checkpoint folder of another training to go on from."
-    )
-    save_every_n_steps: Number | None = Field(
-        None,
-        ge=1,
-        json_schema_extra=MACHINE,
-        description="Steps between two copies of the trained weights.",
-    )
-    save_every_n_epochs: Number | None = Field(
-        None,
-        ge=1,
-        json_schema_extra=MACHINE,
-        description="Epochs between two copies of the trained weights.",
-    )
-    dataloader_num_workers: Number = Field(
-        2,
-        ge=0,
-        json_schema_extra=MACHINE,
-        description="Threads that read caches ahead, for each device.",
-    )
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """Gradients are clipped to this norm; null does not clip."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Weight decay of the optimiser."""
+    prediction_type: Literal["epsilon", "v_prediction", "flow_matching"] | None = None
+    """What the UNet predicts; by default what its scheduler says."""
+    snr_gamma: float | None = Field(None, gt=0)
+    """Min-SNR weighting of the loss; 5 is usual."""
+    noise_offset: float = Field(0.0, ge=0)
+    """Noise added to whole channels, for darker and lighter pictures."""
+    ema_decay: float | None = Field(None, gt=0, lt=1)
+    """Keep a moving average of the weights, which is the result."""
+    mixed_precision: Precision = "no"
+    """accelerate's mixed precision."""
+    gradient_checkpointing: bool = False
+    """Less memory for more time."""
+    attention: Literal["sdpa", "flash", "xformers"] = "sdpa"
+    """Attention: torch's own choice, its flash kernel, or xformers."""
+    torch_compile: bool = False
+    """Compile the UNet by torch.compile."""
+    deterministic: bool = False
+    """On a GPU, only kernels that repeat bit for bit; a CPU always does."""
+    seed: Number = Field(0, ge=0)
+    """Seed of order, noise, timesteps and new weights."""
+    checkpointing_steps: Number = Field(500, ge=1, json_schema_extra=MACHINE)
+    """Steps between two states from which a killed run goes on."""
+    checkpoints_total_limit: Number = Field(2, ge=1, json_schema_extra=MACHINE)
+    """How many of them are kept."""
+    resume_from_checkpoint: DiskPath | None = Field(None, min_length=1)
+    """A checkpoint folder of another training to go on from."""
+    save_every_n_steps: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    """Steps between two copies of the trained weights."""
+    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    """Epochs between two copies of the trained weights."""
+    dataloader_num_workers: Number = Field(2, ge=0, json_schema_extra=MACHINE)
+    """Threads that read caches ahead, for each device."""
     accelerate_config: AccelerateConfig = None
-    samples: Samples = Field(Samples(), description="Sample pictures.")
+    samples: Samples = Samples()
+    """Sample pictures."""
 
     @property
     def prompts(self) -> list[str]:

@@ -19,7 +19,7 @@ from latentmake.config.trainers.base import (
     Precision,
     Trainer,
 )
-from latentmake.config.trainers.flags import SD_SCRIPTS, flags_of, refuse_ours
+from latentmake.config.trainers.flags import SD_SCRIPTS, flags_of, refuse_decided
 
 __all__ = ["Script", "SdScriptsTrainer", "scripts_of"]
 
@@ -65,49 +65,50 @@ class SdScriptsTrainer(Trainer):
     layout: ClassVar[str] = "sdscripts"
     network: ClassVar[str] = "checkpoint"
 
-    kind: Literal["sdscripts"] = Field(description="The trainer.")
-    script: Script | None = Field(
-        None, description="Which of its scripts; by default the one that trains a LoRA."
-    )
-    network_dim: Number = Field(16, ge=1, description="Rank of the LoRA.")
+    kind: Literal["sdscripts"]
+    """The trainer."""
+    script: Script | None = None
+    """Which of its scripts; by default the one that trains a LoRA."""
+    network_dim: Number = Field(16, ge=1)
+    """Rank of the LoRA."""
     network_alpha: LoraAlpha = None
-    network_train_unet_only: bool = Field(
-        False, description="No LoRA for the text encoder of sd1 and sd2; others never have one."
-    )
-    learning_rate: float = Field(1e-4, gt=0, description="Learning rate.")
-    optimizer_type: str = Field(
-        "AdamW", min_length=1, description="Optimiser; AdamW8bit needs bitsandbytes there."
-    )
-    lr_scheduler: str = Field("constant", min_length=1, description="Learning-rate schedule.")
-    max_train_epochs: Number | None = Field(
-        None, ge=1, description="Epochs; by default 10, or what `max_train_steps` says."
-    )
-    max_train_steps: Number | None = Field(None, ge=1, description="Steps, instead of epochs.")
-    train_batch_size: Number = Field(1, ge=1, description="Items of one shape a step.")
+    network_train_unet_only: bool = False
+    """No LoRA for the text encoder of sd1 and sd2; others never have one."""
+    learning_rate: float = Field(1e-4, gt=0)
+    """Learning rate."""
+    optimizer_type: str = Field("AdamW", min_length=1)
+    """Optimiser; AdamW8bit needs bitsandbytes there."""
+    lr_scheduler: str = Field("constant", min_length=1)
+    """Learning-rate schedule."""
+    max_train_epochs: Number | None = Field(None, ge=1)
+    """Epochs; by default 10, or what `max_train_steps` says."""
+    max_train_steps: Number | None = Field(None, ge=1)
+    """Steps, instead of epochs."""
+    train_batch_size: Number = Field(1, ge=1)
+    """Items of one shape a step."""
     gradient_accumulation_steps: Number = ACCUMULATION
     max_data_loader_n_workers: Number = WORKERS
-    mixed_precision: Precision = Field("bf16", description="Number format in which it computes.")
-    gradient_checkpointing: bool = Field(False, description="Less memory for more time.")
-    attention: Literal["sdpa", "xformers", "mem_eff_attn"] = Field(
-        "sdpa", description="Attention: torch's own, xformers', or the slow one of little memory."
-    )
-    torch_compile: bool = Field(False, description="Compile the network by torch.compile.")
-    dynamo_backend: str | None = Field(
-        None, min_length=1, description="torch.compile backend; by default inductor."
-    )
-    deepspeed: bool = Field(False, description="Train with DeepSpeed ZeRO.")
-    zero_stage: Literal[0, 1, 2, 3] = Field(2, description="DeepSpeed ZeRO stage.")
-    seed: Number = Field(0, ge=0, description="Seed of order, noise and timesteps.")
-    save_every_n_epochs: Number | None = Field(
-        None,
-        ge=1,
-        json_schema_extra=MACHINE,
-        description="Epochs between two copies of the trained weights.",
-    )
+    mixed_precision: Precision = "bf16"
+    """Number format in which it computes."""
+    gradient_checkpointing: bool = False
+    """Less memory for more time."""
+    attention: Literal["sdpa", "xformers", "mem_eff_attn"] = "sdpa"
+    """Attention: torch's own, xformers', or the slow one of little memory."""
+    torch_compile: bool = False
+    """Compile the network by torch.compile."""
+    dynamo_backend: str | None = Field(None, min_length=1)
+    """torch.compile backend; by default inductor."""
+    deepspeed: bool = False
+    """Train with DeepSpeed ZeRO."""
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    """DeepSpeed ZeRO stage."""
+    seed: Number = Field(0, ge=0)
+    """Seed of order, noise and timesteps."""
+    save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
+    """Epochs between two copies of the trained weights."""
     logging: Logging = True
-    arguments: list[str] = Field(
-        [], description="Further arguments of the script, as its documentation has them."
-    )
+    arguments: list[str] = Field([])
+    """Further arguments of the script, as its documentation has them."""
     accelerate_config: AccelerateConfig = None
 
     @property
@@ -123,7 +124,7 @@ class SdScriptsTrainer(Trainer):
             raise ValueError("`dynamo_backend` needs `torch_compile: true`")
         if self.zero_stage != 2 and not self.deepspeed:
             raise ValueError("`zero_stage` needs `deepspeed: true`")
-        refuse_ours(self.arguments, SD_SCRIPTS)
+        refuse_decided(type(self), self.arguments, SD_SCRIPTS)
         if flag := _first(self.flags, _CACHED):
             raise ValueError(f"`arguments`: {flag} does not go with cached latents: leave it out")
         if flag := _first(self.flags, _OF_DATASETS):
