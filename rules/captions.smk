@@ -8,7 +8,7 @@ for run in SESSION.runs:
         name:
             f"captions_{run}"
         input:
-            order=SESSION.asked_order(run, "captions") or workflow.main_snakefile,
+            order=SESSION.run_order(run, "captions") or workflow.main_snakefile,
             model=SESSION.text_models(run),
         output:
             page=f"reports/captions_{run}.html",

@@ -14,6 +14,8 @@ from latentmake.session import Session
 from snakemake.cli import parse_args
 from snakemake.logging import logger
 
+RESOLUTION = r"\d+(?:x\d+)?"
+TEXT = r"text(?:\.(?:\d+|dropped))?"
 SAMPLE_MODEL = "models/tiny-sd"
 SAMPLE_MODEL_MARKER = f"{SAMPLE_MODEL}/model_index.json"
 
@@ -72,8 +74,7 @@ def resources_of(kind, order=None):
         gpus = min(1, len(GPUS)) if kind == "encode" else len(GPUS)
         if order and order.reuses:
             gpus = 0  # it links files; where one of them is not what it seemed, it waits for a GPU
-    asked = SESSION.order_resources(order) if order else SESSION.resources(kind)
-    return {**asked, "gpu": gpus}
+    return {**SESSION.resources(kind, order), "gpu": gpus}
 
 
 def check_targets():
@@ -114,8 +115,6 @@ def training_inputs(wildcards):
 wildcard_constraints:
     dataset=r"[^/]+",
     model=r"[^/]+",
-    resolution=r"\d+(x\d+)?",
-    variant=r"text(\.(\d+|dropped))?",
     stem=r".+",
     run=r"[^/]+",
 

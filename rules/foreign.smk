@@ -8,7 +8,7 @@ for run in SESSION.runs:
         name:
             f"adopt_{run}"
         input:
-            order=ancient(SESSION.asked_order(run, "adopt") or workflow.main_snakefile),
+            order=ancient(SESSION.run_order(run, "adopt") or workflow.main_snakefile),
         log:
             f"logs/adopt/{run}.log",
         localrule: True
@@ -23,7 +23,7 @@ for run in SESSION.runs:
             f"export_{run}"
         input:
             lock=f"runs/{run}/dataset.lock",
-            order=ancient(SESSION.asked_order(run, "export") or workflow.main_snakefile),
+            order=ancient(SESSION.run_order(run, "export") or workflow.main_snakefile),
         log:
             f"logs/export/{run}.log",
         localrule: True

@@ -21,7 +21,7 @@ for run in SESSION.runs:
         name:
             f"check_{run}"
         input:
-            order=ancient(SESSION.asked_order(run, "check") or workflow.main_snakefile),
+            order=ancient(SESSION.run_order(run, "check") or workflow.main_snakefile),
         log:
             f"logs/check/{run}.log",
         localrule: True

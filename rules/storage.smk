@@ -25,8 +25,8 @@ rule archive:
 
 
 for run in SESSION.runs:
-    storing = SESSION.asked_order(run, "store")
-    fetching = SESSION.asked_order(run, "fetch")
+    storing = SESSION.run_order(run, "store")
+    fetching = SESSION.run_order(run, "fetch")
 
     rule:
         name:

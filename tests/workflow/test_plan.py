@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import world
+from latentmake.plan.plan_file import VARIABLE, PlanFile
 from project import NOTHING, ROOT, Project
 
 
@@ -85,7 +86,11 @@ def test_a_process_that_snakemake_starts_never_plans(built: Project) -> None:
     memo = (built / ".latentmake/memo.sqlite").read_bytes()
     orders = sorted(path.name for path in (built / ".latentmake").rglob("*.json"))
     before = built.snapshot()
-    result = built.run("--mode", "subprocess", "--nolock", "--target-jobs", f"{rule}:")
+    (order,) = (built / ".latentmake/orders").glob(f"{rule[-12:]}*.items.json")
+    plan = PlanFile(batches={rule: order.name.removesuffix(".items.json")})
+    (built / "plan.json").write_text(plan.model_dump_json())
+    arguments = ["--mode", "subprocess", "--nolock", "--target-jobs", f"{rule}:"]
+    result = built.run(*arguments, **{VARIABLE: "plan.json"})
     assert result.tables == 0
     assert built.changed(before) == NOTHING._replace(added={name})
     assert (built / ".latentmake/memo.sqlite").read_bytes() == memo

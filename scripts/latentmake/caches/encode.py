@@ -17,7 +17,8 @@ from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.errors import ModelError, SourceError
 from latentmake.models import recipe
-from latentmake.plan.orders import Receipt, WorkOrder
+from latentmake.plan.orders import WorkOrder
+from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
 __all__ = ["carry_out"]

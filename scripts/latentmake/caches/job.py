@@ -22,7 +22,8 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import source_stat, target_stat
-from latentmake.plan.orders import Target, WorkItem, WorkOrder, spooled
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.spool import spooled
 from latentmake.plan.store import stored
 from latentmake.progress import Progress
 from latentmake.sources import s3

@@ -7,7 +7,7 @@ from latentmake.layouts.musubi import Musubi
 from latentmake.layouts.plain import Plain
 from latentmake.layouts.sdscripts import LAYOUTS as SDSCRIPTS
 
-__all__ = ["DROPPED", "Layout", "Named", "kind_of", "of", "size_of"]
+__all__ = ["DROPPED", "Layout", "Named", "endings", "kind_of", "of", "size_of"]
 
 _LAYOUTS: dict[str, Layout] = {each.name: each for each in (Plain(), Musubi(), *SDSCRIPTS)}
 
@@ -19,3 +19,11 @@ def of(name: str) -> Layout:
         KeyError: there is none of this name.
     """
     return _LAYOUTS[name]
+
+
+def endings(kind: str) -> list[str]:
+    """Return the ends of the names of all caches of `latents` or `text`."""
+    found = (
+        each.text_ending if kind == "text" else each.latents_ending for each in _LAYOUTS.values()
+    )
+    return sorted({ending for ending in found if ending is not None})

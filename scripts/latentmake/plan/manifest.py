@@ -19,7 +19,9 @@ from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import Layout
 from latentmake.plan import store
-from latentmake.plan.orders import read_receipt, run_order, spooled
+from latentmake.plan.orders import run_order
+from latentmake.plan.receipts import read_receipt
+from latentmake.plan.spool import spooled
 
 __all__ = [
     "CAPTIONS",

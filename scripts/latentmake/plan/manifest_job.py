@@ -9,8 +9,8 @@ from latentmake import digest
 from latentmake.config import Run
 from latentmake.plan import manifest
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import unfinished
 from latentmake.plan.parts import Part, RunPlan, kind_of, part_names, read_lock, run_folder
+from latentmake.plan.spool import unfinished
 
 __all__ = ["manifest_items", "plan_manifest"]
 

@@ -1,79 +1,81 @@
-"""What a plan hands to the processes that carry it out: which rules it has, and their orders.
+"""Plan file: the rules and orders of one plan, for the processes that Snakemake starts.
 
-On a cluster each job starts Snakemake again, which reads the Snakefile again while others finish
-beside it and somebody else may be planning. So the process that plans writes down what it planned,
-and the others are told by an environment variable which of these files is theirs.
+On a cluster each job reads the Snakefile again, while other jobs finish and other builds plan. The
+planning process writes this file; the others find its path in an environment variable.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
 
 from latentmake.errors import LatentmakeError
 from latentmake.files import atomic
 from latentmake.plan.orders import FOLDER, RUNS, WorkOrder
 
-__all__ = ["VARIABLE", "Handover"]
+__all__ = ["VARIABLE", "PlanFile"]
 
 VARIABLE = "LATENTMAKE_PLAN"
-"""The environment variable that holds the path of a handover."""
+"""The environment variable with the path of the plan file."""
 
 
-@dataclass(frozen=True)
-class Handover:
-    """The orders of one plan.
+class PlanFile(BaseModel):
+    """Orders of a plan.
 
     Attributes:
-        rules: name of a batch rule -> name of its order.
-        singles: cache file asked for by its name -> name of its order.
-        runs: run -> kind of its order (`manifest`, `train`, `wan`) -> path.
+        batches: name of a batch rule -> name of its work order.
+        singles: cache file asked for by its name -> name of its work order.
+        runs: run -> kind of an order (`manifest`, `train`, `adopt`, ...) -> path.
     """
 
-    rules: dict[str, str] = field(default_factory=dict)
-    singles: dict[str, str] = field(default_factory=dict)
-    runs: dict[str, dict[str, str]] = field(default_factory=dict)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    batches: dict[str, str] = {}
+    singles: dict[str, str] = {}
+    runs: dict[str, dict[str, str]] = {}
 
-    def write(self, planned: int) -> Path:
-        """Write it for a plan made at some time (ns), and name it to the processes started later.
+    def write(self, planned: int) -> None:
+        """Write it and set the environment variable, which processes started later inherit.
+
+        Args:
+            planned: time of the plan, in nanoseconds.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
         path = RUNS / f"plan.{planned}.json"
-        atomic.write(path, json.dumps(vars(self)).encode())
+        atomic.write(path, self.model_dump_json().encode())
         os.environ[VARIABLE] = str(path)
-        return path
 
     @classmethod
-    def given(cls) -> Handover | None:
-        """Return what this process was handed; None where it was started in another way.
+    def read(cls) -> PlanFile:
+        """Read the file that the environment variable names; an empty plan where it is not set.
 
         Raises:
-            LatentmakeError: the file it was told of is gone or damaged.
+            LatentmakeError: the file is gone or damaged.
         """
         path = os.environ.get(VARIABLE)
         if not path:
-            return None
+            return cls()
         try:
-            return cls(**json.loads(Path(path).read_bytes()))
-        except (OSError, ValueError, TypeError) as error:
-            raise LatentmakeError(f"{path} is no plan that was handed over: {error}") from None
+            return cls.model_validate_json(Path(path).read_bytes())
+        except (OSError, ValueError) as error:
+            raise LatentmakeError(f"{path} is not a plan: {error}") from None
 
     def orders(self, allowed: Collection[str] = ()) -> list[WorkOrder]:
-        """Return the work orders of batch rules: of those allowed, or of all where none is named.
+        """Read the work orders of the batch rules; of those in `allowed` alone, unless it is empty.
 
         Raises:
             LatentmakeError: one is gone or damaged.
         """
-        names = [name for rule, name in self.rules.items() if not allowed or rule in allowed]
-        return [_read(name) for name in names]
+        return [
+            _read(name) for rule, name in self.batches.items() if not allowed or rule in allowed
+        ]
 
     def single(self, path: str) -> WorkOrder | None:
-        """Return the order of a cache file that was asked for by its name.
+        """Read the work order of a cache file that was asked for by its name.
 
         Raises:
             LatentmakeError: it is gone or damaged.

@@ -13,9 +13,8 @@ import latentmake
 from latentmake import digest
 from latentmake.config import Run
 from latentmake.errors import SourceError
-from latentmake.files.cachefile import Picture
-from latentmake.index.memo import Memo, SourceStat, TargetStat
-from latentmake.plan import manifest, orders, reuse, staleness
+from latentmake.index.memo import Memo
+from latentmake.plan import manifest, reuse, staleness
 from latentmake.plan.batches import batches, minutes_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest_job import plan_manifest
@@ -29,6 +28,7 @@ from latentmake.plan.parts import (
     prompt_sources,
     source_of,
 )
+from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.run_checks import check_run
 from latentmake.plan.staleness import Evaluation, Folder
 from latentmake.sources import metadata, s3
@@ -52,7 +52,7 @@ def make_plan(facts: Facts, names: Iterable[str], *, force: bool = False) -> Pla
         UserError: something that makes planning impossible.
     """
     runs = {name: facts.config.runs[name] for name in names}
-    _read_receipts(facts.memo)
+    learn_receipts(facts.memo)
     needed: dict[tuple[str, str], dict[str, set[str]]] = {}
     for name, run in runs.items():
         check_run(facts, name, run)
@@ -86,31 +86,6 @@ def make_plan(facts: Facts, names: Iterable[str], *, force: bool = False) -> Pla
     facts.memo.save()
     minutes = {order.name: known for order in found if (known := minutes_of(facts, order))}
     return Plan(plans, found, minutes)
-
-
-def _read_receipts(memo: Memo) -> None:
-    """Learn what jobs read and wrote, so that nobody reads it again."""
-    known = memo.receipts.names()
-    for path in orders.receipts():
-        if path.name in known:
-            continue
-        try:
-            receipt = orders.read_receipt(path)
-            for source, values in receipt.sources.items():
-                (*stat, content), size = values[:5], values[5:]
-                memo.sources.learn(source, SourceStat(*stat), content)
-                if size:
-                    memo.learn_picture(content, Picture(*size))
-            for target, (*stat, key) in receipt.targets.items():
-                memo.targets.learn(target, TargetStat(*stat), key)
-            if receipt.work:
-                encoding = receipt.seconds - receipt.starting
-                encoded = receipt.counts.get("encoded", 0)
-                memo.learn_rate(receipt.work, encoded, encoding, receipt.starting)
-        except (OSError, ValueError, TypeError):
-            continue  # it spares work, no more
-        memo.receipts.learn(path.name, None, "")
-    memo.save()
 
 
 def _evaluate_all(

@@ -20,7 +20,9 @@ from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.files.media import probe_image
 from latentmake.index.memo import source_stat, target_stat
-from latentmake.plan.orders import Receipt, WorkOrder, forget_delivered, read_receipt, spooled
+from latentmake.plan.orders import WorkOrder
+from latentmake.plan.receipts import Receipt, read_receipt
+from latentmake.plan.spool import forget_delivered, spooled
 from order_world import Encoder, key_of, order, put_image, silent, target, whole_numbers
 from safetensors import safe_open
 from safetensors.torch import load_file

@@ -18,7 +18,9 @@ from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
 from latentmake.config import Dataset, Model
 from latentmake.errors import ModelError, SourceError
-from latentmake.plan.orders import Receipt, WorkItem, WorkOrder, spooled
+from latentmake.plan.orders import WorkItem, WorkOrder
+from latentmake.plan.receipts import Receipt
+from latentmake.plan.spool import spooled
 from order_world import Encoded, Encoder, order, put_image, silent
 from test_encoders import tiny_vae
 from torch.nn.modules.module import register_module_forward_hook

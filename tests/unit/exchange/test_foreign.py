@@ -28,8 +28,9 @@ from latentmake.files import cachefile
 from latentmake.index.memo import Memo, source_stat, target_stat
 from latentmake.models.shapes import Latents, Tokens
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, WorkOrder, read_receipt
+from latentmake.plan.orders import FOLDER, WorkOrder
 from latentmake.plan.parts import RunPlan
+from latentmake.plan.receipts import read_receipt
 from order_world import order, put_image, silent, target
 from PIL import Image
 from safetensors.torch import load_file

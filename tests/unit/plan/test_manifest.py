@@ -22,7 +22,8 @@ from latentmake.plan.manifest import (
     lock_digest,
     read_lock,
 )
-from latentmake.plan.orders import Receipt, spooled
+from latentmake.plan.receipts import Receipt
+from latentmake.plan.spool import spooled
 from order_world import silent
 from safetensors.torch import save_file
 

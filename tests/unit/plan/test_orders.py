@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -13,13 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config import Dataset, Model
-from latentmake.errors import LatentmakeError
 from latentmake.files import atomic, cachefile
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
-from latentmake.plan import orders
-from latentmake.plan.orders import Receipt, Target, WorkItem, WorkOrder, read_receipt, spooled
+from latentmake.plan import receipts, spool
+from latentmake.plan.orders import FOLDER, Target, WorkItem, WorkOrder
+from latentmake.plan.receipts import Receipt, read_receipt
+from latentmake.plan.spool import spooled
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 targets = st.builds(
@@ -134,22 +134,12 @@ def test_what_may_not_be_declared_is_not(order: WorkOrder) -> None:
 
 
 def test_orders_and_receipts_are_told_apart_on_disk() -> None:
-    assert orders.on_disk() == []
-    assert list(orders.receipts()) == []
+    assert list(receipts.receipts()) == []
     written = [work_order(), work_order(kind="text")]
     for order in written:
         order.write()
     Receipt({}, {}, [], {}, 0.0).write(written[0].receipt)
-    (orders.FOLDER / "notes.json").write_text("of someone else")
-    assert sorted(orders.on_disk(), key=lambda order: order.kind) == written
-    assert list(orders.receipts()) == [written[0].receipt]
-
-
-def test_a_damaged_order_is_one_line() -> None:
-    work_order().write()
-    work_order().path.write_text("{")
-    with pytest.raises(LatentmakeError, match="is not a work order"):
-        orders.on_disk()
+    assert list(receipts.receipts()) == [written[0].receipt]
 
 
 def test_a_receipt_survives_being_written_and_read() -> None:
@@ -181,9 +171,9 @@ def test_old_orders_and_delivered_spool_files_are_forgotten_and_no_others() -> N
         spooled(key).write_bytes(b"x")
     os.link(spooled("delivered"), "target")
     os.utime(spooled("waiting"), (week, week))  # made long ago, but it lies there since today
-    orders.forget_old({kept.name})
-    assert {order.name for order in orders.on_disk()} == {kept.name, new.name}
-    assert set(orders.receipts()) == {kept.receipt, new.receipt}
+    spool.forget_old({kept.name})
+    assert not old.path.exists() and kept.path.exists() and new.path.exists()
+    assert set(receipts.receipts()) == {kept.receipt, new.receipt}
     assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("waiting").name]
     assert Path("target").read_bytes() == b"x"
 
@@ -191,8 +181,8 @@ def test_old_orders_and_delivered_spool_files_are_forgotten_and_no_others() -> N
 def test_what_nobody_fetched_from_the_spool_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     spooled("x").parent.mkdir(parents=True)
     spooled("given up").write_bytes(b"x")
-    monkeypatch.setattr(orders, "_KEPT_SECONDS", -1)
-    orders.forget_old(set())
+    monkeypatch.setattr(spool, "KEPT_SECONDS", -1)
+    spool.forget_old(set())
     assert not spooled("given up").exists()
 
 
@@ -204,9 +194,9 @@ def test_what_is_replaced_is_kept_in_the_spool_until_then() -> None:
         Path(each.path).write_bytes(b"old")
         os.utime(each.path, ns=(5, 5))
     order = work_order(items=(WorkItem("a", "data/a.png", None, (target, damaged)),))
-    orders.keep_replaced([order])
+    spool.keep_replaced([order])
     Path(target.path).unlink()  # as Snakemake does before a job
-    orders.forget_old({order.name})
+    spool.forget_old({order.name})
     assert spooled("key").read_bytes() == b"old"
     assert len(list(spooled("key").parent.iterdir())) == 1
 
@@ -220,7 +210,7 @@ def test_what_another_build_has_made_since_is_kept_under_its_own_key() -> None:
     for target in targets:
         atomic.write(Path(target.path), data)
     for target in targets:
-        orders.keep_replaced([work_order(items=(WorkItem("a", "a.png", None, (target,)),))])
+        spool.keep_replaced([work_order(items=(WorkItem("a", "a.png", None, (target,)),))])
         assert [path.name for path in spooled("x").parent.iterdir()] == [spooled("new").name]
         spooled("new").unlink()
 
@@ -229,15 +219,15 @@ def test_beside_another_build_nothing_is_tidied_away() -> None:
     spooled("x").parent.mkdir(parents=True)
     spooled("kept").write_bytes(b"x")
     os.link(spooled("kept"), "target")  # as a build keeps what it replaces
-    builds = [orders.begin([])]
+    builds = [spool.begin([])]
     assert not spooled("kept").exists()
     os.link("target", spooled("kept"))
-    builds += [orders.begin([]), orders.begin([])]
+    builds += [spool.begin([]), spool.begin([])]
     assert spooled("kept").exists()
     for build in builds:
         assert build is not None
         build.close()
-    build = orders.begin([])
+    build = spool.begin([])
     assert not spooled("kept").exists()
 
 
@@ -257,8 +247,8 @@ def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
 
 
 def test_forgetting_what_is_not_there_does_nothing() -> None:
-    orders.forget_old(set())
-    orders.forget_delivered()
+    spool.forget_old(set())
+    spool.forget_delivered()
 
 
 @settings(deadline=None)
@@ -267,17 +257,4 @@ def test_names_of_rules_and_logs_are_those_of_the_order(dataset: str) -> None:
     order = work_order(dataset=dataset)
     assert order.name[:12] in order.rule
     assert order.name[:12] in order.log
-    assert order.path.parent == order.receipt.parent == orders.FOLDER
-
-
-def test_an_order_of_another_version_is_passed_over_and_a_damaged_one_is_not() -> None:
-    order, other = work_order(), work_order(dataset="dogs")
-    order.write()
-    other.write()
-    values = json.loads(other.path.read_bytes())
-    del values["version"]  # as the first version wrote it
-    other.path.write_text(json.dumps(values))
-    assert [each.name for each in orders.on_disk()] == [order.name]
-    other.path.write_text("{")
-    with pytest.raises(LatentmakeError, match="is not a work order"):
-        orders.on_disk()
+    assert order.path.parent == order.receipt.parent == FOLDER

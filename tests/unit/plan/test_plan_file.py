@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from latentmake.errors import LatentmakeError
 from latentmake.plan.orders import WorkOrder
-from latentmake.plan.plan_file import VARIABLE, Handover
+from latentmake.plan.plan_file import VARIABLE, PlanFile
 from order_world import order
 
 
@@ -26,37 +26,43 @@ def written(*stems: str) -> list[WorkOrder]:
     return orders
 
 
-def test_a_process_that_was_handed_nothing_knows_it() -> None:
-    assert Handover.given() is None
+def test_a_process_without_a_plan_has_no_orders() -> None:
+    assert PlanFile.read() == PlanFile()
 
 
 def test_a_plan_is_handed_on_through_the_environment() -> None:
     one, other = written("a", "b")
     runs = {"first": {"train": ".latentmake/runs/first.5.train.json"}}
-    before = Handover({one.rule: one.name, other.rule: other.name}, {"cache/x": one.name}, runs)
-    path = before.write(5)
-    assert os.environ[VARIABLE] == str(path)
-    given = Handover.given()
+    batches = {one.rule: one.name, other.rule: other.name}
+    before = PlanFile(batches=batches, singles={"cache/x": one.name}, runs=runs)
+    before.write(5)
+    given = PlanFile.read()
     assert given == before
-    assert given is not None and given.orders() == [one, other]
+    assert given.orders() == [one, other]
     assert given.orders([other.rule, "manifest"]) == [other]
     assert given.single("cache/x") == one and given.single("cache/y") is None
 
 
 def test_orders_of_another_plan_are_none_of_its_business() -> None:
     one, other = written("a", "b")
-    Handover({one.rule: one.name}).write(5)
-    given = Handover.given()
-    assert given is not None and given.orders() == [one]
+    PlanFile(batches={one.rule: one.name}).write(5)
+    given = PlanFile.read()
+    assert given.orders() == [one]
     other.path.write_text("{")  # whatever becomes of it
     assert given.orders() == [one]
 
 
-def test_an_order_that_is_gone_is_named() -> None:
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("{")])
+def test_an_order_that_is_gone_or_damaged_is_named(damage: Callable[[Path], object]) -> None:
     (one,) = written("a")
-    Handover({one.rule: one.name}).write(5)
-    one.path.unlink()
-    given = Handover.given()
-    assert given is not None
-    with pytest.raises(LatentmakeError, match=one.name):
+    PlanFile(batches={one.rule: one.name}).write(5)
+    damage(one.path)
+    given = PlanFile.read()
+    with pytest.raises(LatentmakeError, match=f"{one.name}.json is not a work order"):
         given.orders()
+
+
+def test_a_plan_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "plan.5.json")
+    with pytest.raises(LatentmakeError, match="is not a plan"):
+        PlanFile.read()

@@ -27,7 +27,9 @@ from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size, placement
 from latentmake.index.memo import target_stat
 from latentmake.layouts import plain
-from latentmake.plan.orders import FOLDER, Receipt, Target, WorkItem, WorkOrder, spooled
+from latentmake.plan.orders import FOLDER, Target, WorkItem, WorkOrder
+from latentmake.plan.receipts import Receipt
+from latentmake.plan.spool import spooled
 from latentmake.plan.store import put_away
 from latentmake.progress import Progress
 

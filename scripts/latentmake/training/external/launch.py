@@ -22,7 +22,7 @@ from latentmake.files import atomic
 from latentmake.files.safetensors import not_finite, read_head
 from latentmake.index.memo import source_stat
 from latentmake.plan.orders import FOLDER
-from latentmake.plan.orders import Receipt as ReadFiles
+from latentmake.plan.receipts import Receipt as ReadFiles
 from latentmake.training import process
 from latentmake.training.backend import Say
 from latentmake.training.checks import passed

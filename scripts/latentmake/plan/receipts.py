@@ -1,0 +1,93 @@
+"""Receipts: what batch jobs read and wrote, for the next plan's memo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latentmake.files import atomic
+from latentmake.files.cachefile import Picture
+from latentmake.index.memo import Memo, SourceStat, TargetStat
+from latentmake.plan.orders import FOLDER
+
+__all__ = ["Receipt", "learn_receipts", "read_receipt", "receipts"]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Result of a batch job.
+
+    Attributes:
+        sources: path -> stat (size, mtime_ns, ctime_ns, inode) and digest of each file read; for an
+            image whose targets are not named by its size also width, height, upright.
+        targets: path -> stat (size, mtime_ns, inode) and key.
+        faults: skipped items: stem, path and digest of the faulty file, and the fault in a line.
+        counts: number of targets encoded, taken from the spool, linked to an equal one, kept.
+        seconds: duration of the job.
+        began: time of its start, in seconds since 1970 by the clock of its machine.
+        starting: seconds from its start to the first encoded item.
+        work: kind and model, whose speed this tells; "" where it tells none.
+    """
+
+    sources: dict[str, list[Any]]
+    targets: dict[str, list[Any]]
+    faults: list[dict[str, str]]
+    counts: dict[str, int]
+    seconds: float
+    began: float = 0.0
+    starting: float = 0.0
+    work: str = ""
+
+    def write(self, path: Path) -> None:
+        """Write it.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        atomic.write(path, json.dumps(vars(self), separators=(",", ":")).encode())
+
+
+def read_receipt(path: Path) -> Receipt:
+    """Read a receipt.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not one.
+    """
+    try:
+        return Receipt(**json.loads(path.read_bytes()))
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def receipts() -> Iterator[Path]:
+    """Yield the receipts on disk."""
+    return (path for path in sorted(FOLDER.glob("*.receipt.json")))
+
+
+def learn_receipts(memo: Memo) -> None:
+    """Add to the memo what jobs read and wrote, so that nobody reads it again."""
+    known = memo.receipts.names()
+    for path in receipts():
+        if path.name in known:
+            continue
+        try:
+            receipt = read_receipt(path)
+            for source, values in receipt.sources.items():
+                (*stat, content), size = values[:5], values[5:]
+                memo.sources.learn(source, SourceStat(*stat), content)
+                if size:
+                    memo.learn_picture(content, Picture(*size))
+            for target, (*stat, key) in receipt.targets.items():
+                memo.targets.learn(target, TargetStat(*stat), key)
+            if receipt.work:
+                encoding = receipt.seconds - receipt.starting
+                encoded = receipt.counts.get("encoded", 0)
+                memo.learn_rate(receipt.work, encoded, encoding, receipt.starting)
+        except (OSError, ValueError, TypeError):
+            continue  # it spares work, no more
+        memo.receipts.learn(path.name, None, "")
+    memo.save()

@@ -1,0 +1,137 @@
+"""The spool: finished targets of running jobs, and files that running jobs replace.
+
+A file is named by its key. It is deleted when its target has been delivered, or after a week.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from latentmake.errors import CacheError
+from latentmake.files import cachefile
+from latentmake.files.atomic import TEMPORARY_SUFFIX
+from latentmake.plan import store
+from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Target, WorkOrder
+
+__all__ = [
+    "SPOOL",
+    "begin",
+    "end",
+    "forget_delivered",
+    "forget_old",
+    "keep_replaced",
+    "spooled",
+    "unfinished",
+]
+
+SPOOL = Path(".latentmake/spool")
+_BUILDING = Path(".latentmake/building.lock")
+
+
+def spooled(key: str) -> Path:
+    """Return the path of a finished target until its job ends."""
+    return SPOOL / f"{key}.safetensors"
+
+
+def unfinished() -> list[str]:
+    """Return the temporary files that killed writers left in the spool."""
+    return [str(path) for path in SPOOL.glob(f".*{TEMPORARY_SUFFIX}")]
+
+
+def begin(orders: Sequence[WorkOrder]) -> BinaryIO | None:
+    """Clean up unless another build runs, and keep the files that some orders' jobs will replace.
+
+    Called before any job, by a process that holds Snakemake's lock. That lock is one on files:
+    builds of different files run side by side, and none may delete the others' files.
+
+    Returns:
+        An open file, locked until the process ends to tell others of this build; None where the
+        file system knows no locks.
+    """
+    held: BinaryIO | None = None
+    with contextlib.suppress(OSError):  # files left behind cost space, no more
+        _BUILDING.parent.mkdir(parents=True, exist_ok=True)
+        held = _BUILDING.open("wb")
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            forget_old({order.name for order in orders})
+        fcntl.flock(held, fcntl.LOCK_SH)
+    keep_replaced(orders)
+    return held
+
+
+def end(held: BinaryIO | None, orders: Iterable[WorkOrder], keep: int) -> None:
+    """Clean up after a successful build, unless another one runs.
+
+    Args:
+        held: result of `begin`.
+        orders: of the build.
+        keep: bytes that the store may take.
+    """
+    if held is None:
+        return
+    with contextlib.suppress(OSError):
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        forget_delivered()
+        reused = _targets(order for order in orders if order.reuses)
+        store.forget_taken({path for target in reused for path in target.at_hand})
+        store.prune(keep)
+
+
+def keep_replaced(orders: Iterable[WorkOrder]) -> None:
+    """Link the files under the names of some orders' targets into the spool.
+
+    Snakemake deletes a job's outputs before it runs. If the job fails, or its configuration is
+    taken back, the next job takes them from there; so does this one, where another build has made
+    its targets since they were planned.
+    """
+    for target in _targets(orders):
+        with contextlib.suppress(OSError, CacheError):  # it spares work, no more
+            found, _, moment = (target.found or "").partition("@")
+            same = str(Path(target.path).stat().st_mtime_ns) == moment
+            key = found if same else cachefile.read_header(target.path).key
+            if key != "damaged" and not spooled(key).exists():
+                SPOOL.mkdir(parents=True, exist_ok=True)
+                os.link(target.path, spooled(key))
+
+
+def _targets(orders: Iterable[WorkOrder]) -> Iterator[Target]:
+    return (target for order in orders for item in order.items for target in item.targets)
+
+
+def forget_old(keep: set[str]) -> None:
+    """Delete orders, receipts and spooled files of more than a week ago, and delivered files.
+
+    Args:
+        keep: names of the orders of the present plan.
+    """
+    limit = time.time() - KEPT_SECONDS
+    for path in [*FOLDER.glob("*"), *RUNS.glob("*")]:
+        with contextlib.suppress(FileNotFoundError):  # another plan may clean up as well
+            if path.name.split(".")[0] not in keep and path.stat().st_mtime < limit:
+                path.unlink()
+    forget_delivered()
+    for entry in _entries():
+        with contextlib.suppress(FileNotFoundError):
+            # By the change time: a file that was kept from being replaced may be older itself.
+            if entry.stat().st_ctime < limit:
+                Path(entry.path).unlink()
+
+
+def forget_delivered() -> None:
+    """Delete the spooled files that have another name: those of their targets."""
+    for entry in _entries():
+        with contextlib.suppress(OSError):
+            if entry.stat(follow_symlinks=False).st_nlink > 1:
+                Path(entry.path).unlink()
+
+
+def _entries() -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(SPOOL) as entries:
+        yield from entries
