@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_keys import keys_of
 from latentmake.config import Config
-from latentmake.config.sections import keys_of
 from project import Project, Result
 
 Made = frozenset[str]

@@ -23,7 +23,7 @@ __all__ = ["Config", "json_schema", "parse"]
 
 
 class Config(Closed):
-    """The whole of `config.yaml`."""
+    """The root of `config.yaml`."""
 
     datasets: dict[Name, Dataset] = Field(min_length=1)
     """Folders of captioned images."""
@@ -54,12 +54,11 @@ class Config(Closed):
     def _names_differ(self) -> Self:
         for name in self.folders:
             if name in self.runs:
-                raise ConfigError(
-                    f"the folder {name} bears the name of a run, so that `compare_{name}` could "
-                    "be either",
-                    where=f"folders.{name}",
-                    mend="give it another name",
+                what = (
+                    f"the folder {name} bears the name of a run: `compare_{name}` could be either"
                 )
+                hint = "give it another name"
+                raise ConfigError(what, where=f"folders.{name}", mend=hint)
         return self
 
     @model_validator(mode="after")
@@ -88,18 +87,16 @@ class Config(Closed):
         _no_doubles(f"runs.{name}.resolutions", [each.name for each in run.resolutions])
         model = self.models[run.model]
         programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
-        check_run(name, run, model, self.datasets, programs.get(model.layout))
+        own = {dataset: self.datasets[dataset] for dataset in run.datasets}
+        check_run(name, run, model, own, programs.get(model.layout))
 
 
 def _known(where: str, word: str, known: Mapping[str, object], kind: str) -> None:
     if word in known:
         return
     guess = nearest(word, known)
-    raise ConfigError(
-        f"there is no {kind} `{word}`",
-        where=where,
-        mend=f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}",
-    )
+    hint = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
+    raise ConfigError(f"there is no {kind} `{word}`", where=where, mend=hint)
 
 
 def _no_doubles(where: str, words: list[str]) -> None:
@@ -115,7 +112,7 @@ def parse(values: Mapping[str, object]) -> Config:
         values: the file as read: mappings, lists and plain values.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, with key, value and mend.
+        ConfigError: one line for each thing that is wrong, with key, value and hint.
     """
     try:
         return Config.model_validate(dict(values))

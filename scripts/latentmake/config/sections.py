@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from latentmake.config.shapes import Shapes, declared, held_by
+from latentmake.config.shapes import Shapes, held_by
 
-__all__ = ["Section", "keys_of", "sections", "shown"]
+__all__ = ["Section", "sections", "shown"]
 
 
 class Section(NamedTuple):
@@ -56,18 +56,6 @@ def shown(location: Iterable[int | str]) -> str:
 def sections(root: type[BaseModel]) -> tuple[Section, ...]:
     """Return all sections of a configuration, outer ones before those that they hold."""
     return tuple(sorted(_walk(Section((), root)), key=lambda section: len(section.pattern)))
-
-
-def keys_of(root: type[BaseModel]) -> Iterator[tuple[tuple[str, ...], type[BaseModel], Shapes]]:
-    """Yield every key: its path, the class that has it, its declaration.
-
-    Keys that hold a section are not yielded, only those of the section.
-    """
-    for section in sections(root):
-        for key, field in section.model.model_fields.items():
-            if not any(held_by(field.annotation)):
-                shapes = declared(section.model, key, section.shapes)
-                yield (*section.path, key), section.model, shapes
 
 
 def _walk(section: Section) -> Iterator[Section]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from latentmake.config import Run, SdTrainer
+from latentmake.config.checks import check_sides, check_steps
 from latentmake.errors import ConfigError
 from latentmake.models import checks, shapes
 from latentmake.plan.facts import Facts
@@ -48,34 +49,17 @@ def check_resolutions(facts: Facts, name: str, run: Run) -> None:
         return  # the configuration has been checked for its rule
     known = None if facts.is_pending(model.vae.path) else shapes.vae_factor(model.vae)
     factor = known or _USUAL_FACTOR
-    asked = [("resolutions", size) for size in run.resolutions]
+    reason = f"the VAE's factor {factor}"
+    check_sides(run.resolutions, factor, f"runs.{name}.resolutions", reason)
     if run.trainer and (size := run.trainer.sample_resolution):
-        asked.append(("trainer.samples.resolution", size))
-    for key, size in asked:
-        for side in (size.width, size.height):
-            if side % factor:
-                below = side // factor * factor
-                near = [str(each) for each in (below, below + factor) if each > 0]
-                raise ConfigError(
-                    f"{side} pixels are not a multiple of the VAE's factor {factor}",
-                    where=f"runs.{name}.{key}",
-                    mend=f"use {' or '.join(near)}",
-                )
+        check_sides([size], factor, f"runs.{name}.trainer.samples.resolution", reason)
     for dataset in run.datasets:
         settings = facts.config.datasets[dataset]
-        steps, where = settings.bucket_steps, f"datasets.{dataset}.bucket_reso_steps"
+        steps = settings.bucket_steps
         if settings.fit != "bucket":
             continue
         if steps % factor:
-            raise ConfigError(
-                f"{steps} is not a multiple of the VAE's factor {factor}",
-                where=where,
-                mend=f"use a multiple of {factor}",
-            )
-        for size in run.resolutions:
-            if size.width * size.height < steps**2:
-                raise ConfigError(
-                    f"{steps} is more than the resolution {size.name} has",
-                    where=where,
-                    mend="use smaller steps or a larger resolution",
-                )
+            where = f"datasets.{dataset}.bucket_reso_steps"
+            what = f"{steps} is not a multiple of {reason}"
+            raise ConfigError(what, where=where, mend=f"use a multiple of {factor}")
+        check_steps(run.resolutions, steps, dataset)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from config_keys import keys_of
 from latentmake.config import Config, MusubiTrainer, SdScriptsTrainer, SdTrainer
-from latentmake.config.sections import keys_of
 from latentmake.config.shapes import Kind, shaping
 from pydantic import BaseModel
 
