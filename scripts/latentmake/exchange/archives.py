@@ -1,9 +1,8 @@
-"""Finished caches on S3: which archives a run has there, how one is packed and unpacked.
+"""Finished caches on S3, as archives that Snakemake's storage plugin carries.
 
-Snakemake's storage plugin carries archives and records to and fro; here is what is in them. An
-archive holds one part (a dataset's targets of one model and resolution, or its texts) and is named
-by the digest of that part's keys, so that the same content is never sent twice. A record names the
-archives of a run; the newest counts.
+An archive holds one part (a dataset's targets of one model and resolution, or its texts) and is
+named by the digest of the part's keys: equal content is sent once. A record names the archives of a
+run; the newest counts.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,19 +50,16 @@ _MODE = 0o644
 
 
 def plan_store(config: Config, plan: RunPlan, run: Run, planned: int) -> Path:
-    """Write the orders that store a run's caches.
+    """Write the orders to store a run's caches; return the path of the run's order.
 
     Args:
-        config: names the place.
+        config: names the folder on S3.
         plan: of the run.
         run: its section of the configuration.
-        planned: when, in nanoseconds: names the record, if there is something new.
-
-    Returns:
-        Path of the order: what its record holds, and where record and archives go.
+        planned: time in nanoseconds; names a new record.
 
     Raises:
-        UserError: caches are not up to date, or the place cannot be read.
+        UserError: caches are not up to date, or S3 cannot be read.
     """
     root = _root(config)
     if plan.manifest_order is not None or any(state.stale for state in plan.parts.values()):
@@ -73,34 +70,26 @@ def plan_store(config: Config, plan: RunPlan, run: Run, planned: int) -> Path:
         )
     archives: dict[str, str] = {}
     for part, paths in _paths(plan, run).items():
-        digest = plan.parts[part].keys or ""
-        name = "/".join(part[:2]) + f"/{part.name}.{digest[:20]}"
+        name = f"{_key(part)}.{(plan.parts[part].keys or '')[:20]}"
         archives[_key(part)] = name
-        order = {"paths": sorted(paths)}
-        atomic.write(ARCHIVES / f"{name}.json", json.dumps(order).encode())
+        atomic.write(ARCHIVES / f"{name}.json", json.dumps({"paths": sorted(paths)}).encode())
     content = {"archives": archives, "lock": vars(read_lock(plan.name))}
     newest, before = _newest(root, plan.name)
-    place = newest if before == content else f"{root}/runs/{plan.name}/{planned:020}.json"
-    urls = [f"{root}/{name}.tar" for name in archives.values()]
-    order_path = run_order(plan.name, "store", planned)
-    text = {"record": place, "archives": urls, "content": content}
-    atomic.write(order_path, json.dumps(text).encode())
-    return order_path
+    order = {
+        "record": newest if before == content else f"{root}/runs/{plan.name}/{planned:020}.json",
+        "archives": [f"{root}/{name}.tar" for name in archives.values()],
+        "content": content,
+    }
+    path = run_order(plan.name, "store", planned)
+    atomic.write(path, json.dumps(order).encode())
+    return path
 
 
 def plan_fetch(config: Config, plan: RunPlan, planned: int) -> Path:
-    """Write the order that fetches those of a run's archives whose parts are not complete here.
-
-    Args:
-        config: names the place.
-        plan: of the run: what is stale.
-        planned: when, in nanoseconds.
-
-    Returns:
-        Path of the order: archives, and the stale targets that may come out of each.
+    """Write the order to fetch archives of parts with stale targets; return its path.
 
     Raises:
-        UserError: nothing of the run is stored, or the place cannot be read.
+        UserError: nothing of the run is stored, or S3 cannot be read.
     """
     root = _root(config)
     _, stored = _newest(root, plan.name)
@@ -121,21 +110,17 @@ def plan_fetch(config: Config, plan: RunPlan, planned: int) -> Path:
 
 
 def archived(order: str | None) -> list[str]:
-    """Return the addresses of the archives that an order names."""
+    """Return the addresses of an order's archives."""
     return [] if order is None else list(json.loads(Path(order).read_bytes())["archives"])
 
 
 def record(order: str | None) -> list[str]:
-    """Return the address of the record that an order names, if there is one."""
+    """Return the address of an order's record."""
     return [] if order is None else [json.loads(Path(order).read_bytes())["record"]]
 
 
 def pack(order: Path, archive: Path) -> None:
-    """Make an archive: equal cache files give equal bytes, whoever makes it and when.
-
-    Args:
-        order: names its cache files.
-        archive: the tar file to be written.
+    """Write an archive; equal cache files give equal bytes.
 
     Raises:
         CacheError: a cache file is damaged or gone.
@@ -155,19 +140,19 @@ def pack(order: Path, archive: Path) -> None:
 
 
 def write_record(order: Path, path: Path) -> None:
-    """Write the record that an order holds."""
+    """Write the record of an order."""
     atomic.write(path, json.dumps(json.loads(order.read_bytes())["content"]).encode())
 
 
 def unpack(order: Path, archives: Sequence[Path], say: Callable[[str], None]) -> None:
-    """Take from archives the cache files that an order asks for; each appears whole or not at all.
+    """Take an order's cache files from archives, each atomically.
 
-    Nothing else that an archive may hold is looked at, so that no name leads anywhere else.
+    Other members of an archive are ignored: no name leads anywhere else.
 
     Args:
         order: names archives and targets.
-        archives: where they lie, in the order's order.
-        say: told what was taken, and what was not whole.
+        archives: local files, in the order's order.
+        say: receives the number of files, and damaged ones.
 
     Raises:
         StorageError: an archive is damaged; or the disk is full.
@@ -205,10 +190,10 @@ def _members(archive: Path, place: str, names: set[str]) -> Iterator[tuple[str, 
 
 
 def check_plugin(config: Config) -> None:
-    """Refuse a configuration with `storage` where Snakemake could not carry anything there.
+    """Check that Snakemake's storage plugin is installed if `storage` is set.
 
     Raises:
-        ConfigError: Snakemake's storage plugin for S3 is missing.
+        ConfigError: it is missing.
     """
     if config.storage is not None and find_spec("snakemake_storage_plugin_s3") is None:
         raise ConfigError(
@@ -225,7 +210,7 @@ def _root(config: Config) -> str:
 
 
 def _newest(root: str, run: str) -> tuple[str, dict[str, Any] | None]:
-    """Return address and content of a run's newest record; None where there is no record."""
+    """Return address and content of a run's newest record; None without one."""
     folder = f"{root}/runs/{run}"
     names = [entry[0] for entry in s3.listing(folder, _WHERE, may_be_empty=True)]
     if not names:
@@ -242,31 +227,30 @@ def _key(part: Part) -> str:
     return "/".join(part)
 
 
-def _paths(plan: RunPlan, run: Run) -> Mapping[Part, list[str]]:
+def _paths(plan: RunPlan, run: Run) -> dict[Part, list[str]]:
     """Return the cache files of each part, as the run's manifest names them."""
-    found: dict[Part, list[str]] = {}
+    found: defaultdict[Part, list[str]] = defaultdict(list)
     with (run_folder(plan.name) / "manifest.jsonl").open(encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            if "aside" in row:
-                continue
-            text = row["text"]
-            named = (
-                {"text": text}
-                if isinstance(text, str)
-                else {f"text@{name}": path for name, path in (text or {}).items()}
-            )
-            named |= {
-                f"text.{number}": path
-                for number, path in enumerate(row.get("variants", ()))
-                if number
-            }
-            if "dropped" in row:
-                named[DROPPED] = row["dropped"]
-            for name, paths in {**row["latents"], **named}.items():
-                part = Part(row["dataset"], run.model, name)
-                found.setdefault(part, []).extend([paths] if isinstance(paths, str) else paths)
+        for row in map(json.loads, lines):
+            if "aside" not in row:
+                for name, paths in _parts_of(row):
+                    part = Part(row["dataset"], run.model, name)
+                    found[part] += [paths] if isinstance(paths, str) else paths
     if prompts := prompts_of(run):
         part = Part(PROMPTS, run.model, "text")
         found[part] = [prompt_path(run.model, text) for text in prompts]
     return found
+
+
+def _parts_of(row: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
+    """Yield the parts of a manifest's row with their paths."""
+    yield from row["latents"].items()
+    text = row["text"]
+    if isinstance(text, str):
+        yield "text", text
+    elif text:
+        yield from ((f"text@{name}", path) for name, path in text.items())
+    for number, path in enumerate(row.get("variants", [])[1:], 1):
+        yield f"text.{number}", path
+    if "dropped" in row:
+        yield DROPPED, row["dropped"]

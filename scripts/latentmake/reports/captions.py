@@ -62,13 +62,7 @@ _Row = tuple[Captioned, list[_Text]]
 def write_captions(
     order: CaptionsOrder, lines: Path, html: Path, say: Callable[[str], object]
 ) -> None:
-    """Write the texts of a run as JSONL and as a page.
-
-    Args:
-        order: of the run.
-        lines: the JSONL file.
-        html: the page.
-        say: receives the number of cut texts, and faults.
+    """Write the texts of a run as JSONL and as a page; `say` receives counts and faults.
 
     Raises:
         ModelError: a tokenizer is missing.

@@ -24,8 +24,6 @@ class Captioned(NamedTuple):
     """One item.
 
     Attributes:
-        dataset: name of its dataset.
-        stem: its name there.
         image: path of its image or video.
         caption: path of its caption file; None for the empty caption.
         texts: variants of its text; None where it is that of the caption file.
@@ -42,11 +40,9 @@ class CaptionsOrder(BaseModel):
     """Order to list the texts of a run.
 
     Attributes:
-        run: its name.
         model: the model's section of the configuration, for its tokenizers.
         faults: of items, a line each.
         planned: time in nanoseconds; makes each order another file.
-        items: of all datasets.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -91,11 +91,7 @@ def _names_at(
 
 
 def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
-    """Collect the pictures of runs and folders.
-
-    Args:
-        sources: at least one.
-        say: receives warnings: unreadable pictures, folders without a match.
+    """Collect the pictures of runs and folders; `say` receives warnings.
 
     Raises:
         TrainingError: a run has no pictures.
@@ -208,12 +204,7 @@ def settings_table(settings: Sequence[Mapping[str, JsonValue]]) -> list[tuple[st
 
 
 def compare(order_path: Path, page: Path, say: Callable[[str], object]) -> None:
-    """Write the page of an order.
-
-    Args:
-        order_path: a JSON file.
-        page: the page.
-        say: receives warnings, and the size of the page.
+    """Write the page of an order; `say` receives warnings, and its size.
 
     Raises:
         UserError: there are no pictures, or the disk is full.

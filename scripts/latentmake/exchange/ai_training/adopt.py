@@ -8,12 +8,11 @@ adoption resumes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake import digest
 from latentmake.caches.inputs import caption_of
@@ -43,33 +42,11 @@ _ADOPTED, _FRESH, _WITHOUT, _UNFIT, _OUTDATED = STATES
 _LEAST_THREADS = 4  # they wait for the disk most of the time
 
 
-@dataclass
-class _Outcome:
-    """Outcome of one item.
-
-    Attributes:
-        counts: state -> number of targets.
-        lines: messages about its files.
-        targets: path -> stat and key of written targets.
-        sources: path -> stat and digest of what was read.
-        replaced: keys of replaced cache files.
-    """
-
-    counts: Counter[str] = field(default_factory=Counter)
-    lines: list[str] = field(default_factory=list)
-    targets: dict[str, list[Any]] = field(default_factory=dict)
-    sources: dict[str, list[Any]] = field(default_factory=dict)
-    replaced: list[str] = field(default_factory=list)
-
-    def refuse(self, state: str, targets: int, line: str = "") -> None:
-        """Count targets that are not adopted, and say why."""
-        self.counts[state] += targets
-        if line:
-            self.lines.append(f"not adopted: {line}")
+class _OutdatedError(CacheError):
+    """A file is of other content than its item's present one."""
 
 
-@dataclass
-class _File:
+class _File(NamedTuple):
     """A file of ai-training, valid in itself."""
 
     path: Path
@@ -77,13 +54,24 @@ class _File:
     tensor: torch.Tensor
 
 
+class _Fit(NamedTuple):
+    """Files of an item, and the targets that they fit.
+
+    Attributes:
+        source: digest of the item's source.
+        files: one of latents, or one of each text encoder.
+        variants: target -> part of its key.
+        metadata: of the header.
+    """
+
+    source: str
+    files: list[_File]
+    variants: dict[Target, str]
+    metadata: dict[str, str]
+
+
 def adopt(order: AdoptOrder, *, say: Callable[[str], None], threads: int = 1) -> Counter[str]:
     """Adopt the stale targets of a run that have files beside their images.
-
-    Args:
-        order: of the run.
-        say: receives each file that is not adopted and why, and the outcome.
-        threads: number of cores.
 
     Returns:
         Number of targets in each of `STATES`.
@@ -108,29 +96,31 @@ def adopt(order: AdoptOrder, *, say: Callable[[str], None], threads: int = 1) ->
             if path not in records:
                 records[path] = stack.enter_context(Record(path))
             batch = _Batch(order, work, records[path])
-            sources: dict[str, list[Any]] = {}
-            targets: dict[str, list[Any]] = {}
             counts: Counter[str] = Counter()
-            replaced: list[str] = []
-            for item, outcome in zip(work.items, pool.map(batch.item, work.items), strict=True):
-                for line in outcome.lines:
+            for item, (states, lines) in zip(
+                work.items, pool.map(batch.item, work.items), strict=True
+            ):
+                for line in lines:
                     say(line)
-                sources |= outcome.sources
-                targets |= outcome.targets
-                counts += outcome.counts
-                replaced += outcome.replaced
+                counts += states
                 progress.update(len(item.targets))
-            receipt = FOLDER / f"adopted-{order.planned}-{number}.receipt.json"
-            Receipt(sources, targets, [], dict(counts), 0.0).write(receipt)
-            for key in replaced:
-                put_away(spooled(key), key)
             total += counts
+            receipt = FOLDER / f"adopted-{order.planned}-{number}.receipt.json"
+            Receipt(batch.sources, batch.targets, [], dict(counts), 0.0).write(receipt)
+            for key in batch.replaced:
+                put_away(spooled(key), key)
     say(f"{order.run}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     return total
 
 
 class _Batch:
-    """Adoption for one work order."""
+    """Adoption for one work order, in several threads.
+
+    Attributes:
+        sources: path -> stat and digest of what was read.
+        targets: path -> stat and key of written targets.
+        replaced: keys of replaced cache files.
+    """
 
     def __init__(self, order: AdoptOrder, work: WorkOrder, record: Record) -> None:
         self.order = order
@@ -138,127 +128,114 @@ class _Batch:
         self.record = record
         self.root = order.roots[work.dataset]
         self.recipe_digest = digest.of_value(work.recipe)
-        if work.kind == "latents":
-            self.endings = [(order.ending or "", False)]
-        else:
+        self.endings = [(order.ending or "", False)]
+        if work.kind == "text":
             self.endings = [(text.ending, text.tokens.padded) for text in order.texts]
+        self.sources: dict[str, list[Any]] = {}
+        self.targets: dict[str, list[Any]] = {}
+        self.replaced: list[str] = []
 
-    def item(self, item: WorkItem) -> _Outcome:
-        """Adopt the targets of one item."""
-        outcome, count = _Outcome(), len(item.targets)
+    def item(self, item: WorkItem) -> tuple[Counter[str], list[str]]:
+        """Adopt an item's targets; return their number by state, and why files do not fit."""
         paths = [Path(f"{self.root}/{item.stem}{ending}") for ending, _ in self.endings]
+        if not all(path.is_file() for path in paths):
+            return Counter({_WITHOUT: len(item.targets)}), []
         try:
-            if not all(path.is_file() for path in paths):
-                outcome.refuse(_WITHOUT, count)
-                return outcome
-            data, source = _read(item, outcome)
-            if item.content not in (None, source):
-                outcome.refuse(_OUTDATED, count, f"{item.source}: was edited just now")
-                return outcome
-            files = [
-                self._file(path, padded)
-                for path, (_, padded) in zip(paths, self.endings, strict=True)
-            ]
-            variants, metadata = self._fitting(item, data, files)
+            fit = self._fit(item, paths)
         except (CacheError, SourceError) as error:
-            outcome.refuse(_UNFIT, count, str(error))
-            return outcome
+            return Counter({_state(error): len(item.targets)}), [f"not adopted: {error}"]
         except OSError as error:
-            name = error.filename or item.source
-            outcome.refuse(_UNFIT, count, f"{name}: cannot be read ({error.strerror})")
-            return outcome
-        outcome.counts[_WITHOUT] += count - len(variants)
-        for target, variant in variants.items():
-            key = cachefile.target_key(source, self.recipe_digest, variant)
-            self._take(item, target, key, source, files, metadata, outcome)
-        return outcome
+            line = f"{error.filename or item.source}: cannot be read ({error.strerror})"
+            return Counter({_UNFIT: len(item.targets)}), [f"not adopted: {line}"]
+        counts = Counter({_WITHOUT: len(item.targets) - len(fit.variants)})
+        lines = []
+        for target, variant in fit.variants.items():
+            try:
+                counts[self._take(item, target, variant, fit)] += 1
+            except CacheError as error:
+                counts[_state(error)] += 1
+                lines.append(f"not adopted: {error}")
+        return counts, lines
 
-    def _file(self, path: Path, padded: bool) -> _File:
-        data = path.read_bytes()
-        try:
-            tensor = from_bytes(self.work.kind, padded, data)
-        except CacheError as error:
-            raise CacheError(error.what, where=path) from None
-        if not tensor.isfinite().all():
-            raise CacheError("holds values that are not finite", where=path)
-        if not tensor.any():
-            raise CacheError("holds nothing but zeros", where=path)
-        return _File(path, digest.of_bytes(data), tensor)
-
-    def _fitting(
-        self, item: WorkItem, data: bytes, files: Sequence[_File]
-    ) -> tuple[dict[Target, str], dict[str, str]]:
-        """Return the targets that files fit, with their variants, and the header's metadata.
+    def _fit(self, item: WorkItem, paths: Sequence[Path]) -> _Fit:
+        """Read files, and find the targets that they fit.
 
         Raises:
-            CacheError: files fit none.
+            CacheError: they are damaged, fit no target, or the item was edited.
             SourceError: the item itself is faulty.
+            OSError: something cannot be read.
         """
-        settings = self.work.dataset_settings
+        if item.source is None:
+            data = (item.text or "").encode()
+            source = digest.of_bytes(data)
+        else:
+            data, source = read_source(item.source, self.sources)
+        if item.content not in (None, source):
+            raise _OutdatedError("was edited just now", where=item.source or item.stem)
+        files = [
+            _read(path, self.work.kind, padded)
+            for path, (_, padded) in zip(paths, self.endings, strict=True)
+        ]
         if self.work.kind == "text":
             for file, text in zip(files, self.order.texts, strict=True):
                 _check_text(file, text)
-            return dict.fromkeys(item.targets, ""), {"caption": caption_of(data, item, settings)}
-        latents, (file,), path = self.order.latents, files, item.source or ""
+            caption = caption_of(data, item, self.work.dataset_settings)
+            return _Fit(source, files, dict.fromkeys(item.targets, ""), {"caption": caption})
+        return _Fit(source, files, *self._fit_latents(item, data, files[0]))
+
+    def _fit_latents(
+        self, item: WorkItem, data: bytes, file: _File
+    ) -> tuple[dict[Target, str], dict[str, str]]:
+        latents, settings = self.order.latents, self.work.dataset_settings
         assert latents is not None
-        channels, factor = latents.channels, latents.factor
+        path = item.source or ""
         original = pixels.upright_size(data, path, settings)
+        placed = {size: placement(original, size, settings, path) for size in self.order.sizes}
+        shapes = {
+            size: (latents.channels, *(side // latents.factor for side in each.target[::-1]))
+            for size, each in placed.items()
+        }
         found = tuple(file.tensor.shape)
-        names: dict[tuple[int, int], str] = {}
-        shapes: dict[tuple[int, int], tuple[int, ...]] = {}
-        for size in self.order.sizes:
-            placed = placement(original, size, settings, path)
-            names[size] = placed.name
-            shapes[size] = (
-                channels,
-                placed.target.height // factor,
-                placed.target.width // factor,
-            )
         if found not in shapes.values():
             wanted = " or ".join(str(list(each)) for each in dict.fromkeys(shapes.values()))
             raise CacheError(f"is {list(found)} and not {wanted}", where=file.path)
         sizes = {target: target.size or Size(0, 0) for target in item.targets}
-        fitting = {target: names[size] for target, size in sizes.items() if shapes[size] == found}
-        pixel = (found[2] * factor, found[1] * factor)
-        return fitting, plain.latents_metadata(latents.scaling, latents.shift, original, pixel)
+        variants = {
+            target: placed[size].name for target, size in sizes.items() if shapes[size] == found
+        }
+        pixel = (found[2] * latents.factor, found[1] * latents.factor)
+        return variants, plain.latents_metadata(latents.scaling, latents.shift, original, pixel)
 
-    def _take(
-        self,
-        item: WorkItem,
-        target: Target,
-        key: str,
-        source: str,
-        files: Sequence[_File],
-        metadata: Mapping[str, str],
-        outcome: _Outcome,
-    ) -> None:
-        """Write one cache file, or say why not."""
+    def _take(self, item: WorkItem, target: Target, variant: str, fit: _Fit) -> str:
+        """Write one cache file; return its state.
+
+        Raises:
+            CacheError: the files are of other content, or have too large values.
+            StorageError: the disk is full or cannot be written.
+        """
+        key = cachefile.target_key(fit.source, self.recipe_digest, variant)
         path = Path(target.path)
         existing = _header(path)
-        digests = " ".join(file.digest for file in files)
         if existing is not None and existing.key == key:
-            outcome.counts[_FRESH] += 1
-            return
-        before = existing is not None and existing.adopted == digests and existing.source != source
-        if before or any(self._is_of_other(file, key, source) for file in files):
+            return _FRESH
+        digests = " ".join(file.digest for file in fit.files)
+        before = (
+            existing is not None and existing.adopted == digests and existing.source != fit.source
+        )
+        if before or any(self._is_of_other(file, key, fit.source) for file in fit.files):
             name = item.source or item.stem
-            line = f"{files[0].path}: is of what {name} held before it was edited"
-            outcome.refuse(_OUTDATED, 1, line)
-            return
-        try:
-            tensors = self._tensors(files)
-        except CacheError as error:
-            outcome.refuse(_UNFIT, 1, str(error))
-            return
-        for file in files:
-            self.record.note(self._name(file), file.digest, source)
-        stamp = cachefile.stamp(key=key, source=source, recipe=self.work.recipe)
-        header = {**metadata, **stamp, cachefile.ADOPTED: digests}
+            what = f"is of what {name} held before it was edited"
+            raise _OutdatedError(what, where=fit.files[0].path)
+        tensors = self._tensors(fit.files)
+        for file in fit.files:
+            self.record.note(self._name(file), file.digest, fit.source)
+        stamp = cachefile.stamp(key=key, source=fit.source, recipe=self.work.recipe)
+        header = {**fit.metadata, **stamp, cachefile.ADOPTED: digests}
         atomic.write(path, cachefile.serialize(tensors, header))
-        outcome.targets[target.path] = [*target_stat(path.stat()), key]
-        outcome.counts[_ADOPTED] += 1
+        self.targets[target.path] = [*target_stat(path.stat()), key]
         if existing is not None:
-            outcome.replaced.append(existing.key)
+            self.replaced.append(existing.key)
+        return _ADOPTED
 
     def _is_of_other(self, file: _File, key: str, source: str) -> bool:
         """Whether a file is known to be of other content than its item's present one."""
@@ -273,23 +250,32 @@ class _Batch:
         """Return the files' tensors under our names, in the model's dtype."""
         from latentmake.caches.encoders.device import DTYPES
 
-        name = str(self.work.recipe["dtype"])
+        dtype = str(self.work.recipe["dtype"])
+        latents = self.work.kind == "latents"
         tensors: dict[str, torch.Tensor] = {}
         for index, file in enumerate(files):
-            stored = file.tensor.to(DTYPES[name])
+            stored = file.tensor.to(DTYPES[dtype])
             if stored is not file.tensor and not stored.isfinite().all():
-                raise CacheError(f"holds values too large for {name}", where=file.path)
-            latents = self.work.kind == "latents"
+                raise CacheError(f"holds values too large for {dtype}", where=file.path)
             tensors[plain.LATENTS if latents else plain.hidden_state(index)] = stored
         return tensors
 
 
-def _read(item: WorkItem, outcome: _Outcome) -> tuple[bytes, str]:
-    """Return the bytes of an item's source and their digest."""
-    if item.source is None:
-        data = (item.text or "").encode()
-        return data, digest.of_bytes(data)
-    return read_source(item.source, outcome.sources)
+def _state(error: CacheError | SourceError) -> str:
+    return _OUTDATED if isinstance(error, _OutdatedError) else _UNFIT
+
+
+def _read(path: Path, kind: str, padded: bool) -> _File:
+    data = path.read_bytes()
+    try:
+        tensor = from_bytes(kind, padded, data)
+    except CacheError as error:
+        raise CacheError(error.what, where=path) from None
+    if not tensor.isfinite().all():
+        raise CacheError("holds values that are not finite", where=path)
+    if not tensor.any():
+        raise CacheError("holds nothing but zeros", where=path)
+    return _File(path, digest.of_bytes(data), tensor)
 
 
 def _header(path: Path) -> cachefile.Header | None:

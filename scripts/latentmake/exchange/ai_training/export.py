@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -35,13 +34,10 @@ _STAMP = (cachefile.KEY, cachefile.SOURCE, cachefile.RECIPE)
 
 
 class _File(NamedTuple):
-    """A file to write.
+    """A file to write, its cache file, and the name of the tensor there.
 
     Attributes:
-        path: of the file.
-        cache: path of its cache file.
-        tensor: name of the tensor there.
-        number: of the text encoder, from 0; 0 of latents.
+        number: of the text encoder, from 0; 0 for latents.
         kind: `latents` or `text`.
         padded: whether the text encoder pads.
     """
@@ -57,11 +53,6 @@ class _File(NamedTuple):
 def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) -> Counter[str]:
     """Write the files of a run whose caches are up to date.
 
-    Args:
-        order: of the run.
-        say: receives the files that are kept, and the outcome.
-        threads: number of cores.
-
     Returns:
         Number of files in each of `STATES`.
 
@@ -74,12 +65,10 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
     torch.set_num_threads(1)  # many small files, one in each of our threads
     files = list(_files(order))
     total: Counter[str] = Counter()
-    pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
     with (
-        ExitStack() as stack,
+        ThreadPoolExecutor(max(threads, _LEAST_THREADS)) as pool,
         Progress(total=len(files), desc="exporting", unit="file") as progress,
     ):
-        stack.callback(pool.shutdown, cancel_futures=True)
         for start in range(0, len(files), _AT_ONCE):
             some = files[start : start + _AT_ONCE]
             for file, state in zip(some, pool.map(partial(_export, order), some), strict=True):

@@ -22,9 +22,6 @@ class Record(AbstractContextManager["Record"]):
     """A text file of lines: name, digest of the file, digest of the source, with tabs between.
 
     A line is written before its cache file.
-
-    Args:
-        path: of the file, which may be missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,13 +45,7 @@ class Record(AbstractContextManager["Record"]):
         self._file.close()
 
     def is_of_other(self, name: str, file: str, source: str) -> bool:
-        """Whether a file was adopted for other content and never for this.
-
-        Args:
-            name: of the file.
-            file: digest of its bytes.
-            source: digest of what the item holds now.
-        """
+        """Whether a file of this digest was adopted for other content and never for this."""
         with self._lock:
             known = self._known.get((name, file[:_DIGITS]), set())
             return bool(known) and source[:_DIGITS] not in known
