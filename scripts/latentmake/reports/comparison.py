@@ -6,8 +6,8 @@ Runs are matched by prompt text and step, folders by the names of their images.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,11 @@ _DIGEST = 12  # digits of a digest on a page
 Row = tuple[str, int]
 """A prompt and its occurrence, from 0; or a picture's name and -1."""
 
+Place = tuple[Row, str]
+"""A row, and a step in digits or `*` for all."""
+
 Cells = dict[str, int | str]
-"""Step (in digits, or `*` for all) -> number of a picture, or why it cannot be shown."""
+"""Step -> number of a picture, or why it cannot be shown."""
 
 
 class Side(NamedTuple):
@@ -78,16 +81,45 @@ def _rows_of(index: PictureIndex) -> list[Row]:
     return rows
 
 
-def _names_at(
-    row: Row, steps: Sequence[int], runs: Mapping[str, PictureIndex]
-) -> dict[str, list[str]]:
-    """Return step -> the names of a folder's pictures that belong to this row and step."""
-    numbers = {rows.index(row) for index in runs.values() if row in (rows := _rows_of(index))}
-    names = {
-        str(step): [Path(picture_name(step, number)).stem for number in sorted(numbers)]
-        for step in steps
+def _places(runs: Collection[PictureIndex], steps: Sequence[int]) -> dict[str, list[Place]]:
+    """Return name of a folder's picture -> rows and steps of runs that it belongs to."""
+    places: defaultdict[str, list[Place]] = defaultdict(list)
+    for index in runs:
+        for number, row in enumerate(_rows_of(index)):
+            names = {Path(picture_name(step, number)).stem: str(step) for step in steps}
+            for name, step in {**names, f"{number:02d}": _ALL_STEPS, row[0]: _ALL_STEPS}.items():
+                if (row, step) not in places[name]:
+                    places[name].append((row, step))
+    return places
+
+
+def _of_run(folder: Path, index: PictureIndex) -> dict[Place, Path]:
+    return {
+        (row, str(step)): folder / name
+        for step, names in zip(index.steps, index.files, strict=True)
+        for row, name in zip(_rows_of(index), names, strict=True)
+        if name is not None
     }
-    return {**names, _ALL_STEPS: [*(f"{number:02d}" for number in sorted(numbers)), row[0]]}
+
+
+def _of_folder(
+    pictures: Mapping[str, Path], places: Mapping[str, list[Place]]
+) -> dict[Place, Path]:
+    found: dict[Place, Path] = {}
+    for stem, path in pictures.items():
+        for place in places.get(stem, [((stem, -1), _ALL_STEPS)]):
+            found.setdefault(place, path)
+    return found
+
+
+def _index(source: Source) -> PictureIndex:
+    if (index := index_of(source)) is not None:
+        return index
+    raise TrainingError(
+        f"the run {source.name} has no sample pictures",
+        where=source.path,
+        mend=f"make them: snakemake --cores all train_{source.name}",
+    )
 
 
 def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
@@ -97,43 +129,30 @@ def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
         TrainingError: a run has no pictures.
         DatasetError: a folder does not exist.
     """
-    runs: dict[str, PictureIndex] = {}
-    folders: dict[str, dict[str, Path]] = {}
-    for source in sources:
-        if source.kind == "folder":
-            folders[source.name] = pictures_in(source)
-        elif (index := index_of(source)) is not None:
-            runs[source.name] = index
-        else:
-            raise TrainingError(
-                f"the run {source.name} has no sample pictures",
-                where=source.path,
-                mend=f"make them: snakemake --cores all train_{source.name}",
-            )
+    runs = {source.name: _index(source) for source in sources if source.kind == "run"}
     steps = sorted({step for index in runs.values() for step in index.steps})
-    rows: dict[Row, None] = {row: None for index in runs.values() for row in _rows_of(index)}
-    names_at = {row: _names_at(row, steps, runs) for row in rows}
-    expected = {name for names in names_at.values() for each in names.values() for name in each}
-    for name, found in folders.items():
-        others = [stem for stem in found if stem not in expected]
-        if runs and others and len(others) == len(found):
-            say(
-                f"{name}: none of its pictures is named like those of a run "
-                "(step-000500_00, 00, or a prompt): each gets a row of its own"
-            )
-        rows |= {(stem, -1): None for stem in others}
-    count = sum(len(index.steps) * len(index.prompts) for index in runs.values())
-    pictures = Pictures(count + sum(map(len, folders.values())))
-    sides = []
+    places = _places(runs.values(), steps)
+    found: dict[str, dict[Place, Path]] = {}
     for source in sources:
         if source.kind == "run":
-            cells = _cells_of_run(Path(source.path), runs[source.name], list(rows), pictures)
-        else:
-            cells = [
-                _cells_of_folder(folders[source.name], row, names_at.get(row, {}), pictures)
-                for row in rows
-            ]
-        sides.append(Side(source.name, source.kind, cells))
+            found[source.name] = _of_run(Path(source.path), runs[source.name])
+            continue
+        pictures_of = pictures_in(source)
+        found[source.name] = _of_folder(pictures_of, places)
+        if runs and pictures_of and not places.keys() & pictures_of:
+            say(
+                f"{source.name}: none of its pictures is named like those of a run "
+                "(step-000500_00, 00, or a prompt): each gets a row of its own"
+            )
+    rows: dict[Row, None] = {row: None for index in runs.values() for row in _rows_of(index)}
+    rows |= {row: None for each in found.values() for row, _ in each}
+    pictures = Pictures(sum(map(len, found.values())))
+    sides = []
+    for source in sources:
+        cells: dict[Row, Cells] = {row: {} for row in rows}
+        for (row, step), path in found[source.name].items():
+            cells[row][step] = pictures.add(path)
+        sides.append(Side(source.name, source.kind, list(cells.values())))
     for fault in pictures.faults:
         say(f"not shown: {fault}")
     return View(
@@ -151,30 +170,6 @@ def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
 def _label(name: str, occurrence: int) -> str:
     name = as_text(name) or "(the empty prompt)"
     return f"{name} ({occurrence + 1})" if occurrence > 0 else name
-
-
-def _cells_of_run(
-    folder: Path, index: PictureIndex, rows: list[Row], pictures: Pictures
-) -> list[Cells]:
-    own = {row: number for number, row in enumerate(_rows_of(index))}
-    return [
-        {
-            str(step): pictures.add(folder / name)
-            for step, names in zip(index.steps, index.files, strict=True)
-            if row in own and (name := names[own[row]]) is not None
-        }
-        for row in rows
-    ]
-
-
-def _cells_of_folder(
-    found: Mapping[str, Path], row: Row, names_at: Mapping[str, list[str]], pictures: Pictures
-) -> Cells:
-    cells: Cells = {}
-    for step, names in (names_at or {_ALL_STEPS: [row[0]]}).items():
-        if existing := [name for name in names if name in found]:
-            cells[step] = pictures.add(found[existing[0]])
-    return cells
 
 
 def flat(settings: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:
