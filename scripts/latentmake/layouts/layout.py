@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -10,7 +11,10 @@ from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 
-__all__ = ["DROPPED", "Layout", "Named", "kind_of", "size_of"]
+__all__ = ["DROPPED", "SIZED", "Layout", "Named", "kind_of", "size_of"]
+
+SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
+"""The name of a latents cache without its ending, where it contains the size of the image."""
 
 DROPPED = "text.dropped"
 """Part of the empty captions that replace the others in some epochs."""
@@ -93,7 +97,13 @@ class Layout:
         self, folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
     ) -> Sequence[Named]:
         """Return the targets of one item in one part's folder."""
-        raise NotImplementedError
+        if kind_of(part) == "text":
+            return (Named(f"{folder}/{stem}{self.text_ending}"),)
+        size = ""
+        if self.names_media:
+            assert media is not None
+            size = f"_{media.width:04d}x{media.height:04d}"
+        return (Named(f"{folder}/{stem}{size}{self.latents_ending}"),)
 
     def clips(self, media: Media, settings: Dataset) -> list[Clip]:
         """Return the clips that are made of a video."""
@@ -126,7 +136,15 @@ class Layout:
 
     def owners(self, name: str) -> Sequence[str]:
         """Return the bases that a file below a part's folder may belong to; none: no cache file."""
-        raise NotImplementedError
+        if self.text_ending and name.endswith(self.text_ending):
+            return (name.removesuffix(self.text_ending),)
+        if not name.endswith(self.latents_ending):
+            return ()
+        rest = name.removesuffix(self.latents_ending)
+        if not self.names_media:
+            return (rest,)
+        sized = SIZED.fullmatch(rest)
+        return (sized[1],) if sized else ()
 
     def identity(self, stem: str, path: str) -> str:
         """Return the name under which a target's key enters the digest of its part."""

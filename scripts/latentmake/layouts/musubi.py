@@ -20,7 +20,7 @@ from latentmake.files.cachefile import CAPTION
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, clips
-from latentmake.layouts.layout import Layout, Named, size_of
+from latentmake.layouts.layout import Layout, Named, kind_of, size_of
 
 __all__ = [
     "LATENTS_ENDING",
@@ -33,7 +33,6 @@ __all__ = [
 
 LATENTS_ENDING = "_wan.safetensors"
 TEXT_ENDING = "_wan_te.safetensors"
-_SIZE = re.compile(r"(.+)_\d{4,}x\d{4,}")
 _CLIP = re.compile(r"(.+)_\d{5,}-\d{3,}")
 _VERSION = "1.0.1"
 
@@ -65,19 +64,17 @@ class Musubi(Layout):
         self, folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
     ) -> Sequence[Named]:
         """Return the targets of one item: its text, an image's latents, or those of each clip."""
-        start = f"{folder}/{self.base(stem)}"
-        if part.startswith("text@"):
-            return (Named(f"{start}{TEXT_ENDING}"),)
+        stem = self.base(stem)
+        if kind_of(part) == "text" or settings is None or not settings.video:
+            return super().named(folder, part, stem, media, settings)
         assert media is not None
-        if settings is None or not settings.video:
-            return (Named(f"{start}_{media.width:04d}x{media.height:04d}{LATENTS_ENDING}"),)
         resolution = size_of(part)
         assert resolution is not None
         size = wan_size(Size(media.width, media.height), resolution, bucket=True, no_upscale=False)
         shape = f"{size.width:04d}x{size.height:04d}"
         return [
-            Named(f"{start}_{clip.start:05d}-{clip.frames:03d}_{shape}{LATENTS_ENDING}", clip)
-            for clip in self.clips(media, settings)
+            Named(f"{folder}/{stem}_{x.start:05d}-{x.frames:03d}_{shape}{LATENTS_ENDING}", x)
+            for x in self.clips(media, settings)
         ]
 
     def clips(self, media: Media, settings: Dataset) -> list[Clip]:
@@ -107,15 +104,11 @@ class Musubi(Layout):
 
     def owners(self, name: str) -> Sequence[str]:
         """Return the bases that a file of a folder may belong to: as text, image or clip."""
-        if name.endswith(TEXT_ENDING):
-            return (name.removesuffix(TEXT_ENDING),)
-        if not name.endswith(LATENTS_ENDING):
-            return ()
-        size = _SIZE.fullmatch(name.removesuffix(LATENTS_ENDING))
-        if size is None:
-            return ()
-        clip = _CLIP.fullmatch(size[1])
-        return (size[1], clip[1]) if clip else (size[1],)
+        found = super().owners(name)
+        if not found or name.endswith(TEXT_ENDING):
+            return found
+        clip = _CLIP.fullmatch(found[0])
+        return (*found, clip[1]) if clip else found
 
     def identity(self, stem: str, path: str) -> str:
         """Return the file's name: an item may have several clips."""

@@ -9,14 +9,11 @@ Images in sub-folders keep their relative path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from latentmake.config import Dataset
 from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size, placement
 from latentmake.geometry.clips import Clip
-from latentmake.layouts.layout import Layout, Named
+from latentmake.layouts.layout import Layout
 
 __all__ = [
     "LATENTS",
@@ -50,22 +47,8 @@ class Plain(Layout):
     any_size = True
     lists_sources = False
 
-    def named(
-        self, folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
-    ) -> Sequence[Named]:
-        """Return an item's one target of a part."""
-        ending = TEXT_ENDING if part.startswith("text") else LATENTS_ENDING
-        return (Named(f"{folder}/{stem}{ending}"),)
-
     def _resizing(self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None) -> str:
         return placement(image, resolution, settings).name
-
-    def owners(self, name: str) -> Sequence[str]:
-        """Return the stem of the item that a file below a part's folder belongs to."""
-        for ending in (LATENTS_ENDING, TEXT_ENDING):
-            if name.endswith(ending):
-                return (name.removesuffix(ending),)
-        return ()
 
 
 def latents_metadata(

@@ -12,16 +12,12 @@ of its library/strategy_sd.py, strategy_sdxl.py, strategy_sd3.py and strategy_fl
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
 from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
-from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 from latentmake.geometry.sdscripts_buckets import placement
-from latentmake.layouts.layout import Layout, Named
+from latentmake.layouts.layout import SIZED, Layout
 
 __all__ = ["LAYOUTS", "SdScripts", "array_name"]
 
@@ -37,7 +33,6 @@ _TEXT: dict[ArchitectureName, str] = {
     "sd3": "_sd3_te.npz",
     "flux": "_flux_te.npz",
 }
-_SIZE = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 
 
 class SdScripts(Layout):
@@ -57,25 +52,8 @@ class SdScripts(Layout):
         longest = max(f"_00000x00000{self.latents_ending}", self.text_ending or "", key=len)
         self.longest_ending = f"{longest}.v000"
 
-    def named(
-        self, folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
-    ) -> Sequence[Named]:
-        """Return an item's one target of a part."""
-        if part.startswith("text"):
-            return (Named(f"{folder}/{stem}{self.text_ending}"),)
-        assert media is not None
-        size = f"{media.width:04d}x{media.height:04d}"
-        return (Named(f"{folder}/{stem}_{size}{self.latents_ending}"),)
-
     def _resizing(self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None) -> str:
         return placement(image, resolution, settings, self.architecture).name
-
-    def owners(self, name: str) -> Sequence[str]:
-        """Return the stem of the item that a file below a part's folder belongs to."""
-        if self.text_ending and name.endswith(self.text_ending):
-            return (name.removesuffix(self.text_ending),)
-        found = self._parted(name)
-        return () if found is None else (found[1],)
 
     def size(self, path: str) -> Size:
         """Return the size of the image that a latents file was made of, from its name.
@@ -83,15 +61,10 @@ class SdScripts(Layout):
         Raises:
             ValueError: it is not named as latents are.
         """
-        found = self._parted(path)
-        if found is None:
+        found = SIZED.fullmatch(path.removesuffix(self.latents_ending))
+        if found is None or not path.endswith(self.latents_ending):
             raise ValueError(f"{path} is not named as latents are")
         return Size(int(found[2]), int(found[3]))
-
-    def _parted(self, name: str) -> re.Match[str] | None:
-        if not name.endswith(self.latents_ending):
-            return None
-        return _SIZE.fullmatch(name.removesuffix(self.latents_ending))
 
 
 LAYOUTS = tuple(SdScripts(architecture) for architecture in ARCHITECTURES)
