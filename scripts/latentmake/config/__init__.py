@@ -11,8 +11,7 @@ from latentmake.config.captions import Captions
 from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution, resolution_name
-from latentmake.config.folders import Folder
-from latentmake.config.machines import Export, ExternalProgram, PathMap, Publish, Storage
+from latentmake.config.machines import Export, ExternalProgram, Folder, PathMap, Publish, Storage
 from latentmake.config.mistakes import nearest
 from latentmake.config.models import Adopt, Location, Model, TextWeights, WanTask, Weights
 from latentmake.config.root import Config, json_schema, parse

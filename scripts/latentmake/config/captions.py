@@ -1,4 +1,4 @@
-"""How the texts of an item are made of its caption and its tags."""
+"""Settings of the caption pipeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Captions"]
 
 
 class Captions(Closed):
-    """What is done to captions before they are encoded, under the names that sd-scripts uses."""
+    """Changes to captions before they are encoded, under the names that sd-scripts uses."""
 
     shapes: ClassVar[Shapes] = TEXT
 
@@ -26,7 +26,7 @@ class Captions(Closed):
     the caption; one of the two; each a line of its own, of which one is taken; or the wildcard
     {caption|tags}."""
     caption_separator: str = Field(",", min_length=1)
-    """What stands between two tags, and between caption and tags."""
+    """Text between two tags, and between caption and tags."""
     caption_prefix: str | None = Field(None, min_length=1)
     """Put before the caption, with a space."""
     caption_suffix: str | None = Field(None, min_length=1)
@@ -55,8 +55,8 @@ class Captions(Closed):
     secondary_separator: str | None = Field(None, min_length=1)
     """Holds tags together that are shuffled and dropped as one; becomes the caption_separator."""
     replacements: dict[str, str | Annotated[list[str], Field(min_length=1)]] = Field({})
-    """Words and what they become; the word '' stands for the whole caption, which becomes the text
-    or one of the texts."""
+    """Words and their replacements; the word '' stands for the complete caption, which becomes the
+    text or one of the texts."""
 
     @property
     def random(self) -> bool:

@@ -1,4 +1,4 @@
-"""What jobs ask of a cluster, and how the work is cut into jobs."""
+"""SLURM resource requests, and the size of jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Batch", "Cluster", "ClusterJob", "TrainingJob"]
 
 
 class Batch(Closed):
-    """How the work is cut into jobs."""
+    """Size of encoding jobs."""
 
     shapes: ClassVar[Shapes] = MACHINE
 
@@ -25,7 +25,7 @@ class Batch(Closed):
 
 
 class ClusterJob(Closed):
-    """What a job of one kind asks for on a cluster."""
+    """Resource requests of one kind of job."""
 
     shapes: ClassVar[Shapes] = MACHINE
 
@@ -42,7 +42,7 @@ class ClusterJob(Closed):
 
 
 class TrainingJob(ClusterJob):
-    """What a training asks for on a cluster."""
+    """Resource requests of a training."""
 
     cpus: Number = Field(8, ge=1)
     """CPU cores."""
@@ -55,7 +55,7 @@ class TrainingJob(ClusterJob):
 
 
 class Cluster(Closed):
-    """What jobs ask of a cluster; without one, nothing of it counts."""
+    """SLURM resource requests; ignored for local runs."""
 
     shapes: ClassVar[Shapes] = MACHINE
 

@@ -57,7 +57,7 @@ class Dataset(Closed):
     """Where an image has a caption file and an entry in metadata_file: the entry counts, or stands
     behind the file's text; by default two that differ are an error."""
     captions: Captions | None = None
-    """What is done to captions before they are encoded."""
+    """Changes to captions before they are encoded."""
     fit: Literal["crop", "bucket"] = Field("crop", json_schema_extra=GEOMETRY)
     """crop: cover the resolution and cut its centre. bucket: keep the aspect ratio as nearly as a
     list of sizes of the same area allows."""
@@ -71,7 +71,7 @@ class Dataset(Closed):
     bucket_no_upscale: bool = Field(False, json_schema_extra=_BUCKETS)
     """Images smaller than the resolution keep their own size, rounded down."""
     flip_aug: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("sdscripts",)))
-    """Encode each image mirrored too; its training picks one (sd-scripts)."""
+    """Encode each image flipped too; its training picks one (sd-scripts)."""
     alpha_mask: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("sdscripts",)))
     """Cache transparency as a mask of the loss (sd-scripts)."""
     exif_rotation: bool = Field(True, json_schema_extra=Shapes("latents", layouts=("plain",)))
@@ -83,13 +83,13 @@ class Dataset(Closed):
     max_image_pixels: Number = Field(178_956_970, gt=0, json_schema_extra=MACHINE)
     """An image of more pixels is refused as a decompression bomb."""
     num_repeats: Number = Field(1, ge=1, json_schema_extra=MANIFEST)
-    """How often an epoch shows each item of this dataset."""
+    """Repeats of each item in an epoch."""
     missing_caption: Literal["error", "empty"] = Field("error", json_schema_extra=TEXT)
     """empty: an image without a caption file gets the empty caption."""
     empty_caption: Literal["error", "allow"] = Field("error", json_schema_extra=TEXT)
     """allow: a caption file without text is a caption without text."""
     on_error: Literal["fail", "skip"] = Field("fail", json_schema_extra=MANIFEST)
-    """What a damaged item does: fail after all others are done, or be set aside, named in the
+    """Damaged items: fail after all others are done, or skip them, named in the
     manifest and on the screen."""
     control_directory: Place | None = Field(
         None, min_length=1, json_schema_extra=Shapes("latents", layouts=("musubi",), indirect=True)

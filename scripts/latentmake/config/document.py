@@ -84,16 +84,16 @@ def check_file(path: Path) -> None:
 
 def _missing(path: Path) -> ConfigError:
     if path.suffix not in (".yaml", ".yml", ".json") and "/" not in str(path):
-        mend = "if it is a target, write it before --configfile"
+        hint = "if it is a target, write it before --configfile"
     elif str(path) == "config/config.yaml":
-        mend = "name your configuration by --configfile FILE"
+        hint = "name your configuration by --configfile FILE"
     else:
-        mend = "correct the path after --configfile"
-    return ConfigError(f"there is no such file in {Path.cwd()}", where=path, mend=mend)
+        hint = "correct the path after --configfile"
+    return ConfigError(f"there is no such file in {Path.cwd()}", where=path, mend=hint)
 
 
-def _mistake(path: Path, line: int, what: str, mend: str) -> ConfigError:
-    return ConfigError(what, where=f"{path}, line {line + 1}", mend=mend)
+def _mistake(path: Path, line: int, what: str, hint: str) -> ConfigError:
+    return ConfigError(what, where=f"{path}, line {line + 1}", mend=hint)
 
 
 def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object]:

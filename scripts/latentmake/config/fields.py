@@ -1,4 +1,4 @@
-"""What the sections of the configuration are made of: closed sections, numbers, resolutions."""
+"""Building blocks of sections: closed sections, numbers, paths, resolutions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Ending = Annotated[str, StringConstraints(pattern=_ENDING)]
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 
 MAX_SIDE = 8192
-"""Longest side of a resolution, in pixels: a slip of the keyboard is refused, not encoded."""
+"""Longest side of a resolution, in pixels: refuses typing errors."""
 
 
 def _no_truth(value: object) -> object:
@@ -96,14 +96,14 @@ _VARIABLE = re.compile(r"\$(\$|[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
 DiskPath = Annotated[str, AfterValidator(expanded)]
 
 
-def _whole_address(path: str) -> str:
-    """Refuse what begins like an address on S3 and is none; it would be looked for on this disk."""
+def _complete_address(path: str) -> str:
+    """Refuse a damaged address on S3, which would be taken for a local path."""
     if path.lower().startswith("s3:") and not re.match(r"s3://[A-Za-z0-9][^/]+(/(?!/)|$)", path):
         raise ValueError("should be s3://bucket/folder")
     return path
 
 
-Place = Annotated[DiskPath, AfterValidator(_whole_address)]
+Place = Annotated[DiskPath, AfterValidator(_complete_address)]
 
 
 class Closed(BaseModel):

@@ -1,16 +1,32 @@
-"""Paths and settings of one user's machines: external trainers, publication, S3."""
+"""Paths and settings of one user's machines: external trainers, publication, S3, folders."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, ClassVar, Literal, Self, cast
 
-from pydantic import AfterValidator, ByteSize, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
-from latentmake.config.fields import Closed, DiskPath, Number, Place, ResolutionField
+from latentmake.config.fields import Closed, DiskPath, Number, Place, ResolutionField, place
 from latentmake.config.shapes import MACHINE, PUBLICATION, Shapes
 
-__all__ = ["Export", "ExternalProgram", "PathMap", "Publish", "Storage", "Store"]
+__all__ = [
+    "Export",
+    "ExternalProgram",
+    "Folder",
+    "FolderField",
+    "PathMap",
+    "Publish",
+    "Storage",
+    "Store",
+]
 
 
 class ExternalProgram(Closed):
@@ -61,7 +77,7 @@ def _folder_pattern(pattern: str) -> str:
 
 
 class Publish(Closed):
-    """What `publish_{run}` puts where."""
+    """Contents and place of `publish_{run}`."""
 
     shapes: ClassVar[Shapes] = PUBLICATION
 
@@ -91,7 +107,7 @@ class Publish(Closed):
 
 
 class Export(Closed):
-    """Where `export_{run}` writes caches for ai-training."""
+    """Place of the caches that `export_{run}` writes for ai-training."""
 
     shapes: ClassVar[Shapes] = PUBLICATION
 
@@ -99,13 +115,13 @@ class Export(Closed):
     """Folder that gets them, in a folder for each dataset; by default they lie beside the
     images."""
     resolution: ResolutionField | None = None
-    """Which of a run's resolutions, where it has several."""
+    """One of a run's resolutions, where it has several."""
     overwrite: bool = False
     """Replace files of such names that latentmake did not write."""
 
 
 class Store(Closed):
-    """How much of what builds replace and remove is kept, so that it can be taken back."""
+    """Limit of the store of cache files that builds replaced or removed."""
 
     shapes: ClassVar[Shapes] = MACHINE
 
@@ -126,9 +142,27 @@ class Store(Closed):
 
 
 class Storage(Closed):
-    """Where `store_{run}` puts finished caches, and `fetch_{run}` finds them."""
+    """Place where `store_{run}` puts finished caches, and `fetch_{run}` finds them."""
 
     shapes: ClassVar[Shapes] = MACHINE
 
     caches: Place = Field(pattern="^s3://")
     """Folder of the archives: s3://bucket/folder."""
+
+
+def _on_disk(path: str) -> str:
+    if path.lower().startswith("s3:"):
+        raise ValueError("should be a folder on disk: images on S3 cannot be compared")
+    return path
+
+
+class Folder(Closed):
+    """A folder of images to look at, with those in its sub-folders."""
+
+    shapes: ClassVar[Shapes] = MACHINE
+
+    path: Annotated[DiskPath, AfterValidator(_on_disk)] = Field(min_length=1)
+    """Folder of the images."""
+
+
+FolderField = Annotated[Folder, BeforeValidator(place, json_schema_input_type=str | Folder)]

@@ -63,10 +63,10 @@ def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, obj
     if error["type"] in ("missing", "union_tag_not_found"):
         key = where if error["type"] == "missing" else f"{where}.kind"
         return str(ConfigError("this key is missing", where=key, mend="add it"))
-    what, mend = _rule(error)
+    what, hint = _rule(error)
     if not isinstance(error["input"], dict | BaseModel):
         what = f"{json.dumps(error['input'], default=str, ensure_ascii=False)} {what}"
-    return str(ConfigError(what, where=where.removesuffix(".[key]"), mend=mend))
+    return str(ConfigError(what, where=where.removesuffix(".[key]"), mend=hint))
 
 
 def _rule(error: ErrorDetails) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Encoders, and what is trained."""
+"""Models: encoders, and the network to train."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Location(Closed):
-    """Where a part of a model lies: a local path, or a hub id with its revision."""
+    """Place of a part of a model: a local path, or a hub id with its revision."""
 
     path: DiskPath | None = Field(None, min_length=1)
     """Folder or single file of weights."""
@@ -65,7 +65,7 @@ class Location(Closed):
 
 
 class Weights(Location):
-    """Where the weights of one network lie."""
+    """Place of the weights of one network."""
 
     config: DiskPath | None = None
     """Folder or config.json that describes a single .safetensors file."""
@@ -76,7 +76,7 @@ _WeightsPlace = Annotated[Weights, BeforeValidator(place, json_schema_input_type
 
 
 class TextWeights(Weights):
-    """Where a text encoder and its tokenizer lie."""
+    """Place of a text encoder and its tokenizer."""
 
     tokenizer: _LocationPlace | None = None
     """Folder of the tokenizer (sub-folder for a hub id), or its own `hub`, `revision` and
@@ -102,10 +102,10 @@ _CacheEnding = Annotated[Ending, StringConstraints(max_length=20)]
 
 
 class Adopt(Closed):
-    """Caches that ai-training's scripts keep beside images: what their names end in."""
+    """Endings of the caches that ai-training's scripts keep beside images."""
 
     latents: _CacheEnding | None = None
-    """Ending of latents: .img_sdvae, .img_sdxl or what the scripts were told."""
+    """Ending of latents: .img_sdvae, .img_sdxl or another."""
     text: Annotated[
         list[_CacheEnding] | None,
         BeforeValidator(
@@ -151,8 +151,8 @@ class Model(Closed):
     architecture: ArchitectureName | None = Field(
         None, json_schema_extra=Shapes("latents", "text", "weights")
     )
-    """Which model this is; decides which of the text encoders' layers and vectors are kept. By
-    default the last layer of each."""
+    """Decides the layers and vectors that are kept of the text encoders; by default the last layer
+    of each."""
     layout: Literal["plain", "sdscripts", "musubi"] = Field(
         "plain", json_schema_extra=Shapes("latents", "text")
     )
@@ -163,8 +163,7 @@ class Model(Closed):
         ge=1,
         json_schema_extra=Shapes("text", "weights", when=("architecture", ("sd1", "sd2"))),
     )
-    """Which of CLIP's layers is kept, counted from the last (1), as in sd-scripts; for sd1 and
-    sd2."""
+    """Layer of CLIP that is kept, counted from the last (1), as in sd-scripts; for sd1 and sd2."""
     max_token_length: Literal[75, 150, 225, "auto"] = Field(
         75,
         json_schema_extra=Shapes("text", "weights", when=("architecture", ("sd1", "sd2", "sdxl"))),
@@ -185,7 +184,8 @@ class Model(Closed):
     task: WanTask | None = Field(None, json_schema_extra=Shapes("latents", "weights"))
     """Makes this a Wan model: its caches are those of musubi-tuner, whose --task this is."""
     checkpoint: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
-    """What sd-scripts trains: a .safetensors file, or for sd1, sd2 and sdxl a diffusers folder."""
+    """Network that sd-scripts trains: a .safetensors file, or for sd1, sd2 and sdxl a diffusers
+    folder."""
     dit: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
     """Wan's network that is trained; of Wan 2.2 the low-noise."""
     dit_high_noise: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
@@ -199,9 +199,9 @@ class Model(Closed):
     encoder: Literal["latentmake", "musubi"] = Field(
         "latentmake", json_schema_extra=Shapes("latents", "text", layouts=("musubi",))
     )
-    """Who encodes for a Wan model: our encoders, or musubi-tuner's own scripts."""
+    """Encoders of a Wan model: ours, or musubi-tuner's own scripts."""
     dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
-    """Number format of the caches; by default bfloat16 for Wan."""
+    """dtype of the caches; by default bfloat16 for Wan."""
     vae_dtype: Dtype | None = Field(None, json_schema_extra=LATENTS)
     """The same for the latents alone."""
     text_dtype: Dtype | None = Field(None, json_schema_extra=TEXT)
@@ -240,7 +240,7 @@ class Model(Closed):
 
     @property
     def caption_dtype(self) -> Dtype:
-        """Number format of the embeddings' caches; musubi-tuner has one alone."""
+        """Dtype of the embeddings' caches; musubi-tuner has one alone."""
         return "bfloat16" if self.task is not None else self.text_dtype or self.dtype
 
     @property

@@ -12,8 +12,7 @@ from latentmake.config.checks import check_run, refuse_ineffective
 from latentmake.config.cluster import Batch, Cluster
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Name
-from latentmake.config.folders import FolderField
-from latentmake.config.machines import Export, ExternalProgram, Publish, Storage, Store
+from latentmake.config.machines import Export, ExternalProgram, FolderField, Publish, Storage, Store
 from latentmake.config.mistakes import line_of, nearest
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
@@ -28,25 +27,25 @@ class Config(Closed):
     datasets: dict[Name, Dataset] = Field(min_length=1)
     """Folders of captioned images."""
     models: dict[Name, Model] = Field(min_length=1)
-    """Encoders and what is trained."""
+    """Encoders, and the network to train."""
     runs: dict[Name, Run] = Field(min_length=1)
-    """What to train, on what."""
+    """Trainings: datasets, model, resolutions, trainer."""
     batch: Batch = Batch()
-    """How the work is cut into jobs."""
+    """Size of encoding jobs."""
     cluster: Cluster = Cluster()
-    """What jobs ask of a cluster."""
+    """SLURM resource requests; ignored for local runs."""
     musubi_tuner: ExternalProgram | None = None
-    """Where musubi-tuner lies, which trains Wan models."""
+    """musubi-tuner, which trains Wan models."""
     sd_scripts: ExternalProgram | None = None
-    """Where sd-scripts lies, which trains models of `layout: sdscripts`."""
+    """sd-scripts, which trains models of `layout: sdscripts`."""
     publish: Publish = Publish()
-    """What publish_{run} puts where."""
+    """Contents and place of publish_{run}."""
     export: Export = Export()
-    """Where export_{run} writes caches."""
+    """Place of the caches that export_{run} writes."""
     store: Store = Store()
-    """How much of what builds replace and remove is kept."""
+    """Limit of the store of replaced and removed cache files."""
     storage: Storage | None = None
-    """Where store_{run} puts finished caches."""
+    """Place of the archives of store_{run}."""
     folders: dict[Name, FolderField] = Field({})
     """Folders of images that compare_... shows beside runs."""
 

@@ -1,4 +1,4 @@
-"""Runs: what to train, on what, and who trains."""
+"""Runs: datasets, model, resolutions and trainer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Run(Closed):
         BeforeValidator(listed, json_schema_input_type=str | list[str]),
         Field(min_length=1, json_schema_extra=MANIFEST),
     ]
-    """What to train on."""
+    """Datasets to train on."""
     model: str = Field(json_schema_extra=Shapes("latents", "text", "weights"))
-    """Which encoders, and what is trained."""
+    """Model: its encoders, and the network to train."""
     resolutions: Annotated[
         list[ResolutionField],
         BeforeValidator(listed, json_schema_input_type=ResolutionField | list[ResolutionField]),
@@ -33,4 +33,4 @@ class Run(Closed):
     trainer: (
         Annotated[SdTrainer | MusubiTrainer | SdScriptsTrainer, Field(discriminator="kind")] | None
     ) = None
-    """Who trains, and how; without it the run is its caches alone."""
+    """Trainer and its settings; without it the run is its caches alone."""

@@ -36,7 +36,7 @@ class MusubiTrainer(Trainer):
     learning_rate: float = Field(2e-4, gt=0)
     """Learning rate."""
     optimizer_type: str = Field("adamw", min_length=1)
-    """Optimiser; adamw8bit needs bitsandbytes there."""
+    """Optimizer; adamw8bit needs bitsandbytes there."""
     max_train_epochs: Number = Field(16, ge=1)
     """Epochs."""
     batch_size: Number = Field(1, ge=1)
@@ -44,16 +44,16 @@ class MusubiTrainer(Trainer):
     gradient_accumulation_steps: Number = ACCUMULATION
     max_data_loader_n_workers: Number = WORKERS
     mixed_precision: Precision = "bf16"
-    """Number format of the DiT's weights."""
+    """dtype of the DiT's weights."""
     attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers", "sage_attn"] = "auto"
     """Attention; auto: the first of sage_attn, flash_attn and xformers that the trainer's
     environment has, else sdpa."""
     timestep_sampling: str | None = "shift"
-    """How timesteps are drawn; null leaves it to the trainer."""
+    """Sampling of timesteps; null leaves it to the trainer."""
     discrete_flow_shift: float | None = Field(3.0, gt=0)
     """Shift of the timesteps; null leaves it to the trainer."""
     timestep_boundary: Number | None = Field(None, ge=0, le=1000)
-    """Where Wan 2.2 goes from one network to the other, in thousandths; by default 875 for
+    """Timestep between Wan 2.2's two networks, in thousandths; by default 875 for
     text-to-video and 900 for image-to-video."""
     fp8_base: bool = False
     """Keep the DiT's weights in 8 bits."""

@@ -34,11 +34,11 @@ class Samples(Closed):
     shapes: ClassVar[Shapes] = PICTURES
 
     prompts: list[str] = Field([])
-    """What to draw; by default the captions of the run's first four items."""
+    """Prompts; by default the captions of the run's first four items."""
     prompt_file: DiskPath | None = Field(None, min_length=1)
     """A text file with a prompt a line, in place of `prompts`."""
     negative_prompt: str = ""
-    """What guidance leads away from."""
+    """Negative prompt of all samples."""
     every: Number | None = Field(None, gt=0)
     """Steps between two rows; by default a quarter of the run."""
     num_inference_steps: Number = Field(30, gt=0)
@@ -81,30 +81,30 @@ class SdTrainer(Trainer):
     kind: Literal["sd"]
     """The trainer."""
     adapter: Literal["lora", "full", "parts"] = "lora"
-    """Train a LoRA, the whole UNet, or the `parts` of it alone."""
+    """Train a LoRA, the complete UNet, or its `parts` alone."""
     rank: Number = Field(8, ge=1)
     """Rank of the LoRA."""
     alpha: LoraAlpha = None
     target_modules: list[str] = Field(["to_q", "to_k", "to_v", "to_out.0"], min_length=1)
     """Layers that get a LoRA, by the end of their names."""
     parts: list[UNetPart] = Field([])
-    """What `adapter: parts` trains: cross_attention, norms, up_blocks.1, ..."""
+    """Parts that `adapter: parts` trains: cross_attention, norms, up_blocks.1, ..."""
     reinitialize: list[UNetPart] = Field([])
-    """Parts that are drawn anew before the training, and trained."""
+    """Parts that begin with random weights, and are trained."""
     steps: Number | None = Field(None, ge=1)
-    """Optimiser steps; by default 1000, or what `epochs` says."""
+    """Optimizer steps; by default 1000, or as many as `epochs` take."""
     epochs: float | None = Field(None, gt=0)
-    """How often each item is seen, instead of `steps`."""
+    """Epochs, instead of `steps`."""
     optimizer: Literal["adamw", "adamw8bit", "lion", "prodigy", "dadaptation"] = "adamw"
-    """Optimiser; adamw8bit needs bitsandbytes."""
+    """Optimizer; adamw8bit needs bitsandbytes."""
     optimizer_arguments: dict[str, bool | float | list[float]] = Field({})
-    """Further arguments of the optimiser, such as betas."""
+    """Further arguments of the optimizer, such as betas."""
     learning_rate: float = Field(1e-4, gt=0)
     """Peak learning rate; by default 1 for prodigy and dadaptation."""
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "constant"
     """Learning-rate schedule."""
     lr_warmup_steps: Number = Field(0, ge=0)
-    """Steps over which it rises from zero."""
+    """Warm-up steps."""
     lr_min_ratio: float = Field(0.0, ge=0, le=1)
     """Share of the peak at which linear and cosine end."""
     train_batch_size: Number = Field(4, ge=1)
@@ -113,15 +113,15 @@ class SdTrainer(Trainer):
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Gradients are clipped to this norm; null does not clip."""
     weight_decay: float = Field(0.01, ge=0)
-    """Weight decay of the optimiser."""
+    """Weight decay of the optimizer."""
     prediction_type: Literal["epsilon", "v_prediction", "flow_matching"] | None = None
-    """What the UNet predicts; by default what its scheduler says."""
+    """Prediction of the UNet; by default that of its scheduler."""
     snr_gamma: float | None = Field(None, gt=0)
     """Min-SNR weighting of the loss; 5 is usual."""
     noise_offset: float = Field(0.0, ge=0)
-    """Noise added to whole channels, for darker and lighter pictures."""
+    """Noise offset added to each channel, for darker and lighter images."""
     ema_decay: float | None = Field(None, gt=0, lt=1)
-    """Keep a moving average of the weights, which is the result."""
+    """Decay of an EMA of the weights, which is then the result."""
     mixed_precision: Precision = "no"
     """accelerate's mixed precision."""
     gradient_checkpointing: bool = False
@@ -135,9 +135,9 @@ class SdTrainer(Trainer):
     seed: Number = Field(0, ge=0)
     """Seed of order, noise, timesteps and new weights."""
     checkpointing_steps: Number = Field(500, ge=1, json_schema_extra=MACHINE)
-    """Steps between two states from which a killed run goes on."""
+    """Steps between two checkpoints."""
     checkpoints_total_limit: Number = Field(2, ge=1, json_schema_extra=MACHINE)
-    """How many of them are kept."""
+    """Number of them that are kept."""
     resume_from_checkpoint: DiskPath | None = Field(None, min_length=1)
     """A checkpoint folder of another training to go on from."""
     save_every_n_steps: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)

@@ -68,7 +68,7 @@ class SdScriptsTrainer(Trainer):
     kind: Literal["sdscripts"]
     """The trainer."""
     script: Script | None = None
-    """Which of its scripts; by default the one that trains a LoRA."""
+    """Its training script; by default the one that trains a LoRA."""
     network_dim: Number = Field(16, ge=1)
     """Rank of the LoRA."""
     network_alpha: LoraAlpha = None
@@ -77,7 +77,7 @@ class SdScriptsTrainer(Trainer):
     learning_rate: float = Field(1e-4, gt=0)
     """Learning rate."""
     optimizer_type: str = Field("AdamW", min_length=1)
-    """Optimiser; AdamW8bit needs bitsandbytes there."""
+    """Optimizer; AdamW8bit needs bitsandbytes there."""
     lr_scheduler: str = Field("constant", min_length=1)
     """Learning-rate schedule."""
     max_train_epochs: Number | None = Field(None, ge=1)
@@ -89,7 +89,7 @@ class SdScriptsTrainer(Trainer):
     gradient_accumulation_steps: Number = ACCUMULATION
     max_data_loader_n_workers: Number = WORKERS
     mixed_precision: Precision = "bf16"
-    """Number format in which it computes."""
+    """accelerate's mixed precision."""
     gradient_checkpointing: bool = False
     """Less memory for more time."""
     attention: Literal["sdpa", "xformers", "mem_eff_attn"] = "sdpa"
