@@ -95,7 +95,7 @@ def assert_configuration_is_refused(
     assert fault in line
     for content in ("{", "[]"):
         config.write_text(content)
-        assert "is no configuration" in refusal(lambda: load(copy))
+        assert "config.json: cannot be read" in refusal(lambda: load(copy))
 
 
 def write_damaged(root: Path, good: dict[str, Path]) -> dict[str, Path]:

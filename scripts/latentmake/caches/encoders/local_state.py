@@ -6,52 +6,26 @@ exactly the weights that its files hold, or is refused in one line.
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from latentmake.config import Weights
 from latentmake.errors import ModelError, first_line
 from latentmake.models import weight_kinds
-from latentmake.models.files import config_file, weights_files
+from latentmake.models.files import network_config, weights_files
 from latentmake.models.weight_kinds import PICKLES
 
-__all__ = [
-    "LOAD_FAULTS",
-    "Kind",
-    "State",
-    "load_network",
-    "pretrained",
-    "refusal",
-    "refuse_faults",
-]
+__all__ = ["Kind", "State", "load_network", "pretrained", "refuse_faults", "refusing"]
 
 State = dict[str, torch.Tensor]
-
-LOAD_FAULTS = (
-    OSError,
-    ValueError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    SafetensorError,
-    pickle.UnpicklingError,
-)
-"""Errors of libraries that load damaged or incomplete weights, or those of another network."""
-
-_COPY = "copy it again"
-_CODE = "holds more than tensors, and loading that could run foreign code"
-_SAFE = "take the weights as .safetensors"
 
 
 class Kind(NamedTuple):
@@ -81,7 +55,7 @@ class Kind(NamedTuple):
 
 
 def load_network(kind: Kind, weights: Weights) -> Any:
-    """Load a network on the CPU, in the number format of its files where they are local.
+    """Load a network on the CPU, in the dtype of its files if they are local.
 
     Args:
         kind: of network.
@@ -91,22 +65,28 @@ def load_network(kind: Kind, weights: Weights) -> Any:
     Raises:
         ModelError: it is missing, damaged, incomplete, or of another kind.
     """
-    try:
+    with refusing(weights, kind.name, kind.hint):
         if weights.hub is not None:
             return pretrained(kind.from_pretrained, weights, foreign=kind.foreign)
-        config = _local_config(weights)
-        own = [] if config is None else [config.get("_class_name"), config.get("model_type")]
-        if any(own) and not set(own) & set(kind.models):
-            raise ValueError(f"it is {own[0] or own[1]}, not {kind.models[0]}")
+        config = None
+        # Beside Wan's original files lies the config.json of its DiT.
+        if weights.config is not None or not Path(weights.path or "").is_file():
+            weights_files(weights)  # names what is missing
+            config = network_config(weights) or {}
+            own = config.get("_class_name") or config.get("model_type") or kind.models[0]
+            if own not in kind.models:
+                raise ValueError(f"it is {own}, not {kind.models[0]}")
         state = _local_state(weights)
         found = [content for content, _ in weight_kinds.kinds_of(state)]
-        if not found or found[0] != kind.content:
-            raise ValueError(f"it is a {found[0]}" if found else _unknown(state))
+        if not found:
+            first = next(iter(state), None)
+            other = f"another network (its first weight is {first})" if first else "empty"
+            raise ValueError(f"it is {other}")
+        if found[0] != kind.content:
+            raise ValueError(f"it is a {found[0]}")
         state = kind.convert(state)
-        network = _built(kind, kind.infer(state) if config is None else config)
+        network = _built(kind, config or kind.infer(state))
         _fill(network, state)
-    except LOAD_FAULTS as error:
-        raise refusal(error, weights, kind.name, kind.hint) from None
     return network
 
 
@@ -151,53 +131,29 @@ def refuse_faults(
         raise ValueError(f"it {faults[0]}{more}")
 
 
-def refusal(error: Exception, weights: Weights, name: str, hint: str) -> ModelError:
-    """Return the one-line error for weights that a library could not load.
+@contextmanager
+def refusing(weights: Weights, name: str, hint: str) -> Iterator[None]:
+    """Turn any error while loading weights into one line.
 
     Args:
-        error: raised by the library.
         weights: where they are.
         name: of the kind of network.
-        hint: how to repair it.
+        hint: how to repair them.
     """
-    where = weights.path or weights.hub or ""
     try:
-        folder = weights.path is not None and Path(weights.path).is_dir()
-        if folder and any(file.suffix in PICKLES for file in weights_files(weights)):
-            _local_state(weights)  # names the file and its fault
-    except ModelError as fault:
-        return fault
-    if isinstance(error, pickle.UnpicklingError):
-        return ModelError(_CODE, where=where, mend=_SAFE)
-    return ModelError(f"cannot be loaded as {name} ({first_line(error)})", where=where, mend=hint)
-
-
-def _unknown(names: Iterable[str]) -> str:
-    first = next(iter(names), None)
-    return f"it is another network (its first weight is {first})" if first else "it is empty"
-
-
-def _local_config(weights: Weights) -> dict[str, Any] | None:
-    """Return the config.json of a local network.
-
-    A single file has one only where `config` names it: beside Wan's original files lies the
-    config.json of its DiT.
-    """
-    if not Path(weights.path or "").is_file():
-        weights_files(weights)  # names what is missing
-    elif weights.config is None:
-        return None
-    path = config_file(weights)
-    assert path is not None
-    try:
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("it is no table")
-    except (OSError, ValueError) as error:
+        yield
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:  # each library has its own for damaged weights
+        if weights.hub is None and Path(weights.path or "").is_dir():
+            for file in weights_files(weights):
+                if file.suffix in PICKLES:
+                    _read(file)  # names the file and its fault
         raise ModelError(
-            f"is no configuration of a network ({first_line(error)})", where=path, mend=_COPY
+            f"cannot be loaded as {name} ({first_line(error)})",
+            where=weights.path or weights.hub or "",
+            mend=hint,
         ) from None
-    return found
 
 
 def _local_state(weights: Weights) -> State:
@@ -213,22 +169,28 @@ def _local_state(weights: Weights) -> State:
 
 
 def _read(path: Path) -> State:
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise ModelError(
-                f"is cut short or no .safetensors file ({first_line(error)})",
-                where=path,
-                mend=_COPY,
-            ) from None
-    if path.suffix not in PICKLES:
+    if path.suffix not in (".safetensors", *PICKLES):
         raise ModelError(
             "is no file of weights",
             where=path,
             mend="name a folder, a .safetensors file or a .pth file",
         )
-    found = _unpickled(path)
+    archive = zipfile.is_zipfile(path)  # files of torch before 1.6 are none and cannot be mapped
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+    except Exception as error:  # messages about damaged files help nobody
+        what, hint = "", ""
+        if isinstance(error, OSError) and error.filename:
+            what, hint = f"cannot be read ({error.strerror})", "check the file's permissions"
+        elif isinstance(error, pickle.UnpicklingError) and (archive or "GLOBAL" in str(error)):
+            what = "holds more than tensors, and loading that could run foreign code"
+            hint = "take the weights as .safetensors"
+        kind = ".safetensors" if path.suffix == ".safetensors" else "PyTorch"
+        raise ModelError(
+            what or f"is cut short or no {kind} file", where=path, mend=hint or "copy it again"
+        ) from None
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(
@@ -238,26 +200,6 @@ def _read(path: Path) -> State:
             "holds no table of weights", where=path, mend="name the file of one network"
         )
     return found
-
-
-def _unpickled(path: Path) -> Any:
-    try:
-        archive = zipfile.is_zipfile(path)
-        with path.open("rb") as file:
-            zipped = file.read(2) == b"PK"
-        if archive or not zipped:
-            # Files of torch before 1.6 are no archives and cannot be mapped.
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
-    except pickle.UnpicklingError as error:
-        if archive or "GLOBAL" in str(error):  # a function or class that it would call
-            raise ModelError(_CODE, where=path, mend=_SAFE) from None
-    except OSError as error:
-        raise ModelError(
-            f"cannot be read ({error.strerror})", where=path, mend="check the file's permissions"
-        ) from None
-    except (ValueError, RuntimeError, EOFError, LookupError, TypeError, AttributeError):
-        pass  # messages about damaged files help nobody
-    raise ModelError("is cut short or no PyTorch file", where=path, mend=_COPY)
 
 
 def _built(kind: Kind, config: dict[str, Any]) -> Any:
@@ -272,7 +214,7 @@ def _built(kind: Kind, config: dict[str, Any]) -> Any:
 
 
 def _fill(network: torch.nn.Module, state: State) -> None:
-    """Give a network on the meta device exactly its weights, in their own number format."""
+    """Give a network on the meta device exactly its weights, in their own dtype."""
     expected = network.state_dict()
     refuse_faults(
         (name for name in expected if name not in state),

@@ -17,7 +17,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from latentmake.caches.encoders.local_state import LOAD_FAULTS, pretrained, refusal, refuse_faults
+from latentmake.caches.encoders.local_state import pretrained, refuse_faults, refusing
 from latentmake.caches.encoders.projection import load_text_projection
 from latentmake.config import TextWeights
 from latentmake.errors import ModelError
@@ -59,13 +59,11 @@ def load_text_model(
     Raises:
         ModelError: something is missing, incomplete or of another kind.
     """
-    try:
+    hint = f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, with all its files"
+    with refusing(weights, "a text encoder", hint):
         network = _load(weights, dtype, kind)
         tokenizer = tokenizers.load(weights)
         projection = load_text_projection(weights)
-    except LOAD_FAULTS as error:
-        hint = f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, with all its files"
-        raise refusal(error, weights, "a text encoder", hint) from None
     return TextModel(
         network.to(device=device, dtype=dtype).eval().requires_grad_(False),
         tokenizer,

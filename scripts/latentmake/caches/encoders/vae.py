@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import torch
 from diffusers import AutoencoderKL
 from safetensors.torch import load_file
 
-from latentmake.caches.encoders.local_state import LOAD_FAULTS, pretrained, refusal
+from latentmake.caches.encoders.local_state import pretrained, refusing
 from latentmake.config import Weights
-from latentmake.models.files import config_file, weights_files
+from latentmake.models.files import network_config, weights_files
 
 __all__ = ["encode_images", "load_vae"]
 
@@ -31,34 +30,27 @@ def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> Auto
     Raises:
         ModelError: it is missing, incomplete, or no AutoencoderKL.
     """
-    try:
-        files = [] if weights.hub is not None else weights_files(weights)  # names what is missing
+    with refusing(weights, "an AutoencoderKL", "name the folder of a VAE, with all its files"):
+        if weights.hub is None:
+            weights_files(weights)  # names what is missing
         if Path(weights.path or "").is_file():
-            vae = _from_single_file(files[-1], config_file(weights))
+            vae = _from_single_file(weights)
         else:
             vae = pretrained(AutoencoderKL.from_pretrained, weights, low_cpu_mem_usage=False)
-    except LOAD_FAULTS as error:
-        hint = "name the folder of a VAE, with all its files"
-        raise refusal(error, weights, "an AutoencoderKL", hint) from None
     if dtype == torch.float16 and vae.config.get("force_upcast"):
         dtype = torch.float32
-    vae = vae.to(device)
-    if vae.dtype != dtype:
-        vae = vae.to(dtype)
-    return vae.eval().requires_grad_(False)
+    return vae.to(device, dtype).eval().requires_grad_(False)
 
 
-def _from_single_file(path: Path, config_path: Path | None) -> AutoencoderKL:
-    state = load_file(path)
+def _from_single_file(weights: Weights) -> AutoencoderKL:
+    state = load_file(weights.path or "")
     prefix = "first_stage_model."
     inner = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
     state = inner or state
     if "encoder.conv_in.weight" not in state:
         raise ValueError("it holds no image encoder")
     original = any(name.startswith("encoder.down.") for name in state)
-    config: dict[str, Any] = (
-        json.loads(config_path.read_bytes()) if config_path else _infer_config(state, original)
-    )
+    config = network_config(weights) or _infer_config(state, original)
     vae = AutoencoderKL.from_config(config)
     if original:
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
@@ -98,17 +90,16 @@ def _infer_config(state: dict[str, torch.Tensor], original: bool) -> dict[str, A
             layers = max(layers, int(match[2]) + 1)
     if not channels:
         raise ValueError("its keys are not those of an AutoencoderKL")
-    latent_channels = int(state["encoder.conv_out.weight"].shape[0]) // 2
-    blocks = len(channels)
+    colours, blocks = int(state["encoder.conv_in.weight"].shape[1]), len(channels)
     return {
         "_class_name": "AutoencoderKL",
-        "in_channels": int(state["encoder.conv_in.weight"].shape[1]),
-        "out_channels": int(state["encoder.conv_in.weight"].shape[1]),
+        "in_channels": colours,
+        "out_channels": colours,
         "down_block_types": ["DownEncoderBlock2D"] * blocks,
         "up_block_types": ["UpDecoderBlock2D"] * blocks,
         "block_out_channels": [channels[index] for index in sorted(channels)],
         "layers_per_block": layers,
-        "latent_channels": latent_channels,
+        "latent_channels": int(state["encoder.conv_out.weight"].shape[0]) // 2,
         "use_quant_conv": "quant_conv.weight" in state,
         "use_post_quant_conv": "post_quant_conv.weight" in state,
     }
