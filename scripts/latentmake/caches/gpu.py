@@ -48,13 +48,7 @@ def lease(say: Callable[[str], None] = lambda line: None) -> Iterator[str | None
     """Lock one GPU for this process, and hide the others from later imports.
 
     Waits while all are taken. A single GPU is locked only if its UUID is known: number 0 may be
-    another one for each job of a cluster.
-
-    Args:
-        say: told when it waits.
-
-    Yields:
-        Its id; None on a machine without GPUs.
+    another one for each job of a cluster. Yields its id; None on a machine without GPUs.
 
     Raises:
         StorageError: the folder of the locks belongs to somebody else.

@@ -57,9 +57,9 @@ def samples_of(
         order: of the item.
         item: one image, video or caption.
         data: bytes of its source.
-        control: bytes of its control image or video, if it has one.
+        control: bytes of its control, if it has one.
         source: digest of both.
-        missing: target -> key, of the targets to make.
+        missing: target -> key.
 
     Raises:
         SourceError: the bytes are damaged.
@@ -77,11 +77,6 @@ def samples_of(
 
 def caption_of(data: bytes, item: WorkItem, settings: Dataset) -> str:
     """Decode the caption of an item.
-
-    Args:
-        data: bytes of its source.
-        item: of the caption.
-        settings: of its dataset.
 
     Raises:
         SourceError: it is not UTF-8, or empty where that is not allowed.

@@ -48,14 +48,9 @@ _FOREIGN = (
 
 
 class ClipVision:
-    """CLIP's image encoder without its last block.
-
-    Args:
-        network: with all blocks, on its device.
-    """
+    """CLIP's image encoder without its last block: Wan takes the output of the one before it."""
 
     def __init__(self, network: CLIPVisionModel) -> None:
-        # Wan takes the output of the last block but one.
         network.encoder.layers = network.encoder.layers[:-1]
         self._network = network
 
@@ -93,11 +88,6 @@ class ClipVision:
 def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype) -> ClipVision:
     """Load the CLIP image encoder for inference.
 
-    Args:
-        weights: of the image encoder or a complete CLIP.
-        device: to run on.
-        dtype: to compute in; Wan uses float16, and a CPU float32.
-
     Raises:
         ModelError: it is missing, incomplete, or of another kind.
     """
@@ -108,7 +98,7 @@ def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype)
 
 
 def _converted(state: State) -> State:
-    """Give the image encoder's weights transformers' names, and drop all others."""
+    """Name the image encoder's weights as transformers does, and drop all others."""
     state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
     if not any(name.startswith("visual.") for name in state):
         return {name.removeprefix("vision_model."): value for name, value in state.items()}

@@ -40,11 +40,6 @@ def compute_dtype(device: torch.device, name: str, say: Callable[[str], None]) -
 
     A CPU always computes in float32, and the result is rounded once, when it is written: half
     precision is slow there and loses accuracy for nothing.
-
-    Args:
-        device: of the encoder.
-        name: dtype of the caches.
-        say: told of a fallback.
     """
     dtype = DTYPES[name]
     if dtype == torch.float32:

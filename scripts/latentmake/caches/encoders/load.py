@@ -30,11 +30,7 @@ def encoder(
 ) -> Loaded:
     """Load the encoder of an order: one sample at a time on a CPU, several on a GPU.
 
-    Args:
-        order: names the model.
-        threads: for computing on a CPU.
-        say: told of the device.
-        alone: whether this process does nothing else, and optional imports can be left out.
+    A process that works on this order `alone` leaves out optional imports.
 
     Raises:
         ModelError: the model is missing or incomplete.

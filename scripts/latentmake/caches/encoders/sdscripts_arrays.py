@@ -1,6 +1,6 @@
-"""The arrays of sd-scripts' cache files, made of the tensors that encoders give.
+"""Arrays of sd-scripts' cache files, made of the tensors of encoders.
 
-Numbers in bfloat16, which numpy does not know, become float32, as sd-scripts does it.
+bfloat16, unknown to numpy, becomes float32, as in sd-scripts.
 Source: sd-scripts, `save_latents_to_disk` of library/strategy_base.py, and `cache_batch_outputs` of
 library/strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
 """
@@ -26,14 +26,7 @@ Arrays = dict[str, NDArray[Any]]
 def file_bytes(
     kind: str, model: Model, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
 ) -> bytes:
-    """Return the bytes of a cache file.
-
-    Args:
-        kind: `latents` or `text`.
-        model: whose caches these are.
-        tensors: as its encoder gave them: those of latents under their final names.
-        metadata: what made it.
-    """
+    """Return the bytes of a cache file of kind `latents` or `text`."""
     arrays = text_arrays(model, tensors) if kind == "text" else _numpy(tensors)
     return npz.serialize(arrays, metadata)
 

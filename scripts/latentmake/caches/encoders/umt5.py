@@ -55,13 +55,7 @@ def clean_caption(caption: str) -> str:
 
 
 class Umt5Encoder:
-    """umT5 with its tokenizer.
-
-    Args:
-        network: the encoder, on its device.
-        tokenizer: of the encoder.
-        max_length: tokens kept of a caption.
-    """
+    """umT5 with its tokenizer; keeps `max_length` tokens of a caption."""
 
     def __init__(
         self, network: UMT5EncoderModel, tokenizer: PreTrainedTokenizerBase, max_length: int
@@ -144,7 +138,7 @@ def load_umt5(
         weights: of umT5; a single file needs the folder of the `tokenizer`.
         device: to run on.
         dtype: to compute in.
-        fp8: keep the weights of linear layers in 8 bits: half the memory of bfloat16.
+        fp8: keep the weights of linear layers in 8 bits, half the memory of bfloat16.
 
     Raises:
         ModelError: something is missing, incomplete or of another kind.
@@ -162,7 +156,7 @@ def load_umt5(
 
 
 def _converted(state: State) -> State:
-    """Give weights transformers' names, and drop a decoder's."""
+    """Name weights as transformers does, and drop a decoder's."""
     if any(name.endswith(_SCALES) for name in state):
         raise ValueError(
             "it is in 8 bits with scales, which cannot be read; `fp8_t5` brings 16 bits to 8"
@@ -173,13 +167,9 @@ def _converted(state: State) -> State:
             _modern_name(name.removeprefix("encoder.")): value for name, value in state.items()
         }
     state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
-    for one, other in (
-        ("shared.weight", "encoder.embed_tokens.weight"),
-        ("encoder.embed_tokens.weight", "shared.weight"),
-    ):
-        if one in state:
-            state.setdefault(other, state[one])
-    return state
+    embedding = ("shared.weight", "encoder.embed_tokens.weight")  # one tensor of two names
+    found = next((state[name] for name in embedding if name in state), None)
+    return state if found is None else dict.fromkeys(embedding, found) | state
 
 
 def _modern_name(name: str) -> str:

@@ -20,12 +20,7 @@ _ANCIENT_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_att
 
 
 def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> AutoencoderKL:
-    """Load a VAE for inference.
-
-    Args:
-        weights: a diffusers folder or hub id, or a single file.
-        device: to run on.
-        dtype: to compute in; float16 becomes float32 if the VAE's `force_upcast` asks for it.
+    """Load a VAE for inference; float16 becomes float32 if its `force_upcast` asks for it.
 
     Raises:
         ModelError: it is missing, incomplete, or no AutoencoderKL.
@@ -109,10 +104,10 @@ def _infer_config(state: dict[str, torch.Tensor], original: bool) -> dict[str, A
 def encode_images(
     vae: AutoencoderKL, pixels: torch.Tensor, *, seeds: list[int] | None = None
 ) -> torch.Tensor:
-    """Encode images to latents, unscaled.
+    """Encode images to unscaled latents.
 
     Args:
-        vae: the encoder.
+        vae: to encode with.
         pixels: [N, H, W, 3], 0 to 255, uint8, on any device.
         seeds: of the noise, to sample each posterior; None: its mean.
 
@@ -128,11 +123,7 @@ def encode_images(
     if seeds is None:
         return latents
     # From the CPU's generator, so that noise is the same on every device.
-    noise = torch.stack(
-        [
-            torch.randn(latents.shape[1:], generator=torch.Generator().manual_seed(seed))
-            for seed in seeds
-        ]
-    )
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    noise = torch.stack([torch.randn(latents.shape[1:], generator=each) for each in generators])
     deviation: torch.Tensor = posterior.std.float().cpu()
     return latents + deviation * noise

@@ -9,7 +9,7 @@ import torch
 
 from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
-from latentmake.caches.encoders.wan_vae import load_wan_vae, vae_dtype
+from latentmake.caches.encoders.wan_vae import load_wan_vae
 from latentmake.caches.inputs import Sample
 from latentmake.layouts import musubi
 from latentmake.models.tokenizers import CutCaptions
@@ -28,7 +28,7 @@ def latents(
     logging.set_verbosity_error()
     name = model.vae_dtype or model.dtype
     stored = DTYPES[name]
-    computed = vae_dtype(torch.version.hip is not None, compute_dtype(device, name, say))
+    computed = compute_dtype(device, name, say)
     vae = load_wan_vae(model.vae, device, computed, tiled=model.vae_cache_cpu)
     clip = None
     if model.clip is not None:

@@ -67,12 +67,7 @@ class _FeaturesOnCpu(list[Any]):
 
 
 class WanVae:
-    """The encoder half of Wan's VAE.
-
-    Args:
-        network: on its device; its decoder is not needed.
-        rocm: whether the device is AMD's.
-    """
+    """The encoder half of Wan's VAE; `rocm` for AMD's devices."""
 
     def __init__(self, network: AutoencoderKLWan, *, rocm: bool = False) -> None:
         self._network = network
@@ -108,12 +103,11 @@ class WanVae:
         """Encode clips or images to normalised latents, (mode of the posterior - mean) / std.
 
         Args:
-            pixels: [N, F, H, W, 3], 0 to 255, uint8, on any device; F is 4n + 1, for an image 1; H
-                and W are multiples of 8.
+            pixels: [N, 4n + 1, 8h, 8w, 3], 0 to 255, uint8, on any device.
             stored: dtype of the cache. Pixels are cast to it first, as by musubi-tuner.
 
         Returns:
-            [N, 16, n + 1, H / 8, W / 8], float32, on the CPU.
+            [N, 16, n + 1, h, w], float32, on the CPU.
         """
         return self._latents(self._signal(pixels, stored), stored)
 
@@ -121,13 +115,9 @@ class WanVae:
     def encode_first_frame(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
         """Encode the condition of image-to-video: the first frame, with grey ones after it.
 
-        Args:
-            pixels: as for `encode`; only the first frame of each clip counts.
-            stored: as for `encode`.
-
         Returns:
-            [N, 20, n + 1, H / 8, W / 8], float32, on the CPU: 4 channels of a mask, 1 on the first
-            latent frame and 0 on the others, then the 16 of the latents.
+            [N, 20, n + 1, h, w], float32, on the CPU: 4 channels of a mask, 1 on the first latent
+            frame and 0 on the others, then the 16 of the latents.
         """
         signal = self._signal(pixels, stored)
         signal[:, :, 1:] = 0.0  # the middle of -1 to 1
@@ -167,13 +157,7 @@ class WanVae:
 def load_wan_vae(
     weights: Weights, device: torch.device, dtype: torch.dtype, *, tiled: bool = False
 ) -> WanVae:
-    """Load Wan's VAE for encoding.
-
-    Args:
-        weights: of the VAE.
-        device: to run on.
-        dtype: to compute in; on ROCm always float32.
-        tiled: encode in tiles, see `WanVae.enable_tiling`.
+    """Load Wan's VAE for encoding, `tiled` if asked for; on ROCm it computes in float32.
 
     Raises:
         ModelError: it is missing, incomplete, or of another kind.
