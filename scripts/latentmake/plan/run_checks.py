@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from latentmake.config import Run, SdTrainer
+from latentmake.config import Run
 from latentmake.config.checks import check_sides, check_steps
 from latentmake.errors import ConfigError
 from latentmake.models import checks, shapes
@@ -16,7 +14,7 @@ _USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
 
 
 def check_run(facts: Facts, name: str, run: Run) -> None:
-    """Refuse networks of another kind than their keys say, and sizes and settings they lack.
+    """Refuse networks of another kind than their keys say, and sizes that they cannot have.
 
     Raises:
         UserError: the first mistake.
@@ -29,13 +27,6 @@ def check_run(facts: Facts, name: str, run: Run) -> None:
         if model.unet is not None:
             checks.check_kind(model.unet, "unet", f"{key}.unet")
     check_resolutions(facts, name, run)
-    trainer = run.trainer
-    if isinstance(trainer, SdTrainer) and model.unet is not None:
-        if (names := checks.parameter_names(model.unet)) is not None:
-            checks.check_names(trainer, names, f"runs.{name}.trainer")
-        scheduler = checks.schedule_of(model.unet, model.scheduler)
-        if scheduler and (Path(scheduler) / "scheduler_config.json").is_file():
-            checks.read_schedule(scheduler, trainer.prediction_type)
 
 
 def check_resolutions(facts: Facts, name: str, run: Run) -> None:

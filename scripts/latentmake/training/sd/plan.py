@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from latentmake.config import Run, SdTrainer
+from latentmake.config import Model, Run, SdTrainer
 from latentmake.errors import ModelError
 from latentmake.files import atomic
 from latentmake.models import recipe
-from latentmake.models.checks import schedule_of
+from latentmake.models.checks import check_names, parameter_names, read_schedule, schedule_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import PROMPTS, RunPlan, prompt_path, run_folder
@@ -39,6 +39,7 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
     run = facts.config.runs[plan.name]
     trainer = run.trainer
     assert isinstance(trainer, SdTrainer)
+    _check_network(trainer, facts.config.models[run.model], f"runs.{plan.name}.trainer")
     order = _order(facts, plan.name, run, trainer)
     plan.trainer_order = run_order(plan.name, "train", order.planned)
     atomic.write(plan.trainer_order, order.model_dump_json().encode())
@@ -46,6 +47,16 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
         plan.training_order = plan.trainer_order
         if train:
             refuse_failed(own(trainer, here=facts.runs_jobs))
+
+
+def _check_network(trainer: SdTrainer, model: Model, where: str) -> None:
+    """Refuse settings that do not fit the UNet or its noise schedule, as far as these are known."""
+    assert model.unet is not None
+    if (names := parameter_names(model.unet)) is not None:
+        check_names(trainer, names, where)
+    scheduler = schedule_of(model.unet, model.scheduler)
+    if scheduler and (Path(scheduler) / "scheduler_config.json").is_file():
+        read_schedule(scheduler, trainer.prediction_type)
 
 
 def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> TrainingOrder:
