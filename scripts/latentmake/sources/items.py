@@ -165,8 +165,8 @@ def _entries(root: str) -> list[tuple[str, int, int, int, int]]:
                     entries.append((path, _NOWHERE, 0, 0, 0))
                     continue
                 if S_ISREG(stat.st_mode):
-                    times = stat.st_mtime_ns, stat.st_ctime_ns
-                    entries.append((path, stat.st_size, *times, stat.st_ino))
+                    changed = stat.st_ctime_ns
+                    entries.append((path, stat.st_size, stat.st_mtime_ns, changed, stat.st_ino))
                 elif not entry.is_dir():  # reading a pipe would never end
                     entries.append((path, _SPECIAL, 0, 0, 0))
                 else:
