@@ -1,7 +1,6 @@
-"""The text of `train_{run}.sh`, `.bat` and `.ps1`, which start another trainer.
+"""Text of `train_{run}.sh`, `.bat` and `.ps1`, which start an external trainer.
 
-A script is put together from lists of arguments, each quoted as its shell wants it; there is no
-template whose tokens could stay unfilled.
+Arguments are quoted here as each shell wants them; the templates hold the rest.
 """
 
 from __future__ import annotations
@@ -10,17 +9,16 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from latentmake.errors import ConfigError
 
 __all__ = ["Commands", "Step", "batch_script", "powershell_script", "shell_script"]
 
-_TRAINING = "training"
-
 
 class Step(NamedTuple):
-    """What a script does before the training.
+    """One call of a Python script.
 
     Attributes:
         what: in words.
@@ -37,7 +35,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Commands:
-    """What a script does, in the paths of the system that runs it.
+    """Content of a script, in the paths of the system that runs it.
 
     Attributes:
         run: the run's name.
@@ -48,7 +46,7 @@ class Commands:
         venvs: virtual environments, the first that is there is activated; relative to `folder`.
         steps: what is done before the training.
         accelerate: arguments of `accelerate launch`, before the script.
-        script: the one that trains.
+        script: the training script.
         training: its arguments.
     """
 
@@ -63,77 +61,67 @@ class Commands:
     script: str
     training: Sequence[str]
 
-    @property
-    def no_venv(self) -> str:
-        """What is said where no environment is found."""
-        return (
-            f"warning: no virtual environment of {self.program}; going on with the python on PATH"
-        )
+
+def _render(
+    commands: Commands, ending: str, quote: Callable[[str], str], between: str = " ", **values: Any
+) -> str:
+    """Fill the template of an ending; each flag has a line with its values."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not while planning
+
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        autoescape=False,  # noqa: S701 -- no HTML: each shell has its own quoting
+    )
+    templates.filters["literal"] = _literal
+    steps = [*commands.steps, Step("training", commands.script, commands.training)]
+    program = commands.program
+    return templates.get_template(f"train.{ending}.j2").render(
+        **{
+            **vars(commands),
+            "name": f"train_{commands.run}",
+            "no_venv": f"warning: no virtual environment of {program}; going on with the python on "
+            "PATH",
+            "steps": [
+                {
+                    **step._asdict(),
+                    "lines": None
+                    if step.arguments is None
+                    else _grouped(step.arguments, quote, between),
+                }
+                for step in steps
+            ],
+            **values,
+        }
+    )
 
 
-def _grouped(arguments: Sequence[str], quote: Callable[[str], str]) -> list[str]:
+def _grouped(
+    arguments: Sequence[str], quote: Callable[[str], str], between: str = " "
+) -> list[str]:
     """Return one line for each flag with its values."""
     lines: list[str] = []
     for argument in arguments:
         if argument.startswith("--") or not lines:
             lines.append(quote(argument))
         else:
-            lines[-1] += f" {quote(argument)}"
+            lines[-1] += f"{between}{quote(argument)}"
     return lines
 
 
 def shell_script(commands: Commands) -> str:
     """Return the script for bash."""
-    name = f"train_{commands.run}"
-
-    def step(what: str, head: str, arguments: Sequence[str]) -> list[str]:
-        continued = [head, *_grouped(arguments, shlex.quote), f"|| fail '{what} failed'"]
-        return ["", " \\\n  ".join(continued)]
-
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# {commands.does}",
-        "# Publishing the run again writes this file anew.",
-        "set -euo pipefail",
-        "",
-        "fail() {",
-        f"  printf '{name}: %s\\n' \"$1\" >&2",
-        "  exit 1",
-        "}",
-        "",
-        f"cd -- {shlex.quote(commands.folder)} || "
-        f"fail 'the folder of {commands.program} is not there'",
-        "",
-        "venv=",
-        f"for candidate in {shlex.join(commands.venvs)}; do",
-        "  if [[ -z $venv && -f $candidate/bin/activate ]]; then venv=$candidate; fi",
-        "done",
-        "if [[ -n $venv ]]; then",
-        "  set +u  # activate may read variables that are not set",
-        '  source "$venv/bin/activate" || fail "$venv/bin/activate failed"',
-        "  set -u",
-        "else",
-        f'  echo "{name}: {commands.no_venv}" >&2',
-        "fi",
-        "python=$(command -v python || command -v python3) || fail 'there is no python on PATH'",
-        "",
-        "scripts=.",
-        *(
-            [f"if [[ ! -f {commands.script} ]]; then scripts={commands.package}; fi"]
-            if commands.package
-            else []
-        ),
-        f'[[ -f $scripts/{commands.script} ]] || fail "$PWD holds no {commands.script}"',
-    ]
-    for what, script, arguments, without in commands.steps:
-        if arguments is None:
-            lines += ["", f"# {without}"]
-        else:
-            lines += step(what, f'"$python" "$scripts/{script}"', arguments)
-    launch = ["accelerate", "launch", *commands.accelerate]
-    head = f'{shlex.join(launch)} "$scripts/{commands.script}"'
-    lines += step(_TRAINING, head, commands.training)
-    return "\n".join(lines) + "\n"
+    return _render(
+        commands,
+        "sh",
+        shlex.quote,
+        folder=shlex.quote(commands.folder),
+        venvs=[*map(shlex.quote, commands.venvs)],
+        launch=shlex.join(["accelerate", "launch", *commands.accelerate]),
+    )
 
 
 def batch_script(commands: Commands) -> str:
@@ -146,7 +134,6 @@ def batch_script(commands: Commands) -> str:
     Raises:
         ConfigError: an argument has signs that no batch file can pass on.
     """
-    name = f"train_{commands.run}"
     variables: dict[str, str] = {}
 
     def quote(value: str) -> str:
@@ -154,72 +141,24 @@ def batch_script(commands: Commands) -> str:
             return value
         value = _for_program(value)
         if "^" in value:
-            variable = variables.setdefault(value, f"VALUE_{len(variables) + 1}")
-            return f'"%%{variable}%%"'
-        return f'"{value.replace("%", "%%%%")}"'
+            name = variables.setdefault(_doubled(value), f"VALUE_{len(variables) + 1}")
+            return f'"%%{name}%%"'
+        return f'"{_doubled(_doubled(value))}"'
 
-    def step(what: str, head: str, arguments: Sequence[str]) -> list[str]:
-        continued = [head, *_grouped(arguments, quote)]
-        return ["", f'set "STEP={what}"', " ^\n  ".join(continued), *check]
-
-    folder = commands.folder.rstrip("\\") + "\\"
-    # A program that crashes gives a negative number.
-    check = ["if errorlevel 1 goto failed", "if not errorlevel 0 goto failed"]
-    lines = [
-        f'set "STEP=entering the folder of {commands.program}"',
-        f"if not exist {_for_cmd(folder)} goto failed",
-        f"pushd {_for_cmd(commands.folder)}",
-        "",
-    ]
-    for number, venv in enumerate(commands.venvs):
-        activate = f"{venv}\\Scripts\\activate.bat"
-        opening = "if" if number == 0 else ") else if"
-        lines += [f"{opening} exist {_for_cmd(activate)} (", f"    call {quote(activate)}"]
-    lines += [
-        ") else (",
-        f"    echo {name}: {commands.no_venv} 1>&2",
-        ")",
-        "",
-        'set "SCRIPTS=."',
-        *(
-            [f'if not exist "{commands.script}" set "SCRIPTS={_backslashed(commands.package)}"']
-            if commands.package
-            else []
-        ),
-        f'set "STEP=finding {commands.script}"',
-        f'if not exist "%SCRIPTS%\\{commands.script}" goto failed',
-    ]
-    for what, script, arguments, without in commands.steps:
-        if arguments is None:
-            lines += ["", f"rem {without}"]
-        else:
-            lines += step(what, f'call python "%SCRIPTS%\\{script}"', arguments)
-    launch = " ".join(["call accelerate launch", *map(quote, commands.accelerate)])
-    lines += step(_TRAINING, f'{launch} "%SCRIPTS%\\{commands.script}"', commands.training)
-    lines += [
-        "",
-        "popd",
-        "exit /b 0",
-        "",
-        ":failed",
-        f"echo {name}: %STEP% failed 1>&2",
-        "popd",
-        "exit /b 1",
-    ]
-    head = [
-        "@echo off",
-        f"rem {commands.does}",
-        "rem Publishing the run again writes this file anew.",
-        "setlocal EnableExtensions DisableDelayedExpansion",
-        "chcp 65001 >nul",
-        *(f'set "{variable}={_doubled(value)}"' for value, variable in variables.items()),
-        "",
-    ]
-    return "\n".join([*head, *lines, ""]).replace("\n", "\r\n")
-
-
-# What PowerShell takes for a quotation mark of a literal string, typographic ones included.
-_SINGLE = re.compile("['\u2018\u2019\u201a\u201b]")
+    inside = commands.folder.rstrip("\\") + "\\"
+    scripts = [f"{venv}\\Scripts\\activate.bat" for venv in commands.venvs]
+    text = _render(
+        commands,
+        "bat",
+        quote,
+        folder=f'"{_doubled(commands.folder)}"',
+        folder_inside=f'"{_doubled(inside)}"',
+        venvs=[{"file": f'"{_doubled(each)}"', "called": quote(each)} for each in scripts],
+        package=commands.package.replace("/", "\\"),
+        launch=" ".join(["accelerate launch", *map(quote, commands.accelerate)]),
+        variables=variables,
+    )
+    return text.replace("\n", "\r\n")
 
 
 def powershell_script(commands: Commands) -> str:
@@ -232,94 +171,14 @@ def powershell_script(commands: Commands) -> str:
     Raises:
         ConfigError: an argument has signs that PowerShell 5.1 cannot pass on.
     """
-    name = f"train_{commands.run}"
-
-    def step(what: str, head: Sequence[str], arguments: Sequence[str]) -> list[str]:
-        program, *words = head
-        return [
-            "",
-            "$arguments = @(",
-            *(f"    {word}" for word in words),
-            *(f"    {line}" for line in _listed(arguments)),
-            ")",
-            f"& {program} @arguments",
-            f"if ($LASTEXITCODE -ne 0) {{ Stop-Training {_literal(f'{what} failed')} }}",
-        ]
-
-    lines = [
-        f"# {commands.does}",
-        "# Publishing the run again writes this file anew.",
-        "$PSNativeCommandArgumentPassing = 'Legacy'",
-        "$PSNativeCommandUseErrorActionPreference = $false",
-        "",
-        "function Stop-Training($what) {",
-        f'    [Console]::Error.WriteLine("{name}: $what")',
-        "    Pop-Location",
-        "    exit 1",
-        "}",
-        "",
-        f"$folder = {_literal(commands.folder)}",
-        "if (-not (Test-Path -LiteralPath $folder -PathType Container)) {",
-        f"    Stop-Training {_literal(f'the folder of {commands.program} is not there')}",
-        "}",
-        "Push-Location -LiteralPath $folder",
-        "",
-        "$activate = $null",
-        f"foreach ($venv in {', '.join(map(_literal, commands.venvs))}) {{",
-        '    $found = "$venv/Scripts/Activate.ps1"',
-        "    if (-not $activate -and (Test-Path -LiteralPath $found)) {",
-        "        $activate = (Resolve-Path -LiteralPath $found).ProviderPath",
-        "    }",
-        "}",
-        "if ($activate) {",
-        "    . $activate",
-        "} else {",
-        f"    [Console]::Error.WriteLine({_literal(f'{name}: {commands.no_venv}')})",
-        "}",
-        "foreach ($program in 'python', 'accelerate') {",
-        "    if (-not (Get-Command $program -ErrorAction SilentlyContinue)) {",
-        '        Stop-Training "there is no $program on PATH"',
-        "    }",
-        "}",
-        "",
-        "$scripts = '.'",
-        *(
-            [
-                f"if (-not (Test-Path -LiteralPath {_literal(commands.script)})) "
-                f"{{ $scripts = {_literal(commands.package)} }}"
-            ]
-            if commands.package
-            else []
-        ),
-        f'if (-not (Test-Path -LiteralPath "$scripts/{commands.script}")) {{',
-        f"    Stop-Training {_literal(f'there is no {commands.script} in its folder')}",
-        "}",
-    ]
-    for what, script, arguments, without in commands.steps:
-        if arguments is None:
-            lines += ["", f"# {without}"]
-        else:
-            lines += step(what, ["python", f'"$scripts/{script}"'], arguments)
-    launch = ["accelerate", "'launch'", *_listed(commands.accelerate)]
-    lines += step(_TRAINING, [*launch, f'"$scripts/{commands.script}"'], commands.training)
-    lines += ["", "Pop-Location", ""]
-    return "\ufeff" + "\n".join(lines).replace("\n", "\r\n")
-
-
-def _listed(arguments: Sequence[str]) -> list[str]:
-    """Return the lines of a PowerShell array, one for each flag with its values."""
-    lines: list[str] = []
-    for argument in arguments:
-        if argument.startswith("--") or not lines:
-            lines.append(_passed(argument))
-        else:
-            lines[-1] += f", {_passed(argument)}"
-    return lines
+    launch = _grouped(commands.accelerate, _passed, ", ")
+    text = _render(commands, "ps1", _passed, ", ", launch=launch)
+    return "\ufeff" + text.replace("\n", "\r\n")
 
 
 def _literal(text: str) -> str:
-    """Return a literal string of PowerShell."""
-    return "'" + _SINGLE.sub(lambda mark: mark[0] * 2, text) + "'"
+    """Return a literal string of PowerShell, for which typographic quotation marks count too."""
+    return "'" + re.sub("['\u2018\u2019\u201a\u201b]", lambda mark: mark[0] * 2, text) + "'"
 
 
 def _passed(value: str) -> str:
@@ -337,21 +196,12 @@ def _passed(value: str) -> str:
     return _literal(re.sub(r'(\\*)"', r'\1\1\\"', value) or '""')
 
 
-def _backslashed(path: str) -> str:
-    return path.replace("/", "\\")
-
-
 def _doubled(value: str) -> str:
     return value.replace("%", "%%")
 
 
-def _for_cmd(path: str) -> str:
-    """Quote a path for a command of cmd.exe itself."""
-    return f'"{_doubled(path)}"'
-
-
 def _for_program(value: str) -> str:
-    """Return what stands between quotation marks, as C programs take their arguments apart."""
+    """Return the text between quotation marks that C programs read as a value."""
     special = re.search(r"[&|<>^%\r\n]" if '"' in value else r"[\r\n]", value)
     if special is not None:
         raise ConfigError(
