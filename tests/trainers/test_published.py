@@ -19,11 +19,10 @@ from latentmake.config import Dataset, ExternalProgram, Publish, parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi import publish as musubi
-from latentmake.training.external.musubi.published_texts import Texts
+from latentmake.training.external.musubi.publish import MusubiPublication
 from latentmake.training.external.publication import write_items
-from latentmake.training.external.sdscripts import publish as sdscripts
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 from latentmake.training.order import read_order
 from publish_world import order_of
 from test_resume_sdscripts import make_run
@@ -174,7 +173,7 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
         }
     )
     shutil.rmtree("cache")
-    sdscripts.publish(order, print)
+    SdScriptsPublication(order).publish(print)
     place = Path("published/cats")
     assert not list(place.rglob("*.npz"))
     run_script(place / "train_cats.sh", program)
@@ -183,7 +182,7 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
     assert {*place.rglob("*.npz")} == caches
     assert (place / "output/cats.safetensors").stat().st_size > 1000
     world.draw(Path("data/ant.png"), 7, (64, 64))
-    sdscripts.publish(order, print)
+    SdScriptsPublication(order).publish(print)
     assert {*place.rglob("*.npz")} == caches - {place / "cats_64/ant_0064x0064_sd.npz"}
 
 
@@ -248,12 +247,12 @@ def test_musubi_tuners_schema_takes_every_toml_and_its_scripts_know_every_flag(
             musubi_tuner=ExternalProgram(path=os.fspath(tuner.folder)),
             publish=Publish(caches=False, attention=attention, batch_size=2, num_workers=2),
         )
-        found = {each.what: each for each in musubi.findings(order)}
+        found = {each.what: each for each in MusubiPublication(order).findings()}
         for what, finding in found.items():
             if what.startswith(("arguments", "dataset TOML", "attention")):
                 assert finding.verdict == "ok", finding
         assert "arguments of wan_cache_text_encoder_outputs.py" in found
-    text = Texts(order, str(tmp_path / "published"))
+    text = MusubiPublication(order, str(tmp_path / "published"))
     for system in ("linux", "windows"):
         tomls.append(tmp_path / f"{system}.toml")
         tomls[-1].write_text(text.dataset(system))

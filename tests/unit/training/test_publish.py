@@ -33,8 +33,7 @@ from latentmake.training.external.launch_scripts import (
     shell_script,
 )
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.publish import findings, publish
-from latentmake.training.external.musubi.published_texts import Texts
+from latentmake.training.external.musubi.publish import MusubiPublication
 from publish_world import FLAGS, NEEDED, check_flags, fill, order_of, put, value
 from safetensors.torch import save_file
 
@@ -49,7 +48,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def published(order: MusubiOrder) -> tuple[Path, list[str]]:
     said: list[str] = []
-    publish(order, said.append)
+    MusubiPublication(order).publish(said.append)
     return Path(order.publish.path).absolute() / order.run, said
 
 
@@ -290,11 +289,11 @@ def test_a_publication_that_fails_keeps_what_is_done_and_knows_its_files() -> No
         "from pathlib import Path\n"
         "from latentmake.errors import StorageError\n"
         "from latentmake.training.external.musubi.order import MusubiOrder\n"
-        "from latentmake.training.external.musubi.publish import publish\n"
+        "from latentmake.training.external.musubi.publish import MusubiPublication\n"
         "from latentmake.training.order import read_order\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try:\n"
-        "    publish(read_order(Path('order.json'), MusubiOrder), print)\n"
+        "    MusubiPublication(read_order(Path('order.json'), MusubiOrder)).publish(print)\n"
         "except StorageError as error:\n"
         "    sys.exit(str(error))\n"
     )
@@ -398,7 +397,7 @@ def test_under_wsl_drives_get_their_windows_names() -> None:
     order = with_publish(
         order_of(model={"dit": "/mnt/d/models/low.safetensors"}), path="/mnt/e/out"
     )
-    text = Texts(order, "/mnt/e/out/gove-1.0")
+    text = MusubiPublication(order, "/mnt/e/out/gove-1.0")
     windows = tomllib.loads(text.dataset("windows"))["datasets"][0]
     assert windows["cache_directory"] == "E:/out/gove-1.0/gove_256_cache"
     arguments = list(text.commands("windows").training)
@@ -462,7 +461,7 @@ def test_without_caches_folders_are_empty_and_the_scripts_fill_them() -> None:
     for size in ("256", "480x832"):
         assert not list((folder / f"gove_{size}_cache").glob("*.safetensors"))
     for system in ("linux", "windows"):
-        for _, _, arguments, _ in Texts(order, str(folder)).commands(system).steps:
+        for _, _, arguments, _ in MusubiPublication(order, str(folder)).commands(system).steps:
             assert arguments is not None
             assert "--skip_existing" in arguments and "--keep_cache" not in arguments
             assert value(list(arguments), "--batch_size") == "4"
@@ -553,7 +552,7 @@ def test_folders_are_named_by_a_pattern() -> None:
 def test_processes_of_the_trainers_machine() -> None:
     for number, further in ((1, []), (2, ["--multi_gpu"])):
         order = with_publish(order_of(), num_processes=number)
-        commands = Texts(order, "/p").commands("linux")
+        commands = MusubiPublication(order, "/p").commands("linux")
         options = ["--num_processes", str(number), *further]
         assert commands.accelerate == ["--mixed_precision", "bf16", *options]
 
@@ -563,7 +562,7 @@ def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) ->
     maps = [{"linux": str(tmp_path), "windows": "D:/training"}]
     order = order_of(trainer={"arguments": ["--sample_prompts", "prompts.txt"]})
     order = with_publish(order, path_maps=maps)
-    texts = Texts(order, f"{tmp_path}/published/gove-1.0")
+    texts = MusubiPublication(order, f"{tmp_path}/published/gove-1.0")
     linux = list(texts.commands("linux").training)
     assert value(linux, "--sample_prompts") == f"{tmp_path}/prompts.txt"
     windows = list(texts.commands("windows").training)
@@ -596,7 +595,7 @@ SCHEMA = (
 
 
 def verdicts(order: MusubiOrder) -> dict[str, tuple[str, str]]:
-    return {each.what: (each.verdict, each.note) for each in findings(order)}
+    return {each.what: (each.verdict, each.note) for each in MusubiPublication(order).findings()}
 
 
 def test_what_is_published_is_checked_against_the_trainers_sources() -> None:
@@ -1025,7 +1024,7 @@ def test_powershell_has_the_commands_of_the_batch_file() -> None:
     fill(order, STEMS)
     folder, _ = published(order)
     calls = powershell_calls((folder / "train_gove-1.0.ps1").read_bytes().decode())
-    wanted = Texts(order, "/mnt/e/Wan Sachen/published/gove-1.0").commands("windows")
+    wanted = MusubiPublication(order, "/mnt/e/Wan Sachen/published/gove-1.0").commands("windows")
     assert [handed_on(call)[2:] for call in calls[:2]] == [step.arguments for step in wanted.steps]
     assert handed_on(calls[2])[-len(wanted.training) :] == wanted.training
     order = mapped(windows_order())

@@ -30,7 +30,7 @@ from latentmake.training.external.sdscripts.deploy import (
     deployed,
 )
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.external.sdscripts.publish import findings, publish
+from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 from latentmake.training.order import Wanted
 from pydantic import ValidationError
 from sdscripts_world import SWITCHES, VALUES
@@ -451,7 +451,7 @@ def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
         update={"publish": Publish(path="out", path_maps=maps)}
     )
     said: list[str] = []
-    publish(asked, said.append)
+    SdScriptsPublication(asked).publish(said.append)
     assert len(said) == 2 and said[1].endswith("0 unchanged, 0 removed")
     folder = tmp_path / "out/cats"
     windows = tomllib.loads((folder / "cats_win.toml").read_text())
@@ -474,7 +474,7 @@ def test_a_folder_where_flux_wants_a_file_is_told() -> None:
     Path("text_1.safetensors").mkdir()
     write_manifest(row("x", "flux"))
     said: list[str] = []
-    publish(order("flux"), said.append)
+    SdScriptsPublication(order("flux")).publish(said.append)
     assert any("text_1.safetensors is a folder" in line and "[--t5xxl, FILE]" in line
                for line in said)  # fmt: skip
     assert "--t5xxl " not in Path("published/cats/train_cats.sh").read_text()
@@ -487,7 +487,7 @@ def uncached(architecture: str = "sdxl", **settings: Any) -> SdScriptsOrder:
 
 
 def verdicts(asked: SdScriptsOrder) -> dict[str, tuple[str, str]]:
-    return {each.what: (each.verdict, each.note) for each in findings(asked)}
+    return {each.what: (each.verdict, each.note) for each in SdScriptsPublication(asked).findings()}
 
 
 def test_without_caches_it_is_told_how_to_make_them() -> None:

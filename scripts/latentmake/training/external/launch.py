@@ -27,10 +27,10 @@ from latentmake.training import process
 from latentmake.training.backend import Say
 from latentmake.training.checks import passed
 from latentmake.training.external.arguments import accelerate_arguments
-from latentmake.training.external.backend import External
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.external.result import Receipt, Record, RunFiles, read_record, wanted
 from latentmake.training.external.resume import Resume, belongs, prepare, tidy
+from latentmake.training.external.trainer import Trainer
 from latentmake.training.order import Wanted
 
 __all__ = ["train"]
@@ -42,7 +42,7 @@ _UNKNOWN = re.compile(r"unrecognized arguments: (.+)")
 
 
 def train(
-    trainer: External[Order],
+    trainer: Trainer[Order],
     order_path: Path,
     *,
     log: Path,
@@ -93,7 +93,7 @@ def _say(log: Path, text: str) -> None:
 
 
 def _train(
-    trainer: External[Order],
+    trainer: Trainer[Order],
     order: Order,
     files: RunFiles,
     want: Wanted,
@@ -207,7 +207,7 @@ def _accept(
 
 
 def _failure(
-    trainer: External[Order], run: str, output: str, status: int, log: Path, resume: Resume
+    trainer: Trainer[Order], run: str, output: str, status: int, log: Path, resume: Resume
 ) -> TrainingError:
     """Return the one line that says why a trainer failed."""
     usage = _USAGE.findall(output)

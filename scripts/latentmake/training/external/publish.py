@@ -1,52 +1,120 @@
-"""What publishing a run for another trainer takes, whichever it is: a folder, names, a report."""
+"""Published folder of a run: what an external trainer needs on its own machine.
+
+Images and captions, caches or what makes them there, and for each system a dataset TOML and a
+script in the paths that it knows.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import glob
 import posixpath
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
 
-from latentmake.config import resolution_name
+from latentmake import layouts
+from latentmake.config import ExternalProgram, resolution_name
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.paths import System, absolute, backslashed, is_windows, translate
 from latentmake.files.sync import sync
+from latentmake.index.remembered import Memory
 from latentmake.progress import Progress
+from latentmake.training.backend import Say
+from latentmake.training.checks import Finding, Verdict, passed
+from latentmake.training.external import checks
+from latentmake.training.external.arguments import accelerate_arguments
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.launch_scripts import (
     Commands,
+    Step,
     batch_script,
     powershell_script,
     shell_script,
 )
 from latentmake.training.external.order import ExternalOrder
+from latentmake.training.external.published_caches import PublishedCaches
 
-__all__ = [
-    "Names",
-    "block_names",
-    "bring",
-    "launch_options",
-    "published_folder",
-    "script_files",
-    "writable",
-]
+__all__ = ["Files", "Publication"]
 
-Say = Callable[[str], None]
+Files = dict[str, Path | bytes]
+"""Path below the published folder, with forward slashes -> file or content."""
+
+Order = TypeVar("Order", bound=ExternalOrder)
+
+_SYSTEMS: tuple[System, ...] = ("linux", "windows")
 
 
-class Names:
-    """Paths as several systems name them, and the folders for which one has no name.
+class Publication(ABC, Generic[Order]):
+    """A run's published folder, `{publish.path}/{run}`.
 
     Args:
-        order: names the run, and what the user says of folders.
-        published: its published folder.
+        order: the run.
+        published: the folder as the configuration names it; by default that of the order.
+
+    Attributes:
+        blocks: (dataset, resolution) -> folder of its images, below the published folder.
+
+    Raises:
+        ConfigError: the configuration says too little for a publication.
     """
 
-    def __init__(self, order: ExternalOrder, published: str) -> None:
+    program: ClassVar[str]
+    package: ClassVar[str] = ""
+    attentions: ClassVar[Sequence[str]]
+
+    def __init__(self, order: Order, published: str = "") -> None:
         self.order = order
-        self.published = published
+        self.published = published or posixpath.join(absolute(order.publish.path), order.run)
+        self.blocks = _blocks(order)
         self._unnamed: dict[System, set[str]] = defaultdict(set)
+
+    # -- what each trainer answers ------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def place(self) -> ExternalProgram:
+        """Where the program lies."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> layouts.Layout:
+        """Names of the caches."""
+
+    @abstractmethod
+    def find(self, place: ExternalProgram, memory: Memory | None) -> Installation:
+        """Find the program; raises TrainingError."""
+
+    @abstractmethod
+    def own_findings(self) -> Iterable[Finding]:
+        """Check the model's files and the settings."""
+
+    @abstractmethod
+    def members(self) -> Files:
+        """Return the files of items and caches.
+
+        Raises:
+            TrainingError: the manifest is missing or damaged.
+            SourceError: an image, video, caption or control cannot be read.
+            CacheError: a cache file is not where the manifest says.
+        """
+
+    @abstractmethod
+    def drop(self, folder: Path, files: Files, made: PublishedCaches, name: str) -> None:
+        """Drop the caches that the trainer's machine made from a file, before it is replaced."""
+
+    @abstractmethod
+    def dataset(self, system: System) -> str:
+        """Return the dataset TOML of one system."""
+
+    @abstractmethod
+    def steps(self, system: System) -> tuple[str, list[Step]]:
+        """Return what the script of one system does, and its calls; the last one trains."""
+
+    # -- names of paths -----------------------------------------------------------------------
 
     def named(self, path: str, system: System, folder: str = "") -> str:
         """Return a path as a system names it, or as it is where the system has no name for it.
@@ -56,7 +124,7 @@ class Names:
         Args:
             path: absolute, or relative to the working directory.
             system: who reads it.
-            folder: what to tell of, where it has no name; by default the path's own folder.
+            folder: what to report if it has no name; by default the path's own folder.
         """
         path = absolute(path)
         if is_windows(path):
@@ -76,14 +144,191 @@ class Names:
         """Return the same of a path below the published folder."""
         return self.argument(f"{self.published}/{name}", system, self.published)
 
-    def unnamed(self, system: System) -> Iterator[str]:
-        """Yield a line for each folder without a name on a system, of all paths asked for."""
-        mine, other = ("windows", "linux") if system == "windows" else ("linux", "windows")
-        for folder in _outermost(self._unnamed[system]):
-            yield (
-                f"{folder} has no name under {mine.capitalize()}: it is named as it is; add to "
-                f"publish.path_maps: - {{{other}: {folder}, {mine}: ...}}"
+    def toml_name(self, system: System) -> str:
+        """Return the name of a system's dataset TOML."""
+        return f"{self.order.run}_{'win' if system == 'windows' else 'linux'}.toml"
+
+    # -- what follows from that ---------------------------------------------------------------
+
+    @property
+    def attention(self) -> str:
+        """The attention of the trainer's machine, which cannot be asked for the fastest."""
+        trainer = self.order.trainer.attention
+        return self.order.publish.attention or ("sdpa" if trainer == "auto" else trainer)
+
+    def commands(self, system: System) -> Commands:
+        """Return the content of one system's script."""
+        order, config = self.order, self.order.trainer.accelerate_config
+        accelerate = accelerate_arguments(
+            order.trainer.mixed_precision,
+            config=None if config is None else self.argument(config, system),
+        )
+        if number := order.publish.num_processes:
+            accelerate += ["--num_processes", str(number)]
+            accelerate += ["--multi_gpu"] if number > 1 else []
+        does, steps = self.steps(system)
+        path, venv = self.place.path, self.place.venv
+        return Commands(
+            run=order.run,
+            does=does,
+            program=self.program,
+            folder=self.argument(path, system, path),
+            package=self.package,
+            venvs=["venv", ".venv"] if venv is None else [self.argument(venv, system, venv)],
+            steps=steps[:-1],
+            accelerate=accelerate,
+            script=steps[-1].script,
+            training=steps[-1].arguments or [],
+        )
+
+    def findings(self, memory: Memory | None = None) -> Iterator[Finding]:
+        """Check what would be published, before anything is encoded or copied.
+
+        Args:
+            memory: keeps what is found out about the program; None asks anew.
+        """
+        yield from self.own_findings()
+        chosen = self.order.publish.attention is not None
+        yield checks.attention(self.attention, self.attentions, self.program, chosen)
+        # Its environment may lie on the trainer's machine alone.
+        place = self.place.model_copy(update={"venv": None})
+        trainer = self.order.trainer
+        yield from checks.publication_findings(
+            self.commands("linux"),
+            {system: self.dataset(system) for system in _SYSTEMS},
+            folder=place.path,
+            find=lambda: self.find(place, memory),
+            further=trainer.arguments,
+        )
+        if (config := trainer.accelerate_config) is not None and not Path(config).is_file():
+            yield checks.elsewhere("accelerate_config", config)
+        self.commands("windows")  # asks for all of its names
+        yield from self._name_findings()
+
+    def _name_findings(self) -> Iterator[Finding]:
+        """Report folders without a name on a system: its script cannot run.
+
+        Failed where that holds for both systems, so that neither script can.
+        """
+        verdict: Verdict = "failed" if all(self._unnamed[each] for each in _SYSTEMS) else "warning"
+        for system in _SYSTEMS:
+            what = f"paths for {system.capitalize()}"
+            if not self._unnamed[system]:
+                yield Finding(what, "ok", "each has a name there")
+            other = "linux" if system == "windows" else "windows"
+            for folder in _outermost(self._unnamed[system]):
+                note = f"{folder} has no name under {system.capitalize()}: it is named as it is; "
+                note += f"add to publish.path_maps: - {{{other}: {folder}, {system}: ...}}"
+                yield Finding(what, verdict, note)
+
+    def publish(self, say: Say) -> None:
+        """Bring the folder up to date: only what changed is copied.
+
+        What an earlier publication put there and no item owns any longer is removed; nothing else.
+
+        Raises:
+            ConfigError: an argument has signs that a script cannot pass on.
+            TrainingError: a finding has failed, or the manifest is missing or damaged.
+            SourceError: an image, video, caption or control cannot be read.
+            CacheError: a cache file is not where the manifest says.
+            StorageError: the folder cannot be written; finished work is kept.
+        """
+        folder, run = self._writable(), self.order.run
+        passed(self.findings(), say)
+        windows = self.commands("windows")
+        scripts = {"sh": shell_script(self.commands("linux")), "bat": batch_script(windows)}
+        if self.order.publish.powershell:
+            scripts["ps1"] = powershell_script(windows)
+        files = self.members()
+        files |= {self.toml_name(system): self.dataset(system).encode() for system in _SYSTEMS}
+        files |= {f"train_{run}.{ending}": text.encode() for ending, text in scripts.items()}
+        self._tell_about_names(files, say)
+        made = PublishedCaches(folder, self.layout)
+        caches = self.order.publish.caches
+        bar = Progress(files, desc=f"publish {run}", unit="file")
+        try:
+            drop = None if caches else partial(self.drop, folder, files, made)
+            changes = sync(folder, files, progress=bar, replacing=drop)
+        finally:
+            bar.close()
+        with contextlib.suppress(OSError):  # a drive of Windows knows no such permission
+            script = folder / f"train_{run}.sh"
+            script.chmod(script.stat().st_mode | 0o111)
+        say(
+            f"{run}: published to {folder}: {changes.copied + changes.linked} files written, "
+            f"{changes.unchanged} unchanged, {changes.removed} removed"
+        )
+        if made.dropped:
+            what = "1 cache" if made.dropped == 1 else f"{made.dropped} caches"
+            say(
+                f"{run}: {what} made in {folder} dropped, since image, caption or settings "
+                "changed; its script makes them anew"
             )
+        if caches:
+            self.tell_of_strays(folder, files, say)
+
+    def tell_of_strays(self, folder: Path, files: Files, say: Say) -> None:
+        """Say which cache files were not published, where the program would train on them."""
+        del folder, files, say
+
+    def _writable(self) -> Path:
+        """Return the published folder as this machine names it.
+
+        Raises:
+            ConfigError: this machine has no name for it, or it lies where it may not.
+            StorageError: its drive is not mounted.
+        """
+        publish, local = self.order.publish, [self.published]
+        if is_windows(self.published):
+            systems: tuple[System, ...] = ("wsl", "linux")
+            named = (translate(self.published, each, publish.path_maps) for each in systems)
+            local = [name for name in named if name is not None]
+            if not local:
+                raise ConfigError(
+                    f"this machine has no name for {publish.path}",
+                    where="publish.path",
+                    mend="add the folder to publish.path_maps, or set a path of this machine",
+                )
+        unmounted = [_unmounted_drive(name) for name in local]
+        if None not in unmounted:
+            raise StorageError(
+                "this drive of Windows is not mounted",
+                where=str(unmounted[0]),
+                mend="mount it, or correct `publish.path`",
+            )
+        folder = Path(local[unmounted.index(None)])
+        if glob.escape(str(folder)) != str(folder):
+            raise ConfigError(
+                f"{folder} has one of [ ] * ? in it, with which {self.program} finds nothing",
+                where="publish.path",
+                mend="set a folder without them",
+            )
+        for name, dataset in self.order.datasets.items():
+            for source in (dataset.path, dataset.control_directory):
+                if source is not None and folder.resolve().is_relative_to(Path(source).resolve()):
+                    raise ConfigError(
+                        f"{folder} lies in the dataset {name}, which would grow by what is "
+                        "published",
+                        where="publish.path",
+                        mend="set a folder outside of all datasets",
+                    )
+        return folder
+
+    def _tell_about_names(self, files: Iterable[str], say: Say) -> None:
+        """Say which names Windows would not take, where the folder is one that Windows sees."""
+        if translate(self.published, "windows", self.order.publish.path_maps) is None:
+            return
+        run, seen = self.order.run, set[str]()
+        for name in files:
+            base = name.rpartition("/")[2]
+            if set(base) & set('<>:"|?*\\') or base.endswith((".", " ")):
+                say(f"{run}: {name} is no name that Windows takes; rename its source")
+            elif name.casefold() in seen:
+                say(
+                    f"{run}: {name} differs from another name in upper and lower case alone, "
+                    "which Windows does not tell apart; rename its source"
+                )
+            seen.add(name.casefold())
 
 
 def _outermost(folders: Iterable[str]) -> list[str]:
@@ -95,7 +340,7 @@ def _outermost(folders: Iterable[str]) -> list[str]:
     return found
 
 
-def block_names(order: ExternalOrder) -> dict[tuple[str, tuple[int, int]], str]:
+def _blocks(order: ExternalOrder) -> dict[tuple[str, tuple[int, int]], str]:
     """Return (dataset, resolution) -> the folder of its images, below the published folder.
 
     Raises:
@@ -133,138 +378,7 @@ def block_names(order: ExternalOrder) -> dict[tuple[str, tuple[int, int]], str]:
     return found
 
 
-def launch_options(order: ExternalOrder) -> list[str]:
-    """Return the options of `accelerate launch` for the processes of the trainer's machine."""
-    number = order.publish.num_processes
-    if number is None:
-        return []
-    return ["--num_processes", str(number), *(["--multi_gpu"] if number > 1 else [])]
-
-
-def script_files(order: ExternalOrder, commands: Mapping[System, Commands]) -> dict[str, bytes]:
-    """Return the scripts of a publication: name -> content.
-
-    Args:
-        order: the run.
-        commands: what the script of each system does.
-
-    Raises:
-        ConfigError: an argument has signs that a script cannot pass on.
-    """
-    found = {"sh": shell_script(commands["linux"]), "bat": batch_script(commands["windows"])}
-    if order.publish.powershell:
-        found["ps1"] = powershell_script(commands["windows"])
-    return {f"train_{order.run}.{ending}": text.encode() for ending, text in found.items()}
-
-
-def published_folder(order: ExternalOrder) -> str:
-    """Return the folder of a published run, as the configuration names it."""
-    return posixpath.join(absolute(order.publish.path), order.run)
-
-
-def writable(published: str, order: ExternalOrder, program: str) -> Path:
-    """Return a published folder as this machine names it.
-
-    Args:
-        published: the folder.
-        order: names what the user says of folders, and datasets, in none of which it may lie.
-        program: the trainer's name.
-
-    Raises:
-        ConfigError: this machine has no name for it, or it lies where it may not.
-        StorageError: its drive is not mounted.
-    """
-    local = [published]
-    if is_windows(published):
-        systems: tuple[System, ...] = ("wsl", "linux")
-        named = (translate(published, system, order.publish.path_maps) for system in systems)
-        local = [name for name in named if name is not None]
-        if not local:
-            raise ConfigError(
-                f"this machine has no name for {order.publish.path}",
-                where="publish.path",
-                mend="add the folder to publish.path_maps, or set a path of this machine",
-            )
-    unmounted = [_unmounted_drive(name) for name in local]
-    if None not in unmounted:
-        raise StorageError(
-            "this drive of Windows is not mounted",
-            where=str(unmounted[0]),
-            mend="mount it, or correct `publish.path`",
-        )
-    folder = Path(local[unmounted.index(None)])
-    if glob.escape(str(folder)) != str(folder):
-        raise ConfigError(
-            f"{folder} has one of [ ] * ? in it, with which {program} finds nothing",
-            where="publish.path",
-            mend="set a folder without them",
-        )
-    for name, dataset in order.datasets.items():
-        for source in (dataset.path, dataset.control_directory):
-            if source is not None and folder.resolve().is_relative_to(Path(source).resolve()):
-                raise ConfigError(
-                    f"{folder} lies in the dataset {name}, which would grow by what is published",
-                    where="publish.path",
-                    mend="set a folder outside of all datasets",
-                )
-    return folder
-
-
 def _unmounted_drive(path: str) -> Path | None:
     """Return the mount point of a drive that is not there; None of every other path."""
     drive = Path(*Path(path).parts[:3])
     return None if translate(path, "windows", []) is None or drive.is_dir() else drive
-
-
-def bring(
-    order: ExternalOrder,
-    folder: Path,
-    files: Mapping[str, Path | bytes],
-    published: str,
-    say: Say,
-    replacing: Callable[[str], None] | None = None,
-) -> None:
-    """Bring a published folder up to date: only what changed is copied.
-
-    Args:
-        order: names the run.
-        folder: its published folder.
-        files: path below that -> what lies there; `train_{run}.sh` may be run.
-        published: the folder, as the configuration names it.
-        say: says a line to the user.
-        replacing: called with a name before it is removed or gets other content.
-
-    Raises:
-        SourceError: a file to copy cannot be read.
-        StorageError: the folder cannot be written; finished work is kept.
-    """
-    _tell_about_names(order, files, published, say)
-    bar = Progress(files, desc=f"publish {order.run}", unit="file")
-    try:
-        changes = sync(folder, files, progress=bar, replacing=replacing)
-    finally:
-        bar.close()
-    with contextlib.suppress(OSError):  # a drive of Windows knows no such right, and needs none
-        script = folder / f"train_{order.run}.sh"
-        script.chmod(script.stat().st_mode | 0o111)
-    say(
-        f"{order.run}: published to {folder}: {changes.copied + changes.linked} files written, "
-        f"{changes.unchanged} unchanged, {changes.removed} removed"
-    )
-
-
-def _tell_about_names(order: ExternalOrder, files: Iterable[str], published: str, say: Say) -> None:
-    """Say which names Windows would not take, where the folder is one that Windows sees."""
-    if translate(published, "windows", order.publish.path_maps) is None:
-        return
-    seen: set[str] = set()
-    for name in files:
-        base = name.rpartition("/")[2]
-        if set(base) & set('<>:"|?*\\') or base.endswith((".", " ")):
-            say(f"{order.run}: {name} is no name that Windows takes; rename its source")
-        elif name.casefold() in seen:
-            say(
-                f"{order.run}: {name} differs from another name in upper and lower case alone, "
-                "which Windows does not tell apart; rename its source"
-            )
-        seen.add(name.casefold())

@@ -1,14 +1,14 @@
 """Caches made by the trainer's machine in a published folder.
 
 Trainers take a cache that is there for a fresh one, so that what a publication replaces or removes
-takes its caches along. They lie in no record: their names tell whose they are.
+takes its caches along. They have no record: their names tell whose they are.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +26,7 @@ SETTINGS: Mapping[str, Kind] = {
 
 
 def settings_files(place: str, **settings: Any) -> dict[str, bytes]:
-    """Return the files with the settings of a folder's caches.
-
-    Where one is written anew, all caches of its kind are stale.
+    """Return the files with the settings of a folder's caches; a new one makes all of a kind stale.
 
     Args:
         place: the folder of caches, below the published folder.
@@ -47,14 +45,15 @@ class PublishedCaches:
     Args:
         folder: the published folder.
         layout: names its cache files.
-        text_ending: what the name of a file of text ends in; None where there are none.
+
+    Attributes:
+        dropped: how many were removed.
     """
 
-    def __init__(self, folder: Path, layout: Layout, text_ending: str | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, layout: Layout) -> None:
         self.dropped = 0
+        self._folder = folder
         self._layout = layout
-        self._text_ending = text_ending
         self._listings: dict[str, dict[tuple[Kind, str], list[Path]]] = {}
 
     def drop(self, place: str, kind: Kind, base: str | None = None) -> None:
@@ -63,7 +62,7 @@ class PublishedCaches:
         Args:
             place: the folder of caches, below the published folder.
             kind: which of them.
-            base: what of the item's stem is in their names; None stands for all items.
+            base: prefix of their names from the item's stem; None stands for all items.
         """
         listing = self._listing(place)
         owned = [(kind, base)] if base is not None else [key for key in listing if key[0] == kind]
@@ -72,24 +71,15 @@ class PublishedCaches:
                 path.unlink()
                 self.dropped += 1
 
-    def tell(self, run: str, say: Callable[[str], None]) -> None:
-        """Say how many were dropped, if any."""
-        if self.dropped:
-            what = "1 cache" if self.dropped == 1 else f"{self.dropped} caches"
-            say(
-                f"{run}: {what} made in {self.folder} dropped, since image, caption or settings "
-                "changed; its script makes them anew"
-            )
-
     def _listing(self, place: str) -> dict[tuple[Kind, str], list[Path]]:
         """Return (kind, base) -> the cache files that may belong to it; a folder is listed once."""
         if place not in self._listings:
             found: dict[tuple[Kind, str], list[Path]] = defaultdict(list)
-            root = self.folder / place
+            root, ending = self._folder / place, self._layout.text_ending
             for path in root.rglob("*"):
                 name = path.relative_to(root).as_posix()
-                is_text = self._text_ending is not None and name.endswith(self._text_ending)
+                kind: Kind = "text" if ending is not None and name.endswith(ending) else "latents"
                 for base in self._layout.owners(name):
-                    found["text" if is_text else "latents", base].append(path)
+                    found[kind, base].append(path)
             self._listings[place] = found
         return self._listings[place]

@@ -24,11 +24,11 @@ class Sd(Backend):
 
     def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
-        from latentmake.training.checks import own
         from latentmake.training.order import TrainingOrder, read_order
+        from latentmake.training.sd.plan import check_settings
 
         del current
-        return own(read_order(order, TrainingOrder).trainer)
+        return check_settings(read_order(order, TrainingOrder).trainer)
 
     def train(
         self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2

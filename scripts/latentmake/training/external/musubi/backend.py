@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from latentmake.config import Config, MusubiTrainer
@@ -20,6 +20,7 @@ from latentmake.training.external.musubi.command import TRAINING_SCRIPT, local_a
 from latentmake.training.external.musubi.networks import networks_digest
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import fields_of
+from latentmake.training.external.publish import Publication
 from latentmake.training.external.result import RunFiles
 from latentmake.training.external.resume import Resume
 
@@ -114,16 +115,8 @@ class Musubi(External[MusubiOrder]):
         arguments = local_arguments(order, attention=attention, resume=resume.state)
         return [str(program.script(TRAINING_SCRIPT)), *arguments]
 
-    def publication_findings(
-        self, order: MusubiOrder, memory: Memory | None = None
-    ) -> Iterable[Finding]:
-        """Check what would be published."""
-        from latentmake.training.external.musubi.publish import findings
+    def publication(self, order: MusubiOrder) -> Publication[MusubiOrder]:
+        """Return the published folder of a run."""
+        from latentmake.training.external.musubi.publish import MusubiPublication
 
-        return findings(order, memory)
-
-    def publish(self, order: Path, say: Say) -> None:
-        """Bring the published folder of an order up to date."""
-        from latentmake.training.external.musubi.publish import publish
-
-        publish(self.read(order), say)
+        return MusubiPublication(order)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from latentmake.errors import TrainingError
 from latentmake.models.wan_files import ModelFile, lora_bytes, number_format
-from latentmake.training import checks
 from latentmake.training.checks import Finding
+from latentmake.training.external import checks
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import (

@@ -1,188 +1,249 @@
-"""`publish_{run}`: the folder that a user carries to the machine that trains.
-
-Images, captions and caches in the folders that musubi-tuner wants, and beside them the dataset TOML
-and the script of each system, with the paths that this system knows.
-"""
+"""Publication of a Wan run: folders that musubi-tuner reads, and the calls of its scripts."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from latentmake import layouts
-from latentmake.config import resolution_name
-from latentmake.errors import CacheError, SourceError, TrainingError
+from latentmake.config import ExternalProgram, Weights, resolution_name
+from latentmake.errors import CacheError, ConfigError, SourceError, TrainingError
 from latentmake.files.media import VIDEO_EXTENSIONS
+from latentmake.files.paths import System
 from latentmake.index.remembered import Memory
-from latentmake.layouts import musubi
-from latentmake.models.wan_files import model_files
+from latentmake.models.wan_files import ModelFile, model_files
 from latentmake.sources.items import IMAGE_EXTENSIONS
-from latentmake.training.checks import Finding, passed
-from latentmake.training.external import publication_checks
+from latentmake.training.backend import Say
+from latentmake.training.checks import Finding
+from latentmake.training.external.arguments import located
+from latentmake.training.external.checks import elsewhere
 from latentmake.training.external.installation import Installation
+from latentmake.training.external.launch_scripts import Step
 from latentmake.training.external.musubi import command
-from latentmake.training.external.musubi.dataset_toml import shapes
-from latentmake.training.external.musubi.installation import find as find_tuner
+from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
+from latentmake.training.external.musubi.installation import find
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.external.musubi.preflight import model_finding, precision
-from latentmake.training.external.musubi.published_texts import Texts
-from latentmake.training.external.publication_checks import SYSTEMS, attention, elsewhere
-from latentmake.training.external.publish import bring, published_folder, script_files, writable
+from latentmake.training.external.publish import Files, Publication
 from latentmake.training.external.published_caches import SETTINGS, PublishedCaches, settings_files
 from latentmake.training.external.result import rows_of
 
-__all__ = ["findings", "publish"]
-
-Say = Callable[[str], None]
+__all__ = ["MusubiPublication"]
 
 
-def publish(order: MusubiOrder, say: Say) -> None:
-    """Bring the published folder of a run up to date: only what changed is copied.
+class MusubiPublication(Publication[MusubiOrder]):
+    """A Wan run's published folder; names are flat, as musubi-tuner reads its folders."""
 
-    The folder is `{publish.path}/{run}`. What an earlier publication put there and no item owns any
-    longer is removed; nothing else is.
+    program = "musubi-tuner"
+    package = "src/musubi_tuner"
+    attentions = command.ATTENTIONS
+    layout = layouts.of("musubi")
 
-    Args:
-        order: the run.
-        say: says a line to the user.
-
-    Raises:
-        ConfigError: the configuration says too little for a publication.
-        TrainingError: the manifest is missing or damaged.
-        SourceError: an image, video, caption or control cannot be read.
-        CacheError: a cache file is not where the manifest says.
-        StorageError: the folder cannot be written; finished work is kept.
-    """
-    published = published_folder(order)
-    folder = writable(published, order, "musubi-tuner")
-    text = Texts(order, published)
-    passed(_findings(order, text), say)
-    files = _members(order, text.blocks)
-    files |= {
-        f"{order.run}_linux.toml": text.dataset("linux").encode(),
-        f"{order.run}_win.toml": text.dataset("windows").encode(),
-        **script_files(order, {system: text.commands(system) for system in SYSTEMS}),
-    }
-    if order.publish.caches:
-        bring(order, folder, files, published, say)
-        _tell_of_strangers(folder, files, say)
-        return
-    made = PublishedCaches(folder, layouts.of("musubi"), musubi.TEXT_ENDING)
-    bring(order, folder, files, published, say, partial(_drop, order, made))
-    made.tell(order.run, say)
-
-
-def findings(order: MusubiOrder, memory: Memory | None = None) -> list[Finding]:
-    """Check what would be published, before anything is encoded or copied.
-
-    Args:
-        order: the run.
-        memory: keeps what is found out about the trainer; None asks anew.
-
-    Raises:
-        ConfigError: the configuration says too little for a publication.
-    """
-    return [*_findings(order, Texts(order, published_folder(order)), memory)]
-
-
-def _findings(order: MusubiOrder, text: Texts, memory: Memory | None = None) -> Iterator[Finding]:
-    # Its environment may lie on the trainer's machine alone.
-    place = text.tuner.model_copy(update={"venv": None})
-    models = [*model_files(order.model)]
-    for file in models:
-        if file.key in text.left_out:
-            yield Finding(f"model: {file.key}", "warning", text.left_out[file.key])
-        elif file.place and not Path(file.place).exists():
-            yield elsewhere(f"model: {file.key}", file.place)
-        else:
-            yield model_finding(file)
-    chosen = order.publish.attention is not None
-    yield attention(text.attention, command.ATTENTIONS, "musubi-tuner", chosen)
-    if text.attention not in command.ATTENTIONS:
-        return
-
-    def find() -> Installation:
-        return find_tuner(place, memory)
-
-    yield from publication_checks.findings(
-        commands={system: text.commands(system) for system in SYSTEMS},
-        tomls={system: text.dataset(system) for system in SYSTEMS},
-        names=text.names,
-        folder=place.path,
-        find=find,
-        further=order.trainer.arguments,
-        accelerate_config=order.trainer.accelerate_config,
-    )
-    if Path(place.path).is_dir():
-        with contextlib.suppress(TrainingError):  # told above
-            yield precision(order, models, find())
-
-
-def _drop(order: MusubiOrder, made: PublishedCaches, name: str) -> None:
-    """Drop the caches made from a file before it is replaced."""
-    place, _, base = name.rpartition("/")
-    if base in SETTINGS:
-        made.drop(place, SETTINGS[base])
-    elif place:
-        block = place.removesuffix("_control")
-        stem, _, ending = base.rpartition(".")
-        if block == place and f".{ending.lower()}" not in IMAGE_EXTENSIONS | VIDEO_EXTENSIONS:
-            endings = {dataset.caption_extension for dataset in order.datasets.values()}
-            whole = next(filter(base.endswith, sorted(endings, key=len, reverse=True)), None)
-            made.drop(f"{block}_cache", "text", base.removesuffix(whole) if whole else stem)
-        else:
-            made.drop(f"{block}_cache", "latents", stem)
-
-
-def _members(
-    order: MusubiOrder, blocks: Mapping[tuple[str, tuple[int, int]], str]
-) -> dict[str, Path | bytes]:
-    """Return what belongs to the items: path below the published folder -> source or content.
-
-    Names are flat, as musubi-tuner reads its folders.
-    """
-    files: dict[str, Path | bytes] = {}
-    if not order.publish.caches:
-        for (dataset, resolution), name in blocks.items():
-            files |= settings_files(
-                f"{name}_cache",
-                latents=[order.model.vae.path, *_latents_settings(order, dataset, resolution)],
-                text=[order.model.text[0].path, order.model.fp8_t5],
+    def __init__(self, order: MusubiOrder, published: str = "") -> None:
+        super().__init__(order, published)
+        self._left_out: dict[str, str] = {}
+        model, where = order.model, f"models.{order.model_name}"
+        if order.musubi_tuner is None:
+            raise ConfigError(
+                "this key is missing",
+                where="musubi_tuner",
+                mend="set musubi_tuner.path to its folder, which the published scripts go to",
             )
-    for row in rows_of(Path(order.manifest), ManifestRow):
-        ending = order.datasets[row.dataset].caption_extension
-        for resolution in order.resolutions:
-            name = blocks[row.dataset, resolution]
-            files[f"{name}/{Path(row.source).name}"] = Path(row.source)
-            files[f"{name}/{Path(row.stem).name}{ending}"] = _caption(row)
-            if row.control is not None:
-                files[f"{name}_control/{Path(row.control).name}"] = Path(row.control)
-            if order.publish.caches:
-                size = resolution_name(*resolution)
-                for cache in (*row.latents[size], row.text[size]):
-                    files[f"{name}_cache/{Path(cache).name}"] = Path(cache)
-    for path in {path for path in files.values() if isinstance(path, Path)}:
-        if not path.is_file():
-            kind = CacheError if path.suffix == ".safetensors" else SourceError
-            raise kind("is not there", where=path, mend="give the same command again")
-    return files
+        if model.dit is None:
+            raise ConfigError(
+                "this key is missing", where=f"{where}.dit", mend="name the network to be trained"
+            )
+        self._dit = model.dit
+        self._vae = self._weights(model.vae, f"{where}.vae", "the latents")
+        self._t5 = self._weights(model.text[0], f"{where}.text", "the captions")
+        self._clip: str | None = None
+        if model.clip is not None:
+            self._clip = self._weights(model.clip, f"{where}.clip", "the latents")
+            if self._clip is None:
+                self._vae = None  # the latents' script needs both
+
+    def _weights(self, weights: Weights, where: str, what: str) -> str | None:
+        """Return the path of a file of weights; None of a folder, which is noted."""
+        if weights.path is None:
+            raise ConfigError(
+                f"{weights.hub} lies on the hub, and a published script needs a file",
+                where=where,
+                mend="download the original weights, and set `path` to their file",
+            )
+        if not Path(weights.path).is_dir():
+            return weights.path
+        fault = f"{weights.path} is a folder, and musubi-tuner's scripts want a single file"
+        if not self.order.publish.caches:
+            raise ConfigError(
+                fault,
+                where=where,
+                mend="name the file of the original weights, or set `publish.caches: true`",
+            )
+        note = f"{fault}: the published scripts train from the caches and do not cache {what}"
+        self._left_out[where.rpartition(".")[2]] = note
+        return None
+
+    @property
+    def place(self) -> ExternalProgram:
+        """Where musubi-tuner lies."""
+        assert self.order.musubi_tuner is not None  # or __init__ had failed
+        return self.order.musubi_tuner
+
+    def find(self, place: ExternalProgram, memory: Memory | None) -> Installation:
+        """Find musubi-tuner."""
+        return find(place, memory)
+
+    @cached_property
+    def _models(self) -> list[ModelFile]:
+        return [*model_files(self.order.model)]
+
+    def own_findings(self) -> Iterator[Finding]:
+        """Check the model's files."""
+        for file in self._models:
+            if file.key in self._left_out:
+                yield Finding(f"model: {file.key}", "warning", self._left_out[file.key])
+            elif file.place and not Path(file.place).exists():
+                yield elsewhere(f"model: {file.key}", file.place)
+            else:
+                yield model_finding(file)
+
+    def findings(self, memory: Memory | None = None) -> Iterator[Finding]:
+        """Check what would be published, before anything is encoded or copied."""
+        yield from super().findings(memory)
+        if Path(self.place.path).is_dir():
+            with contextlib.suppress(TrainingError):  # reported above
+                tuner = find(self.place.model_copy(update={"venv": None}), memory)
+                yield precision(self.order, self._models, tuner)
+
+    def dataset(self, system: System) -> str:
+        """Return the dataset TOML of one system, with forward slashes."""
+
+        def directory(ending: str) -> Callable[[str, tuple[int, int]], str]:
+            return lambda dataset, resolution: self.named(
+                f"{self.published}/{self.blocks[dataset, resolution]}{ending}",
+                system,
+                self.published,
+            )
+
+        return dataset_toml(
+            self.order,
+            image_directory=directory(""),
+            cache_directory=directory("_cache"),
+            control_directory=directory("_control"),
+        )
+
+    def steps(self, system: System) -> tuple[str, list[Step]]:
+        """Return what the script of one system does, and its calls; the last one trains."""
+        order, model = self.order, self.order.model
+
+        def named(path: str | None) -> str | None:
+            return None if path is None else self.argument(path, system)
+
+        config = self.below(self.toml_name(system), system)
+        caching: dict[str, Any] = {
+            "dataset_config": config,
+            "batch_size": order.publish.batch_size,
+            "num_workers": order.publish.num_workers,
+            "keep_cache": order.publish.caches,
+        }
+        latents = text = None
+        if vae := named(self._vae):
+            latents = command.latents_arguments(model, vae=vae, clip=named(self._clip), **caching)
+        if t5 := named(self._t5):
+            text = command.text_arguments(model, t5=t5, **caching)
+        high = model.dit_high_noise
+        training = command.training_arguments(
+            located(order, lambda path: self.argument(path, system)),
+            dataset_config=config,
+            dit=self.argument(command.first_file(self._dit), system),
+            dit_high_noise=None if high is None else named(command.first_file(high)),
+            output_dir=self.below("output", system),
+            logging_dir=self.below("logs", system),
+            attention=self.attention,
+        )
+        does = f"Caches what is missing of run {order.run} and trains it with musubi-tuner."
+        return does, [
+            _step("caching the latents", command.LATENTS_SCRIPT, latents),
+            _step("caching the captions", command.TEXT_SCRIPT, text),
+            Step("training", command.TRAINING_SCRIPT, training),
+        ]
+
+    def members(self) -> Files:
+        """Return the files of items and caches."""
+        order, files = self.order, Files()
+        if not order.publish.caches:
+            for (dataset, resolution), name in self.blocks.items():
+                files |= settings_files(
+                    f"{name}_cache",
+                    latents=self._latents_settings(dataset, resolution),
+                    text=[order.model.text[0].path, order.model.fp8_t5],
+                )
+        for row in rows_of(Path(order.manifest), ManifestRow):
+            ending = order.datasets[row.dataset].caption_extension
+            for resolution in order.resolutions:
+                name = self.blocks[row.dataset, resolution]
+                files[f"{name}/{Path(row.source).name}"] = Path(row.source)
+                files[f"{name}/{Path(row.stem).name}{ending}"] = _caption(row)
+                if row.control is not None:
+                    files[f"{name}_control/{Path(row.control).name}"] = Path(row.control)
+                if order.publish.caches:
+                    size = resolution_name(*resolution)
+                    for cache in (*row.latents[size], row.text[size]):
+                        files[f"{name}_cache/{Path(cache).name}"] = Path(cache)
+        for path in {path for path in files.values() if isinstance(path, Path)}:
+            if not path.is_file():
+                kind = CacheError if path.suffix == ".safetensors" else SourceError
+                raise kind("is not there", where=path, mend="give the same command again")
+        return files
+
+    def _latents_settings(self, dataset: str, resolution: tuple[int, int]) -> list[Any]:
+        """Return the settings of latents; of files, the paths."""
+        model = self.order.model
+        clip = None if model.clip is None else model.clip.path
+        dtype = model.vae_dtype or model.dtype
+        shaped = shapes(self.order.datasets[dataset])
+        return [model.vae.path, dtype, model.task, clip, resolution, shaped]
+
+    def drop(self, folder: Path, files: Files, made: PublishedCaches, name: str) -> None:
+        """Drop the caches made from a file, before it is replaced."""
+        place, _, base = name.rpartition("/")
+        if base in SETTINGS:
+            made.drop(place, SETTINGS[base])
+        elif place:
+            block = place.removesuffix("_control")
+            stem, _, ending = base.rpartition(".")
+            if block == place and f".{ending.lower()}" not in IMAGE_EXTENSIONS | VIDEO_EXTENSIONS:
+                endings = {dataset.caption_extension for dataset in self.order.datasets.values()}
+                longest = sorted(endings, key=len, reverse=True)
+                known = next(filter(base.endswith, longest), f".{ending}")
+                made.drop(f"{block}_cache", "text", base.removesuffix(known))
+            else:
+                made.drop(f"{block}_cache", "latents", stem)
+
+    def tell_of_strays(self, folder: Path, files: Files, say: Say) -> None:
+        """Say which cache files were not published: musubi-tuner trains on all that lie there."""
+        caches: dict[str, set[str]] = defaultdict(set)
+        for name in files:
+            place, _, base = name.rpartition("/")
+            if place.endswith("_cache"):
+                caches[place].add(base)
+        for place, known in caches.items():
+            found = {path.name for path in (folder / place).glob("*_wan.safetensors")}
+            if strays := sorted(found - known):
+                say(
+                    f"{folder / place} holds cache files that no item owns, and musubi-tuner "
+                    f"trains on them: {', '.join(strays[:3])}{' ...' if len(strays) > 3 else ''}; "
+                    "remove them"
+                )
 
 
-def _latents_settings(order: MusubiOrder, dataset: str, resolution: tuple[int, int]) -> list[Any]:
-    """Return the settings of latents besides the VAE's file; of files, the paths."""
-    model = order.model
-    clip = None if model.clip is None else model.clip.path
-    return [
-        model.vae_dtype or model.dtype,
-        model.task,
-        clip,
-        resolution,
-        shapes(order.datasets[dataset]),
-    ]
+def _step(what: str, script: str, arguments: list[str] | None) -> Step:
+    without = f"No step for {what}: musubi-tuner's script wants one file of weights, not a folder."
+    return Step(what, script, arguments, without)
 
 
 def _caption(row: ManifestRow) -> Path | bytes:
@@ -190,19 +251,3 @@ def _caption(row: ManifestRow) -> Path | bytes:
     if row.written is not None:
         return f"{row.written}\n".encode()
     return b"" if row.caption is None else Path(row.caption)
-
-
-def _tell_of_strangers(folder: Path, files: Iterable[str], say: Say) -> None:
-    """Say which cache files were not published: musubi-tuner trains on all that lie there."""
-    caches: dict[str, set[str]] = defaultdict(set)
-    for name in files:
-        place, _, base = name.rpartition("/")
-        if place.endswith("_cache"):
-            caches[place].add(base)
-    for place, known in caches.items():
-        found = {path.name for path in (folder / place).glob("*_wan.safetensors")}
-        if strange := sorted(found - known):
-            say(
-                f"{folder / place} holds cache files that no item owns, and musubi-tuner trains on "
-                f"them: {', '.join(strange[:3])}{' ...' if len(strange) > 3 else ''}; remove them"
-            )

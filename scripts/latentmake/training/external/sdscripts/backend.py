@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from latentmake.config import Config, SdScriptsTrainer
 from latentmake.errors import ModelError, UserError
 from latentmake.index.remembered import Memory
 from latentmake.models.wan_files import ModelFile
-from latentmake.training import checks
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding
+from latentmake.training.external import checks
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import External
-from latentmake.training.external.installation import Installation, Program
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import fields_of
+from latentmake.training.external.publish import Publication
 from latentmake.training.external.result import RunFiles, rows_of
 from latentmake.training.external.resume import Resume
 from latentmake.training.external.sdscripts.checkpoint import checkpoint_digest, refuse_unreadable
 from latentmake.training.external.sdscripts.command import epochs_of, local_arguments
 from latentmake.training.external.sdscripts.deploy import deploy, deployed
+from latentmake.training.external.sdscripts.installation import find
 from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
 
 __all__ = ["SdScripts"]
@@ -49,9 +51,7 @@ class SdScripts(External[SdScriptsOrder]):
 
     def find(self, order: SdScriptsOrder, memory: Memory | None = None) -> Installation:
         """Find the script that trains a run, and the Python that runs it."""
-        script = f"{order.script}.py"
-        program = Program(self.name, "sd_scripts", "", script, f"an sd-scripts that has {script}")
-        return Installation.locate(program, order.sd_scripts.path, order.sd_scripts.venv, memory)
+        return find(order.script, order.sd_scripts, memory)
 
     def model_findings(
         self, order: SdScriptsOrder, models: Sequence[ModelFile]
@@ -145,16 +145,8 @@ class SdScripts(External[SdScriptsOrder]):
         """Return what is trained, in a word."""
         return "network" if order.script in _NETWORK_SCRIPTS else "LoRA"
 
-    def publication_findings(
-        self, order: SdScriptsOrder, memory: Memory | None = None
-    ) -> Iterable[Finding]:
-        """Check what would be published."""
-        from latentmake.training.external.sdscripts.publish import findings
+    def publication(self, order: SdScriptsOrder) -> Publication[SdScriptsOrder]:
+        """Return the published folder of a run."""
+        from latentmake.training.external.sdscripts.publish import SdScriptsPublication
 
-        return findings(order, memory)
-
-    def publish(self, order: Path, say: Say) -> None:
-        """Bring the published folder of an order up to date."""
-        from latentmake.training.external.sdscripts.publish import publish
-
-        publish(self.read(order), say)
+        return SdScriptsPublication(order)

@@ -1,0 +1,165 @@
+"""Checks of command lines and dataset TOMLs against an external program's sources.
+
+Another machine cannot be asked, and the program itself need not lie here: what cannot be known is a
+warning, what its sources refuse has failed. Nothing here imports torch: planning runs these checks.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from latentmake.errors import TrainingError
+from latentmake.files.paths import System, is_windows
+from latentmake.training.checks import Finding, Verdict, of_faults
+from latentmake.training.external.arguments import missing_files
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.launch_scripts import Commands
+
+__all__ = ["attention", "elsewhere", "environment", "flags", "paths", "publication_findings"]
+
+
+def flags(
+    installation: Installation, arguments: Sequence[str], script: str | None = None
+) -> Finding:
+    """Check that a trainer's script knows all flags of a command line, from its sources.
+
+    Args:
+        installation: the trainer's.
+        arguments: of the command line.
+        script: which of its scripts; by default the one that trains.
+    """
+    what = "arguments" if script is None else f"arguments of {script}"
+    missing = installation.missing_flags(arguments, script)
+    if missing:
+        known = installation.sources_of(script or installation.program.script).flags or ()
+        near = [guess for flag in missing for guess in get_close_matches(flag, known, 1, 0.8)]
+        hint = f"did you mean {' '.join(near)}?" if near else "update it, or leave that out"
+        note = f"this {installation.program.name} does not know {' '.join(missing)}: {hint}"
+        return Finding(what, "failed", note)
+    return Finding(what, "ok", "it knows all flags, as far as its sources tell")
+
+
+def paths(arguments: Sequence[str], folder: Path) -> Iterator[Finding]:
+    """Warn of files that the user's own arguments name and that are nowhere.
+
+    Args:
+        arguments: the user's own, as the configuration has them.
+        folder: the trainer's, in which it runs.
+    """
+    for name in missing_files(arguments, folder):
+        note = f"{name} is neither in the project's folder nor in {folder}: correct the path"
+        yield Finding("arguments", "warning", note)
+
+
+def environment(installation: Installation, packages: Iterable[str] = ()) -> Finding:
+    """Check that the trainer's environment has what its script imports; nothing is imported.
+
+    Args:
+        installation: the trainer's.
+        packages: what these settings need besides.
+
+    Raises:
+        TrainingError: its Python cannot be run.
+    """
+    needs = {*installation.sources.needs, *packages}
+    there = installation.can_import(sorted(needs | {"accelerate"}))
+    python = installation.python
+    if missing := sorted(name for name in needs if not there[name]):
+        note = f"{python} lacks {', '.join(missing)}: install it there"
+        # A script that looks elsewhere for its modules may well find them there.
+        verdict: Verdict = "warning" if installation.sources.extends_path else "failed"
+        return Finding("environment", verdict, note)
+    if not there["accelerate"]:
+        note = f"{python} has no accelerate: the script is run without it"
+        return Finding("environment", "warning", note)
+    return Finding("environment", "ok", f"{python} has all that its script imports")
+
+
+def publication_findings(
+    commands: Commands,
+    tomls: Mapping[System, str],
+    *,
+    folder: str,
+    find: Callable[[], Installation],
+    further: Sequence[str],
+) -> Iterator[Finding]:
+    """Check the text files of a published folder.
+
+    Args:
+        commands: of one script.
+        tomls: the dataset TOML of each system.
+        folder: the program's, as the configuration has it.
+        find: finds the program in that folder.
+        further: the user's own arguments.
+    """
+    program: Installation | None = None
+    if Path(folder).expanduser().is_dir():
+        try:
+            program = find()
+            yield Finding(commands.program, "ok", str(program.folder))
+        except TrainingError as error:
+            yield Finding(commands.program, "failed", str(error))
+    else:
+        note = f"{folder} is not on this machine: its flags and keys cannot be checked"
+        yield Finding(commands.program, "warning", note)
+    if program is not None:
+        calls = [(step.script, step.arguments) for step in commands.steps]
+        for script, arguments in [*calls, (commands.script, commands.training)]:
+            if arguments is None:
+                continue
+            try:
+                program.script(script)
+                yield flags(program, arguments, script)
+            except TrainingError as error:
+                yield Finding(f"arguments of {script}", "failed", str(error))
+        yield from paths(further, program.folder)
+    keys = None if program is None else program.sources.dataset_keys
+    for system, text in tomls.items():
+        yield _toml(f"dataset TOML for {system.capitalize()}", text, keys)
+
+
+def attention(asked: str, known: Iterable[str], program: str, chosen: bool) -> Finding:
+    """Check the attention of the trainer's machine.
+
+    Args:
+        asked: its name.
+        known: those that the program has.
+        program: its name.
+        chosen: whether the user named it.
+    """
+    if asked not in known:
+        note = f"{program} has no {asked}: set `publish.attention` to one of {', '.join(known)}"
+        return Finding("attention", "failed", note)
+    if asked == "sdpa":
+        hint = "" if chosen else ", which every machine has; `publish.attention` names another"
+        return Finding("attention", "ok", f"{asked}{hint}")
+    return Finding("attention", "ok", f"{asked}, which the trainer's machine must have")
+
+
+def elsewhere(what: str, place: str) -> Finding:
+    """Return the finding for a file missing on this machine."""
+    if is_windows(place) or Path(place).is_absolute():
+        return Finding(what, "ok", f"{place}: not on this machine, taken as it is")
+    note = f"{place} does not exist here: correct it, or name the path on the trainer's machine"
+    return Finding(what, "warning", note)
+
+
+def _toml(what: str, text: str, known: Collection[str] | None) -> Finding:
+    parsed = tomllib.loads(text)
+    blocks = parsed["datasets"]
+    sections = [parsed["general"], *blocks]
+    sections += [subset for block in blocks for subset in block.get("subsets", [])]
+    keys = sorted({key for section in sections for key in section} - {"subsets"})
+    number = "1 dataset" if len(blocks) == 1 else f"{len(blocks)} datasets"
+    return of_faults(what, _key_faults(keys, known), number)
+
+
+def _key_faults(keys: Iterable[str], known: Collection[str] | None) -> Iterator[str]:
+    for key in keys:
+        if known is not None and key not in known:
+            near = get_close_matches(key, known, 1, 0.8)
+            hint = f"did it mean {near[0]}?" if near else "update the trainer"
+            yield f"`{key}` is not a key that it knows; {hint}"

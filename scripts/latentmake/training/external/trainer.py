@@ -1,0 +1,178 @@
+"""Questions that each external trainer answers about its runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+from latentmake.config import Config
+from latentmake.errors import TrainingError
+from latentmake.index.remembered import Memory
+from latentmake.models.wan_files import ModelFile
+from latentmake.training.backend import Say
+from latentmake.training.checks import Finding, accelerate_config, refuse_failed
+from latentmake.training.external import checks
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.order import ExternalOrder
+from latentmake.training.external.publish import Publication
+from latentmake.training.external.result import RunFiles
+from latentmake.training.external.resume import Resume
+from latentmake.training.order import read_order
+
+__all__ = ["Trainer"]
+
+Order = TypeVar("Order", bound=ExternalOrder)
+
+
+class Trainer(ABC, Generic[Order]):
+    """An external trainer.
+
+    Attributes:
+        name: of the program.
+        order_type: class of its orders.
+        memory_hint: what to try when GPU memory runs out.
+    """
+
+    name: ClassVar[str]
+    order_type: type[Order]
+    memory_hint: ClassVar[str]
+
+    @abstractmethod
+    def order(self, config: Config, run: str) -> Order:
+        """Return the order of a run."""
+
+    @abstractmethod
+    def weights_digest(self, order: Order, file_digest: Callable[[Path], str]) -> str:
+        """Return the digest of the networks that are trained.
+
+        Raises:
+            ModelError: one is missing or cannot be read.
+        """
+
+    @abstractmethod
+    def find(self, order: Order, memory: Memory | None = None) -> Installation:
+        """Find the program.
+
+        Raises:
+            TrainingError: its folder, its scripts, or the Python of its environment are missing.
+        """
+
+    def models(self, order: Order, *, quick: bool) -> Sequence[ModelFile]:
+        """Return the model's files that both of the next look at; see `program_findings`."""
+        del order, quick
+        return ()
+
+    @abstractmethod
+    def model_findings(self, order: Order, models: Sequence[ModelFile]) -> Iterable[Finding]:
+        """Check the networks."""
+
+    @abstractmethod
+    def data_findings(self, order: Order) -> Iterable[Finding]:
+        """Check the items and caches of an up-to-date manifest."""
+
+    @abstractmethod
+    def program_findings(
+        self,
+        order: Order,
+        program: Installation,
+        models: Sequence[ModelFile],
+        *,
+        quick: bool,
+    ) -> Iterable[Finding]:
+        """Check settings against the program's sources.
+
+        Args:
+            order: the run.
+            program: where it is installed.
+            models: the model's files.
+            quick: while planning: no package is imported, no GPU is looked for.
+        """
+
+    def packages(self, order: Order, program: Installation) -> set[str]:
+        """Return the packages that the settings need besides those that its script imports."""
+        eight_bit = order.trainer.optimizer_type.lower().endswith("8bit")
+        return {"bitsandbytes"} if eight_bit and program.sources.mentions("bitsandbytes") else set()
+
+    @abstractmethod
+    def deploy(self, order: Order, files: RunFiles, say: Say) -> None:
+        """Write what the program reads besides the caches."""
+
+    @abstractmethod
+    def epochs(self, order: Order) -> int | None:
+        """Return the epochs of a training; None where steps end it."""
+
+    @abstractmethod
+    def can_resume(self, order: Order, resume: Resume) -> bool:
+        """Whether a training resumed from a state takes just the steps that are left."""
+
+    @abstractmethod
+    def command(self, order: Order, program: Installation, resume: Resume) -> list[str]:
+        """Return the training script and its arguments; all paths are absolute."""
+
+    def result(self, order: Order) -> str:
+        """Return what is trained, in a word."""
+        del order
+        return "LoRA"
+
+    @abstractmethod
+    def publication(self, order: Order) -> Publication[Order]:
+        """Return the published folder of a run.
+
+        Raises:
+            ConfigError: the configuration says too little for a publication.
+        """
+
+    def read(self, order: Path) -> Order:
+        """Read an order file.
+
+        Raises:
+            TrainingError: it is missing, or not an order.
+        """
+        return read_order(order, self.order_type)
+
+    def refuse(self, order: Order, memory: Memory) -> None:
+        """Refuse a training that lacks something, before its caches are made.
+
+        Raises:
+            ModelError: a network to be trained is missing, or another.
+            TrainingError: the program, its environment or the settings do not fit.
+        """
+        refuse_failed(self.preflight(order, memory, quick=True))
+
+    def preflight(
+        self,
+        order: Order,
+        memory: Memory | None = None,
+        *,
+        models: Sequence[ModelFile] | None = None,
+        quick: bool = False,
+    ) -> Iterator[Finding]:
+        """Check all that a training needs besides its data.
+
+        Args:
+            order: the run.
+            memory: keeps what is found out about the program; None asks anew.
+            models: the model's files, where they have been looked at already.
+            quick: see `program_findings`.
+        """
+        if models is None:
+            models = self.models(order, quick=quick)
+        yield from self.model_findings(order, models)
+        try:
+            program = self.find(order, memory)
+            note = program.note or str(program.script(program.program.script))
+            yield Finding(self.name, "warning" if program.note else "ok", note)
+            yield checks.environment(program, self.packages(order, program))
+        except TrainingError as error:
+            yield Finding(self.name, "failed", str(error))
+            return
+        yield from self.program_findings(order, program, models, quick=quick)
+        yield from checks.paths(order.trainer.arguments, program.folder)
+        yield from accelerate_config(order.trainer.accelerate_config)
+
+    def job_findings(self, order: Order) -> Iterator[Finding]:
+        """Check all that a training needs, in its job."""
+        yield from self.data_findings(order)
+        yield from self.preflight(order)
