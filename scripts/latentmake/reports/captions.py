@@ -68,9 +68,8 @@ def write_captions(
         ModelError: a tokenizer is missing.
         StorageError: the disk is full or cannot be written.
     """
-    model = Model.model_validate(order.model)
-    limits = tokens.limits(model)
-    see = _counting(model, limits)
+    limits = tokens.limits(order.model)
+    see = _counting(order.model, limits)
     faults = list(order.faults)
     rows: list[_Row] = []
     for item in Progress(order.items, desc=f"captions of {order.run}", unit="item"):

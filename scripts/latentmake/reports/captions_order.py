@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from latentmake.config import Run
+from latentmake.config import Model, Run
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
@@ -36,18 +36,17 @@ class Captioned(NamedTuple):
     texts: list[str] | None
 
 
-class CaptionsOrder(BaseModel):
+class CaptionsOrder(BaseModel, extra="forbid", frozen=True):
     """Order to list the texts of a run.
 
     Attributes:
-        model: the model's section of the configuration, for its tokenizers.
+        model: for its tokenizers.
         faults: of items, a line each.
         planned: time in nanoseconds; makes each order another file.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     run: str
-    model: dict[str, Any]
+    model: Model
     faults: list[str]
     planned: int
     items: list[Captioned]
@@ -63,7 +62,7 @@ def plan_captions(facts: Facts, plan: RunPlan, run: Run) -> Path:
     found = {name: facts.items(name, run.model) for name in run.datasets}
     order = CaptionsOrder(
         run=plan.name,
-        model=facts.config.models[run.model].model_dump(mode="json"),
+        model=facts.config.models[run.model],
         faults=[fault.line for _, faults in found.values() for fault in faults],
         planned=time.time_ns(),
         items=[

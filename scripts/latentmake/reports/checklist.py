@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from latentmake.config import Run
 from latentmake.files import atomic
@@ -22,7 +22,7 @@ from latentmake.training.checks import Finding, of_faults
 __all__ = ["CheckOrder", "plan_check"]
 
 
-class CheckOrder(BaseModel):
+class CheckOrder(BaseModel, extra="forbid", frozen=True):
     """A run's checklist as far as it is planned.
 
     Attributes:
@@ -32,7 +32,6 @@ class CheckOrder(BaseModel):
         planned: time in nanoseconds; makes each order another file.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     findings: list[Finding]
     current: bool
     trainer: str | None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from latentmake import digest
 from latentmake.config import Config, nearest
@@ -41,19 +41,17 @@ _BETWEEN = "_vs_"
 _TARGET = re.compile(r"compare_(.+)|reports/compare_(.+)\.html")
 
 
-class Source(BaseModel):
+class Source(BaseModel, extra="forbid", frozen=True):
     """A run or a folder of images, with the folder of its pictures."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: str
     kind: Literal["run", "folder"]
     path: str
 
 
-class PageOrder(BaseModel):
+class PageOrder(BaseModel, extra="forbid", frozen=True):
     """Order of a page; `planned` (ns) makes each order another file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     sources: list[Source]
     planned: int
 
@@ -62,8 +60,7 @@ class Page(NamedTuple):
     """A requested page.
 
     Attributes:
-        name: what follows `compare_` in its target.
-        order: path of its order.
+        name: its target without `compare_`.
         stale: whether it is missing or shows other pictures.
         trained: receipts of trainings of the same command whose pictures it shows.
     """
@@ -75,7 +72,7 @@ class Page(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path of the page."""
+        """Its file."""
         return f"reports/compare_{self.name}.html"
 
 
@@ -147,8 +144,8 @@ def plan_page(
     """Write the order of a page.
 
     Args:
-        target: asks for it.
-        config: knows runs and folders.
+        target: as in `is_page`.
+        config: its runs and folders may be named.
         digest_of: returns a file's digest.
         trained: runs that the same command trains first.
         planned: time in nanoseconds.

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from latentmake.models.shapes import Latents, Tokens
 
 __all__ = ["AdoptOrder", "ExportOrder", "Text"]
 
 
-class _Order(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    run: str
-
-
-class Text(BaseModel):
+class Text(BaseModel, extra="forbid", frozen=True):
     """Embeddings of one text encoder: ending of ai-training's files, tokens, width of each."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     ending: str
     tokens: Tokens
     width: int
 
 
-class AdoptOrder(_Order):
+class AdoptOrder(BaseModel, extra="forbid", frozen=True):
     """Order to adopt a run's stale targets.
 
     Attributes:
         orders: names of the work orders with the stale targets of adopted kinds.
         roots: dataset -> its folder.
         ending: of files of latents; None where none are adopted.
-        latents: their shape and scaling; None likewise.
+        latents: their channels, factor, scaling and shift; None likewise.
         texts: the text encoders, in order; none where no embeddings are adopted.
         sizes: width and height of the run's resolutions, in pixels.
         fresh: targets up to date.
@@ -39,6 +33,7 @@ class AdoptOrder(_Order):
         planned: time in nanoseconds; names the receipts.
     """
 
+    run: str
     orders: list[str]
     roots: dict[str, str]
     ending: str | None
@@ -51,7 +46,7 @@ class AdoptOrder(_Order):
     planned: int
 
 
-class ExportOrder(_Order):
+class ExportOrder(BaseModel, extra="forbid", frozen=True):
     """Order to export a run's caches.
 
     Attributes:
@@ -65,6 +60,7 @@ class ExportOrder(_Order):
         overwrite: whether to replace files that we did not write.
     """
 
+    run: str
     manifest: str
     folder: str | None
     part: str
