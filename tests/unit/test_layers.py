@@ -34,7 +34,6 @@ TOP = LAYERS[-1]
 EXCEPTIONS: set[tuple[str, str]] = set()
 # Imports that close a circle today.
 CIRCLES: set[tuple[str, str]] = {
-    ("plan.reuse", "plan.staleness"),
     ("training.sd.data.loader", "training.sd.data.caches"),
 }
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake.config import Dataset
 from latentmake.plan.facts import Facts
+from latentmake.plan.keys import Source
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import kind_of, size_of
-from latentmake.plan.staleness import Evaluation, Source
+from latentmake.plan.staleness import Evaluation
 
 __all__ = ["batches", "minutes_of", "work_order"]
 

@@ -11,8 +11,9 @@ from latentmake import digest, layouts
 from latentmake.config import Config, Dataset, Run
 from latentmake.layouts import kind_of, plain, size_of
 from latentmake.plan import manifest
+from latentmake.plan.keys import Source
 from latentmake.plan.orders import WorkOrder
-from latentmake.plan.staleness import PartState, Source
+from latentmake.plan.staleness import PartState
 from latentmake.sources.items import Fault, Item
 
 __all__ = [

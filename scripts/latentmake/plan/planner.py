@@ -17,6 +17,8 @@ from latentmake.index.memo import Memo
 from latentmake.plan import manifest, reuse, staleness
 from latentmake.plan.batches import batches, minutes_of
 from latentmake.plan.facts import Facts
+from latentmake.plan.keys import unreadable
+from latentmake.plan.listing import Folder
 from latentmake.plan.manifest_job import plan_manifest
 from latentmake.plan.parts import (
     PROMPTS,
@@ -30,7 +32,7 @@ from latentmake.plan.parts import (
 )
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.run_checks import check_run
-from latentmake.plan.staleness import Evaluation, Folder
+from latentmake.plan.staleness import Evaluation
 from latentmake.sources import metadata, s3
 from latentmake.sources.items import Item
 
@@ -164,7 +166,7 @@ def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceE
             try:
                 memo.digest_of_file(Path(item.caption))
             except OSError as error:
-                found[item.stem] = staleness.unreadable(item.caption, error)
+                found[item.stem] = unreadable(item.caption, error)
     memo.save()  # they are asked for again
     return found
 

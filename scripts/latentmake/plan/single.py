@@ -17,10 +17,10 @@ from latentmake.layouts import Named
 from latentmake.plan import staleness
 from latentmake.plan.batches import work_order
 from latentmake.plan.facts import Facts
+from latentmake.plan.keys import Source
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import PROMPTS, kind_of, prompt_sources, size_of, source_of, text_parts
 from latentmake.plan.run_checks import check_resolutions
-from latentmake.plan.staleness import Source
 
 __all__ = ["single"]
 

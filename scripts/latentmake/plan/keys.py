@@ -1,0 +1,237 @@
+"""Keys that targets need today: digests of sources, and what is done to them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from latentmake import digest
+from latentmake.config import Dataset
+from latentmake.errors import SourceError
+from latentmake.files.cachefile import Header, target_key
+from latentmake.files.media import Media
+from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Clip
+from latentmake.index.memo import Memo, SourceStat
+from latentmake.layouts import Layout, size_of
+from latentmake.sources import s3
+
+__all__ = ["PENDING", "Keys", "Source", "unreadable"]
+
+PENDING = ""
+"""Digest of the recipe of a model that a rule has yet to make."""
+
+_SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
+_ALIKE = 2  # known files that an unknown one is presumed to equal
+
+
+class Source(NamedTuple):
+    """Source of a target.
+
+    Attributes:
+        stem: name of the item.
+        path: the image or caption file; None where `text` replaces it.
+        stat: of that file.
+        text: the caption, where it lies in no file.
+        control: the control image or video, if any.
+        control_stat: of that file.
+        media: size and length of an image or video, where the layout's names contain them.
+    """
+
+    stem: str
+    path: str | None
+    stat: SourceStat | None
+    text: str | None = None
+    control: str | None = None
+    control_stat: SourceStat | None = None
+    media: Media | None = None
+
+
+def unreadable(path: str, error: OSError) -> SourceError:
+    """Return the fault of a source that cannot be read."""
+    what = f"cannot be read ({error.strerror})"
+    return SourceError(what, where=path, mend="check that the file exists and is readable")
+
+
+class Keys:
+    """Keys of the targets of one dataset and model.
+
+    A source is read at most once, and only if its stat is new. What is done to an image depends on
+    its size, which the memo knows by the image's digest; so does the header of a target made of it.
+
+    Attributes:
+        recipes: part -> digest of its recipe, or `PENDING`.
+        unreadable: stem -> fault of a source that had to be read and cannot be.
+
+    Args:
+        memo: knows digests and sizes; learns new ones.
+        layout: of the targets.
+        settings: the dataset's section of the configuration; None for prompts.
+        recipes: see above.
+        roots: folders of sources and control images.
+    """
+
+    def __init__(
+        self,
+        memo: Memo,
+        layout: Layout,
+        settings: Dataset | None,
+        recipes: Mapping[str, str],
+        *roots: str,
+    ) -> None:
+        self.recipes = recipes
+        self.unreadable: dict[str, SourceError] = {}
+        self._memo = memo
+        self._layout = layout
+        self._settings = settings
+        self._upright = settings is not None and settings.exif_rotation
+        self._known: dict[str, tuple[SourceStat, str]] = {}
+        self._alike: dict[tuple[int, str, int], set[str]] = {}
+        self._lost: dict[str, SourceError] = {}
+        self._sizes: dict[str, Size] = {}
+        for root in filter(None, roots):
+            self._known |= memo.sources.below(root)
+
+    # -- digests of sources -------------------------------------------------------------------
+
+    def content(self, source: Source) -> str | None:
+        """Return a source's digest; None where it cannot be read, see `unreadable`."""
+        if source.path is None or source.stat is None:
+            return digest.of_bytes((source.text or "").encode())
+        try:
+            content = self._file(source.path, source.stat)
+            if source.control is None or source.control_stat is None:
+                return content
+            return digest.of_lines([content, self._file(source.control, source.control_stat)])
+        except SourceError as error:
+            self.unreadable[source.stem] = error
+            return None
+
+    def known_content(self, source: Source) -> str | None:
+        """Return the digest of a source of one file, if it is known without reading."""
+        found = self._known.get(source.path or "")
+        if found is None or found[0] != source.stat or source.control is not None:
+            return None
+        return found[1]
+
+    def _file(self, path: str, stat: SourceStat) -> str:
+        known = self._known.get(path)
+        if known is not None and known[0] == stat:
+            return known[1]
+        if s3.is_remote(path):
+            if path not in self._lost:
+                self.fetch([(path, stat)])
+            if path in self._lost:
+                raise self._lost[path]
+            return self._known[path][1]
+        try:
+            content = digest.of_file(Path(path))
+        except OSError as error:
+            raise unreadable(path, error) from None
+        self._known[path] = (stat, content)
+        self._memo.sources.learn(path, stat, content)
+        return content
+
+    def fetch(self, files: Iterable[tuple[str, SourceStat]]) -> None:
+        """Read the objects on S3 whose stats are new, many at a time."""
+        new = [each for each in files if self._known.get(each[0], (None,))[0] != each[1]]
+        for (path, listed), read in zip(new, s3.digests(new), strict=True):
+            if isinstance(read, SourceError):
+                self._lost[path] = read
+                continue
+            content, stat = read
+            self._known[path] = (listed, content)
+            self._memo.sources.learn(path, stat, content)
+
+    def _presumed(self, path: str, stat: SourceStat) -> list[str]:
+        """Return the digests that a file may have, for a search that its job verifies.
+
+        A large file is not read unless the memo is new: it is presumed to equal known ones of its
+        size, or of its inode or mtime too if there are several (it was renamed or copied).
+        """
+        known = self._known.get(path)
+        if known is not None and known[0] == stat:
+            return [known[1]]
+        if (stat.size <= _SMALL or self._memo.is_new) and not s3.is_remote(path):
+            with contextlib.suppress(SourceError):  # which the job names
+                return [self._file(path, stat)]
+            return []
+        for like in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
+            contents = self._alike.get((stat.size, *like), ())
+            if 0 < len(contents) <= _ALIKE:
+                return sorted(contents)
+        return []
+
+    def _presumed_contents(self, source: Source) -> list[str]:
+        if source.path is None or source.stat is None:
+            return list(filter(None, [self.content(source)]))
+        contents = self._presumed(source.path, source.stat)
+        if source.control is None or source.control_stat is None:
+            return contents
+        controls = self._presumed(source.control, source.control_stat)
+        return [digest.of_lines([one, two]) for one in contents for two in controls]
+
+    # -- keys ---------------------------------------------------------------------------------
+
+    def prepare_sizes(self, contents: Iterable[str]) -> None:
+        """Look up the sizes of some images at once, by their digests."""
+        self._sizes |= self._memo.pictures(contents, upright=self._upright)
+
+    def variant(
+        self,
+        part: str,
+        source: Source,
+        content: str,
+        clip: Clip | None,
+        header: Header | None = None,
+    ) -> str | None:
+        """Return the variant of a target; None where it is unknown, or there can be none.
+
+        Args:
+            part: of the target.
+            source: of the target.
+            content: digest of the source.
+            clip: frames that the target is made of.
+            header: of a file that may have been made of that content.
+        """
+        size: Size | None = Size(0, 0)
+        if (resolution := size_of(part)) is not None:
+            if source.media is not None:
+                size = Size(source.media.width, source.media.height)
+            else:
+                size = self._sizes.get(content)
+            if size is None and header is not None and header.source == content:
+                picture = header.picture
+                if picture is not None and picture.upright == self._upright:
+                    size = self._sizes[content] = Size(picture.width, picture.height)
+        if size is None:
+            return None
+        try:
+            return self._layout.variant(resolution, size, self._settings, clip)
+        except SourceError:  # which the job names
+            return None
+
+    def prepare_presumed(self, sources: Iterable[Source]) -> None:
+        """Look up at once what `presumed` needs of some sources."""
+        wanted = list(sources)
+        sizes = {
+            stat.size
+            for source in wanted
+            for path, stat in ((source.path, source.stat), (source.control, source.control_stat))
+            if path and stat and self._known.get(path, (None,))[0] != stat
+        }
+        for _, stat, content in self._memo.sources.where("size", sizes):
+            for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
+                self._alike.setdefault((stat.size, kind, number), set()).add(content)
+        self.prepare_sizes({each for source in wanted for each in self._presumed_contents(source)})
+
+    def presumed(self, part: str, source: Source, clip: Clip | None) -> list[str]:
+        """Return the keys that a target may have: usually one, none where nothing is known."""
+        found = []
+        for content in self._presumed_contents(source):
+            variant = self.variant(part, source, content, clip)
+            if variant is not None:
+                found.append(target_key(content, self.recipes[part], variant))
+        return found
