@@ -33,14 +33,7 @@ def check_run(
     datasets: Mapping[str, Dataset],
     program: ExternalProgram | None,
 ) -> None:
-    """Check a run against its datasets, its model, its trainer and the program that it needs.
-
-    Args:
-        name: of the run.
-        run: its section.
-        model: its model.
-        datasets: its own.
-        program: that trains the model's layout, where it is configured.
+    """Check a run against its datasets, model and trainer, and the program for its model's layout.
 
     Raises:
         ConfigError: the first mistake.
@@ -63,13 +56,9 @@ def check_run(
 
 
 def check_sides(sizes: Iterable[Resolution], step: int, where: str, reason: str) -> None:
-    """Refuse resolutions whose sides are not multiples of a number of pixels.
+    """Refuse resolutions whose sides are not multiples of `step` pixels.
 
-    Args:
-        sizes: the resolutions.
-        step: the number.
-        where: their key.
-        reason: end of the message: `... pixels are not a multiple of {reason}`.
+    `reason` ends the message: `... pixels are not a multiple of {reason}`.
 
     Raises:
         ConfigError: the first mistake.

@@ -25,11 +25,7 @@ _TOP = "write the sections datasets, models and runs; see config/README.md"
 
 
 def check_command(arguments: Sequence[str]) -> None:
-    """Check the files of `--configfile`; exit with one line at the first mistake.
-
-    Args:
-        arguments: of Snakemake, without the program itself.
-    """
+    """Check the files of `--configfile` of a Snakemake command; exit at the first mistake."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--configfile", "--configfiles", nargs="+", default=[], dest="files")
     try:
@@ -61,18 +57,14 @@ def check_file(path: Path) -> None:
     except FileNotFoundError:
         raise _missing(path) from None
     except OSError as error:
-        raise ConfigError(
-            f"cannot be read: {error.strerror}", where=path, mend="name a file that can be read"
-        ) from None
+        what = f"cannot be read: {error.strerror}"
+        raise ConfigError(what, where=path, mend="name a file that can be read") from None
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _mistake(
-            path,
-            data[: error.start].count(b"\n"),
-            f"the byte 0x{data[error.start]:02x} is not UTF-8",
-            "save the file in UTF-8",
-        ) from None
+        line = data[: error.start].count(b"\n")
+        what = f"the byte 0x{data[error.start]:02x} is not UTF-8"
+        raise _mistake(path, line, what, "save the file in UTF-8") from None
     try:
         values = json.loads(text, object_pairs_hook=lambda pairs: _unique(path, pairs))
     except (ValueError, RecursionError):

@@ -43,13 +43,7 @@ def answers() -> Mapping[str, Answer]:
 
 
 def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, object]) -> str:
-    """Return the line for one of pydantic's errors.
-
-    Args:
-        error: as pydantic tells it.
-        root: class of the configuration.
-        values: the configuration as read.
-    """
+    """Return the line for one of pydantic's errors about values of a configuration."""
     location, context = error["loc"], error.get("ctx") or {}
     where = shown(location)
     if isinstance(context.get("error"), ConfigError):

@@ -105,10 +105,7 @@ def _no_doubles(where: str, words: list[str]) -> None:
 
 
 def parse(values: Mapping[str, object]) -> Config:
-    """Check the values of a configuration file.
-
-    Args:
-        values: the file as read: mappings, lists and plain values.
+    """Check the values of a configuration file as read.
 
     Raises:
         ConfigError: one line for each thing that is wrong, with key, value and hint.

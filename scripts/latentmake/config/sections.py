@@ -18,7 +18,6 @@ class Section(NamedTuple):
 
     Attributes:
         pattern: its location as pydantic reports it; `*` stands for a name or the index of a list.
-        model: its class.
         path: its location without names, indices and the tags of a union.
         shapes: declaration of the field that holds it.
     """

@@ -62,12 +62,7 @@ class Shapes:
         schema["shapes"] = list(self.kinds)
 
     def counts(self, section: BaseModel, layout: str | None) -> bool:
-        """Tell whether the key has an effect in a section with these values.
-
-        Args:
-            section: the values.
-            layout: of the model; None for any.
-        """
+        """Whether the key has an effect in a section with these values; None is any layout."""
         if layout is not None and self.layouts and layout not in self.layouts:
             return False
         return self.when is None or getattr(section, self.when[0]) in self.when[1]
@@ -84,16 +79,7 @@ MACHINE = Shapes("machine")
 
 
 def declared(section: type[BaseModel], key: str, inherited: Shapes | None = None) -> Shapes:
-    """Return a key's declaration.
-
-    Args:
-        section: the class that has the key.
-        key: its name.
-        inherited: the declaration of the field that holds the section.
-
-    Raises:
-        TypeError: there is none.
-    """
+    """Return a key's declaration; `inherited` is that of the field that holds the section."""
     field = section.model_fields[key]
     found = field.json_schema_extra
     if not isinstance(found, Shapes):
@@ -129,16 +115,10 @@ def held_by(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Closed]]]:
 def shaping(
     section: BaseModel, kind: Kind, layout: str | None = None, *, defaults: bool = True
 ) -> dict[str, object]:
-    """Return the keys of a section whose values shape a result, with plain values.
+    """Return the keys of a section that shape a result directly, with plain values.
 
-    Keys of sections below it are left out, and those that count indirectly.
-
-    Args:
-        section: the values.
-        kind: the result.
-        layout: of the model; None for any.
-        defaults: whether to include keys that have their defaults. Without them a release that
-            adds a key changes no digest.
+    Keys of sections below it are left out. Without `defaults` a release that adds a key changes no
+    digest.
     """
     found = {}
     values = section.model_dump(mode="json", exclude_defaults=not defaults)

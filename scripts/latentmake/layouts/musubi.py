@@ -129,22 +129,13 @@ class Musubi(Layout):
 def latents_key(kind: str, shape: Sequence[int], dtype: str) -> str:
     """Return the name of a tensor of latents [C, F, h, w]: `latents_1x32x48_bfloat16`.
 
-    Args:
-        kind: `latents`, `latents_image` or `latents_control`.
-        shape: of the tensor.
-        dtype: `bfloat16`, `float16` or `float32`.
+    `kind` is `latents`, `latents_image` or `latents_control`.
     """
     return f"{kind}_{'x'.join(map(str, shape[1:]))}_{dtype}"
 
 
 def latents_metadata(width: int, height: int, frames: int | None) -> dict[str, str]:
-    """Return the metadata of a latents file.
-
-    Args:
-        width: that of the file's name, in pixels.
-        height: likewise.
-        frames: frames of a clip, in pixels' time; None for an image.
-    """
+    """Return the metadata of a latents file: the size in its name, and the frames of a clip."""
     metadata = {
         "architecture": "wan",
         "width": str(width),
@@ -155,10 +146,9 @@ def latents_metadata(width: int, height: int, frames: int | None) -> dict[str, s
 
 
 def text_metadata(caption: str) -> dict[str, str]:
-    """Return the metadata of a text file: musubi-tuner's keys, and a digest of ours.
+    """Return the metadata of a text file: musubi-tuner's keys, and the caption's digest.
 
-    musubi-tuner keeps all other metadata of an older file when it writes a new caption there, so
-    that our key alone would not show its overwrite.
+    musubi-tuner keeps our key when it writes another caption into the file; the digest shows it.
     """
     return {
         "architecture": "wan",

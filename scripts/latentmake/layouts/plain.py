@@ -56,11 +56,8 @@ def latents_metadata(
 ) -> dict[str, str]:
     """Return the metadata of a latents file.
 
-    Args:
-        scaling: factor that a network expects latents to be multiplied by.
-        shift: number that it expects to be subtracted before.
-        original: width and height of the upright image, in pixels.
-        pixels: width and height of the encoded image.
+    A network expects (latents - shift) * scaling. `original` is the size of the upright image,
+    `pixels` that of the encoded one (width, height).
     """
     return {
         "scaling_factor": repr(scaling),

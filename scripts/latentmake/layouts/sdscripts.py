@@ -74,12 +74,7 @@ LAYOUTS = tuple(SdScripts(architecture) for architecture in ARCHITECTURES)
 def array_name(kind: str, architecture: ArchitectureName, height: int, width: int) -> str:
     """Return the name of an array in a file of latents: `latents_64x96`, or `latents` alone.
 
-    SD 3 and Flux may have several resolutions in one file.
-
-    Args:
-        kind: `latents`, `latents_flipped`, `original_size`, `crop_ltrb` or `alpha_mask`.
-        architecture: of the model.
-        height: of the latents, not of the image.
-        width: likewise.
+    SD 3 and Flux may have several resolutions in one file. Height and width are those of the
+    latents; `kind` is `latents`, `latents_flipped`, `original_size`, `crop_ltrb` or `alpha_mask`.
     """
     return f"{kind}_{height}x{width}" if ARCHITECTURES[architecture].sized_arrays else kind

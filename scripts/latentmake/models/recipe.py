@@ -51,11 +51,6 @@ def weights_digest(
 ) -> str:
     """Return the digest of a network: its files' content, or a hub id at its revision.
 
-    Args:
-        weights: where it is.
-        file_digest: returns a file's digest; the planner passes its memo's.
-        files: finds its files.
-
     Raises:
         ModelError: files are missing or cannot be read.
     """
@@ -68,22 +63,15 @@ def _files_digest(files: list[Path], file_digest: FileDigest) -> str:
     try:
         return digest.of_value([file_digest(file) for file in files])
     except OSError as error:
-        raise ModelError(
-            f"cannot be read ({error.strerror})",
-            where=str(error.filename),
-            mend="check the file's permissions",
-        ) from None
+        what = f"cannot be read ({error.strerror})"
+        hint = "check the file's permissions"
+        raise ModelError(what, where=str(error.filename), mend=hint) from None
 
 
 def projection_digest(
     path: str, file_digest: FileDigest = digest.of_file, *, with_code: bool = False
 ) -> str:
-    """Return the digest of a text projection.
-
-    Args:
-        path: where it is.
-        file_digest: returns a file's digest.
-        with_code: whether Python files of the pipeline make it, which count too.
+    """Return the digest of a text projection, `with_code` of the pipeline's Python files too.
 
     Raises:
         ModelError: files are missing or cannot be read.
@@ -105,10 +93,10 @@ def training_digest(
     """Return the digest of a training's start: the network and its noise schedule.
 
     Args:
-        unet: where the network is.
+        unet: the network.
         scheduler: folder of the noise schedule; "" for that of the network's hub repository.
-        file_digest: returns a file's digest; the planner passes its memo's.
-        text_projection: None, `new`, or where a projection is.
+        file_digest: the planner passes its memo's.
+        text_projection: None, `new`, or a path.
 
     Raises:
         ModelError: files are missing or cannot be read.
@@ -120,11 +108,8 @@ def training_digest(
     elif schedule.is_file():
         schedule_digest = _files_digest([schedule], file_digest)
     else:
-        raise ModelError(
-            "this noise schedule does not exist",
-            where=schedule,
-            mend="name the folder of a diffusers scheduler as the model's `scheduler`",
-        )
+        hint = "name the folder of a diffusers scheduler as the model's `scheduler`"
+        raise ModelError("this noise schedule does not exist", where=schedule, mend=hint)
     parts = [weights_digest(unet, file_digest), schedule_digest]
     if text_projection is not None:
         new = text_projection == NEW
@@ -135,13 +120,7 @@ def training_digest(
 def make(
     kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest = digest.of_file
 ) -> dict[str, object]:
-    """Return the recipe of `latents` or `text`, with the digests of the weights they need.
-
-    Args:
-        kind: of target.
-        dataset: its preprocessing; not needed for text.
-        model: the encoders.
-        file_digest: returns a file's digest; the planner passes its memo's.
+    """Return the recipe of `latents`, or of `text`, which needs no dataset.
 
     Raises:
         ModelError: files are missing or cannot be read.
@@ -157,15 +136,9 @@ def make(
 def latents_recipe(
     dataset: Dataset, model: Model, weights: str, clip: str | None = None
 ) -> dict[str, object]:
-    """Return the recipe of latents.
+    """Return the recipe of latents, from the digests of the VAE and the CLIP image encoder.
 
     The placement of each image is in its target's own key (`Layout.variant`).
-
-    Args:
-        dataset: its preprocessing.
-        model: its dtype, its use of the posterior and so on.
-        weights: the VAE's digest.
-        clip: digest of the CLIP image encoder, if the latents contain its output.
     """
     recipe: dict[str, object] = {
         "format": FORMAT_VERSIONS[model.spec.latents_format],
@@ -186,12 +159,7 @@ def latents_recipe(
 
 
 def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, object]:
-    """Return the recipe of embeddings.
-
-    Args:
-        model: its text encoders and dtype.
-        weights: digests of each encoder, of its tokenizer, and of its projection if it has one.
-    """
+    """Return the recipe of embeddings, from digests as `_text_digests` returns them."""
     own = _without(shaping(model, "text", model.layout))
     if model.architecture is None:
         del own["architecture"]
