@@ -1,7 +1,8 @@
-"""Write, link and copy files so that a name never stands for half a file.
+"""Atomic writes and links: a name never stands for half a file.
 
 Each file is made under a temporary name in the same folder and renamed. There is no fsync: a cache
-file that a power failure cut short has the wrong length and is found damaged.
+file that a power failure cut short has the wrong length and is found damaged. A full or read-only
+disk is a StorageError, anything else an OSError.
 """
 
 from __future__ import annotations
@@ -24,14 +25,8 @@ TEMPORARY_SUFFIX = ".latentmake-partial"
 def replacing(path: Path, *, one_writer: bool = False) -> Iterator[Path]:
     """Yield a temporary name whose file takes a path's place at the end of the `with`.
 
-    Args:
-        path: its folder is made where it is missing.
-        one_writer: whether nobody else writes this path: its temporary name is the same each time,
-            so that the next call writes over what a killed one left.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-        OSError: anything else the system refuses.
+    The path's folder is made where it is missing. With `one_writer` the temporary name is the same
+    each time, so that the next call writes over what a killed one left.
     """
     # Short, whatever the name's length; process and thread tell writers of one name apart.
     unique = digest.of_bytes(path.name.encode())[:16]
@@ -52,23 +47,13 @@ def replacing(path: Path, *, one_writer: bool = False) -> Iterator[Path]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-        OSError: anything else the system refuses.
-    """
+    """Write a file."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def link(existing: Path, path: Path) -> None:
-    """Give a finished file a second name, replacing what bears it; copy where links fail.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-        OSError: anything else the system refuses.
-    """
+    """Give a finished file a second name, replacing what bears it; copy where links fail."""
     with replacing(path) as temporary:
         temporary.unlink(missing_ok=True)
         try:

@@ -59,14 +59,9 @@ class Media(NamedTuple):
 def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[Image.Image]:
     """Open an image, of which nothing but the header is decoded yet.
 
-    Args:
-        file: its bytes.
-        path: names it in errors.
-        max_pixels: an image of more is refused; None takes any.
-
     Raises:
-        SourceError: it is empty, no image, or has too many pixels; or decoding it inside of the
-            `with` failed, in whatever way.
+        SourceError: it is empty, no image, or has more pixels than allowed; or decoding it inside
+            of the `with` failed, in whatever way.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -98,10 +93,6 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
 @contextmanager
 def opened_video(file: BinaryIO, path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a video: its container and the first of its video streams.
-
-    Args:
-        file: its bytes.
-        path: names it in errors.
 
     Raises:
         SourceError: it is empty, no video, or holds no picture; or decoding it inside of the `with`
@@ -161,9 +152,6 @@ def probe_video(path: str) -> Media:
     """Return the size of a video's first decoded frame, and its number of frames.
 
     Frames are counted as packets where a packet is a frame for certain, and decoded otherwise.
-
-    Raises:
-        SourceError: it cannot be read, is empty, no video, without frames, damaged or cut short.
     """
     with _file(path) as file:
         with opened_video(file, path) as (container, stream):

@@ -46,14 +46,9 @@ def translate(path: str, to: System, maps: Sequence[PathMap]) -> str | None:
     over `/mnt/x`, earlier maps over later ones. Upper and lower case differ, but not in names of
     Windows.
 
-    Args:
-        path: an absolute path, of Linux, WSL or Windows.
-        to: the system that is to understand it.
-        maps: the user's.
-
     Returns:
-        The path; None where `to` has no name for it. Linux and WSL know every path that is not one
-        of Windows by its own name.
+        None where `to` has no name for the path. Linux and WSL know every path that is not one of
+        Windows by its own name.
     """
     parts = _parts(path)
     found: list[tuple[int, list[str]]] = []

@@ -1,4 +1,4 @@
-"""Open regular files only: reading a pipe would never end, and a folder is no file."""
+"""Open regular files alone: reading a pipe would never end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ __all__ = ["open_regular"]
 
 
 def open_regular(path: str | os.PathLike[str]) -> tuple[io.FileIO, int]:
-    """Open a regular file for unbuffered reading, without waiting for anybody.
-
-    Returns:
-        The open file and its size in bytes.
+    """Open a regular file for unbuffered reading, without waiting; return it and its size.
 
     Raises:
         ValueError: it is a folder, a pipe, a socket or a device.
         OSError: it cannot be opened.
     """
     try:
-        file = io.FileIO(os.fspath(path), opener=_unblocked)
+        file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except IsADirectoryError:
         raise ValueError("is a folder") from None
     stat = os.fstat(file.fileno())
@@ -28,7 +25,3 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[io.FileIO, int]:
         file.close()
         raise ValueError("is no regular file")
     return file, stat.st_size
-
-
-def _unblocked(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)

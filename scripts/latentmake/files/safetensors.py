@@ -56,11 +56,7 @@ class Head(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name.
-
-        Raises:
-            ValueError: the header is damaged.
-        """
+        """The tensors by name; a damaged header raises ValueError."""
         try:
             return {
                 name: Tensor(
@@ -112,14 +108,9 @@ def _read(path: str | os.PathLike[str]) -> tuple[bytes, int]:
 
 
 def not_finite(path: Path) -> Iterator[str]:
-    """Yield the names of the tensors that hold NaN or infinite values.
+    """Yield the names of the tensors of 16 or 32 bits that hold NaN or infinite values.
 
-    A number of the format is not finite where all bits of its exponent are set. Only dtypes of 16
-    and 32 bits are checked.
-
-    Raises:
-        ValueError: as `read_head` does.
-        OSError: it cannot be read.
+    A number of the format is not finite where all bits of its exponent are set.
     """
     import numpy as np  # planning reads headers alone, and does without
 

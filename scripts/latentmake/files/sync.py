@@ -62,13 +62,13 @@ def sync(
     """Make a folder hold these files, besides those of others.
 
     A file whose record still fits is not read; any other is compared by content. Copies of one
-    source under one base name are one file with several names, where the file system can do that.
+    source under one base name are hard links to one copy, where the file system has them.
 
     Args:
         folder: made where it is missing.
         files: path below the folder, with forward slashes -> a file to copy, or the content itself.
         progress: the keys of `files`, as something that shows how far it has been read.
-        link: give files a second name there rather than copy them, where the file system can.
+        link: hard-link files rather than copy them, where the file system can.
         replacing: called with a name before it is removed or gets other content.
 
     Raises:

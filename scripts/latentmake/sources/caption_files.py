@@ -50,14 +50,10 @@ class Texts(NamedTuple):
 def texts_of(
     settings: Dataset, root: str, items: Sequence[Item], listed: Listed | None, memo: Memo
 ) -> Texts:
-    """Make the texts of items.
+    """Make the texts of the items in a dataset's folder (`root`).
 
-    Args:
-        settings: the dataset's section of the configuration.
-        root: its folder.
-        items: what is in it.
-        listed: entries of its metadata file, if it has one.
-        memo: knows the content of files; learns that of new ones.
+    `listed` has the entries of its metadata file, if any. The memo knows the content of files and
+    learns that of new ones.
     """
     made = Texts({}, [], [])
     making = settings.captions or Captions()

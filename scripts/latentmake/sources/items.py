@@ -10,6 +10,8 @@ import errno
 import hashlib
 import marshal
 import os
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, NamedTuple
@@ -21,15 +23,7 @@ from latentmake.index.memo import SourceStat
 from latentmake.layouts.plain import LATENTS_ENDING
 from latentmake.sources import s3
 
-__all__ = [
-    "IMAGE_EXTENSIONS",
-    "Fault",
-    "Item",
-    "Scan",
-    "fingerprint",
-    "items",
-    "scan",
-]
+__all__ = ["IMAGE_EXTENSIONS", "Fault", "Item", "Scan", "fingerprint", "items", "scan"]
 
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
@@ -72,7 +66,7 @@ class Item(NamedTuple):
     texts: list[str] | None = None
 
 
-_File = tuple[str | None, SourceStat | None]
+_File = tuple[str, SourceStat] | tuple[None, None]
 
 
 class Fault(NamedTuple):
@@ -106,12 +100,9 @@ class Scan(NamedTuple):
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
-    """List a folder of a dataset with its sub-folders; hidden files and folders are skipped.
+    """List the folder that a dataset's `path` or `control_directory` names, with its sub-folders.
 
-    Args:
-        name: of the dataset.
-        dataset: its section of the configuration.
-        key: the key there that names the folder, `path` or `control_directory`.
+    Hidden files and folders are skipped.
 
     Raises:
         DatasetError: it is missing, no folder, or cannot be read.
@@ -124,14 +115,12 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
             entries = _entries(root)
         except OSError as error:
             what = f"{error.filename} cannot be read ({error.strerror})"
-            raise DatasetError(
-                what, where=where, mend="give your user permission to read it"
-            ) from None
+            mend = "give your user permission to read it"
+            raise DatasetError(what, where=where, mend=mend) from None
     else:
         what = "is not a folder" if Path(root).exists() else "does not exist"
-        raise DatasetError(
-            f"the dataset folder {root} {what}", where=where, mend="correct the path or create it"
-        )
+        what = f"the dataset folder {root} {what}"
+        raise DatasetError(what, where=where, mend="correct the path or create it")
     return Scan(root, entries, fingerprint(entries))
 
 
@@ -202,36 +191,32 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     root = scanned.root
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
     kind = "video" if dataset.video else "image"
-    images: dict[str, list[tuple[str, SourceStat | None]]] = {}
-    texts: dict[str, dict[str, _File]] = {
+    images: dict[str, list[tuple[str, SourceStat]]] = {}
+    texts: dict[str, dict[str, tuple[str, SourceStat]]] = {
         ending: {} for ending in (dataset.caption_extension, dataset.tags_extension) if ending
     }
     # One ending may end in another: `.tags.txt` in `.txt`.
     endings = sorted(texts, key=len, reverse=True)
+    other_case: dict[tuple[str, str], str] = {}
     faults: list[Fault] = []
-    odd: dict[str, int] = {}
-    unlike: dict[tuple[str, str], str] = {}
     full = _folders_with_files(scanned, (*extensions, *map(str.lower, endings)))
-    for path, *values in sorted(scanned.entries):
-        stat = SourceStat(*values) if values[0] >= 0 else None
-        if stat is None:
-            odd[f"{root}/{path}"] = values[0]
-        stem, dot, extension = path.rpartition(".")
-        is_image = f".{extension.lower()}" in extensions and not path.endswith(_PREVIEWS)
-        ending = next(filter(path.endswith, endings), None)
-        if path in full:
+    for below, *values in sorted(scanned.entries):
+        if below in full:
             continue
+        path, stat = f"{root}/{below}", SourceStat(*values)
+        stem, dot, extension = below.rpartition(".")
+        is_image = f".{extension.lower()}" in extensions and not below.endswith(_PREVIEWS)
+        ending = next(filter(below.endswith, endings), None)
         if not dot or not (is_image or ending):
             for each in endings:
-                if values[0] >= 0 and path.lower().endswith(each.lower()):
-                    unlike[each, path[: -len(each)]] = f"{root}/{path}"
-            continue
-        if fault := _unusable_name(path):
-            shown = path.encode("utf-8", "backslashreplace").decode()
+                if stat.size >= 0 and below.lower().endswith(each.lower()):
+                    other_case[each, below[: -len(each)]] = path
+        elif fault := _unusable_name(below):
+            shown = below.encode("utf-8", "backslashreplace").decode()
             shown = shown.replace("\n", "\\n").replace("\r", "\\r")
             faults.append(Fault(f"{root}/{shown}", shown, fault, "rename it"))
         elif ending:
-            texts[ending][path[: -len(ending)]] = (f"{root}/{path}", stat)
+            texts[ending][below[: -len(ending)]] = path, stat
         else:
             images.setdefault(stem, []).append((path, stat))
     if not images and not faults:
@@ -242,46 +227,53 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         )
     found: list[Item] = []
     for stem, candidates in images.items():
-        caption, *tags = (of.pop(stem, (None, None)) for of in texts.values())
-        files = [each for each in candidates if odd.get(f"{root}/{each[0]}") != _FOLDER]
-        candidates = files or candidates
-        image, image_stat = candidates[0]
-        where = f"{root}/{image}"
-        strange = [path for path, stat in (caption, *tags) if path is not None and stat is None]
-        other = [
-            (unlike[ending, stem], ending)
-            for ending, (path, _) in zip(texts, (caption, *tags), strict=True)
-            if path is None and (ending, stem) in unlike
-        ]
-        if len(candidates) > 1:
-            others = ", ".join(other for other, _ in candidates[1:])
-            what = f"shares its stem with {others}, so their caches would overwrite each other"
-            faults.append(Fault(where, stem, what, "rename or remove one of them"))
-        elif image_stat is None or strange:
-            where = where if image_stat is None else strange[0]
-            faults.append(Fault(where, stem, *_ODD[odd[where]]))
-        elif other:
-            (where, ending), *_ = other
-            key = "caption_extension" if ending == dataset.caption_extension else "tags_extension"
-            what = f"differs from {key} `{ending}` in upper and lower case, so it is not read"
-            mend = f"rename it to {stem}{ending}, or set {key}: {where[-len(ending) :]}"
-            faults.append(Fault(where, stem, what, mend))
-        elif caption[0] is None and dataset.missing_caption == "error" and not dataset.composed:
-            mend = f"write {root}/{stem}{dataset.caption_extension}, or set missing_caption: empty"
-            faults.append(Fault(where, stem, "has no caption file", mend))
+        files = [each for each in candidates if each[1].size != _FOLDER] or candidates
+        own: dict[str, _File] = {of: each.pop(stem, (None, None)) for of, each in texts.items()}
+        if wrong := _fault(dataset, root, stem, files, own, other_case):
+            faults.append(wrong)
         else:
-            found.append(Item(stem, where, image_stat, *caption, *(tags[0] if tags else ())))
+            found.append(Item(stem, *files[0], *chain(*own.values())))  # type: ignore[arg-type]
     article = "an" if kind == "image" else "a"
     for ending, left in texts.items():
         one = "a caption" if ending == dataset.caption_extension else "a file of tags"
         mend = f"add the {kind} it describes, or remove it"
-        for stem, (file, _) in left.items():
-            if odd.get(str(file)) == _FOLDER:
-                continue
-            faults.append(Fault(str(file), stem, f"is {one} without {article} {kind}", mend))
-    found.sort()
-    faults.sort()
-    return found, faults
+        for stem, (path, stat) in left.items():
+            if stat.size != _FOLDER:
+                faults.append(Fault(path, stem, f"is {one} without {article} {kind}", mend))
+    return sorted(found), sorted(faults)
+
+
+def _fault(
+    dataset: Dataset,
+    root: str,
+    stem: str,
+    files: Sequence[tuple[str, SourceStat]],
+    texts: Mapping[str, _File],
+    other_case: Mapping[tuple[str, str], str],
+) -> Fault | None:
+    """Return what is wrong with an item, by its images, and its caption and tags by their endings.
+
+    `other_case` names files whose endings differ from those in upper and lower case alone.
+    """
+    where = files[0][0]
+    if len(files) > 1:
+        others = ", ".join(path[len(root) + 1 :] for path, _ in files[1:])
+        what = f"shares its stem with {others}, so their caches would overwrite each other"
+        return Fault(where, stem, what, "rename or remove one of them")
+    for path, stat in (files[0], *texts.values()):
+        if path is not None and stat is not None and stat.size < 0:
+            return Fault(path, stem, *_ODD[stat.size])
+    for ending, (path, _) in texts.items():
+        if path is None and (other := other_case.get((ending, stem))):
+            key = "caption_extension" if ending == dataset.caption_extension else "tags_extension"
+            what = f"differs from {key} `{ending}` in upper and lower case, so it is not read"
+            mend = f"rename it to {stem}{ending}, or set {key}: {other[-len(ending) :]}"
+            return Fault(other, stem, what, mend)
+    ending = dataset.caption_extension
+    if texts[ending][0] is None and dataset.missing_caption == "error" and not dataset.composed:
+        mend = f"write {root}/{stem}{ending}, or set missing_caption: empty"
+        return Fault(where, stem, "has no caption file", mend)
+    return None
 
 
 def _folders_with_files(scanned: Scan, endings: tuple[str, ...]) -> set[str]:
@@ -291,13 +283,13 @@ def _folders_with_files(scanned: Scan, endings: tuple[str, ...]) -> set[str]:
         for path, size, *_ in scanned.entries
         if size == _FOLDER and path.lower().endswith(endings)
     }
-    if not named:
-        return named
-    found: set[str] = set()
-    for path, size, *_ in scanned.entries:
-        if size != _FOLDER:
-            found.update(str(each) for each in PurePosixPath(path).parents)
-    return named & found
+    return {
+        str(folder)
+        for path, size, *_ in (scanned.entries if named else ())
+        if size != _FOLDER
+        for folder in PurePosixPath(path).parents
+        if str(folder) in named
+    }
 
 
 def _no_images(kind: str, extensions: frozenset[str], scanned: Scan) -> str:

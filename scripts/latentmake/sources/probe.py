@@ -30,18 +30,10 @@ def measured(
     control: Scan | None,
     memo: Memo,
 ) -> tuple[list[Item], list[Fault]]:
-    """Complete items by size, length and control, and find those that a layout cannot have.
+    """Complete items by size, length and control; return them, and the faults of the others.
 
-    Args:
-        layout: names their caches.
-        settings: the dataset's section of the configuration.
-        root: its folder.
-        items: as found there.
-        control: the listing of the folder of control images; None where there is none.
-        memo: knows sizes; learns new ones.
-
-    Returns:
-        The complete items, and the faults of the others.
+    `root` is the dataset's folder, `control` the listing of its folder of control images, if any.
+    The memo knows sizes and learns new ones.
     """
     known = memo.media_below(root)
     controls = {} if control is None else _controls(control, settings)

@@ -61,7 +61,7 @@ def is_remote(path: str) -> bool:
 
 
 def normalized(path: str) -> str:
-    """Return a folder's path in the one form that paths below it begin with."""
+    """Return a folder's path as paths below it begin."""
     return path.rstrip("/") if is_remote(path) else os.path.normpath(path)
 
 
@@ -77,15 +77,11 @@ def stat_of(size: int, modified: datetime, etag: str) -> SourceStat:
 
 
 def listing(folder: str, where: str, *, may_be_empty: bool = False) -> list[Entry]:
-    """List all objects below a folder; names that begin with a dot are skipped.
-
-    Args:
-        folder: `s3://bucket` or `s3://bucket/folder`, normalized.
-        where: configuration key that names it.
-        may_be_empty: otherwise a folder without objects is missing.
+    """List all objects below a normalized folder; names that begin with a dot are skipped.
 
     Raises:
-        DatasetError: bucket or folder are missing, or it cannot be read.
+        DatasetError: bucket or folder are missing, or it cannot be read; `where` is the key that
+            names it. With `may_be_empty` a folder without objects is not missing.
     """
     bucket, _, prefix = folder.removeprefix(_SCHEME).partition("/")
     prefix = f"{prefix}/" if prefix else ""
@@ -101,19 +97,13 @@ def listing(folder: str, where: str, *, may_be_empty: bool = False) -> list[Entr
                     continue
                 entries.append((path, *stat_of(each["Size"], each["LastModified"], each["ETag"])))
     if not (found or may_be_empty):
-        raise DatasetError(
-            f"the dataset folder {folder} does not exist, or no object is in it",
-            where=where,
-            mend="correct the path",
-        )
+        what = f"the dataset folder {folder} does not exist, or no object is in it"
+        raise DatasetError(what, where=where, mend="correct the path")
     return entries
 
 
 def read(path: str) -> tuple[bytes, SourceStat]:
-    """Fetch an object.
-
-    Returns:
-        Its bytes, and its stat as a listing of just this version tells it.
+    """Fetch an object: its bytes, and its stat as a listing of this version tells it.
 
     Raises:
         SourceError: it is gone, or this user may not read it.
@@ -124,15 +114,14 @@ def read(path: str) -> tuple[bytes, SourceStat]:
 
     broken = (HTTPClientError, IncompleteReadError, ResponseStreamingError)
     with _one_line(StorageError, path, path):
-        for attempt in range(1, _ATTEMPTS + 1):
+        for left in reversed(range(_ATTEMPTS)):
             answer = _client().get_object(Bucket=bucket, Key=key)
             try:
                 data = answer["Body"].read()
+                break
             except broken:
-                if attempt == _ATTEMPTS:
+                if not left:
                     raise
-                continue
-            break
     return data, stat_of(len(data), answer["LastModified"], answer["ETag"])
 
 
@@ -163,7 +152,7 @@ def digests(
 
 
 def _client() -> Any:
-    """Return the client of this process, safe to be used by several threads."""
+    """Return the client of this process, which several threads may use."""
     with _lock:
         return _made_client()
 
