@@ -320,7 +320,7 @@ class Job:
             return
         stamp = cachefile.stamp(key=key, source=source, recipe=self.recipe)
         if self.order.layout.npz:
-            from latentmake.caches.encoders.sdscripts_arrays import file_bytes
+            from latentmake.caches.encoders.sdscripts import file_bytes
 
             data = file_bytes(self.order.kind, self.order.model_settings, tensors, stamp)
         else:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from latentmake.caches.encoders.import_guard import without
+from latentmake.caches.encoders.load import without
 from trainer_world import make_vae
 
 ROOT = Path(__file__).parents[3]

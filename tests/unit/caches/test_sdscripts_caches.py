@@ -14,7 +14,7 @@ import text_world
 import torch
 from latentmake import layouts
 from latentmake.caches.encode import carry_out
-from latentmake.caches.encoders.sdscripts_arrays import text_arrays
+from latentmake.caches.encoders.sdscripts import text_arrays
 from latentmake.config import Dataset, Model
 from latentmake.files import cachefile
 from latentmake.files.media import Media, probe_image
@@ -254,7 +254,7 @@ def test_text_is_what_sd_scripts_would_train_on(
         }[architecture]
     which = model(architecture, **settings)
     given = tensors(architecture, dtype)
-    from latentmake.caches.encoders.sdscripts_arrays import file_bytes
+    from latentmake.caches.encoders.sdscripts import file_bytes
 
     path = Path("text.npz")
     path.write_bytes(file_bytes("text", which, given, {}))
@@ -340,7 +340,7 @@ def test_its_own_strategies_find_the_files_valid(
         assert found[1] == list(SIZES[stem]) and len(found[2]) == 4
         assert found[3].shape == found[0].shape and found[4].shape == PLACES[stem][::-1]
     if architecture in ("sdxl", "sd3", "flux"):
-        from latentmake.caches.encoders.sdscripts_arrays import file_bytes
+        from latentmake.caches.encoders.sdscripts import file_bytes
 
         text = text_strategy(architecture)
         written = Path(text.get_outputs_npz_path(str(Path("data/sub/wide.png").absolute())))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 import torch
 
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import pick_device
-from latentmake.caches.encoders.import_guard import without
 from latentmake.config import Model
 from latentmake.models.files import encoder_files
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["encoder"]
+__all__ = ["encoder", "without"]
 
 _OVERHEAD = 1_000_000_000  # bytes of memory besides the weights, at the least
 _BATCH = {  # samples at once on a GPU; (Wan, kind)
@@ -67,3 +68,21 @@ def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | N
         f"the GPU has {free / 1e9:.1f} of {total / 1e9:.1f} GB free, and the weights alone take "
         f"about {size / 1e9:.1f}: end other programs on it if memory runs out"
     )
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Hide modules that are not imported yet, as if they were not installed.
+
+    diffusers imports transformers, peft and accelerate wherever they are. A VAE needs none of them,
+    and a process that only encodes images starts in little more than half the time without. It must
+    never need them: modules imported meanwhile may remember their absence.
+    """
+    hidden = [name for name in names if name not in sys.modules]
+    modules: dict[str, object] = sys.modules  # type: ignore[assignment]
+    modules.update(dict.fromkeys(hidden))  # None there: an import fails, a search finds nothing
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del modules[name]

@@ -25,11 +25,6 @@ __all__ = ["ImageEncoder", "latents", "text"]
 class ImageEncoder:
     """The AutoencoderKL of a model.
 
-    Args:
-        model: of the VAE.
-        device: to run on.
-        say: told of dtypes.
-
     Raises:
         ModelError: it is missing or of another kind.
     """
@@ -82,13 +77,13 @@ def latents(
 
 def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
     """Load the text encoders."""
-    model = order.model_settings
     from transformers.utils import logging
 
     from latentmake.caches.encoders.text import TextEncoders
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    model = order.model_settings
     stored = DTYPES[model.caption_dtype]
     encoders = TextEncoders(model, device, compute_dtype(device, model.caption_dtype, say))
     cut = CutCaptions()

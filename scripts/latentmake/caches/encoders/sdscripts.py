@@ -1,21 +1,33 @@
-"""Encoders of sd-scripts' layout: latents with the arrays beside them; text as in `plain`."""
+"""Encoders of sd-scripts' layout, and arrays of its cache files; text is encoded as in `plain`.
+
+bfloat16, unknown to numpy, becomes float32, as in sd-scripts.
+Source: sd-scripts, `save_latents_to_disk` of library/strategy_base.py, and `cache_batch_outputs` of
+library/strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.plain import ImageEncoder, text
 from latentmake.caches.inputs import Sample
+from latentmake.config import Model
+from latentmake.files import npz
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import crop_ltrb
+from latentmake.layouts import plain
 from latentmake.layouts.sdscripts import array_name
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["latents", "text"]
+__all__ = ["file_bytes", "latents", "text", "text_arrays"]
+
+Arrays = dict[str, NDArray[Any]]
 
 
 def latents(
@@ -55,3 +67,63 @@ def latents(
         return results
 
     return Loaded(encode, size)
+
+
+def file_bytes(
+    kind: str, model: Model, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> bytes:
+    """Return the bytes of a cache file of kind `latents` or `text`."""
+    arrays = text_arrays(model, tensors) if kind == "text" else _numpy(tensors)
+    return npz.serialize(arrays, metadata)
+
+
+def text_arrays(model: Model, tensors: Mapping[str, torch.Tensor]) -> Arrays:
+    """Return the arrays of a text file.
+
+    Args:
+        model: of SDXL, SD 3 or Flux.
+        tensors: `{encoder}.hidden_state` [T, D], `{encoder}.pooled` [D] and
+            `{encoder}.attention_mask` [T] of each text encoder in order; T5's are padded.
+
+    Returns:
+        SDXL: hidden_state1 [T, 768], hidden_state2 [T, 1280], pool2 [1280]. SD 3: lg_out
+        [77, 2048], lg_pooled [2048], t5_out [T, 4096], three masks [77], [77] and [T], and whether
+        these were applied. Flux: l_pooled [768], t5_out, txt_ids [T, 3] of zeros, its mask, and
+        whether that was applied.
+    """
+    found = _numpy(tensors)
+
+    def states(index: int) -> NDArray[Any]:
+        return found[plain.hidden_state(index)]
+
+    def pooled(index: int) -> NDArray[Any]:
+        return found[f"{plain.encoder_name(index)}.pooled"]
+
+    def mask(index: int) -> NDArray[Any]:
+        return found[f"{plain.encoder_name(index)}.attention_mask"].astype(np.int64)
+
+    clips = len(model.spec.clips)
+    if clips == len(model.text):
+        return {"hidden_state1": states(0), "hidden_state2": states(1), "pool2": pooled(1)}
+    arrays: Arrays = {
+        "t5_out": states(clips),
+        "t5_attn_mask": mask(clips),
+        "apply_t5_attn_mask": np.array(model.apply_t5_attn_mask),
+    }
+    if clips == 1:
+        ids = np.zeros((len(states(clips)), 3), np.float32)
+        return arrays | {"l_pooled": pooled(0), "txt_ids": ids}
+    return arrays | {
+        "lg_out": np.concatenate([states(0), states(1)], axis=-1),
+        "lg_pooled": np.concatenate([pooled(0), pooled(1)], axis=-1),
+        "clip_l_attn_mask": mask(0),
+        "clip_g_attn_mask": mask(1),
+        "apply_lg_attn_mask": np.array(model.apply_lg_attn_mask),
+    }
+
+
+def _numpy(tensors: Mapping[str, torch.Tensor]) -> Arrays:
+    return {
+        name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
+        for name, tensor in tensors.items()
+    }

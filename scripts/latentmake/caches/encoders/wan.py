@@ -22,10 +22,10 @@ def latents(
     order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]
 ) -> Loaded:
     """Load the VAE, and for Wan 2.1 image-to-video the CLIP image encoder."""
-    model = order.model_settings
     from diffusers.utils import logging
 
     logging.set_verbosity_error()
+    model = order.model_settings
     name = model.vae_dtype or model.dtype
     stored = DTYPES[name]
     computed = compute_dtype(device, name, say)
@@ -68,14 +68,13 @@ def latents(
 
 def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
     """Load umT5."""
-    model = order.model_settings
     from transformers.utils import logging
 
     from latentmake.caches.encoders.umt5 import load_umt5
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    computed = compute_dtype(device, "bfloat16", say)
+    model, computed = order.model_settings, compute_dtype(device, "bfloat16", say)
     encoder = load_umt5(model.text[0], device, computed, fp8=model.fp8_t5)
     cut = CutCaptions()
 
