@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -77,16 +78,17 @@ def sync(
     """
     old = _read_record(folder / RECORD)
     work = _Sync(folder, old, link, replacing or (lambda name: None))
+    done: Counter[str] = Counter()
     try:
-        gone = sorted(old.keys() - files.keys())
         # Before anything is copied: a name that changed in upper and lower case alone is the same
         # file where case does not count.
-        for name in gone:
+        for name in sorted(old.keys() - files.keys()):
             work.remove(name)
+            done["removed"] += 1
         if files.keys() - old.keys():
             _write_record(folder, {name: old.get(name, _Entry()) for name in files})
         for name in files if progress is None else progress:
-            work.bring(name, files[name])
+            done[work.bring(name, folder / name, files[name])] += 1
     except OSError as error:
         where = error.filename2 or error.filename or folder
         raise storage_error(error, where) or StorageError(
@@ -99,7 +101,7 @@ def sync(
             with contextlib.suppress(StorageError, OSError):  # the first fault is the one to tell
                 known = {name: old[name] for name in files if name in old}
                 _write_record(folder, known | work.record)
-    return Changes(work.copied, work.linked, work.unchanged, len(gone))
+    return Changes(*(done[name] for name in Changes._fields))
 
 
 @dataclass
@@ -111,11 +113,8 @@ class _Sync:
     link: bool
     replacing: Callable[[str], None]
     record: dict[str, _Entry] = field(default_factory=dict)
-    copied: int = 0
-    linked: int = 0
-    unchanged: int = 0
     # (device, inode, base name) of a source -> its copy, and the digest of both.
-    _copies: dict[tuple[int, int, str], tuple[Path, str]] = field(default_factory=dict)
+    copies: dict[tuple[int, int, str], tuple[Path, str]] = field(default_factory=dict)
 
     def remove(self, name: str) -> None:
         path = self.folder / name
@@ -125,78 +124,59 @@ class _Sync:
             for parent in path.relative_to(self.folder).parents[:-1]:
                 (self.folder / parent).rmdir()
 
-    def bring(self, name: str, source: Path | bytes) -> None:
-        path = self.folder / name
+    def bring(self, name: str, path: Path, source: Path | bytes) -> str:
+        """Make a file what it should be, and return what was done: a field of `Changes`."""
         if isinstance(source, bytes):
-            self._write(name, path, source)
-            return
+            return self._write(name, path, source)
         with _reading(source):
             stat = source.stat()
-        if not (self.link and self._linked(name, path, source, stat)):
-            self._copy(name, path, source, stat)
+        return (self.link and self._link(name, path, source, stat)) or self._copy(
+            name, path, source, stat
+        )
 
-    def _write(self, name: str, path: Path, data: bytes) -> None:
-        there = _size_and_time(path)
-        if there is not None and there[0] == len(data) and path.read_bytes() == data:
-            self.unchanged += 1
-        else:
+    def _write(self, name: str, path: Path, data: bytes) -> str:
+        there, done = _size_and_time(path), "unchanged"
+        if there is None or there[0] != len(data) or path.read_bytes() != data:
             self.replacing(name)
             atomic.write(path, data)
-            self.copied += 1
+            done = "copied"
         self.record[name] = _Entry(None, _size_and_time(path), digest.of_bytes(data))
+        return done
 
-    def _linked(self, name: str, path: Path, source: Path, stat: os.stat_result) -> bool:
-        """Whether a name is one of the source's own now."""
-        there = _lstat(path)
-        if there is not None and os.path.samestat(there, stat):
-            self.unchanged += 1
-        elif _link(source, path):
-            self.linked += 1
-        else:
-            return False
+    def _link(self, name: str, path: Path, source: Path, stat: os.stat_result) -> str | None:
+        """Make a name one of the source's own; return None where the file system cannot."""
+        there, done = _lstat(path), "unchanged"
+        if there is None or not os.path.samestat(there, stat):
+            if not _link(source, path):
+                return None
+            done = "linked"
         self.record[name] = _Entry(None, _size_and_time(path))
-        return True
+        return done
 
-    def _copy(self, name: str, path: Path, source: Path, stat: os.stat_result) -> None:
+    def _copy(self, name: str, path: Path, source: Path, stat: os.stat_result) -> str:
         times = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
         stamp = [os.fspath(source), *times]
         key = (stat.st_dev, stat.st_ino, path.name)
-        other = self._copies.get(key)
-        content = self._present(path, self.old.get(name, _Entry()), source, stamp, other)
-        if content is not None:
-            self.unchanged += 1
-        else:
-            self.replacing(name)
-            if other is not None and _link(other[0], path):
-                content = other[1]
-                self.linked += 1
-            else:
-                content = _copy(source, path)
-                self.copied += 1
-        self._copies.setdefault(key, (path, content))
-        self.record[name] = _Entry(stamp, _size_and_time(path), content)
-
-    def _present(
-        self,
-        path: Path,
-        entry: _Entry,
-        source: Path,
-        stamp: list[Any],
-        other: tuple[Path, str] | None,
-    ) -> str | None:
-        """Return the digest of a copy that is what it should be; None of any other."""
-        there = _size_and_time(path)
-        if there is None or there[0] != stamp[1]:
-            return None
-        known = entry.digest if entry.copy == there else None
+        other, other_digest = self.copies.get(key, (None, ""))
+        entry, there = self.old.get(name, _Entry()), _size_and_time(path)
+        known = entry.digest if there is not None and entry.copy == there else None
+        content, done = None, "unchanged"
         if known is not None and entry.source == stamp:
-            return known
-        if other is not None:
-            wanted = other[1]
-        else:
+            content = known
+        elif there is not None and there[0] == stat.st_size:
             with _reading(source):
-                wanted = digest.of_file(source)
-        return wanted if wanted == (digest.of_file(path) if known is None else known) else None
+                wanted = other_digest or digest.of_file(source)
+            if wanted == (digest.of_file(path) if known is None else known):
+                content = wanted
+        if content is None:
+            self.replacing(name)
+            if other is not None and _link(other, path):
+                content, done = other_digest, "linked"
+            else:
+                content, done = _copy(source, path), "copied"
+        self.copies.setdefault(key, (path, content))
+        self.record[name] = _Entry(stamp, _size_and_time(path), content)
+        return done
 
 
 def _lstat(path: Path) -> os.stat_result | None:

@@ -1,7 +1,7 @@
-"""The store: cache files that builds have replaced or removed, by key, until there are too many.
+"""The store: cache files that builds replaced or removed, by key, up to a limit in bytes.
 
-An edit that is undone, a setting that is taken back, an item that returns: each finds here what was
-encoded before. Anything in the folder, and all of it, can be deleted at any time.
+An edit or setting that is taken back, an item that returns: each finds here what was encoded
+before. Anything in the folder, and all of it, can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ class _Entry(NamedTuple):
     """A file of the store.
 
     Attributes:
-        since: when it came there, in nanoseconds: giving a file another name sets its change time.
-        path: its place.
+        since: time it came there (ns): giving a file another name sets its change time.
         size: bytes that deleting it frees; 0 where the file has another name.
     """
 
@@ -34,23 +33,19 @@ class _Entry(NamedTuple):
 
 
 def stored(key: str) -> Path:
-    """Return the place of the file of a key."""
+    """Return the path of a key's file."""
     return STORE / key
 
 
 def keys() -> set[str]:
-    """Return the keys of all files of the store."""
+    """Return the keys of all files."""
     with contextlib.suppress(OSError):
         return set(os.listdir(STORE))  # noqa: PTH208 -- no paths are made of many thousand names
     return set()
 
 
 def put_away(path: Path, key: str) -> None:
-    """Move a cache file into the store; where it cannot be, delete it.
-
-    Raises:
-        OSError: it cannot be deleted either.
-    """
+    """Move a cache file into the store; where it cannot be, delete it."""
     with contextlib.suppress(OSError):
         STORE.mkdir(parents=True, exist_ok=True)
         path.replace(stored(key))
@@ -67,12 +62,12 @@ def _entries() -> Iterator[_Entry]:
 
 
 def used() -> int:
-    """Return how many bytes the store takes."""
+    """Return the size of the store in bytes."""
     return sum(entry.size for entry in _entries())
 
 
 def forget_taken(paths: Iterable[str]) -> None:
-    """Delete those files of the store that have got a name in the cache."""
+    """Delete those files of the store that got a name in the cache."""
     for path in paths:
         if path.startswith(f"{STORE}/"):
             with contextlib.suppress(OSError):
@@ -81,11 +76,7 @@ def forget_taken(paths: Iterable[str]) -> None:
 
 
 def prune(limit: int) -> None:
-    """Delete the oldest files of the store until it takes no more than a number of bytes.
-
-    Args:
-        limit: the number; 0 empties it.
-    """
+    """Delete the oldest files until the store takes `limit` bytes at most; 0 empties it."""
     entries = sorted(_entries())
     excess = sum(entry.size for entry in entries) - limit
     for entry in entries:
