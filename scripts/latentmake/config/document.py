@@ -99,7 +99,7 @@ def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object
 
 
 def _check_yaml(path: Path, text: str) -> None:
-    hint = "check keys, brackets, quotes and indentation there"
+    hint = "check brackets, quotes and indentation there"
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -121,7 +121,7 @@ def _check_yaml(path: Path, text: str) -> None:
         what = ", ".join(each for each in (error.context, error.problem) if each)
         if "'\\t'" in what:
             what, hint = "a tab stands where YAML wants spaces", "indent with spaces"
-        raise _mistake(path, line, what, hint) from None
+        raise _mistake(path, line, what, error.note or hint) from None
     except RecursionError:
         raise ConfigError("is nested too deeply", where=path, mend=hint) from None
     except ValueError as error:
@@ -138,12 +138,13 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             mark = key.start_mark
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(None, None, "a key is a list or section", mark)
+                what = "a key is a list or section"
+                raise yaml.MarkedYAMLError(None, None, what, mark, "write a word")
             if key.value == "<<" or key.value.startswith("?"):
                 continue  # a merge, or a template's condition
             if (key.tag, key.value) in lines:
                 first = lines[key.tag, key.value] + 1
                 what = f"the key `{key.value}` occurs twice, first in line {first}"
-                raise yaml.MarkedYAMLError(None, None, what, mark)
+                raise yaml.MarkedYAMLError(None, None, what, mark, "write it once")
             lines[key.tag, key.value] = mark.line
         return node
