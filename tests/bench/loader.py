@@ -43,7 +43,7 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from latentmake.files import cachefile
-from latentmake.training.sd.batch_order import Schedule
+from latentmake.training.sd.batch_order import BatchOrder
 from latentmake.training.sd.data.caches import Caches, Item
 from latentmake.training.sd.data.headers import HIDDEN_STATE
 from latentmake.training.sd.data.loader import prefetched
@@ -147,7 +147,7 @@ def main() -> None:
         for batch_size in options.batch_size:
             count = len(items)
             shapes, repeats = [(4, 64, 64)] * count, [1] * count
-            schedule = Schedule(shapes, repeats, batch_size=batch_size, seed=0)
+            schedule = BatchOrder(shapes, repeats, batch_size=batch_size, seed=0)
             batches = list(schedule.batches(0, 1, schedule.batches_per_epoch))
             loops: dict[str, Callable[[Caches, list[list[int]]], None]] = {
                 "load_file": by_load_file,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,14 @@ from pathlib import Path
 from latentmake import digest
 from latentmake.errors import storage_error
 
-__all__ = ["TEMPORARY_SUFFIX", "link", "open_to_group", "replacing", "write"]
+__all__ = [
+    "TEMPORARY_SUFFIX",
+    "link",
+    "open_to_group",
+    "replacing",
+    "replacing_folder",
+    "write",
+]
 
 TEMPORARY_SUFFIX = ".latentmake-partial"
 
@@ -44,6 +52,25 @@ def replacing(path: Path, *, one_writer: bool = False) -> Iterator[Path]:
         if isinstance(error, OSError):
             raise storage_error(error, path) or error from None
         raise
+
+
+@contextlib.contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new folder that takes the place of another at the end of the `with`.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    new = folder.with_name(f".{folder.name}{TEMPORARY_SUFFIX}")
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        yield new
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+    except Exception as error:  # torch and safetensors have their own for a full disk
+        shutil.rmtree(new, ignore_errors=True)
+        raise storage_error(error, folder) or error from None
 
 
 def write(path: Path, data: bytes) -> None:

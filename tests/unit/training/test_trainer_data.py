@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.errors import CacheError, TrainingError
-from latentmake.training.sd.batch_order import Schedule
+from latentmake.training.sd.batch_order import BatchOrder
 from latentmake.training.sd.data.batch import Batch, pad
 from latentmake.training.sd.data.caches import Caches, find_not_finite, read_items
 from latentmake.training.sd.data.headers import HIDDEN_STATE, read_text
@@ -102,7 +102,7 @@ def test_batches_are_the_same_from_memory_and_from_disk(
 def test_batches_come_in_the_order_of_the_schedule(lengths: Caches, threads: int) -> None:
     shapes = [each.shape for each in lengths.examples]
     repeats = [each.repeats for each in lengths.examples]
-    schedule = Schedule(shapes, repeats, batch_size=3, seed=5)
+    schedule = BatchOrder(shapes, repeats, batch_size=3, seed=5)
     order = list(schedule.batches(0, 1, 60))
     batches = prefetched(lengths, schedule.batches(0, 1, 60), threads=threads)
     assert [list(batch.indices) for batch in batches] == order
@@ -120,7 +120,7 @@ def test_a_resumed_training_gets_the_rest_of_the_batches(
     lengths: Caches, seed: int, batch_size: int, steps: int, begin: int, threads: int
 ) -> None:
     shapes = [each.shape for each in lengths.examples]
-    schedule = Schedule(shapes, [1] * len(shapes), batch_size=batch_size, seed=seed)
+    schedule = BatchOrder(shapes, [1] * len(shapes), batch_size=batch_size, seed=seed)
     begin = min(begin, steps)
     whole = list(prefetched(lengths, schedule.batches(0, 1, steps), threads=threads))
     rest = list(prefetched(lengths, schedule.batches(0, begin, steps), threads=threads))

@@ -217,7 +217,7 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
 
     second = _run("-m", "latentmake.training.sd.train", str(path))
     assert second.returncode == 0, second.stderr.decode()
-    assert b"going on from step 6" in second.stderr
+    assert b"resumed from step 6" in second.stderr
     first = Layout(launched.order)
     assert layout.weights.read_bytes() == first.weights.read_bytes()
     for mine, theirs in zip(
@@ -340,7 +340,7 @@ def test_a_damaged_checkpoint_is_left_aside(
     layout.record.unlink()
     layout.weights.unlink()
     Training(order).run()
-    assert "going on from step 4" in capfd.readouterr().err
+    assert "resumed from step 4" in capfd.readouterr().err
     assert layout.weights.read_bytes() == expected
 
     layout.record.unlink()
@@ -348,7 +348,7 @@ def test_a_damaged_checkpoint_is_left_aside(
     state = folder / "state.pt"
     state.write_bytes(state.read_bytes()[:100])
     Training(order).run()
-    assert "is damaged and left aside" in capfd.readouterr().err
+    assert "is damaged and skipped" in capfd.readouterr().err
     assert layout.weights.read_bytes() == expected
 
 
@@ -417,7 +417,7 @@ def test_each_item_of_a_step_counts_the_same_in_full_and_short_batches(tmp_path:
         tmp_path, train_batch_size=2, gradient_accumulation_steps=2, max_grad_norm=1e9
     )
     training = Training(order)
-    cut = list(training.schedule.batches(0, 1, 1))
+    cut = list(training.batch_order.batches(0, 1, 1))
     assert sorted(map(len, cut)) == [1, 2]
     random = generator(0, "noise", 1, 0)
     losses = []
@@ -541,7 +541,7 @@ def test_two_processes_resume_to_the_same_bytes(tmp_path: Path) -> None:
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     # Each process takes a batch of each step.
-    alone = Training(order).schedule.epoch(6)
+    alone = Training(order).batch_order.epoch(6)
     assert events.Scalars("epoch")[-1].value == pytest.approx(2 * alone)
 
 

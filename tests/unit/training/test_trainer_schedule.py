@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.training.sd.batch_order import Schedule, epoch_batches
+from latentmake.training.sd.batch_order import BatchOrder, epoch_batches
 
 SHAPES = [(4, 8, 8), (4, 4, 8), (4, 8, 8), (4, 8, 8), (4, 4, 8)]
 REPEATS = [1, 3, 2, 1, 1]
@@ -45,7 +45,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 def test_processes_share_the_batches_of_epochs_without_gap_or_double(
     processes: int, accumulation: int
 ) -> None:
-    schedule = Schedule(
+    schedule = BatchOrder(
         SHAPES, REPEATS, batch_size=2, seed=3, accumulation=accumulation, processes=processes
     )
     steps = 5
@@ -62,6 +62,6 @@ def test_processes_share_the_batches_of_epochs_without_gap_or_double(
 
 
 def test_going_on_from_a_step_is_the_rest_of_the_whole() -> None:
-    schedule = Schedule(SHAPES, REPEATS, batch_size=2, seed=3, accumulation=2)
+    schedule = BatchOrder(SHAPES, REPEATS, batch_size=2, seed=3, accumulation=2)
     whole = list(schedule.batches(0, 1, 9))
     assert list(schedule.batches(0, 5, 9)) == whole[4 * 2 :]

@@ -298,7 +298,7 @@ def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) 
 def test_epochs_show_each_item_that_often(tmp_path: Path) -> None:
     order = make_order(tmp_path, epochs=2, gradient_accumulation_steps=2, save_every_n_epochs=1)
     training = Training(order)
-    assert training.steps == math.ceil(2 * training.schedule.batches_per_epoch / 2)
+    assert training.steps == math.ceil(2 * training.batch_order.batches_per_epoch / 2)
     training.run()
     assert json.loads(Layout(order).record.read_text())["steps"] == training.steps
     copies = sorted(Layout(order).saved.iterdir())
@@ -321,7 +321,7 @@ def test_a_file_asks_for_a_copy_at_once(tmp_path: Path) -> None:
 def test_gradients_of_queries_and_keys_are_summed_as_by_hand(tmp_path: Path) -> None:
     order = make_order(tmp_path, adapter="full", gradient_accumulation_steps=2, max_grad_norm=1e-3)
     training = Training(order)
-    cut = list(training.schedule.batches(0, 1, 1))
+    cut = list(training.batch_order.batches(0, 1, 1))
     random = generator(0, "noise", 1, 0)
     losses = []
     for part in cut:
@@ -342,7 +342,7 @@ def test_gradients_of_queries_and_keys_are_summed_as_by_hand(tmp_path: Path) -> 
 
 def test_weighted_and_raw_loss_are_told_apart(tmp_path: Path) -> None:
     training = Training(make_order(tmp_path, snr_gamma=1.0))
-    batches = map(training.caches.batch, training.schedule.batches(0, 1, 1))
+    batches = map(training.caches.batch, training.batch_order.batches(0, 1, 1))
     said = training._one_step(1, batches)
     assert 0 < said.loss < said.raw_loss
 
@@ -351,7 +351,7 @@ def test_a_cache_that_is_no_number_is_named_with_its_step(tmp_path: Path) -> Non
     make_manifest(tmp_path)
     order = make_order(tmp_path, steps=10, checkpointing_steps=1)
     training = Training(order)
-    first = next(iter(training.schedule.batches(0, 3, 3)))
+    first = next(iter(training.batch_order.batches(0, 3, 3)))
     bad = Path(training.caches.examples[first[0]].latents.path)
     metadata = {"scaling_factor": "1e38", "shift_factor": "0.0", "pixel_width": "16"}
     save_file({"latents": torch.full_like(load_file(bad)["latents"], 3e38)}, bad, metadata)

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latentmake.config import SdTrainer
 from latentmake.errors import TrainingError, first_line
-from latentmake.training.sd.node import refuse_sharded
+from latentmake.training.sd.checks import refuse_sharded
 
 __all__ = ["DTYPES", "attention", "make_accelerator", "reseed", "set_up"]
 
@@ -60,7 +60,7 @@ def set_up(unet: Any, settings: SdTrainer) -> None:
 
 
 def attention(settings: SdTrainer) -> AbstractContextManager[None]:
-    """Return the context in which a UNet attends.
+    """Return the context of the setting `attention`.
 
     `flash` puts torch's flash kernel first; a masked batch, for which it has none, goes to the next
     (https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html).
@@ -75,7 +75,7 @@ def attention(settings: SdTrainer) -> AbstractContextManager[None]:
 def reseed(seed: int, device: torch.device) -> None:
     """Set the generators of the CPU and of one device, and no others.
 
-    `torch.manual_seed` looks for every kind of device there is, which takes as long as a layer.
+    `torch.manual_seed` asks for every kind of device there is, which takes as long as a layer.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -25,7 +25,7 @@ class Sd(Backend):
     def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
         from latentmake.training.order import TrainingOrder, read_order
-        from latentmake.training.sd.plan import check_settings
+        from latentmake.training.sd.checks import check_settings
 
         del current
         return check_settings(read_order(order, TrainingOrder).trainer)

@@ -1,6 +1,6 @@
-"""Which examples a step sees: a function of the seed alone, so that a killed training can go on.
+"""Order of the examples: a function of the seed alone, so that a killed training can resume.
 
-Every random choice of a training is drawn from (seed, what for, epoch or step), never from a state
+Every random choice of a training is drawn from (seed, purpose, epoch or step), never from a state
 that would have to be carried from step to step.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from latentmake import digest
 
-__all__ = ["Schedule", "epoch_batches", "generator", "seed_of"]
+__all__ = ["BatchOrder", "epoch_batches", "generator", "seed_of"]
 
 
 def seed_of(*parts: int | str) -> int:
@@ -33,7 +33,7 @@ def epoch_batches(
     seed: int,
     epoch: int,
 ) -> list[list[int]]:
-    """Return the batches of one epoch: each example `repeats` times, one shape a batch, shuffled.
+    """Return the batches of one epoch, as indices: one shape a batch, shuffled.
 
     Args:
         shapes: latents' shape of each example.
@@ -41,9 +41,6 @@ def epoch_batches(
         batch_size: most examples of a batch; a shape's last batch may be shorter.
         seed: of the training.
         epoch: from 0.
-
-    Returns:
-        Lists of indices into `shapes`; a pure function of the arguments.
     """
     random = generator(seed, "order", epoch)
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -59,12 +56,12 @@ def epoch_batches(
     return [batches[place] for place in torch.randperm(len(batches), generator=random).tolist()]
 
 
-class Schedule:
-    """Which batches each process takes at each optimiser step.
+class BatchOrder:
+    """Batches of each process at each optimizer step.
 
-    Epochs follow one another without a gap: micro-batch n of the whole training is batch n of the
-    endless row of epochs. A step takes `accumulation * processes` of them in turn, so all processes
-    always have work, and no batch is shown twice or left out.
+    Epochs follow one another without a gap: micro-batch n of the training is batch n of the endless
+    row of epochs. A step takes `accumulation * processes` of them in turn, so all processes always
+    have work, and no batch is shown twice or left out.
     """
 
     def __init__(
@@ -77,14 +74,12 @@ class Schedule:
         accumulation: int = 1,
         processes: int = 1,
     ) -> None:
-        self._arguments = (tuple(shapes), tuple(repeats), batch_size, seed)
-        self._epoch = lru_cache(maxsize=2)(self._make_epoch)
+        self._epoch = lru_cache(maxsize=2)(
+            lambda epoch: epoch_batches(shapes, repeats, batch_size, seed, epoch)
+        )
         self.batches_per_epoch = len(self._epoch(0))
         self.accumulation = accumulation
         self.processes = processes
-
-    def _make_epoch(self, epoch: int) -> list[list[int]]:
-        return epoch_batches(*self._arguments, epoch)
 
     def _batch(self, number: int) -> list[int]:
         epoch, place = divmod(number, self.batches_per_epoch)

@@ -1,8 +1,8 @@
-"""States from which a killed training goes on as if nothing had happened.
+"""Checkpoints: a killed training resumes from them to the same weights.
 
-A checkpoint is a folder `step-000500` with the trained weights, the state of the optimiser and a
-small JSON. It is written under another name and renamed, so that what bears the name is whole.
-Random states are not in it: they follow from seed and step.
+A checkpoint is a folder `step-000500` with the trained weights, the state of the optimizer and a
+small JSON. It is written under another name and renamed, so that the name stands for a complete
+one. Random states are not in it: they follow from seed and step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from latentmake.errors import TrainingError, storage_error
+from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.training.order import Wanted
 from latentmake.training.result import CHECKPOINT_STATE, CHECKPOINT_WEIGHTS, History
@@ -29,11 +29,11 @@ _PROGRESS = "progress.json"
 
 
 State = tuple[dict[str, torch.Tensor], dict[str, Any]]
-"""The trained weights by name, and the state of optimiser, learning rate, average and scaler."""
+"""The trained weights by name, and the state of optimizer, learning rate, EMA and scaler."""
 
 
 class Progress(BaseModel):
-    """How far a training has come.
+    """Progress of a training.
 
     Attributes:
         seconds: time spent on steps so far.
@@ -48,7 +48,7 @@ class Progress(BaseModel):
 
 
 class Checkpoint(BaseModel):
-    """A checkpoint folder and what it says of itself."""
+    """A checkpoint folder and its progress."""
 
     model_config = ConfigDict(frozen=True)
     folder: Path
@@ -59,12 +59,8 @@ def _folders(checkpoints: Path) -> list[tuple[int, Path]]:
     """Return steps and folders, newest first."""
     if not checkpoints.is_dir():
         return []
-    found = [
-        (int(match[1]), folder)
-        for folder in checkpoints.iterdir()
-        if (match := _NAME.fullmatch(folder.name))
-    ]
-    return sorted(found, reverse=True)
+    found = [(_NAME.fullmatch(folder.name), folder) for folder in checkpoints.iterdir()]
+    return sorted(((int(match[1]), folder) for match, folder in found if match), reverse=True)
 
 
 def find(checkpoints: Path, wanted: Wanted) -> list[Checkpoint]:
@@ -81,15 +77,13 @@ def find(checkpoints: Path, wanted: Wanted) -> list[Checkpoint]:
 
 
 def load(checkpoint: Checkpoint) -> State | None:
-    """Return the trained weights and the optimiser's state, or None if a power failure cut it."""
+    """Return the state of a training, or None if the files are damaged."""
     try:
         weights = load_file(checkpoint.folder / CHECKPOINT_WEIGHTS)
-        state = torch.load(
-            checkpoint.folder / CHECKPOINT_STATE, map_location="cpu", weights_only=True
-        )
+        file = checkpoint.folder / CHECKPOINT_STATE
+        return weights, torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, RuntimeError, EOFError, ValueError):
         return None
-    return weights, state
 
 
 def read(folder: Path) -> tuple[Checkpoint, State]:
@@ -112,49 +106,33 @@ def read(folder: Path) -> tuple[Checkpoint, State]:
     return found, state
 
 
-def save(checkpoints: Path, progress: Progress, state: State) -> Path:
-    """Write a checkpoint; one of another training at the same step gives way.
-
-    Returns:
-        Its folder.
+def save(checkpoints: Path, progress: Progress, state: State) -> None:
+    """Write a checkpoint; one of another training at the same step is replaced.
 
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    folder = checkpoints / f"step-{progress.step:06d}"
-    partial = checkpoints / f".{folder.name}{atomic.TEMPORARY_SUFFIX}"
-    try:
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        save_file(state[0], partial / CHECKPOINT_WEIGHTS)
-        with (partial / CHECKPOINT_STATE).open("wb") as file:  # so that a full disk is an OSError
+    with atomic.replacing_folder(checkpoints / f"step-{progress.step:06d}") as new:
+        save_file(state[0], new / CHECKPOINT_WEIGHTS)
+        with (new / CHECKPOINT_STATE).open("wb") as file:  # so that a full disk is an OSError
             torch.save(state[1], file)
-        atomic.write(partial / _PROGRESS, progress.model_dump_json(indent=2).encode())
-        atomic.open_to_group(partial)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    except Exception as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise storage_error(error, folder) or error from None
-    return folder
+        atomic.write(new / _PROGRESS, progress.model_dump_json(indent=2).encode())
+        atomic.open_to_group(new)
 
 
 def prune(checkpoints: Path, wanted: Wanted, keep: int, *, others: bool) -> None:
-    """Remove all but the newest `keep` checkpoints of this training.
+    """Remove all but the newest checkpoints of this training.
 
     Args:
         checkpoints: the folder of all.
-        wanted: what this training trains.
-        keep: how many stay.
+        wanted: by this training.
+        keep: number of checkpoints that stay.
         others: remove those of other trainings too.
     """
     ours = [each.folder for each in find(checkpoints, wanted)]
-    for folder in ours[keep:]:
-        shutil.rmtree(folder, ignore_errors=True)
+    removed = ours[keep:]
     if others:
-        for _, folder in _folders(checkpoints):
-            if folder not in ours:
-                shutil.rmtree(folder, ignore_errors=True)
-        for partial in checkpoints.glob(f".*{atomic.TEMPORARY_SUFFIX}"):
-            shutil.rmtree(partial, ignore_errors=True)
+        removed += [folder for _, folder in _folders(checkpoints) if folder not in ours]
+        removed += checkpoints.glob(f".*{atomic.TEMPORARY_SUFFIX}")
+    for folder in removed:
+        shutil.rmtree(folder, ignore_errors=True)

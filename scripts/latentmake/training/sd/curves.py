@@ -1,8 +1,4 @@
-"""The curves of a training as one picture, read from TensorBoard's event files.
-
-For whoever wants to see how a training went without starting a server. matplotlib is imported here
-alone, by the process that decodes the sample pictures.
-"""
+"""Curves of a training as one picture, read from TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -25,15 +21,7 @@ __all__ = ["Curve", "draw_curves", "is_noisy", "read_curves", "smoothed"]
 
 Values = NDArray[np.float64]
 
-_FIRST = (
-    "loss",
-    "raw_loss",
-    "learning_rate",
-    "gradient_norm",
-    "qk_grads_av",
-    "images_per_second",
-    "epoch",
-)
+# Scalar -> its unit, in the order of the picture.
 _UNITS = {
     "loss": "loss",
     "raw_loss": "loss",
@@ -58,7 +46,7 @@ class Curve(NamedTuple):
     Attributes:
         name: its tag.
         steps: [points], ascending.
-        values: [points]; some may be no number.
+        values: [points]; some may be NaN or infinite.
     """
 
     name: str
@@ -69,13 +57,13 @@ class Curve(NamedTuple):
 def read_curves(events: Path) -> list[Curve]:
     """Return all scalars of a folder of event files, those of every training first.
 
-    A file that was cut short gives what it holds; what a resumed training wrote anew replaces what
-    it had written before.
+    A file that was cut short gives what it holds; a resumed training's points replace those it had
+    written before.
     """
     accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
     accumulator.Reload()
     names = accumulator.Tags()["scalars"]
-    order = {name: number for number, name in enumerate(_FIRST)}
+    order = {name: number for number, name in enumerate(_UNITS)}
     found = []
     for name in sorted(names, key=lambda name: (order.get(name, len(order)), name)):
         points = accumulator.Scalars(name)
@@ -86,7 +74,7 @@ def read_curves(events: Path) -> list[Curve]:
 
 
 def is_noisy(values: Values) -> bool:
-    """Whether a curve [points] goes up and down so often that an average says more than it."""
+    """Whether a curve [points] goes up and down so often that its average says more."""
     finite = values[np.isfinite(values)]
     if len(finite) < _LEAST:
         return False
@@ -98,8 +86,9 @@ def is_noisy(values: Values) -> bool:
 def smoothed(values: Values) -> Values:
     """Return the moving average [points] of a curve [points], from its past alone.
 
-    An exponential one without the pull of its beginning at zero, as TensorBoard draws it (Kingma
-    and Ba 2015, section 3, https://arxiv.org/abs/1412.6980). No number is left out and stays none.
+    An exponential one with the bias correction of Kingma and Ba 2015, section 3
+    (https://arxiv.org/abs/1412.6980), as TensorBoard draws it. NaN and infinite values are left
+    out, and become NaN.
     """
     keep = 1 - 1 / max(1.0, _SPAN * len(values))
     average, weight = 0.0, 0.0
@@ -141,9 +130,9 @@ def draw_curves(events: Path, out: Path, *, title: str = "") -> bool:
     """Draw every scalar of a folder of event files into one PNG of 1200 pixels' width.
 
     Args:
-        events: the folder; those below it are not looked into.
+        events: the folder, without those below it.
         out: the picture; removed where there is nothing to draw.
-        title: stands above all.
+        title: above all curves.
 
     Returns:
         Whether there was anything to draw.

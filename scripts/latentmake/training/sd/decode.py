@@ -1,4 +1,4 @@
-"""What people look at after a training: sample pictures, alone and in one grid, and curves.
+"""Sample pictures of a training, alone and in one grid, and its curves.
 
 `python -m latentmake.training.sd.decode ORDER` draws what the training has not, decodes all, a row
 for each step and a column for each prompt, and draws its scalars. It is a process of its own, so
@@ -59,9 +59,8 @@ def _wrap(text: str, width: float) -> list[str]:
                 lines.append(line)
                 line = ""
             else:  # one word wider than the column
-                cut = max(
-                    1, sum(font.getlength(word[:end]) <= width for end in range(1, len(word)))
-                )
+                fitting = sum(font.getlength(word[:end]) <= width for end in range(1, len(word)))
+                cut = max(1, fitting)
                 lines.append(word[:cut])
                 word = word[cut:]
     lines.append(line)
@@ -90,10 +89,7 @@ def draw_grid(
     top = _MARGIN + line * max(len(header) for header in headers) + _MARGIN
     labels = [f"step {step}" for step, _ in rows]
     left = 2 * _MARGIN + round(max(_font().getlength(label) for label in labels))
-    size = (
-        left + len(prompts) * (width + _MARGIN),
-        top + len(rows) * (height + _MARGIN),
-    )
+    size = (left + len(prompts) * (width + _MARGIN), top + len(rows) * (height + _MARGIN))
     grid = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(grid)
     for column, header in enumerate(headers):
@@ -125,7 +121,7 @@ def write_events(folder: Path, pictures: Pictures) -> None:
     """Write sample pictures for TensorBoard, tagged `samples/00` and so on by their prompts.
 
     Args:
-        folder: of these event files alone; whatever it holds is replaced.
+        folder: of these event files alone; its content is replaced.
         pictures: step -> a picture for each prompt.
 
     Raises:
@@ -138,11 +134,9 @@ def write_events(folder: Path, pictures: Pictures) -> None:
         writer: Any = SummaryWriter(str(folder))
         for step, row in pictures.items():
             for number, picture in enumerate(row):
-                if picture is None:
-                    continue
-                writer.add_image(
-                    f"samples/{number:02d}", np.asarray(picture), step, dataformats="HWC"
-                )
+                if picture is not None:
+                    tag, pixels = f"samples/{number:02d}", np.asarray(picture)
+                    writer.add_image(tag, pixels, step, dataformats="HWC")
         writer.close()
     except Exception as error:
         raise storage_error(error, folder) or error from None

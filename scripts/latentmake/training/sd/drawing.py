@@ -1,4 +1,4 @@
-"""Sample pictures drawn after a training, from those weights that are still at hand.
+"""Sample pictures drawn after a training, from the weights that are still there.
 
 A new prompt or setting of the pictures needs no step of training: the network as it began, the
 copies along the way, the checkpoints and the trained weights draw it. Steps whose weights are gone
@@ -26,15 +26,14 @@ from latentmake.training.sd.sampling import Drawn, make_sampler, read_rows, writ
 
 __all__ = ["draw_missing"]
 
+_Source = Path | checkpoint.Checkpoint | None
+"""Weights of a step: a folder, a checkpoint, or None for those the training began with."""
+
 
 def draw_missing(order: TrainingOrder, want: Wanted) -> dict[int, Drawn]:
-    """Draw the sample pictures that a finished training lacks, as far as its weights are at hand.
+    """Draw the sample pictures that a finished training lacks, as far as its weights are there.
 
     Each step's pictures are written as soon as they are drawn.
-
-    Args:
-        order: of the training.
-        want: what it came from.
 
     Returns:
         The steps that have one of the pictures asked for, ascending, and their pictures.
@@ -42,12 +41,13 @@ def draw_missing(order: TrainingOrder, want: Wanted) -> dict[int, Drawn]:
     Raises:
         UserError: network, prompts or settings do not fit.
     """
-    layout, record = Layout(order), read_record(Path(order.output) / "training.json")
+    layout = Layout(order)
+    record = read_record(layout.record)
     rows = read_rows(layout.samples, want)
     keys = set(order.picture_keys())
     if record is not None and record.wanted == want:
         asked = sample_steps(order, record.steps)
-        weights = _at_hand(order, layout, want, record.steps)
+        weights = _weights(order, layout, want, record.steps)
         missing = {
             step: rows.get(step, {})
             for step in sorted(asked & weights.keys())
@@ -59,19 +59,16 @@ def draw_missing(order: TrainingOrder, want: Wanted) -> dict[int, Drawn]:
     return {step: drawn for step, drawn in rows.items() if keys & drawn.keys()}
 
 
-def _at_hand(
-    order: TrainingOrder, layout: Layout, want: Wanted, steps: int
-) -> dict[int, Path | checkpoint.Checkpoint | None]:
-    """Return the steps whose weights are there, and where; None for those it began with."""
-    found: dict[int, Path | checkpoint.Checkpoint | None] = {}
+def _weights(order: TrainingOrder, layout: Layout, want: Wanted, steps: int) -> dict[int, _Source]:
+    """Return the steps whose weights are there, and where."""
+    found: dict[int, _Source] = {}
     if order.trainer.resume_from_checkpoint is None:
         found[0] = None
     for each in checkpoint.find(layout.checkpoints, want):
         found[each.progress.step] = each
-    for folder in layout.saved.glob("step-*") if layout.saved.is_dir() else ():
+    for folder in layout.saved.glob("step-*"):
         try:
-            made = Wanted.model_validate_json((folder / COPIED).read_bytes())
-            if made == want:
+            if Wanted.model_validate_json((folder / COPIED).read_bytes()) == want:
                 found[int(folder.name.removeprefix("step-"))] = folder
         except (OSError, ValidationError, ValueError):
             continue
@@ -82,7 +79,7 @@ def _draw(
     order: TrainingOrder,
     want: Wanted,
     missing: Mapping[int, Drawn],
-    weights: Mapping[int, Path | checkpoint.Checkpoint | None],
+    weights: Mapping[int, _Source],
 ) -> dict[int, Drawn]:
     """Draw and write the pictures of some steps, and return them with those that were there."""
     settings, samples = order.trainer, Layout(order).samples
@@ -92,31 +89,29 @@ def _draw(
     schedule = load_noise_schedule(order.scheduler, settings.prediction_type, order.unet)
     sampler = make_sampler(order, schedule, latents)
     accelerator = make_accelerator(settings)
-    dtype = DTYPES[settings.mixed_precision]
+    device, dtype = accelerator.device, DTYPES[settings.mixed_precision]
     denoiser = make_denoiser(
         order, channels=latents.shape[0], text_width=text_width, dtype=dtype
-    ).to(accelerator.device)
+    ).to(device)
     denoiser.eval()
     drawn: dict[int, Drawn] = {}
     for step, there in missing.items():  # ascending: the network is as it began for step 0
-        if not _put(denoiser, weights[step], lora=settings.adapter == "lora"):
+        if not _put(denoiser, weights[step]):
             continue
         with torch.no_grad(), accelerator.autocast():
-            new = sampler.draw(denoiser, device=accelerator.device, dtype=dtype, without=there)
+            new = sampler.draw(denoiser, device=device, dtype=dtype, without=there)
         drawn[step] = {**there, **new}
         write_row(samples, step, drawn[step], want)
         sys.stderr.write(f"{order.run}: {len(new)} sample pictures of step {step} drawn\n")
     return drawn
 
 
-def _put(
-    denoiser: network.Denoiser, place: Path | checkpoint.Checkpoint | None, *, lora: bool
-) -> bool:
-    """Give a network the weights of a step; tell whether they are whole."""
-    if isinstance(place, Path):
-        network.read_copy(denoiser, place, lora=lora)
-    elif place is not None:
-        loaded = checkpoint.load(place)
+def _put(denoiser: network.Denoiser, source: _Source) -> bool:
+    """Give a network the weights of a step; tell whether they are complete."""
+    if isinstance(source, Path):
+        network.read_copy(denoiser, source)
+    elif source is not None:
+        loaded = checkpoint.load(source)
         if loaded is None:
             return False
         state, rest = loaded

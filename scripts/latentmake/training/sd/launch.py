@@ -1,4 +1,4 @@
-"""Starts a training, unless its result is already there: what the build calls.
+"""Launch of a training, unless its result is already there.
 
 No torch here before a training really starts.
 """
@@ -20,7 +20,8 @@ from latentmake.training import process
 from latentmake.training.order import Prompt, TrainingOrder, Wanted, read_order
 from latentmake.training.result import Layout, Receipt, Record, read_record, wanted
 from latentmake.training.sample_images import are_drawn
-from latentmake.training.sd.node import check_accelerate, srun_command
+from latentmake.training.sd.checks import check_accelerate
+from latentmake.training.sd.node import srun_command
 
 __all__ = ["train"]
 
@@ -33,12 +34,12 @@ def train(
     Args:
         order_path: the order, a JSON file.
         log: gets all output of this call.
-        receipt: a JSON file that says where the result lies; written last.
+        receipt: a JSON file, written last.
         processes: how many devices train together; on a CPU it is always one.
         threads: CPU threads of each process.
 
     Raises:
-        TrainingError: the order cannot be carried out; the line says why.
+        TrainingError: the order cannot be carried out.
         ModelError: files of the network are missing.
         StorageError: the disk is full or cannot be written.
     """
@@ -60,22 +61,15 @@ def train(
     record = _finished(layout, want)
     environment = _environment(threads)
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")  # in place: whoever called has it open
+    log.write_bytes(b"")  # in place: the caller has it open
     if record is not None:
         said = f"{order.run}: already trained on exactly this: {layout.weights}"
         _say(said)
         log.write_text(f"{said}\n", encoding="utf-8")
     else:
-        local = {} if order.unet.hub else {"HF_HUB_OFFLINE": "1"}
-        _run(
-            [
-                *_launcher(order, processes, threads),
-                *("-m", "latentmake.training.sd.train", str(order_path)),
-            ],
-            order,
-            {**environment, **local},
-            log,
-        )
+        launcher = _launcher(order, processes, threads)
+        command = [*launcher, "-m", "latentmake.training.sd.train", str(order_path)]
+        _run(command, order, environment, log, online=bool(order.unet.hub))
         record = _finished(layout, want)
         if record is None:
             raise TrainingError(
@@ -84,9 +78,8 @@ def train(
                 mend=f"see {log}, and give the same command again",
             )
     if not are_drawn(order, want):
-        local = {} if order.vae.hub or order.unet.hub else {"HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "latentmake.training.sd.decode", str(order_path)]
-        _run(command, order, {**environment, **local}, log)
+        _run(command, order, environment, log, online=bool(order.vae.hub or order.unet.hub))
     Receipt(
         run=order.run,
         weights=str(layout.weights),
@@ -122,7 +115,7 @@ def _captions(order: TrainingOrder) -> list[Prompt]:
 
 
 def _caption_in(path: str) -> str | None:
-    """Return the caption that a cache file of text says it was made from."""
+    """Return the caption in the header of a cache file of text."""
     try:
         with safe_open(path, framework="np") as text:
             caption: str | None = (text.metadata() or {}).get("caption")
@@ -166,15 +159,15 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
     config = order.trainer.accelerate_config
     if config is not None:
         check_accelerate(Path(config))
-    options = [
-        *("--dynamo_backend", "inductor" if order.trainer.torch_compile else "no"),
-        *("--mixed_precision", order.trainer.mixed_precision),
-        *("--num_cpu_threads_per_process", str(threads)),
-    ]
-    if config is not None:
         options = ["--config_file", config]
+    else:
+        options = [
+            *("--dynamo_backend", "inductor" if order.trainer.torch_compile else "no"),
+            *("--mixed_precision", order.trainer.mixed_precision),
+            *("--num_cpu_threads_per_process", str(threads)),
+        ]
     if nodes := srun_command(os.environ, processes):
-        return [*nodes, "--multi_gpu", *options]  # how many processes, each node says itself
+        return [*nodes, "--multi_gpu", *options]  # each node adds the number of its processes
     accelerate = [sys.executable, "-m", "latentmake.training.sd.quiet_launch"]
     if config is not None:
         return [*accelerate, *options]
@@ -186,16 +179,21 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
             processes = 1
     # One process finds its device itself: no torch is imported here to look for it.
     several = ["--multi_gpu"] if processes > 1 else []
-    return [
-        *accelerate,
-        *("--num_processes", str(processes), "--num_machines", "1"),
-        *several,
-        *options,
-    ]
+    devices = ["--num_processes", str(processes), "--num_machines", "1", *several]
+    return [*accelerate, *devices, *options]
 
 
-def _run(command: list[str], order: TrainingOrder, environment: dict[str, str], log: Path) -> None:
+def _run(
+    command: list[str],
+    order: TrainingOrder,
+    environment: dict[str, str],
+    log: Path,
+    *,
+    online: bool,
+) -> None:
     Path(order.output).mkdir(parents=True, exist_ok=True)
+    if not online:
+        environment = {**environment, "HF_HUB_OFFLINE": "1"}
     # One for all processes of a training: of the same error that each of them has, one line.
     with tempfile.NamedTemporaryFile(dir=order.output, prefix=".error-") as file:
         told = {**environment, process.ERROR: str(Path(file.name).absolute())}

@@ -40,7 +40,7 @@ def make_denoiser(
         order: of the training.
         channels: of the latents.
         text_width: of the captions' embeddings.
-        dtype: in what the network computes.
+        dtype: of the frozen weights under a LoRA.
 
     Raises:
         ModelError: network, projection and caches do not fit.
@@ -60,14 +60,8 @@ def make_denoiser(
 class Learner:
     """A network in training.
 
-    Args:
-        order: of the training.
-        denoiser: the network, as `make_denoiser` returns it.
-        accelerator: accelerate's.
-        steps: of the training.
-
     Attributes:
-        denoiser: the network itself.
+        denoiser: the network itself, as `make_denoiser` returns it.
         network: the same, as accelerate wraps it.
         parameters: those that are trained.
         optimizer: as accelerate wraps it.
@@ -83,7 +77,6 @@ class Learner:
         denoiser.train()
         self.parameters = [each for each in denoiser.parameters() if each.requires_grad]
         self._settings = order.trainer
-        self._lora = self._settings.adapter == "lora"
         self._alpha = float(self._settings.alpha or self._settings.rank)
         self._accelerator = accelerator
         self._queries_and_keys = queries_and_keys(denoiser.named_parameters())
@@ -101,21 +94,12 @@ class Learner:
         """The learning rate of the step to come."""
         return effective_rate(self.optimizer)
 
-    def autocast(self) -> AbstractContextManager[None]:
-        """Return the context in which the network computes in its number format."""
-        context: AbstractContextManager[None] = self._accelerator.autocast()
-        return context
-
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """Return the context of one batch of a step; the last one brings gradients together."""
         if last:
             return nullcontext()
         context: AbstractContextManager[None] = self._accelerator.no_sync(self.network)
         return context
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add a loss's gradients to those of this step; processes' are averaged."""
-        self._accelerator.backward(loss)
 
     def clip(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip this step's gradients.
@@ -158,7 +142,7 @@ class Learner:
         """Call `work` with the network outside of the training, in the main process alone."""
         self.denoiser.eval()
         try:
-            with torch.no_grad(), self.averaged(), self.autocast():
+            with torch.no_grad(), self.averaged(), self._accelerator.autocast():
                 return work(self.denoiser)
         finally:
             self.denoiser.train()
@@ -168,7 +152,7 @@ class Learner:
         scaler = self._accelerator.scaler
         return network.trained_state(self.denoiser), {
             "optimizer_name": self._settings.optimizer,
-            "alpha": self._alpha if self._lora else None,
+            "alpha": self._alpha if self.denoiser.lora else None,
             "optimizer": self.optimizer.state_dict(),
             "learning_rate": self._rates.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),
@@ -176,11 +160,7 @@ class Learner:
         }
 
     def restore(self, state: State, where: Path) -> None:
-        """Resume from the result of `state`, with this training's own hyperparameters.
-
-        Args:
-            state: of a checkpoint.
-            where: its folder, for messages.
+        """Resume from the state in a checkpoint folder, with this training's own hyperparameters.
 
         Raises:
             TrainingError: it is of another network or optimizer.
@@ -209,15 +189,10 @@ class Learner:
                 mend="train with the settings it was made with, or leave it out",
             ) from None
         # Checkpoints of the first release do not say it.
-        if self._lora and (alpha := rest.get("alpha")) not in (None, self._alpha):
+        if self.denoiser.lora and (alpha := rest.get("alpha")) not in (None, self._alpha):
             raise TrainingError(
                 f"this checkpoint's LoRA was trained with alpha {alpha:g}, and would be another "
                 f"network with {self._alpha:g}",
                 where=where,
                 mend=f"set the trainer's `alpha` to {alpha:g}",
             )
-
-    def write(self, write: Callable[..., None], to: object) -> None:
-        """Write the trained weights, averaged, by one of `network`'s functions."""
-        with self.averaged():
-            write(self.denoiser, to, lora=self._lora)

@@ -1,4 +1,4 @@
-"""The network that is trained: loaded, checked against the caches, adapted, and written out."""
+"""The trained network: loaded, checked against the caches, adapted, and written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no type
 _UNet: UNet = UNet2DConditionModel
 _convert: Any = convert_state_dict_to_diffusers
 _ONLY = "the sd trainer trains the UNets of Stable Diffusion 1.x and 2.x"
-_TOGETHER = "`unet`, `vae` and `text` of the model must belong together"
+_TOGETHER = "`unet`, `vae` and `text` of the model must come from the same base model"
 _FAULTS = (
     OSError,
     ValueError,
@@ -71,26 +71,21 @@ def load_unet(weights: Weights) -> UNet:
     """
     where = weights.path or f"{weights.hub}@{weights.revision}"
     try:
-        if weights.path is None:
-            unet, info = _UNet.from_pretrained(
-                weights.hub,
-                revision=weights.revision,
-                subfolder=weights.subfolder,
-                torch_dtype=torch.float32,
-                output_loading_info=True,
-            )
-            missing = list(info["missing_keys"])
-        elif Path(weights.path).is_file():
+        if weights.path is not None and Path(weights.path).is_file():
             unet = _single_file(weights)
             missing = [name for name, each in unet.named_parameters() if each.is_meta]
         else:
-            weights_files(weights)
-            check_kind(weights, "unet", where)
+            source: dict[str, Any] = {"local_files_only": True}
+            if weights.path is None:
+                source = {"revision": weights.revision, "subfolder": weights.subfolder}
+            else:
+                weights_files(weights)
+                check_kind(weights, "unet", where)
             unet, info = _UNet.from_pretrained(
-                weights.path,
-                local_files_only=True,
+                weights.path or weights.hub,
                 torch_dtype=torch.float32,
                 output_loading_info=True,
+                **source,
             )
             missing = list(info["missing_keys"])
     except _FAULTS as error:
@@ -129,14 +124,15 @@ class Denoiser(torch.nn.Module):
     """A UNet, and before it the projection of its text where the model has one.
 
     Attributes:
-        unet: the UNet.
         text_projection: from the embeddings' width to the UNet's; None where they are equal.
+        lora: whether a LoRA is trained.
     """
 
     def __init__(self, unet: UNet, text_projection: torch.nn.Linear | None = None) -> None:
         super().__init__()
         self.unet = unet
         self.text_projection = text_projection
+        self.lora = False
 
     def forward(
         self,
@@ -161,7 +157,7 @@ class Denoiser(torch.nn.Module):
 
 
 def check_latents(unet: UNet, channels: int, where: str) -> None:
-    """Check that a UNet takes latents of so many channels.
+    """Refuse a UNet that takes latents of another number of channels.
 
     Raises:
         ModelError: it takes others.
@@ -181,10 +177,10 @@ def make_projection(
     A new one is drawn from torch's global generator.
 
     Args:
-        unet: says its width.
+        unet: its width decides.
         text_projection: None, `new`, or the path of one.
         text_width: of the captions' embeddings.
-        where: the UNet, for messages.
+        where: path of the UNet, for messages.
 
     Raises:
         ModelError: the widths do not fit.
@@ -216,7 +212,7 @@ def make_projection(
 
 
 def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
-    """Choose what is trained: a new LoRA over frozen weights, named parts, or all weights.
+    """Set up the trained parameters: a new LoRA over frozen weights, named parts, or all weights.
 
     A projection is always trained. New weights are drawn from torch's global generator; a new LoRA
     changes nothing yet.
@@ -224,7 +220,7 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
     Args:
         denoiser: float32; changed in place.
         trainer: the settings.
-        frozen: number format of the weights that are not trained.
+        frozen: number format of frozen weights.
 
     Raises:
         TrainingError: a name in `target_modules`, `parts` or `reinitialize` fits nothing.
@@ -239,7 +235,8 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
         unet.requires_grad_(True)
         return
     unet.requires_grad_(False)
-    if trainer.adapter == "lora":
+    denoiser.lora = trainer.adapter == "lora"
+    if denoiser.lora:
         if frozen != torch.float32:
             unet.to(dtype=frozen)
         _add_lora(unet, trainer)
@@ -248,17 +245,16 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
         for name, parameter in unet.named_parameters():
             parameter.requires_grad_(name in chosen)
     for parameter in unet.parameters():
-        if parameter.requires_grad:  # the optimiser needs small differences
+        if parameter.requires_grad:  # the optimizer needs small differences
             parameter.data = parameter.data.float()
 
 
 def _add_lora(unet: UNet, trainer: SdTrainer) -> None:
-    alpha = trainer.rank if trainer.alpha is None else trainer.alpha
     try:
         unet.add_adapter(
             LoraConfig(
                 r=trainer.rank,
-                lora_alpha=alpha,
+                lora_alpha=trainer.rank if trainer.alpha is None else trainer.alpha,
                 init_lora_weights="gaussian",
                 target_modules=trainer.target_modules,
             )
@@ -272,7 +268,7 @@ def _add_lora(unet: UNet, trainer: SdTrainer) -> None:
 
 
 def trained_state(denoiser: Denoiser) -> dict[str, torch.Tensor]:
-    """Return the weights that are trained, by the name of their parameter, on the CPU."""
+    """Return the trained weights by the name of their parameter, on the CPU."""
     return {
         name: parameter.detach().cpu().contiguous()
         for name, parameter in denoiser.named_parameters()
@@ -281,7 +277,7 @@ def trained_state(denoiser: Denoiser) -> dict[str, torch.Tensor]:
 
 
 def load_trained(denoiser: Denoiser, state: dict[str, torch.Tensor]) -> None:
-    """Put back what `trained_state` returned.
+    """Put back the result of `trained_state`.
 
     Raises:
         ValueError: it belongs to another network.
@@ -319,44 +315,33 @@ def _lora_bytes(unet: UNet) -> bytes:
     return cachefile.serialize(tensors, metadata)
 
 
-def write_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
-    """Write the trained weights into a folder of their own; one of that name gives way.
+def write_copy(denoiser: Denoiser, folder: Path) -> None:
+    """Write the trained weights into a folder of their own; one of that name is replaced.
 
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    new = folder.with_name(f".{folder.name}{atomic.TEMPORARY_SUFFIX}")
-    try:
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        if lora:
+    with atomic.replacing_folder(folder) as new:
+        if denoiser.lora:
             atomic.write(new / LORA_WEIGHTS, _lora_bytes(denoiser.unet))
         else:
-            _save_unet(denoiser.unet, new / UNET_FOLDER)
+            unet = new / UNET_FOLDER
+            denoiser.unet.save_pretrained(unet, safe_serialization=True, max_shard_size="1TB")
+            atomic.open_to_group(unet)
         if denoiser.text_projection is not None:
             write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
-    except Exception as error:
-        shutil.rmtree(new, ignore_errors=True)
-        raise storage_error(error, folder) or error from None
 
 
-def read_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
-    """Put back the weights that `write_copy` wrote into a folder, or `write_trained`.
-
-    Args:
-        denoiser: the network, adapted as it was when they were written.
-        folder: holds them.
-        lora: whether they are a LoRA.
+def read_copy(denoiser: Denoiser, folder: Path) -> None:
+    """Put back the weights that `write_copy` or `write_trained` wrote into a folder.
 
     Raises:
         TrainingError: they are missing or damaged, or of another network.
     """
-    file = folder / LORA_WEIGHTS if lora else folder / UNET_FOLDER / UNET_WEIGHTS
+    file = folder / LORA_WEIGHTS if denoiser.lora else folder / UNET_FOLDER / UNET_WEIGHTS
     try:
         state = load_file(file)
-        if lora:
+        if denoiser.lora:
             with torch.no_grad():
                 for name, value in _convert(get_peft_model_state_dict(denoiser.unet)).items():
                     value.copy_(state[f"unet.{name}"])
@@ -373,24 +358,18 @@ def read_copy(denoiser: Denoiser, folder: Path, *, lora: bool) -> None:
         ) from None
 
 
-def _save_unet(unet: UNet, folder: Path) -> None:
-    unet.save_pretrained(folder, safe_serialization=True, max_shard_size="1TB")
-    atomic.open_to_group(folder)
-
-
-def write_trained(denoiser: Denoiser, layout: Layout, *, lora: bool) -> None:
+def write_trained(denoiser: Denoiser, layout: Layout) -> None:
     """Write the trained weights; an older result stays until the new one is complete.
 
-    The record of the older one goes first and its sample pictures go too, so that neither ever
-    stands beside weights of another training.
+    Its record goes first and its sample grid too, so that neither ever stands beside weights of
+    another training.
 
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    new = layout.output / f".new{atomic.TEMPORARY_SUFFIX}"
-    old = layout.output / f".old{atomic.TEMPORARY_SUFFIX}"
+    new, old = (layout.output / f".{name}{atomic.TEMPORARY_SUFFIX}" for name in ("new", "old"))
     try:
-        write_copy(denoiser, new, lora=lora)
+        write_copy(denoiser, new)
         shutil.rmtree(old, ignore_errors=True)
         old.mkdir()
         layout.record.unlink(missing_ok=True)
@@ -400,8 +379,8 @@ def write_trained(denoiser: Denoiser, layout: Layout, *, lora: bool) -> None:
             if (new / name).exists():
                 (new / name).rename(layout.output / name)
         layout.grid.unlink(missing_ok=True)
-        for folder in (new, old):
-            shutil.rmtree(folder, ignore_errors=True)
-    except Exception as error:
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
         raise storage_error(error, layout.output) or error from None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)

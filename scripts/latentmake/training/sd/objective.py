@@ -1,4 +1,4 @@
-"""The loss: how well a network finds the noise, or the way out of it, in noisy latents.
+"""Loss of a prediction of noise, velocity or flow in noisy latents.
 
 Diffusion is that of diffusers' DDPMScheduler: noisy = sqrt(a) x + sqrt(1 - a) noise (Ho et al.
 2020, https://arxiv.org/abs/2006.11239); the target is the noise, or v = sqrt(a) noise - sqrt(1 - a)
@@ -35,7 +35,7 @@ Prediction = Literal["epsilon", "v_prediction", "flow_matching"]
 
 
 class Network(Protocol):
-    """What the loss needs of a UNet: noisy latents, timesteps and text in, a prediction out."""
+    """A UNet's call: noisy latents, timesteps and text in, a prediction out."""
 
     def __call__(
         self,
@@ -50,10 +50,10 @@ class Network(Protocol):
 
 
 class Losses(NamedTuple):
-    """What a batch costs.
+    """Losses of a batch, [batch], float32.
 
     Attributes:
-        raw: [batch], float32: mean squared error of each example.
+        raw: mean squared error of each example.
         weighted: the same, times the weight of its timestep.
     """
 
@@ -69,7 +69,7 @@ def load_noise_schedule(
     Args:
         scheduler: folder of scheduler_config.json, of any of diffusers' schedulers; "" for that of
             the UNet's repository on the hub.
-        prediction: what the network predicts; None for what the schedule says.
+        prediction: of the network; None for that of the schedule.
         unet: the network.
 
     Returns:
@@ -98,14 +98,14 @@ def load_noise_schedule(
 
 
 class Objective:
-    """What a network is asked for, and what its answer costs.
+    """Noisy inputs, targets and losses of a network.
 
     Args:
         schedule: of `load_noise_schedule`.
         snr_gamma: Min-SNR weighting (Hang et al. 2023, https://arxiv.org/abs/2303.09556): a
             timestep counts min(snr, gamma) / snr, and for v min(snr, gamma) / (snr + 1); None
             weighs all alike.
-        noise_offset: share of noise that is the same all over a channel
+        noise_offset: share of noise that is constant over a channel
             (https://www.crosslabs.org/blog/diffusion-with-offset-noise).
 
     Raises:
@@ -155,7 +155,7 @@ class Objective:
     def noisy(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return latents with as much noise as their timesteps say."""
+        """Return latents with the noise of their timesteps."""
         if self.flow:
             sigmas = (timesteps / self.timesteps).view(-1, 1, 1, 1)
             return (1 - sigmas) * latents + sigmas * noise
@@ -165,7 +165,7 @@ class Objective:
     def target(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the network should predict, of the latents' shape."""
+        """Return the network's target, of the latents' shape."""
         if self.flow:
             return noise - latents
         if self.schedule.config.prediction_type == "epsilon":
@@ -174,7 +174,7 @@ class Objective:
         return velocity
 
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
-        """Return what each timestep counts, [batch]; None where all count alike."""
+        """Return the weight of each timestep, [batch]; None where all have the same."""
         if self._gamma is None:
             return None
         snr = _snr(self.schedule, timesteps)
@@ -193,15 +193,15 @@ class Objective:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Losses:
-        """Return what each example costs.
+        """Return the loss of each example.
 
         Args:
-            network: what predicts.
-            batch: latents [batch, channels, height, width] and embeddings.
+            network: predicts.
+            batch: of examples.
             noise: of the latents' shape.
             timesteps: [batch].
-            device: where the network is.
-            dtype: number format of the network's inputs.
+            device: of the network.
+            dtype: of the network's inputs.
         """
         latents, noise = batch.latents.to(device), noise.to(device)
         timesteps = timesteps.to(device)
@@ -230,12 +230,12 @@ def probe_loss(
     """Return the mean loss over a fixed set of 64 examples, noises and timesteps.
 
     The timesteps are spread evenly over the schedule, for the loss depends on them more than on
-    the example.
+    the example. In a small dataset each example comes several times.
 
     Args:
         losses: from batch, noise and timesteps to the loss of each example.
-        caches: the examples; in a small dataset each comes several times.
-        objective: says which timesteps there are.
+        caches: the examples.
+        objective: has the timesteps.
         batch_size: most examples at once.
         seed: fixes the set.
     """
@@ -243,23 +243,18 @@ def probe_loss(
     order = torch.randperm(caches.count, generator=random).tolist()
     spread = objective.at((torch.arange(_PROBES) + 0.5) / _PROBES)
     spread = spread[torch.randperm(_PROBES, generator=random)]
+    examples = [order[probe % len(order)] for probe in range(_PROBES)]
     groups: dict[tuple[int, ...], list[int]] = {}
-    for probe in range(_PROBES):
-        shape = caches.examples[order[probe % len(order)]].shape
-        groups.setdefault(shape, []).append(probe)
+    for probe, index in enumerate(examples):
+        groups.setdefault(caches.examples[index].shape, []).append(probe)
     total = 0.0
     with torch.no_grad():
         for _, probes in sorted(groups.items()):
             for start in range(0, len(probes), batch_size):
                 part = probes[start : start + batch_size]
-                batch = caches.batch([order[probe % len(order)] for probe in part])
-                noise = torch.stack(
-                    [
-                        torch.randn(
-                            batch.latents.shape[1:], generator=generator(seed, "probe", each)
-                        )
-                        for each in part
-                    ]
-                )
+                batch = caches.batch([examples[probe] for probe in part])
+                shape = batch.latents.shape[1:]
+                noises = [torch.randn(shape, generator=generator(seed, "probe", p)) for p in part]
+                noise = torch.stack(noises)
                 total += float(losses(batch, noise, spread[part]).sum())
     return total / _PROBES

@@ -1,4 +1,4 @@
-"""Optimisers and learning rates, by the names of the configuration."""
+"""Optimizers and LR schedules, by the names of the configuration."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["Hyperparameters", "effective_rate", "make_optimizer", "make_rates", 
 
 
 def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """Return an optimiser's class; only its own library is imported."""
+    """Return an optimizer's class; only its own library is imported."""
     if name == "adamw":
         return torch.optim.AdamW
+    found: Callable[..., torch.optim.Optimizer]
     if name == "adamw8bit":
         try:
             from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
@@ -29,31 +30,28 @@ def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
                 where="trainer.optimizer",
                 mend="pip install bitsandbytes, or choose another optimizer",
             ) from None
-        found: Callable[..., torch.optim.Optimizer] = AdamW8bit
-        return found
-    import pytorch_optimizer
+        found = AdamW8bit
+    else:
+        import pytorch_optimizer
 
-    names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
-    chosen: Callable[..., torch.optim.Optimizer] = getattr(pytorch_optimizer, names[name])
-    return chosen
+        names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
+        found = getattr(pytorch_optimizer, names[name])
+    return found
 
 
 def make_optimizer(
     parameters: Sequence[torch.nn.Parameter], settings: SdTrainer
 ) -> torch.optim.Optimizer:
-    """Return the optimiser that the settings name, over some parameters.
+    """Return the optimizer that the settings name, over some parameters.
 
     Raises:
         TrainingError: its library is not installed, or it has no such argument.
     """
     make = _class_of(settings.optimizer)
-    arguments = {
+    arguments: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in settings.optimizer_arguments.items()
     }
-    given: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-    if settings.optimizer == "dadaptation":
-        given["weight_decouple"] = True  # as the others have it
     # Some take any keyword and pass over what they do not know.
     known = [
         name
@@ -67,8 +65,11 @@ def make_optimizer(
                 where="trainer.optimizer_arguments",
                 mend=f"it has {', '.join(known)}",
             )
+    given: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if settings.optimizer == "dadaptation":
+        given["weight_decouple"] = True  # as the others have it
     try:
-        return make(list(parameters), **{**given, **arguments})
+        return make(list(parameters), **given | arguments)
     except (ValueError, TypeError) as error:
         raise TrainingError(
             f"{settings.optimizer} cannot be made with these arguments ({error})",
@@ -80,8 +81,9 @@ def make_optimizer(
 def rate_of(step: int, settings: SdTrainer, steps: int) -> float:
     """Return the learning rate of a step (from 0) as a share of its peak.
 
-    It rises in a straight line over `lr_warmup_steps` (`constant` has none), then stays, or falls
-    to `lr_min_ratio` in a line or in half a cosine.
+    Linear warm-up over `lr_warmup_steps` (`constant` has none), then constant, or down to
+    `lr_min_ratio` in a line or in half a cosine. diffusers' schedules are the same, but those that
+    fall in a line have no least rate and differ in the last bits.
     """
     kind, warmup, least = settings.lr_scheduler, settings.lr_warmup_steps, settings.lr_min_ratio
     if kind == "constant":
@@ -96,18 +98,14 @@ def rate_of(step: int, settings: SdTrainer, steps: int) -> float:
 
 
 def make_rates(optimizer: torch.optim.Optimizer, settings: SdTrainer, steps: int) -> LambdaLR:
-    """Return the schedule of the learning rate over a training of so many steps."""
+    """Return the LR schedule over a training of so many steps."""
     return LambdaLR(optimizer, lambda step: rate_of(step, settings, steps))
 
 
 class Hyperparameters:
-    """The settings of an optimizer and its LR schedule, to be kept when an older state is loaded.
+    """Settings of an optimizer and its LR schedule, kept when an older state is loaded.
 
     A loaded state brings the settings that it was trained with, beside moments and estimates.
-
-    Args:
-        optimizer: as it was made.
-        rates: its LR schedule.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rates: LambdaLR) -> None:
@@ -120,12 +118,11 @@ class Hyperparameters:
         ]
 
     def restore(self) -> None:
-        """Put them in force again; the schedule goes on from the step that was loaded."""
+        """Put them in force again; the schedule continues from the step that was loaded."""
         rates = self._rates
         rates.base_lrs = list(self._peaks)
-        groups = rates.optimizer.param_groups
         for group, own, peak, share in zip(
-            groups, self._groups, self._peaks, rates.lr_lambdas, strict=True
+            rates.optimizer.param_groups, self._groups, self._peaks, rates.lr_lambdas, strict=True
         ):
             group.update(own, initial_lr=peak, lr=peak * share(rates.last_epoch))
 

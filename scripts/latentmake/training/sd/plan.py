@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from latentmake.config import Model, Run, SdTrainer
@@ -15,20 +13,14 @@ from latentmake.models.checks import check_names, parameter_names, read_schedule
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import PROMPTS, RunPlan, prompt_path, run_folder
-from latentmake.training.checks import Finding, accelerate_config, of_faults, refuse_failed
+from latentmake.training.checks import refuse_failed
 from latentmake.training.order import Prompt, TextSchedule, TrainingOrder
-from latentmake.training.result import (
-    CHECKPOINT_WEIGHTS,
-    Layout,
-    checkpoint_digest,
-    read_record,
-    wanted_of,
-)
+from latentmake.training.result import Layout, checkpoint_digest, read_record, wanted_of
 from latentmake.training.sample_images import are_drawn
+from latentmake.training.sd.checks import check_settings
 
-__all__ = ["check_settings", "plan_training"]
+__all__ = ["plan_training"]
 
-_PACKAGES = {"adamw8bit": "bitsandbytes", "xformers": "xformers"}
 _CAPTIONS = 4  # drawn where a run names no prompts
 
 
@@ -154,23 +146,3 @@ def _text_schedules(facts: Facts, run: Run) -> dict[str, TextSchedule]:
                 caption_dropout_every_n_epochs=making.caption_dropout_every_n_epochs,
             )
     return found
-
-
-def check_settings(trainer: SdTrainer, *, here: bool = True) -> Iterator[Finding]:
-    """Check what settings of the trainer need.
-
-    Args:
-        trainer: its settings.
-        here: whether it is trained in this environment, so that packages can be looked for.
-    """
-    asked = [
-        _PACKAGES[each] for each in (trainer.optimizer, trainer.attention) if each in _PACKAGES
-    ]
-    missing = [package for package in asked if here and find_spec(package) is None]
-    faults = (f"{package} is not installed, which these settings need" for package in missing)
-    yield of_faults("environment", faults, "has what these settings need")
-    yield from accelerate_config(trainer.accelerate_config)
-    begun = trainer.resume_from_checkpoint
-    if begun is not None and not Path(begun, CHECKPOINT_WEIGHTS).is_file():
-        note = f"{begun} is no checkpoint: name a folder such as runs/NAME/checkpoints/step-000500"
-        yield Finding("resume_from_checkpoint", "failed", note)

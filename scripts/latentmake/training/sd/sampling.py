@@ -1,11 +1,10 @@
-"""Sample pictures as latents: what the network in hand makes of the prompts.
+"""Sample pictures as latents, by DDIM or Euler steps with classifier-free guidance.
 
-DDIM (Song et al. 2021, https://arxiv.org/abs/2010.02502), or Euler's steps where the network has
-learnt flow matching, with classifier-free guidance (Ho and
-Salimans 2022, https://arxiv.org/abs/2207.12598). A prompt's noise follows from the samples' seed
-and the prompt alone: it is the same at every step of the training, so that the rows of the grid
-differ by the training alone, and other prompts may come and go. The pictures are decoded
-afterwards, by a process of its own (`latentmake.training.sd.decode`).
+DDIM: Song et al. 2021, https://arxiv.org/abs/2010.02502; Euler steps for a network that has learnt
+flow matching; guidance: Ho and Salimans 2022, https://arxiv.org/abs/2207.12598. A prompt's noise
+follows from the samples' seed and the prompt alone: it is the same at every step of the training,
+so that the rows of the grid differ by the training alone, and other prompts may come and go. The
+pictures are decoded afterwards, by a process of its own (`latentmake.training.sd.decode`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Picture(NamedTuple):
     """A picture to draw.
 
     Attributes:
-        key: tells it from other pictures of its step.
+        key: its name among the pictures of its step.
         text: embedding of its prompt, [tokens, width].
         noise: seed of the noise that it begins with.
     """
@@ -62,7 +61,7 @@ class Sampler:
         shape: channels, height and width of a picture's latents.
         steps: denoising steps.
         guidance: scale of the guidance; 1 is none.
-        pictures: what there is to draw.
+        pictures: to draw.
         batch: most pictures drawn at once.
         scaling: the network sees (x - shift) * scaling of a picture's latents x.
         shift: see there.
@@ -83,8 +82,9 @@ class Sampler:
     ) -> None:
         self.pictures = pictures
         self._scaling, self._shift = scaling, shift
+        flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
+        self._kind = _Euler if flow else _Ddim
         self._config = schedule.config
-        self._flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
         self._negative = negative if guidance > 1 else None
         self._shape = shape
         self._steps = min(steps, int(schedule.config.num_train_timesteps))
@@ -116,16 +116,14 @@ class Sampler:
         device: torch.device,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        schedule = (_Euler if self._flow else _Ddim).from_config(self._config)
+        schedule = self._kind.from_config(self._config)
         schedule.set_timesteps(self._steps)
         negatives = [] if self._negative is None else [self._negative] * len(pictures)
         texts, mask = pad([*(each.text for each in pictures), *negatives])
         texts = texts.to(device, dtype)
         mask = None if mask is None else mask.to(device)
-        noise = torch.stack(
-            [torch.randn(self._shape, generator=generator(*each.noise)) for each in pictures]
-        )
-        latents: torch.Tensor = noise.to(device)  # of standard deviation 1 for both schedules
+        noise = [torch.randn(self._shape, generator=generator(*each.noise)) for each in pictures]
+        latents = torch.stack(noise).to(device)  # of standard deviation 1 for both schedules
         for timestep in schedule.timesteps:
             inputs = torch.cat([latents, latents]) if negatives else latents
             (predicted,) = network(
@@ -144,12 +142,12 @@ class Sampler:
 
 
 def make_sampler(order: TrainingOrder, schedule: NoiseSchedule, latents: Stored) -> Sampler:
-    """Return what draws the sample pictures of a training.
+    """Return the sampler of a training.
 
     Args:
         order: of the training.
         schedule: its noise schedule.
-        latents: one of its cache files, which says how its latents relate to pixels.
+        latents: of one of its cache files, for their scale and size in pixels.
 
     Raises:
         CacheError: a prompt's cache file is missing or damaged.
@@ -176,7 +174,7 @@ def make_sampler(order: TrainingOrder, schedule: NoiseSchedule, latents: Stored)
 
 
 def write_row(folder: Path, step: int, drawn: Drawn, wanted: Wanted) -> None:
-    """Write the pictures of a step, marked with the training they belong to.
+    """Write the pictures of a step, marked with their training.
 
     Raises:
         StorageError: the disk is full or cannot be written.
@@ -186,14 +184,12 @@ def write_row(folder: Path, step: int, drawn: Drawn, wanted: Wanted) -> None:
 
 
 def _rows(folder: Path) -> list[tuple[int, Path]]:
-    if not folder.is_dir():
-        return []
-    matches = [(path, _NAME.fullmatch(path.name)) for path in folder.iterdir()]
-    return sorted((int(match[1]), path) for path, match in matches if match)
+    found = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*")]
+    return sorted((int(match[1]), path) for match, path in found if match)
 
 
 def read_rows(folder: Path, wanted: Wanted) -> dict[int, Drawn]:
-    """Return the pictures of this very training: step -> those of it, ascending."""
+    """Return the pictures of this very training, by step, ascending."""
     rows: dict[int, Drawn] = {}
     for step, path in _rows(folder):
         try:
@@ -208,7 +204,7 @@ def read_rows(folder: Path, wanted: Wanted) -> dict[int, Drawn]:
 
 def clear_rows(folder: Path, wanted: Wanted | None = None) -> None:
     """Remove the rows of earlier trainings; with None, of this one too."""
-    ours = set() if wanted is None else set(read_rows(folder, wanted))
+    ours = {} if wanted is None else read_rows(folder, wanted)
     for step, path in _rows(folder):
         if step not in ours:
             path.unlink(missing_ok=True)

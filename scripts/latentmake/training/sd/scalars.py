@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a training, step by step."""
+"""Scalars of a training for TensorBoard, step by step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _QUERIES_AND_KEYS = (".to_q.", ".to_k.")
 def queries_and_keys(
     parameters: Iterable[tuple[str, torch.nn.Parameter]],
 ) -> list[torch.nn.Parameter]:
-    """Choose the weights of queries and keys that are trained; walking a network takes time.
-
-    Args:
-        parameters: (name, parameter) of the network.
-    """
+    """Return the trained weights of queries and keys, of a network's (name, parameter)."""
     return [
         each
         for name, each in parameters
@@ -37,7 +33,7 @@ def query_key_gradients(parameters: Iterable[torch.nn.Parameter]) -> torch.Tenso
     of a LoRA count like any other; without gradients it is 0.
 
     Args:
-        parameters: what `queries_and_keys` chose.
+        parameters: of `queries_and_keys`.
 
     Returns:
         A scalar, float32, on the gradients' device.
@@ -47,9 +43,8 @@ def query_key_gradients(parameters: Iterable[torch.nn.Parameter]) -> torch.Tenso
         return torch.zeros(())
     # One kernel for all of them, not one a layer.
     sums = torch._foreach_norm(gradients, 1, dtype=torch.float32)
-    return torch.stack(
-        [total / each.numel() for total, each in zip(sums, gradients, strict=True)]
-    ).sum()
+    means = [total / each.numel() for total, each in zip(sums, gradients, strict=True)]
+    return torch.stack(means).sum()
 
 
 class Scalars:
@@ -57,7 +52,7 @@ class Scalars:
 
     Args:
         folder: of TensorBoard's files.
-        first: the step to come; what a killed training wrote from there on is drawn anew.
+        first: the step to come; scalars of a killed training from there on are replaced.
     """
 
     def __init__(self, folder: Path | None, first: int) -> None:
@@ -66,7 +61,7 @@ class Scalars:
             self._writer = SummaryWriter(str(folder), purge_step=first)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values of a step."""
+        """Write the scalars of a step."""
         if self._writer is not None:
             # One event for all: an event each would take as long as a small network's step.
             summary = [
@@ -75,7 +70,7 @@ class Scalars:
             self._writer.file_writer.add_summary(Summary(value=summary), step)
 
     def flush(self) -> None:
-        """Bring to the disk what was written."""
+        """Write buffered scalars to the disk."""
         if self._writer is not None:
             self._writer.flush()
 

@@ -1,4 +1,4 @@
-"""The trainer `sd`: Stable Diffusion 1.x and 2.x, a LoRA, parts or the whole UNet, from caches.
+"""The trainer `sd`: Stable Diffusion 1.x and 2.x, a LoRA, parts or the full UNet, from caches.
 
 `accelerate launch -m latentmake.training.sd.train ORDER`. This process never loads a VAE or a text
 encoder. Killed at any step and started again, it ends with the same weights: batches, noise and
@@ -26,7 +26,7 @@ from latentmake.training.process import say_error
 from latentmake.training.result import COPIED, History, Layout, Record, sample_steps, wanted
 from latentmake.training.sd import checkpoint, network, objective, sampling
 from latentmake.training.sd.accelerator import DTYPES, attention, make_accelerator, reseed
-from latentmake.training.sd.batch_order import Schedule, generator, seed_of
+from latentmake.training.sd.batch_order import BatchOrder, generator, seed_of
 from latentmake.training.sd.caption_variants import Variants
 from latentmake.training.sd.data.batch import Batch
 from latentmake.training.sd.data.caches import Caches, find_not_finite, read_items
@@ -38,7 +38,8 @@ from latentmake.training.sd.scalars import Scalars
 __all__ = ["Training", "main"]
 
 _STEPS = 1000
-_LOOK = 1.0  # seconds between two looks for the file that asks for a copy
+_POLL = 1.0  # seconds between two checks for the file that asks for a copy
+_NAMED = 4  # files in a message
 
 
 def _say(text: str) -> None:
@@ -46,7 +47,7 @@ def _say(text: str) -> None:
 
 
 class _Step(NamedTuple):
-    """What is to be said of a step: its losses, the gradients' norm, and the learning rate."""
+    """Scalars of a step."""
 
     loss: float
     raw_loss: float
@@ -58,67 +59,55 @@ class _Step(NamedTuple):
 class Training:
     """One training, from order to weights.
 
-    Args:
-        order: what to train, on what, how.
-
     Raises:
         UserError: caches, network or settings do not fit; one line.
     """
 
     def __init__(self, order: TrainingOrder) -> None:
         self.order = order
-        self.settings = order.trainer
+        self.settings = settings = order.trainer
         self.layout = Layout(order)
         self.wanted = wanted(order)
-        self.caches = Caches(read_items(Path(order.manifest)))
-        self.objective = objective.Objective(
-            objective.load_noise_schedule(
-                order.scheduler, self.settings.prediction_type, order.unet
-            ),
-            snr_gamma=self.settings.snr_gamma,
-            noise_offset=self.settings.noise_offset,
+        self.caches = caches = Caches(read_items(Path(order.manifest)))
+        schedule = objective.load_noise_schedule(
+            order.scheduler, settings.prediction_type, order.unet
         )
-        self.accelerator = make_accelerator(self.settings)
-        self.dtype = DTYPES[self.settings.mixed_precision]
+        self.objective = objective.Objective(
+            schedule, snr_gamma=settings.snr_gamma, noise_offset=settings.noise_offset
+        )
+        self.accelerator = make_accelerator(settings)
+        self.dtype = DTYPES[settings.mixed_precision]
         self.main = self.accelerator.is_main_process
-        self.schedule = Schedule(
-            [each.shape for each in self.caches.examples[: self.caches.count]],
-            [each.repeats for each in self.caches.examples[: self.caches.count]],
-            batch_size=self.settings.train_batch_size,
-            seed=self.settings.seed,
-            accumulation=self.settings.gradient_accumulation_steps,
+        examples = caches.examples[: caches.count]
+        self.batch_order = BatchOrder(
+            [each.shape for each in examples],
+            [each.repeats for each in examples],
+            batch_size=settings.train_batch_size,
+            seed=settings.seed,
+            accumulation=settings.gradient_accumulation_steps,
             processes=self.accelerator.num_processes,
         )
-        self.steps = self._count_steps()
+        self.steps = settings.steps or _STEPS
+        if settings.epochs is not None:
+            self.steps = max(1, math.ceil(round(settings.epochs / self.batch_order.epoch(1), 6)))
         self.variants = Variants(
-            self.caches, order.texts, self.schedule, steps=self.steps, seed=self.settings.seed
+            caches, order.texts, self.batch_order, steps=self.steps, seed=settings.seed
         )
         denoiser = make_denoiser(
-            order,
-            channels=self.caches.channels,
-            text_width=self.caches.text_width,
-            dtype=self.dtype,
+            order, channels=caches.channels, text_width=caches.text_width, dtype=self.dtype
         )
         self.learner = Learner(order, denoiser, self.accelerator, steps=self.steps)
-        self.sampler = sampling.make_sampler(
-            order, self.objective.schedule, self.caches.examples[0].latents
-        )
+        self.sampler = sampling.make_sampler(order, schedule, caches.examples[0].latents)
         self.step = 0
         self.loss_start = 0.0
         self.seconds = 0.0
         self.history = History()
 
-    def _count_steps(self) -> int:
-        settings = self.settings
-        if settings.epochs is not None:
-            return max(1, math.ceil(round(settings.epochs / self.schedule.epoch(1), 6)))
-        return settings.steps or _STEPS
-
     def run(self) -> None:
         """Train, from the newest checkpoint of this very training or from the start.
 
         Raises:
-            UserError: a cache file is damaged, the disk is full, the loss is no number.
+            UserError: a cache file is damaged, the disk is full, the loss is NaN or infinite.
         """
         resumed = self._resume()
         if not resumed and self.main:
@@ -140,24 +129,23 @@ class Training:
         self.accelerator.end_training()
 
     def _resume(self) -> bool:
-        """Go on from the newest checkpoint of this training; tell whether there was one."""
+        """Resume from the newest checkpoint of this training; tell whether there was one."""
         for found in checkpoint.find(self.layout.checkpoints, self.wanted):
-            loaded = checkpoint.load(found)
-            if loaded is None:
-                _say(f"{found.folder} is damaged and left aside")
+            state = checkpoint.load(found)
+            if state is None:
+                _say(f"{found.folder} is damaged and skipped")
                 continue
-            self.learner.restore(loaded, found.folder)
-            self.step = found.progress.step
+            self.learner.restore(state, found.folder)
             progress = found.progress
+            self.step, self.seconds = progress.step, progress.seconds
             self.loss_start, self.history = progress.loss_start, progress.history
-            self.seconds = progress.seconds
             if self.main:
-                _say(f"going on from step {self.step} ({found.folder})")
+                _say(f"resumed from step {self.step} ({found.folder})")
                 sampling.clear_rows(self.layout.samples, self.wanted)
             return True
         if self.settings.resume_from_checkpoint is not None:
-            found, loaded = checkpoint.read(Path(self.settings.resume_from_checkpoint))
-            self.learner.restore(loaded, found.folder)
+            found, state = checkpoint.read(Path(self.settings.resume_from_checkpoint))
+            self.learner.restore(state, found.folder)
             self.step = found.progress.step
             if self.step >= self.steps:
                 raise TrainingError(
@@ -171,9 +159,12 @@ class Training:
 
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
         settings, first = self.settings, self.step + 1
-        order = self.variants.batches(self.accelerator.process_index, first, self.steps)
-        pin = self.accelerator.device.type == "cuda"
-        batches = prefetched(self.caches, order, threads=settings.dataloader_num_workers, pin=pin)
+        batches = prefetched(
+            self.caches,
+            self.variants.batches(self.accelerator.process_index, first, self.steps),
+            threads=settings.dataloader_num_workers,
+            pin=self.accelerator.device.type == "cuda",
+        )
         scalars = Scalars(self.layout.scalars if self.main else None, first)
         bar = Progress(
             total=self.steps,
@@ -183,35 +174,34 @@ class Training:
             disable=not self.main,
             file=sys.stderr,
         )
-        seen, began, looked = 0, time.monotonic(), 0.0
+        seen, began, polled = 0, time.monotonic(), 0.0
         try:
             for step in range(first, self.steps + 1):
                 clock = time.monotonic()
                 said = self._one_step(step, batches)
                 self.step = step
                 self.history.add(step, said.loss, self.steps)
-                items, now = self.schedule.items(step), time.monotonic()
+                items, now = self.batch_order.items(step), time.monotonic()
                 self.seconds += now - clock
                 seen += items
-                bar.set_postfix_str(
-                    f"loss {said.loss:.4f}, {seen / (now - began):.1f} items/s", refresh=False
-                )
+                rate = f"loss {said.loss:.4f}, {seen / (now - began):.1f} items/s"
+                bar.set_postfix_str(rate, refresh=False)
                 bar.update()
                 pace = {
-                    "epoch": self.schedule.epoch(step),
+                    "epoch": self.batch_order.epoch(step),
                     "images_per_second": items / (now - clock),
                 }
                 scalars.add(step, said._asdict() | pace)
                 if step in steps_with_samples:
                     self._draw_samples()
                 asked = False
-                if self.main and now - looked > _LOOK:
-                    looked, asked = now, self.layout.save.exists()
+                if self.main and now - polled > _POLL:
+                    polled, asked = now, self.layout.save.exists()
                     self.layout.save.unlink(missing_ok=True)
-                if asked or step % settings.checkpointing_steps == 0:
+                if self.main and (asked or step % settings.checkpointing_steps == 0):
                     scalars.flush()
                     self._save()
-                if asked or self._is_copied(step):
+                if self.main and (asked or self._is_copied(step)):
                     self._copy()
         finally:
             batches.close()
@@ -225,7 +215,7 @@ class Training:
             return True
         if epochs is None:
             return False
-        before, after = self.schedule.epoch(step - 1), self.schedule.epoch(step)
+        before, after = self.batch_order.epoch(step - 1), self.batch_order.epoch(step)
         return math.floor(after / epochs) > math.floor(before / epochs)
 
     def _one_step(self, step: int, batches: Iterator[Batch]) -> _Step:
@@ -236,7 +226,7 @@ class Training:
         rate = learner.rate
         # Every example counts the same, in full batches and in short ones. Gradients are averaged
         # over processes, so each one's are made larger by their number.
-        items = self.schedule.items(step)
+        items = self.batch_order.items(step)
         total = torch.zeros(2, device=accelerator.device)
         seen: list[tuple[Batch, torch.Tensor]] = []
         for number in range(settings.gradient_accumulation_steps):
@@ -246,64 +236,57 @@ class Training:
             with learner.micro_batch(last=last):
                 losses = self._losses(learner.network, batch, noise, timesteps)
                 loss = losses.weighted.sum() / items
-                learner.backward(loss * accelerator.num_processes)
+                accelerator.backward(loss * accelerator.num_processes)
             total += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
         norm, queries = learner.clip()
-        # One transfer from the device for all that is said of the step.
+        # One transfer from the device for all scalars of the step.
         loss_value, raw, norm_value, queries_value = torch.stack(
             [*total, norm, queries.to(norm.device)]
         ).tolist()
         # With fp16, the scaler skips steps whose gradients overflow, and lowers its scale.
         finite = accelerator.scaler is not None or math.isfinite(norm_value)
         if not (finite and math.isfinite(loss_value)):
-            self._not_a_number(step, seen)
+            self._refuse_step(step, seen)
         learner.step()
         return _Step(loss_value, raw, norm_value, queries_value, rate)
 
-    def _not_a_number(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
-        faulty = [
-            index
-            for batch, losses in seen
-            for index, loss in zip(batch.indices, losses.tolist(), strict=True)
-            if not math.isfinite(loss)
+    def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
+        """Stop at a step whose loss or gradient is NaN or infinite."""
+        losses = [
+            (index, loss)
+            for batch, values in seen
+            for index, loss in zip(batch.indices, values.tolist(), strict=True)
         ]
-        batch = [index for each, _ in seen for index in each.indices]
-        self._refuse_not_finite(batch)
-        files = [self.caches.examples[index].latents.path for index in faulty or batch]
-        who = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
+        indices = [index for index, _ in losses]
+        self._refuse_not_finite(indices)
+        faulty = [index for index, loss in losses if not math.isfinite(loss)]
+        files = [self.caches.examples[index].latents.path for index in faulty or indices]
+        more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
         kept = checkpoint.find(self.layout.checkpoints, self.wanted)
-        state = f"the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
-        mend = "set `mixed_precision` to bf16 or " if self.dtype == torch.float16 else ""
+        state = f"; the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
+        precision = "set `mixed_precision` to bf16 or " if self.dtype == torch.float16 else ""
         raise TrainingError(
-            f"the {'loss' if faulty else 'gradient'} is NaN or infinite at step {step}, for {who}",
+            f"the {'loss' if faulty else 'gradient'} is NaN or infinite at step {step}, for "
+            f"{', '.join(files[:_NAMED])}{more}",
             where=f"run {self.order.run}",
-            mend=f"{mend}lower `learning_rate`; {state}".rstrip("; "),
+            mend=f"{precision}lower `learning_rate`{state}",
         )
 
     def _refuse_not_finite(self, indices: Sequence[int]) -> None:
-        """Name the cache files of some examples that hold NaN or infinite values, if any do."""
+        """Stop if the cache files of some examples hold NaN or infinite values."""
         if files := find_not_finite(self.caches, indices):
-            more = f"; so does {', '.join(files[1:4])}" if len(files) > 1 else ""
-            more += f" and {len(files) - 4} more" if len(files) > 4 else ""
+            more = f"; so does {', '.join(files[1:_NAMED])}" if len(files) > 1 else ""
+            more += f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
             raise CacheError(f"holds NaN or infinite values{more}", where=files[0], mend=HINT)
 
     def _losses(
-        self,
-        model: objective.Network,
-        batch: Batch,
-        noise: torch.Tensor,
-        timesteps: torch.Tensor,
+        self, model: objective.Network, batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> objective.Losses:
-        with self.learner.autocast(), attention(self.settings):
+        with self.accelerator.autocast(), attention(self.settings):
             return self.objective.losses(
-                model,
-                batch,
-                noise,
-                timesteps,
-                device=self.accelerator.device,
-                dtype=self.dtype,
+                model, batch, noise, timesteps, device=self.accelerator.device, dtype=self.dtype
             )
 
     def _probe(self, model: objective.Network) -> float:
@@ -326,8 +309,7 @@ class Training:
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:
-        if not self.main:
-            return
+        """Write a checkpoint, and remove older ones."""
         progress = checkpoint.Progress(
             wanted=self.wanted,
             step=self.step,
@@ -341,16 +323,18 @@ class Training:
 
     def _copy(self) -> None:
         """Write the trained weights as they are now, for use elsewhere."""
-        if self.main:
-            folder = self.layout.saved / f"step-{self.step:06d}"
-            self.learner.write(network.write_copy, folder)
-            atomic.write(folder / COPIED, self.wanted.model_dump_json().encode())
-            _say(f"weights of step {self.step}: {folder}")
+        folder = self.layout.saved / f"step-{self.step:06d}"
+        with self.learner.averaged():
+            network.write_copy(self.learner.denoiser, folder)
+        atomic.write(folder / COPIED, self.wanted.model_dump_json().encode())
+        _say(f"weights of step {self.step}: {folder}")
 
     def _finish(self) -> None:
+        """Write the trained weights and their record."""
         loss_end = self.learner.alone(self._probe)
         _say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
-        self.learner.write(network.write_trained, self.layout)
+        with self.learner.averaged():
+            network.write_trained(self.learner.denoiser, self.layout)
         record = Record(
             wanted=self.wanted,
             steps=self.steps,

@@ -1,7 +1,7 @@
-"""Named parts of a UNet: what is trained of it, and what begins anew.
+"""Named parts of a UNet, to be trained alone or begun anew.
 
-A changed VAE or text encoder asks for some layers only: norms and the first and last convolutions
-meet other latents, cross-attention meets other embeddings.
+A changed VAE or text encoder concerns some layers only: norms and the first and last convolutions
+(other latents), cross-attention (other embeddings).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NORMS = (torch.nn.GroupNorm, torch.nn.LayerNorm)
 
 
 def names_of(unet: Any, parts: Iterable[str]) -> set[str]:
-    """Return the names of all parameters that belong to some parts.
+    """Return the names of all parameters of some parts.
 
     Args:
         unet: a UNet2DConditionModel.
@@ -51,7 +51,7 @@ def reinitialize(unet: Any, names: set[str]) -> None:
 
     Args:
         unet: changed in place.
-        names: of parameters; a layer that has one of them begins anew as a whole.
+        names: of parameters; a layer with one of them begins anew with all of its own.
     """
     for path, module in unet.named_modules():
         own = {f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)}

@@ -1,0 +1,80 @@
+"""Checks of the trainer's settings, while planning and before a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import yaml
+
+from latentmake.config import SdTrainer
+from latentmake.errors import TrainingError, first_line
+from latentmake.training.checks import Finding, of_faults
+from latentmake.training.result import CHECKPOINT_WEIGHTS
+
+__all__ = ["check_accelerate", "check_settings", "refuse_sharded"]
+
+_PACKAGES = {"adamw8bit": "bitsandbytes", "xformers": "xformers"}
+_REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
+
+
+def check_settings(trainer: SdTrainer, *, here: bool = True) -> Iterator[Finding]:
+    """Check packages and files that the settings need.
+
+    Args:
+        trainer: the settings.
+        here: whether it is trained in this environment, so that packages can be looked for.
+    """
+    asked = [
+        _PACKAGES[each] for each in (trainer.optimizer, trainer.attention) if each in _PACKAGES
+    ]
+    missing = [package for package in asked if here and find_spec(package) is None]
+    faults = (f"{package} is not installed, which these settings need" for package in missing)
+    yield of_faults("environment", faults, "has what these settings need")
+    if trainer.accelerate_config is not None:
+        try:
+            check_accelerate(Path(trainer.accelerate_config))
+        except TrainingError as error:
+            yield Finding("accelerate_config", "failed", str(error))
+    begun = trainer.resume_from_checkpoint
+    if begun is not None and not Path(begun, CHECKPOINT_WEIGHTS).is_file():
+        note = f"{begun} is no checkpoint: name a folder such as runs/NAME/checkpoints/step-000500"
+        yield Finding("resume_from_checkpoint", "failed", note)
+
+
+def check_accelerate(config: Path) -> None:
+    """Check a configuration file of `accelerate launch`.
+
+    Raises:
+        TrainingError: it cannot be read, or shards the model or the optimizer.
+    """
+    try:
+        content = yaml.safe_load(config.read_bytes())  # JSON is YAML
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise TrainingError(
+            f"this configuration of accelerate cannot be read ({first_line(error)})",
+            where=config,
+            mend="correct the trainer's `accelerate_config`, or make it by `accelerate config "
+            f"--config_file {config}`",
+        ) from None
+    if isinstance(content, dict):
+        refuse_sharded(str(content.get("distributed_type") or "NO"), str(config))
+
+
+def refuse_sharded(kind: str, where: str = "trainer.accelerate_config") -> None:
+    """Refuse a training whose processes shard the model or the optimizer.
+
+    Args:
+        kind: accelerate's `distributed_type`.
+        where: it was set.
+
+    Raises:
+        TrainingError: it is DeepSpeed's ZeRO, FSDP or the like.
+    """
+    if kind not in _REPLICATED:
+        raise TrainingError(
+            f"the sd trainer does not train under {kind}",
+            where=where,
+            mend="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
+        )
