@@ -1,8 +1,8 @@
-"""What a trainer is asked to do, as one small file, and the record of what it did.
+"""Order of a training, and digests of everything that shapes its result.
 
 The planner writes the order without importing torch; the trainer reads nothing else but the
-manifest and lock named in it. The record, kept beside the trained weights, says what they were
-trained on: as long as it equals what the order asks for, there is nothing to train.
+manifest and lock named in it. The digests are kept beside the trained weights: as long as they
+equal those of the order, there is nothing to train.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Order = TypeVar("_Order", bound=BaseModel)
 
 
 class Prompt(BaseModel):
-    """A prompt of the sample pictures and the cache file that holds its embedding."""
+    """A prompt of the sample pictures, and the cache file of its embedding."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     prompt: str
@@ -44,13 +44,13 @@ class Prompt(BaseModel):
 
 
 class TextSchedule(BaseModel):
-    """How a dataset's variants depend on how far the training is.
+    """Dependence of a dataset's caption variants on the step.
 
     Attributes:
         token_warmup_step: until this step (below 1: this share of all) the first half of the
             variants are used, one after the other; afterwards the others.
         caption_dropout_every_n_epochs: in each epoch whose number (from 1) is a multiple of it, the
-            empty caption stands in for all; 0 for none.
+            empty caption replaces all; 0 for none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,7 +59,7 @@ class TextSchedule(BaseModel):
 
 
 class Wanted(BaseModel):
-    """What trained weights must have come from; the same digests are their record.
+    """Digests of everything that shapes trained weights.
 
     Attributes:
         data: of the manifest's caches.
@@ -78,28 +78,27 @@ class Wanted(BaseModel):
 
 
 class TrainingOrder(BaseModel):
-    """All that a trainer needs to know; paths are relative to the working directory.
+    """Everything that the trainer `sd` needs to know; paths are relative to the working directory.
 
     Attributes:
-        kind: of the trainer.
         run: name of the run.
-        manifest: one line an item with the paths of its caches.
-        lock: digest of what the manifest names; see `lock_digest`.
-        output: folder that gets weights, samples, checkpoints and scalars.
+        manifest: path; one line an item with the paths of its caches.
+        lock: path; digest of the caches that the manifest names, see `lock_digest`.
+        output: folder of weights, samples, checkpoints and scalars.
         unet: the network that is trained.
         weights: digest of its files, "" where a rule has yet to make them.
         resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
-        text_projection: None, `new`, or the path of what is trained from the captions' width to the
+        text_projection: None, `new`, or the path of a projection from the captions' width to the
             network's.
         scheduler: folder of the noise schedule; "" for that of the network's hub repository.
         vae: decoder of the sample pictures, for a process of its own after training.
-        prompts: sample pictures to draw; may be empty.
-        captions: how many of the manifest's first captions are drawn besides. Which these are, the
-            planner cannot know: an item may be set aside before.
+        prompts: of the sample pictures; may be empty.
+        captions: number of the manifest's first captions that are drawn too. The planner cannot
+            know them: items may be skipped before.
         negative: embedding that guidance leads away from; None without guidance.
         sample_size: width and height of the sample pictures, in pixels.
-        texts: dataset -> how its variants of texts depend on the step; without those that do not.
-        planned: when, in nanoseconds: no two orders are the same file to Snakemake.
+        texts: dataset -> dependence of its caption variants on the step, where there is one.
+        planned: time, in nanoseconds: no two orders are the same file to Snakemake.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -125,7 +124,7 @@ class TrainingOrder(BaseModel):
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the weights.
 
-        A key that has its default is left out: a release that adds keys trains nothing again.
+        A key with its default is left out: a release that adds keys trains nothing again.
         """
         fields = type(self.trainer).model_fields
         settings = {
@@ -160,7 +159,7 @@ class TrainingOrder(BaseModel):
         return found
 
     def _shown(self) -> list[object]:
-        """Return what shapes each sample picture besides weights and prompt."""
+        """Return the settings that shape each sample picture, besides weights and prompt."""
         samples = self.trainer.samples
         negative = samples.negative_prompt if samples.guidance_scale > 1 else None
         size = [*self.sample_size]
@@ -169,10 +168,6 @@ class TrainingOrder(BaseModel):
 
 def read_order(path: Path, kind: type[_Order]) -> _Order:
     """Read a training order that a user may have touched.
-
-    Args:
-        path: of the order.
-        kind: its class.
 
     Raises:
         TrainingError: it is missing, or not an order.

@@ -1,7 +1,6 @@
-"""What a training leaves behind: where its weights lie, and the record of what they came from.
+"""Files and records of a training by `sd`.
 
-No torch here: the launcher and the planner look at the record to see whether there is anything
-to train.
+No torch here: launcher and planner compare the record to see whether there is anything to train.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
 CHECKPOINT_WEIGHTS = "weights.safetensors"
 CHECKPOINT_STATE = "state.pt"
 COPIED = "wanted.json"
-"""In a copy of the trained weights: what these came from."""
+"""In a copy of the trained weights: the digests that they came from."""
 
 _POINTS = 20
 
@@ -51,13 +50,13 @@ class Layout:
 
     Attributes:
         weights: the trained weights, a LoRA's file or the UNet's.
-        record: what they came from; written after them.
+        record: a `Record`, written after them.
         samples: latents of the sample pictures, a file a step.
         grid: the sample pictures.
-        checkpoints: states from which a killed training goes on.
+        checkpoints: a folder each.
         saved: copies of the trained weights along the way, a folder a step.
-        save: a file that a user makes here asks for one at once.
-        scalars: what TensorBoard shows.
+        save: a file by which a user asks for such a copy at once.
+        scalars: TensorBoard's files.
     """
 
     def __init__(self, order: TrainingOrder) -> None:
@@ -81,7 +80,7 @@ class History(BaseModel):
     Attributes:
         points: (last step of a stretch, its mean loss).
         total: sum of the losses of the stretch that has not ended.
-        count: how many losses these are.
+        count: number of these losses.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -90,7 +89,7 @@ class History(BaseModel):
     count: int = 0
 
     def add(self, step: int, loss: float, steps: int) -> None:
-        """Take in the loss of a step; `steps` is how many there will be."""
+        """Add the loss of a step, of `steps` in all."""
         self.total += loss
         self.count += 1
         if step % max(1, steps // _POINTS) == 0 or step == steps:
@@ -99,7 +98,7 @@ class History(BaseModel):
 
 
 class Record(BaseModel):
-    """Beside the trained weights: what they came from, and how the training went.
+    """Origin of trained weights, and their losses; kept beside them.
 
     Attributes:
         loss_start: mean squared error over fixed noise and timesteps, before the training.
@@ -117,7 +116,7 @@ class Record(BaseModel):
 
 
 class Receipt(BaseModel):
-    """What the launcher tells the build: where the result lies, and what it is."""
+    """Result of a training, for the build."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     run: str
@@ -130,7 +129,7 @@ class Receipt(BaseModel):
     samples: str | None
 
     def write(self, path: Path) -> None:
-        """Write it whole or not at all.
+        """Write it as a file.
 
         Raises:
             StorageError: the disk is full or cannot be written.
@@ -139,7 +138,7 @@ class Receipt(BaseModel):
 
 
 def wanted(order: TrainingOrder) -> Wanted:
-    """Return what the trained weights must have come from, for this order.
+    """Return the digests that the trained weights of this order must have come from.
 
     Raises:
         TrainingError: the lock is missing or damaged.
@@ -163,7 +162,7 @@ def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.
 
     Args:
         folder: of the checkpoint.
-        file_digest: how a file's digest is found; the planner passes its memo's.
+        file_digest: returns a file's digest; the planner passes its memo's.
     """
     try:
         files = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
@@ -192,7 +191,7 @@ def read_record(path: Path) -> Record | None:
 
 
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
-    """Return after which of its steps a training draws sample pictures: first, last, in between."""
+    """Return the steps after which a training draws sample pictures: first, last, in between."""
     every = order.trainer.samples.every
     if not order.prompts:
         return frozenset()

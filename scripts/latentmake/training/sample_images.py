@@ -1,7 +1,7 @@
-"""The sample pictures of a training as files, and the index that says what they are.
+"""Sample pictures of a training as files, and their index.
 
-No torch here, and no Pillow: the launcher asks whether the pictures of a training are there, and
-the comparison of runs which of them to show.
+No torch and no Pillow here: the launcher asks whether the pictures of a training are there, and the
+comparison of runs shows them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ __all__ = [
     "are_drawn",
     "picture_name",
     "read_index",
-    "settings_of",
     "write_pictures",
 ]
 
@@ -33,27 +32,26 @@ CURVES = "curves.png"
 """The curves of a training, in its run's folder."""
 
 INDEX = "index.json"
-"""What the sample pictures are, in their folder."""
+"""Index of the sample pictures, in their folder."""
 
 _NAME = r"^step-\d{6,}_\d{2,}\.png$"
 _Name = Annotated[str, StringConstraints(pattern=_NAME)]
 
 
 class PictureIndex(BaseModel):
-    """What the sample pictures of one training are; written after all of them.
+    """Index of the sample pictures of one training; written after all of them.
 
     Attributes:
         run: name of the run.
-        wanted: the training that they belong to.
-        prompts: what was drawn.
-        seed: of their noise.
+        wanted: digests of the training.
+        seed: of the noise.
         steps: after which they were drawn, ascending.
         files: names of the pictures, a row a step and one a prompt; None where the weights of a
             step were gone before its picture was asked for.
-        pictures: digest of what was asked for, see `TrainingOrder.pictures_digest`.
+        pictures: see `TrainingOrder.pictures_digest`.
         digest: of the bytes of all pictures.
         curves: whether there were any to draw.
-        settings: what shaped the training, by name.
+        settings: that shaped the training, by name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,12 +78,12 @@ def read_index(folder: Path) -> PictureIndex | None:
         index = PictureIndex.model_validate_json((folder / INDEX).read_bytes())
     except (OSError, ValidationError):
         return None
-    whole = [len(row) for row in index.files] == [len(index.prompts)] * len(index.steps)
-    return index if whole else None
+    complete = [len(row) for row in index.files] == [len(index.prompts)] * len(index.steps)
+    return index if complete else None
 
 
 def are_drawn(order: TrainingOrder, want: Wanted) -> bool:
-    """Whether pictures and curves of the very training `want` are there."""
+    """Whether pictures and curves of the training `want` are there."""
     layout = Layout(order)
     index = read_index(layout.samples)
     if index is None or (index.wanted, index.pictures) != (want, order.pictures_digest()):
@@ -96,20 +94,6 @@ def are_drawn(order: TrainingOrder, want: Wanted) -> bool:
     return all(path.is_file() for path in files) and bool(names) == bool(
         order.prompts or order.captions
     )
-
-
-def settings_of(order: TrainingOrder, want: Wanted) -> dict[str, JsonValue]:
-    """Return all that shaped a training, for a reader who compares it with another."""
-    size = list(order.sample_size)
-    return {
-        "unet": order.unet.path or order.unet.hub,
-        "vae": order.vae.path or order.vae.hub,
-        "scheduler": order.scheduler,
-        "weights": want.weights,
-        "data": want.data,
-        "trainer": order.trainer.model_dump(mode="json"),
-        "sample_size": [*size],
-    }
 
 
 def write_pictures(
@@ -125,9 +109,9 @@ def write_pictures(
     The index goes first and comes last, so that it never names a picture of another training.
 
     Args:
-        folder: gets them.
-        order: what was trained.
-        want: what it came from.
+        folder: of the pictures.
+        order: of the training.
+        want: its digests.
         rows: step -> the bytes of a PNG for each prompt, or None for one that cannot be drawn.
         curves: whether there are any.
 
@@ -164,6 +148,14 @@ def write_pictures(
         pictures=order.pictures_digest(),
         digest=digest.of_lines(digest.of_bytes(data) for data in files.values()),
         curves=curves,
-        settings=settings_of(order, want),
+        settings={
+            "unet": order.unet.path or order.unet.hub,
+            "vae": order.vae.path or order.vae.hub,
+            "scheduler": order.scheduler,
+            "weights": want.weights,
+            "data": want.data,
+            "trainer": order.trainer.model_dump(mode="json"),
+            "sample_size": [*order.sample_size],
+        },
     )
     atomic.write(folder / INDEX, (index.model_dump_json(indent=2) + "\n").encode())

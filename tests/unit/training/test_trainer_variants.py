@@ -72,7 +72,7 @@ def test_only_texts_change_and_each_variant_comes_about_as_often(caches: Caches)
 def test_a_batch_holds_the_texts_of_the_chosen_variants(caches: Caches) -> None:
     several = caches.variants[0]
     batch = caches.batch([several[2], several[0]])
-    path = caches.examples[several[2]].text
+    path = Path(caches.examples[several[2]].text.path)
     assert path.parent.name == "text.2"
     assert torch.equal(batch.text[0], load_file(path)["text_encoder.hidden_state"])
 

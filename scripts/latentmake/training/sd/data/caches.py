@@ -49,13 +49,7 @@ class Item(BaseModel):
 
 
 class Example(NamedTuple):
-    """An item at one resolution: what a batch is made of.
-
-    Attributes:
-        latents: where its latents lie.
-        text: where its embedding lies.
-        repeats: how often an epoch shows it.
-    """
+    """An item at one resolution; an epoch shows it `repeats` times."""
 
     latents: Stored
     text: Stored
@@ -102,17 +96,17 @@ def read_items(manifest: Path) -> list[Item]:
 
 
 class Caches:
-    """The cache files of a manifest: their headers at once, their content when a batch needs it.
+    """Cache files of a manifest's items: headers at once, content when a batch needs it.
 
     Args:
         items: of the manifest.
-        memory: caches that have no more bytes than this are kept in memory once they were read.
+        memory: caches of at most so many bytes are kept in memory once they were read.
 
     Attributes:
-        examples: an entry for each item at each resolution; behind them, the same with further
-            variants of their texts.
-        count: how many of them are no such variants.
-        datasets: of each of those.
+        examples: each item at each resolution; behind them, the same with further variants of
+            their texts.
+        count: of the former.
+        datasets: names, of each of the former.
         variants: example -> itself and those with other variants, where there are several.
         dropped: example -> the one with the empty caption, where there is one.
         text_width: width of all embeddings.

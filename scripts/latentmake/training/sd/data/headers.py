@@ -83,9 +83,7 @@ class Stored(NamedTuple):
             if _read(self, place):
                 return
             now = inspect(self.path, self.name)
-            if (now.shape, now.dtype, now.scaling, now.shift) != (
-                *(self.shape, self.dtype, self.scaling, self.shift),
-            ):
+            if now._replace(state=self.state, start=self.start, pixels=self.pixels) != self:
                 raise CacheError(
                     "has another shape or scale than when the training began",
                     where=self.path,
