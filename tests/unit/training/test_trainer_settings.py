@@ -20,7 +20,7 @@ from latentmake.index.memo import Memo
 from latentmake.models.projection import load_projection, write_projection
 from latentmake.training.order import TrainingOrder
 from latentmake.training.result import Layout, wanted
-from latentmake.training.sd import checkpoint, network, unet_parts
+from latentmake.training.sd import checkpoint, network
 from latentmake.training.sd.batch_order import generator
 from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.optimizers import rate_of
@@ -56,7 +56,7 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_is_all_its_layers_and_no_other(unet: Any, part: str) -> None:
     names = [name for name, _ in unet.named_parameters()]
-    found = unet_parts.names_of(unet, [part])
+    found = network.parts_of(unet, [part])
     assert found == {name for name in names if PARTS[part](name)}
     assert found
 

@@ -59,7 +59,7 @@ def chosen(caches: Caches, made: Variants, first: int = 1, last: int = STEPS) ->
 
 def test_only_texts_change_and_each_variant_comes_about_as_often(caches: Caches) -> None:
     made = variants(caches)
-    plain = [index for batch in made._order.batches(0, 1, 400) for index in batch]
+    plain = [index for batch in made.order.batches(0, 1, 400) for index in batch]
     found = [index for batch in made.batches(0, 1, 400) for index in batch]
     for before, after in zip(plain, found, strict=True):
         assert caches.examples[after].latents == caches.examples[before].latents
@@ -85,7 +85,7 @@ def test_a_killed_training_goes_on_with_the_very_variants(caches: Caches) -> Non
 
 def test_in_every_second_epoch_all_captions_are_empty(caches: Caches) -> None:
     made = variants(caches, caption_dropout_every_n_epochs=2)
-    each = made._order.batches_per_epoch
+    each = made.order.batches_per_epoch
     assert -1 not in chosen(caches, made, 1, each)
     assert set(chosen(caches, made, each + 1, 2 * each)) == {-1}
     assert -1 not in chosen(caches, made, 2 * each + 1, 3 * each)
@@ -104,4 +104,4 @@ def test_the_warm_up_goes_through_the_first_half_of_the_variants(
 def test_items_without_variants_are_left_alone(tmp_path: Path) -> None:
     caches = Caches(read_items(make_manifest(tmp_path)))
     made = variants(caches)
-    assert list(made.batches(0, 1, 9)) == list(made._order.batches(0, 1, 9))
+    assert list(made.batches(0, 1, 9)) == list(made.order.batches(0, 1, 9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import floor
 
 import torch
@@ -15,10 +16,11 @@ from latentmake.training.sd.data.caches import Caches
 __all__ = ["Variants"]
 
 
+@dataclass(frozen=True)
 class Variants:
     """Batches in which variants of their captions take the place of examples.
 
-    Args:
+    Attributes:
         caches: knows the variants.
         schedules: dataset -> how they depend on the step; without one, any may come at any time.
         order: of the batches.
@@ -26,33 +28,24 @@ class Variants:
         seed: of the training.
     """
 
-    def __init__(
-        self,
-        caches: Caches,
-        schedules: dict[str, TextSchedule],
-        order: BatchOrder,
-        *,
-        steps: int,
-        seed: int,
-    ) -> None:
-        self._caches = caches
-        self._schedules = schedules
-        self._order = order
-        self._steps = steps
-        self._seed = seed
+    caches: Caches
+    schedules: dict[str, TextSchedule]
+    order: BatchOrder
+    steps: int
+    seed: int
 
     def batches(self, process: int, first: int, last: int) -> Iterator[list[int]]:
         """Yield the batches of one process for some steps, as `BatchOrder.batches` does."""
-        batches = self._order.batches(process, first, last)
-        if not self._caches.variants and not self._caches.dropped:
+        batches = self.order.batches(process, first, last)
+        if not self.caches.variants and not self.caches.dropped:
             yield from batches
             return
         for number, batch in enumerate(batches):
-            step = first + number // self._order.accumulation
-            yield self.choose(batch, step, process, number % self._order.accumulation)
+            step = first + number // self.order.accumulation
+            yield self.choose(batch, step, process, number % self.order.accumulation)
 
     def choose(self, batch: list[int], step: int, process: int = 0, part: int = 0) -> list[int]:
-        """Return the examples of a step in the place of these.
+        """Return the examples that replace these at a step (from 1).
 
         Args:
             batch: indices of examples.
@@ -60,24 +53,24 @@ class Variants:
             process: of several that train together.
             part: number of the batch in its step.
         """
-        random = generator(self._seed, "variant", step, process, part)
+        random = generator(self.seed, "variant", step, process, part)
         # One number for each example, whether it is used or not: no other example's depends on it.
         draws = torch.rand(len(batch), generator=random, dtype=torch.float64).tolist()
         return [self._one(index, draw, step) for index, draw in zip(batch, draws, strict=True)]
 
     def _one(self, index: int, draw: float, step: int) -> int:
-        caches = self._caches
-        schedule = self._schedules.get(caches.datasets[index], TextSchedule())
+        caches = self.caches
+        schedule = self.schedules.get(caches.datasets[index], TextSchedule())
         every = schedule.caption_dropout_every_n_epochs
         if every and index in caches.dropped:
-            epoch = floor(self._order.epoch(step - 1)) + 1
+            epoch = floor(self.order.epoch(step - 1)) + 1
             if epoch % every == 0:
                 return caches.dropped[index]
         variants = caches.variants.get(index)
         if variants is None:
             return index
         until = schedule.token_warmup_step
-        until = floor(until * self._steps) if until < 1 else until
+        until = floor(until * self.steps) if until < 1 else until
         if schedule.token_warmup_step > 0:
             warm = warming(len(variants))
             if step - 1 < until:

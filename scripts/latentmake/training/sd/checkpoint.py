@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -47,10 +47,9 @@ class Progress(BaseModel):
     history: History
 
 
-class Checkpoint(BaseModel):
+class Checkpoint(NamedTuple):
     """A checkpoint folder and its progress."""
 
-    model_config = ConfigDict(frozen=True)
     folder: Path
     progress: Progress
 
@@ -72,7 +71,7 @@ def find(checkpoints: Path, wanted: Wanted) -> list[Checkpoint]:
         except (OSError, ValidationError):
             continue
         if progress.wanted == wanted and progress.step == step:
-            fitting.append(Checkpoint(folder=folder, progress=progress))
+            fitting.append(Checkpoint(folder, progress))
     return fitting
 
 
@@ -99,7 +98,7 @@ def read(folder: Path) -> tuple[Checkpoint, State]:
         raise TrainingError("is no checkpoint", where=folder, mend=mend) from None
     except ValidationError:
         raise TrainingError("this checkpoint is damaged", where=folder, mend=mend) from None
-    found = Checkpoint(folder=folder, progress=progress)
+    found = Checkpoint(folder, progress)
     state = load(found)
     if state is None:
         raise TrainingError("this checkpoint is damaged", where=folder, mend=mend)
@@ -107,11 +106,7 @@ def read(folder: Path) -> tuple[Checkpoint, State]:
 
 
 def save(checkpoints: Path, progress: Progress, state: State) -> None:
-    """Write a checkpoint; one of another training at the same step is replaced.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
+    """Write a checkpoint; one of another training at the same step is replaced."""
     with atomic.replacing_folder(checkpoints / f"step-{progress.step:06d}") as new:
         save_file(state[0], new / CHECKPOINT_WEIGHTS)
         with (new / CHECKPOINT_STATE).open("wb") as file:  # so that a full disk is an OSError
@@ -121,14 +116,7 @@ def save(checkpoints: Path, progress: Progress, state: State) -> None:
 
 
 def prune(checkpoints: Path, wanted: Wanted, keep: int, *, others: bool) -> None:
-    """Remove all but the newest checkpoints of this training.
-
-    Args:
-        checkpoints: the folder of all.
-        wanted: by this training.
-        keep: number of checkpoints that stay.
-        others: remove those of other trainings too.
-    """
+    """Remove all but the `keep` newest checkpoints of this training, and those of others if so."""
     ours = [each.folder for each in find(checkpoints, wanted)]
     removed = ours[keep:]
     if others:

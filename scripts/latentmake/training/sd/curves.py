@@ -136,9 +136,6 @@ def draw_curves(events: Path, out: Path, *, title: str = "") -> bool:
 
     Returns:
         Whether there was anything to draw.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     curves = read_curves(events) if events.is_dir() else []
     if not curves:

@@ -123,9 +123,6 @@ def write_events(folder: Path, pictures: Pictures) -> None:
     Args:
         folder: of these event files alone; its content is replaced.
         pictures: step -> a picture for each prompt.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     try:
         shutil.rmtree(folder, ignore_errors=True)
@@ -146,11 +143,6 @@ def write_samples(order: TrainingOrder) -> None:
     """Draw and decode the sample pictures of a finished training, write them, draw its curves.
 
     No step is trained, and no file of weights is written.
-
-    Raises:
-        ModelError: the network or the VAE cannot be loaded.
-        CacheError: a prompt's cache file is damaged.
-        StorageError: the disk is full or cannot be written.
     """
     layout, want = Layout(order), wanted(order)
     curves = draw_curves(layout.scalars, layout.output / CURVES, title=order.run)

@@ -37,9 +37,6 @@ def draw_missing(order: TrainingOrder, want: Wanted) -> dict[int, Drawn]:
 
     Returns:
         The steps that have one of the pictures asked for, ascending, and their pictures.
-
-    Raises:
-        UserError: network, prompts or settings do not fit.
     """
     layout = Layout(order)
     record = read_record(layout.record)

@@ -29,20 +29,7 @@ __all__ = ["train"]
 def train(
     order_path: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
 ) -> None:
-    """Bring the trained weights of an order up to date, and write the receipt.
-
-    Args:
-        order_path: the order, a JSON file.
-        log: gets all output of this call.
-        receipt: a JSON file, written last.
-        processes: how many devices train together; on a CPU it is always one.
-        threads: CPU threads of each process.
-
-    Raises:
-        TrainingError: the order cannot be carried out.
-        ModelError: files of the network are missing.
-        StorageError: the disk is full or cannot be written.
-    """
+    """Bring the trained weights of an order up to date, and write the receipt; see `Backend`."""
     order = read_order(order_path, TrainingOrder)
     layout = Layout(order)
     want = wanted(order)

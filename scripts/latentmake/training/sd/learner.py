@@ -43,8 +43,7 @@ def make_denoiser(
         dtype: of the frozen weights under a LoRA.
 
     Raises:
-        ModelError: network, projection and caches do not fit.
-        TrainingError: a setting names a layer or a kernel that does not exist here.
+        UserError: network, projection, caches and settings do not fit.
     """
     settings, where = order.trainer, order.unet.path or order.unet.hub or ""
     unet = network.load_unet(order.unet)
@@ -65,9 +64,6 @@ class Learner:
         network: the same, as accelerate wraps it.
         parameters: those that are trained.
         optimizer: as accelerate wraps it.
-
-    Raises:
-        TrainingError: the optimizer is not installed, or has no such argument.
     """
 
     def __init__(

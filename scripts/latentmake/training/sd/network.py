@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, first_line, storage_error
 from latentmake.files import atomic, cachefile
-from latentmake.models.checks import check_kind, check_names
+from latentmake.models.checks import check_kind, check_names, part_of
 from latentmake.models.files import config_file, weights_files
 from latentmake.models.projection import load_projection, write_projection
 from latentmake.models.recipe import NEW
@@ -31,7 +32,6 @@ from latentmake.training.result import (
     UNET_WEIGHTS,
     Layout,
 )
-from latentmake.training.sd import unet_parts
 
 __all__ = [
     "Denoiser",
@@ -41,6 +41,7 @@ __all__ = [
     "load_trained",
     "load_unet",
     "make_projection",
+    "parts_of",
     "read_copy",
     "trained_state",
     "write_copy",
@@ -157,11 +158,7 @@ class Denoiser(torch.nn.Module):
 
 
 def check_latents(unet: UNet, channels: int, where: str) -> None:
-    """Refuse a UNet that takes latents of another number of channels.
-
-    Raises:
-        ModelError: it takes others.
-    """
+    """Refuse a UNet that takes latents of another number of channels."""
     if unet.config.in_channels != channels or unet.config.out_channels != channels:
         sides = f"{unet.config.in_channels} channels and gives {unet.config.out_channels}"
         raise ModelError(
@@ -181,9 +178,6 @@ def make_projection(
         text_projection: None, `new`, or the path of one.
         text_width: of the captions' embeddings.
         where: path of the UNet, for messages.
-
-    Raises:
-        ModelError: the widths do not fit.
     """
     width = unet.config.cross_attention_dim
     widths = {width} if isinstance(width, int) else set(width)
@@ -211,6 +205,12 @@ def make_projection(
     return layer
 
 
+def parts_of(unet: UNet, parts: Iterable[str]) -> set[str]:
+    """Return the names of all parameters of named parts, such as `cross_attention`."""
+    names = [name for name, _ in unet.named_parameters()]
+    return set[str]().union(*(part_of(part, names) for part in parts))
+
+
 def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
     """Set up the trained parameters: a new LoRA over frozen weights, named parts, or all weights.
 
@@ -220,7 +220,7 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
     Args:
         denoiser: float32; changed in place.
         trainer: the settings.
-        frozen: number format of frozen weights.
+        frozen: number format of the frozen weights under a LoRA.
 
     Raises:
         TrainingError: a name in `target_modules`, `parts` or `reinitialize` fits nothing.
@@ -229,8 +229,10 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
     check_names(trainer, [name for name, _ in unet.named_parameters()], "trainer")
     if trainer.gradient_checkpointing:
         unet.enable_gradient_checkpointing()
-    new = unet_parts.names_of(unet, trainer.reinitialize)
-    unet_parts.reinitialize(unet, new)
+    new = parts_of(unet, trainer.reinitialize)
+    for path, module in unet.named_modules():
+        if any(f"{path}.{name}" in new for name, _ in module.named_parameters(recurse=False)):
+            module.reset_parameters()
     if trainer.adapter == "full":
         unet.requires_grad_(True)
         return
@@ -241,7 +243,7 @@ def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:
             unet.to(dtype=frozen)
         _add_lora(unet, trainer)
     else:
-        chosen = unet_parts.names_of(unet, trainer.parts) | new
+        chosen = parts_of(unet, trainer.parts) | new
         for name, parameter in unet.named_parameters():
             parameter.requires_grad_(name in chosen)
     for parameter in unet.parameters():
@@ -316,11 +318,7 @@ def _lora_bytes(unet: UNet) -> bytes:
 
 
 def write_copy(denoiser: Denoiser, folder: Path) -> None:
-    """Write the trained weights into a folder of their own; one of that name is replaced.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
+    """Write the trained weights into a folder of their own; one of that name is replaced."""
     with atomic.replacing_folder(folder) as new:
         if denoiser.lora:
             atomic.write(new / LORA_WEIGHTS, _lora_bytes(denoiser.unet))
@@ -363,9 +361,6 @@ def write_trained(denoiser: Denoiser, layout: Layout) -> None:
 
     Its record goes first and its sample grid too, so that neither ever stands beside weights of
     another training.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     new, old = (layout.output / f".{name}{atomic.TEMPORARY_SUFFIX}" for name in ("new", "old"))
     try:

@@ -107,9 +107,6 @@ class Objective:
             weighs all alike.
         noise_offset: share of noise that is constant over a channel
             (https://www.crosslabs.org/blog/diffusion-with-offset-noise).
-
-    Raises:
-        ModelError: a weighting that flow matching has not.
     """
 
     def __init__(
@@ -201,7 +198,7 @@ class Objective:
             noise: of the latents' shape.
             timesteps: [batch].
             device: of the network.
-            dtype: of the network's inputs.
+            dtype: of its inputs.
         """
         latents, noise = batch.latents.to(device), noise.to(device)
         timesteps = timesteps.to(device)

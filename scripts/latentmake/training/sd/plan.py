@@ -25,18 +25,7 @@ _CAPTIONS = 4  # drawn where a run names no prompts
 
 
 def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
-    """Write the order of a run, and decide whether it is to be trained.
-
-    Args:
-        facts: what is known of files.
-        plan: of the run; gets the orders.
-        train: whether its training is asked for, so that it is refused if something is missing.
-
-    Raises:
-        ModelError: files of the network to be trained are missing.
-        TrainingError: the environment lacks what the settings need.
-        StorageError: the disk is full or cannot be written.
-    """
+    """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
     run = facts.config.runs[plan.name]
     trainer = run.trainer
     assert isinstance(trainer, SdTrainer)

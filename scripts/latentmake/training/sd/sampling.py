@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,44 +53,30 @@ class Picture(NamedTuple):
     noise: tuple[int | str, ...]
 
 
+@dataclass(frozen=True)
 class Sampler:
-    """Draws sample pictures.
+    """Settings and embeddings of sample pictures.
 
-    Args:
+    Attributes:
         schedule: the noise schedule of the training.
         negative: embedding that guidance leads away from; None for no guidance.
         shape: channels, height and width of a picture's latents.
-        steps: denoising steps.
+        steps: denoising steps, at most those of the schedule.
         guidance: scale of the guidance; 1 is none.
-        pictures: to draw.
         batch: most pictures drawn at once.
         scaling: the network sees (x - shift) * scaling of a picture's latents x.
         shift: see there.
     """
 
-    def __init__(
-        self,
-        schedule: NoiseSchedule,
-        negative: torch.Tensor | None,
-        *,
-        shape: tuple[int, int, int],
-        steps: int,
-        guidance: float,
-        pictures: Sequence[Picture],
-        batch: int = 1,
-        scaling: float = 1.0,
-        shift: float = 0.0,
-    ) -> None:
-        self.pictures = pictures
-        self._scaling, self._shift = scaling, shift
-        flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
-        self._kind = _Euler if flow else _Ddim
-        self._config = schedule.config
-        self._negative = negative if guidance > 1 else None
-        self._shape = shape
-        self._steps = min(steps, int(schedule.config.num_train_timesteps))
-        self._guidance = guidance
-        self._batch = batch
+    schedule: NoiseSchedule
+    negative: torch.Tensor | None
+    shape: tuple[int, int, int]
+    steps: int
+    guidance: float
+    pictures: Sequence[Picture]
+    batch: int = 1
+    scaling: float = 1.0
+    shift: float = 0.0
 
     @torch.no_grad()
     def draw(
@@ -103,9 +90,9 @@ class Sampler:
         """Draw all pictures but those whose keys are given; float32, on the CPU."""
         pictures = [each for each in self.pictures if each.key not in (without or {})]
         drawn: Drawn = {}
-        for start in range(0, len(pictures), self._batch):
-            part = pictures[start : start + self._batch]
-            latents = self._latents(network, part, device, dtype) / self._scaling + self._shift
+        for start in range(0, len(pictures), self.batch):
+            part = pictures[start : start + self.batch]
+            latents = self._latents(network, part, device, dtype) / self.scaling + self.shift
             drawn.update(zip([each.key for each in part], latents, strict=True))
         return drawn
 
@@ -116,13 +103,16 @@ class Sampler:
         device: torch.device,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        schedule = self._kind.from_config(self._config)
-        schedule.set_timesteps(self._steps)
-        negatives = [] if self._negative is None else [self._negative] * len(pictures)
+        flow = isinstance(self.schedule, FlowMatchEulerDiscreteScheduler)
+        config = self.schedule.config
+        schedule = (_Euler if flow else _Ddim).from_config(config)
+        schedule.set_timesteps(min(self.steps, int(config.num_train_timesteps)))
+        negative = self.negative if self.guidance > 1 else None
+        negatives = [] if negative is None else [negative] * len(pictures)
         texts, mask = pad([*(each.text for each in pictures), *negatives])
         texts = texts.to(device, dtype)
         mask = None if mask is None else mask.to(device)
-        noise = [torch.randn(self._shape, generator=generator(*each.noise)) for each in pictures]
+        noise = [torch.randn(self.shape, generator=generator(*each.noise)) for each in pictures]
         latents = torch.stack(noise).to(device)  # of standard deviation 1 for both schedules
         for timestep in schedule.timesteps:
             inputs = torch.cat([latents, latents]) if negatives else latents
@@ -136,22 +126,13 @@ class Sampler:
             predicted = predicted.float()
             if negatives:
                 with_text, without = predicted.chunk(2)
-                predicted = without + self._guidance * (with_text - without)
+                predicted = without + self.guidance * (with_text - without)
             latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
         return latents.float().cpu()
 
 
 def make_sampler(order: TrainingOrder, schedule: NoiseSchedule, latents: Stored) -> Sampler:
-    """Return the sampler of a training.
-
-    Args:
-        order: of the training.
-        schedule: its noise schedule.
-        latents: of one of its cache files, for their scale and size in pixels.
-
-    Raises:
-        CacheError: a prompt's cache file is missing or damaged.
-    """
+    """Return the sampler of a training; `latents` of a cache file have its scale and size."""
     samples = order.trainer.samples
     pixels = latents.pixels or shapes.vae_factor(order.vae) or _PIXELS
     width, height = (max(1, round(side / pixels)) for side in order.sample_size)
@@ -174,11 +155,7 @@ def make_sampler(order: TrainingOrder, schedule: NoiseSchedule, latents: Stored)
 
 
 def write_row(folder: Path, step: int, drawn: Drawn, wanted: Wanted) -> None:
-    """Write the pictures of a step, marked with their training.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
+    """Write the pictures of a step, marked with their training."""
     data = cachefile.serialize(drawn, {"wanted": wanted.model_dump_json()})
     atomic.write(folder / f"step-{step:06d}.safetensors", data)
 

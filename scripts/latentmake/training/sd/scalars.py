@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["Scalars", "queries_and_keys", "query_key_gradients"]
+__all__ = ["add_scalars", "queries_and_keys", "query_key_gradients"]
 
 _QUERIES_AND_KEYS = (".to_q.", ".to_k.")
 
@@ -47,34 +46,8 @@ def query_key_gradients(parameters: Iterable[torch.nn.Parameter]) -> torch.Tenso
     return torch.stack(means).sum()
 
 
-class Scalars:
-    """The event file of a training; with None in place of a folder, nothing is written.
-
-    Args:
-        folder: of TensorBoard's files.
-        first: the step to come; scalars of a killed training from there on are replaced.
-    """
-
-    def __init__(self, folder: Path | None, first: int) -> None:
-        self._writer: Any = None
-        if folder is not None:
-            self._writer = SummaryWriter(str(folder), purge_step=first)
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the scalars of a step."""
-        if self._writer is not None:
-            # One event for all: an event each would take as long as a small network's step.
-            summary = [
-                Summary.Value(tag=name, simple_value=value) for name, value in values.items()
-            ]
-            self._writer.file_writer.add_summary(Summary(value=summary), step)
-
-    def flush(self) -> None:
-        """Write buffered scalars to the disk."""
-        if self._writer is not None:
-            self._writer.flush()
-
-    def close(self) -> None:
-        """End the file."""
-        if self._writer is not None:
-            self._writer.close()
+def add_scalars(writer: SummaryWriter, step: int, values: Mapping[str, float]) -> None:
+    """Write the scalars of a step as one event: one each would cost as much as a small step."""
+    summary = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+    file: Any = writer.file_writer
+    file.add_summary(Summary(value=summary), step)

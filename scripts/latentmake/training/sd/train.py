@@ -13,10 +13,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import diffusers
 import torch
+from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.errors import CacheError, TrainingError, UserError
 from latentmake.files import atomic
@@ -33,7 +34,7 @@ from latentmake.training.sd.data.caches import Caches, find_not_finite, read_ite
 from latentmake.training.sd.data.headers import HINT
 from latentmake.training.sd.data.loader import prefetched
 from latentmake.training.sd.learner import Learner, make_denoiser
-from latentmake.training.sd.scalars import Scalars
+from latentmake.training.sd.scalars import add_scalars
 
 __all__ = ["Training", "main"]
 
@@ -165,7 +166,9 @@ class Training:
             threads=settings.dataloader_num_workers,
             pin=self.accelerator.device.type == "cuda",
         )
-        scalars = Scalars(self.layout.scalars if self.main else None, first)
+        writer: Any = None
+        if self.main:
+            writer = SummaryWriter(str(self.layout.scalars), purge_step=first)
         bar = Progress(
             total=self.steps,
             initial=self.step,
@@ -191,22 +194,26 @@ class Training:
                     "epoch": self.batch_order.epoch(step),
                     "images_per_second": items / (now - clock),
                 }
-                scalars.add(step, said._asdict() | pace)
+                if self.main:
+                    add_scalars(writer, step, said._asdict() | pace)
                 if step in steps_with_samples:
                     self._draw_samples()
+                if not self.main:
+                    continue
                 asked = False
-                if self.main and now - polled > _POLL:
+                if now - polled > _POLL:
                     polled, asked = now, self.layout.save.exists()
                     self.layout.save.unlink(missing_ok=True)
-                if self.main and (asked or step % settings.checkpointing_steps == 0):
-                    scalars.flush()
+                if asked or step % settings.checkpointing_steps == 0:
+                    writer.flush()
                     self._save()
-                if self.main and (asked or self._is_copied(step)):
+                if asked or self._is_copied(step):
                     self._copy()
         finally:
             batches.close()
             bar.close()
-            scalars.close()
+            if self.main:
+                writer.close()
 
     def _is_copied(self, step: int) -> bool:
         """Whether the settings ask for a copy of the weights after this step."""
