@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,12 +28,14 @@ __all__ = [
     "Wanted",
     "lock_digest",
     "read_order",
+    "rows_of",
 ]
 
 TRAINER_VERSION = 1
 """Raised when the trainer `sd`, given the same, would train other weights, or a default changes."""
 
 _Order = TypeVar("_Order", bound=BaseModel)
+_Row = TypeVar("_Row")
 
 
 class Prompt(BaseModel):
@@ -204,3 +207,27 @@ def lock_digest(path: str) -> str:
             mend="delete it, and give the build's command again",
         )
     return str(lock["digest"])
+
+
+def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:
+    """Yield the items of a run's manifest, without those set aside.
+
+    Args:
+        manifest: one line an item.
+        kind: makes a row of a line's values.
+
+    Raises:
+        TrainingError: it is missing or damaged.
+    """
+    try:
+        with manifest.open(encoding="utf-8") as lines:
+            for line in lines:
+                row: dict[str, Any] = json.loads(line)
+                if "aside" not in row:
+                    yield kind(**row)
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainingError(
+            f"the manifest cannot be read ({error})",
+            where=manifest,
+            mend="give the build's command again, which writes it anew",
+        ) from None

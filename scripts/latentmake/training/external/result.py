@@ -5,14 +5,12 @@ Quick to import, since planning reads the record too.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from latentmake.errors import ModelError, TrainingError
+from latentmake.errors import ModelError
 from latentmake.files import atomic
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.order import Wanted, lock_digest
@@ -23,11 +21,8 @@ __all__ = [
     "RunFiles",
     "is_trained",
     "read_record",
-    "rows_of",
     "wanted",
 ]
-
-_Row = TypeVar("_Row")
 
 
 class RunFiles:
@@ -103,30 +98,6 @@ def read_record(path: Path) -> Record | None:
         return Record.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:
-    """Yield the items of a run's manifest, without those set aside.
-
-    Args:
-        manifest: one line an item.
-        kind: makes a row of a line's values.
-
-    Raises:
-        TrainingError: it is missing or damaged.
-    """
-    try:
-        with manifest.open(encoding="utf-8") as lines:
-            for line in lines:
-                row: dict[str, Any] = json.loads(line)
-                if "aside" not in row:
-                    yield kind(**row)
-    except (OSError, ValueError, TypeError) as error:
-        raise TrainingError(
-            f"the manifest cannot be read ({error})",
-            where=manifest,
-            mend="give the build's command again, which writes it anew",
-        ) from None
 
 
 def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> bool:

@@ -5,19 +5,18 @@ No torch here before a training really starts.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 import latentmake
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files import atomic
+from latentmake.files.safetensors import read_head
 from latentmake.training import process
-from latentmake.training.order import Prompt, TrainingOrder, Wanted, read_order
+from latentmake.training.order import Prompt, TrainingOrder, Wanted, read_order, rows_of
 from latentmake.training.result import Layout, Receipt, Record, read_record, wanted
 from latentmake.training.sample_images import are_drawn
 from latentmake.training.sd.checks import check_accelerate
@@ -81,38 +80,23 @@ def train(
 
 def _captions(order: TrainingOrder) -> list[Prompt]:
     """Return the first items of the manifest that are trained on, as prompts of sample pictures."""
-    found: list[Prompt] = []
-    try:
-        with Path(order.manifest).open(encoding="utf-8") as lines:
-            for line in lines:
-                if len(found) == order.captions:
-                    break
-                item = json.loads(line)
-                if "aside" in item:
-                    continue
-                caption = _caption_in(item["text"]) or item["stem"]
-                found.append(Prompt(prompt=caption, text=item["text"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainingError(
-            f"the manifest cannot be read ({error})",
-            where=order.manifest,
-            mend="give the build's command again, which writes it anew",
-        ) from None
-    return found
+    rows = rows_of(Path(order.manifest), lambda *, stem, text, **_: (stem, text))
+    return [
+        Prompt(prompt=_caption_in(text) or stem, text=text)
+        for stem, text in islice(rows, order.captions)
+    ]
 
 
 def _caption_in(path: str) -> str | None:
     """Return the caption in the header of a cache file of text."""
     try:
-        with safe_open(path, framework="np") as text:
-            caption: str | None = (text.metadata() or {}).get("caption")
-    except (OSError, SafetensorError) as error:
+        return read_head(path).metadata.get("caption")
+    except (OSError, ValueError) as error:
         raise CacheError(
             f"this cache file cannot be read ({error})",
             where=path,
             mend="delete it and give the build's command again, which encodes it anew",
         ) from None
-    return caption
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from diffusers import UNet2DConditionModel
@@ -140,21 +140,12 @@ class Denoiser(torch.nn.Module):
         sample: torch.Tensor,
         timestep: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
-        *,
-        encoder_attention_mask: torch.Tensor | None,
-        return_dict: Literal[False],
-    ) -> tuple[torch.Tensor]:
-        """Return a tuple of the prediction, of the sample's shape."""
+        **named: Any,
+    ) -> Any:
+        """Call the UNet; see `objective.Network`."""
         if self.text_projection is not None:
             encoder_hidden_states = self.text_projection(encoder_hidden_states)
-        predicted: tuple[torch.Tensor] = self.unet(
-            sample,
-            timestep,
-            encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            return_dict=return_dict,
-        )
-        return predicted
+        return self.unet(sample, timestep, encoder_hidden_states, **named)
 
 
 def check_latents(unet: UNet, channels: int, where: str) -> None:

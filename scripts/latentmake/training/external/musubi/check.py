@@ -23,7 +23,7 @@ from latentmake.training.external.musubi.check_caches import (
 )
 from latentmake.training.external.musubi.dataset_toml import dataset_toml
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
-from latentmake.training.external.result import rows_of
+from latentmake.training.order import rows_of
 
 __all__ = ["block_faults", "data_findings", "training_toml"]
 

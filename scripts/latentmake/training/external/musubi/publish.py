@@ -30,7 +30,7 @@ from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.external.musubi.preflight import model_finding, precision
 from latentmake.training.external.publish import Files, Publication
 from latentmake.training.external.published_caches import SETTINGS, PublishedCaches, settings_files
-from latentmake.training.external.result import rows_of
+from latentmake.training.order import rows_of
 
 __all__ = ["MusubiPublication"]
 

@@ -17,13 +17,14 @@ from latentmake.training.external.backend import External
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import fields_of
 from latentmake.training.external.publish import Publication
-from latentmake.training.external.result import RunFiles, rows_of
+from latentmake.training.external.result import RunFiles
 from latentmake.training.external.resume import Resume
 from latentmake.training.external.sdscripts.checkpoint import checkpoint_digest, refuse_unreadable
 from latentmake.training.external.sdscripts.command import epochs_of, local_arguments
 from latentmake.training.external.sdscripts.deploy import deploy, deployed
 from latentmake.training.external.sdscripts.installation import find
 from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
+from latentmake.training.order import rows_of
 
 __all__ = ["SdScripts"]
 

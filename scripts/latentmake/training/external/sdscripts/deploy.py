@@ -20,8 +20,8 @@ from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.sync import Changes, sync
 from latentmake.layouts.sdscripts import SdScripts
 from latentmake.plan.orders import WorkItem
-from latentmake.training.external.result import rows_of
 from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
+from latentmake.training.order import rows_of
 
 __all__ = ["METADATA", "bucket_settings", "dataset_toml", "default_blocks", "deploy", "deployed"]
 
