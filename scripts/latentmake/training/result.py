@@ -129,11 +129,7 @@ class Receipt(BaseModel):
     samples: str | None
 
     def write(self, path: Path) -> None:
-        """Write it as a file.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Write it as a file."""
         atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
@@ -158,12 +154,7 @@ def wanted(order: TrainingOrder) -> Wanted:
 
 
 def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.of_file) -> str:
-    """Return the digest of a checkpoint's content; "" where it is not there.
-
-    Args:
-        folder: of the checkpoint.
-        file_digest: returns a file's digest; the planner passes its memo's.
-    """
+    """Return the digest of a checkpoint's content; "" where it is not there."""
     try:
         files = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
         return digest.of_value([file_digest(folder / name) for name in files])

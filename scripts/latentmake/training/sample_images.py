@@ -114,37 +114,29 @@ def write_pictures(
         want: its digests.
         rows: step -> the bytes of a PNG for each prompt, or None for one that cannot be drawn.
         curves: whether there are any.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     (folder / INDEX).unlink(missing_ok=True)
-    files = {
-        picture_name(step, number): data
-        for step, pictures in sorted(rows.items())
-        for number, data in enumerate(pictures)
-        if data is not None
-    }
+    names: list[list[str | None]] = []
+    files: dict[str, bytes] = {}
+    for step, pictures in sorted(rows.items()):
+        names.append([None] * len(pictures))
+        for number, data in enumerate(pictures):
+            if data is not None:
+                names[-1][number] = name = picture_name(step, number)
+                files[name] = data
     for name, data in files.items():
         atomic.write(folder / name, data)
     if folder.is_dir():
         for path in folder.iterdir():
             if re.fullmatch(_NAME, path.name) and path.name not in files:
                 path.unlink()
-    prompts = [prompt.prompt for prompt in order.prompts] if files else []
     index = PictureIndex(
         run=order.run,
         wanted=want,
-        prompts=prompts,
+        prompts=[prompt.prompt for prompt in order.prompts] if files else [],
         seed=order.trainer.samples.seed,
         steps=sorted(rows),
-        files=[
-            [
-                None if data is None else picture_name(step, number)
-                for number, data in enumerate(row)
-            ]
-            for step, row in sorted(rows.items())
-        ],
+        files=names,
         pictures=order.pictures_digest(),
         digest=digest.of_lines(digest.of_bytes(data) for data in files.values()),
         curves=curves,

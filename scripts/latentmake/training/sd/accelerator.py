@@ -38,11 +38,7 @@ def make_accelerator(settings: SdTrainer) -> Any:
 
 
 def set_up(unet: Any, settings: SdTrainer) -> None:
-    """Set the kernels of a UNet, by the settings `attention` and `deterministic`.
-
-    Raises:
-        TrainingError: xformers is not installed, or has no kernel for this machine.
-    """
+    """Set the kernels of a UNet, by the settings `attention` and `deterministic`."""
     if settings.deterministic:
         # cuBLAS repeats itself only with a workspace of a fixed size.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

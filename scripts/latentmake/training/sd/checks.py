@@ -20,12 +20,7 @@ _REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
 def check_settings(trainer: SdTrainer, *, here: bool = True) -> Iterator[Finding]:
-    """Check packages and files that the settings need.
-
-    Args:
-        trainer: the settings.
-        here: whether it is trained in this environment, so that packages can be looked for.
-    """
+    """Check files that the settings need, and packages if it is trained in this environment."""
     asked = [
         _PACKAGES[each] for each in (trainer.optimizer, trainer.attention) if each in _PACKAGES
     ]
@@ -63,11 +58,7 @@ def check_accelerate(config: Path) -> None:
 
 
 def refuse_sharded(kind: str, where: str = "trainer.accelerate_config") -> None:
-    """Refuse a training whose processes shard the model or the optimizer.
-
-    Args:
-        kind: accelerate's `distributed_type`.
-        where: it was set.
+    """Refuse a `distributed_type` of accelerate that shards the model or the optimizer.
 
     Raises:
         TrainingError: it is DeepSpeed's ZeRO, FSDP or the like.

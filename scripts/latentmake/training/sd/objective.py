@@ -64,16 +64,13 @@ class Losses(NamedTuple):
 def load_noise_schedule(
     scheduler: Path | str, prediction: Prediction | None, unet: Weights | None = None
 ) -> NoiseSchedule:
-    """Read the noise schedule a model was trained with.
+    """Return a FlowMatchEulerDiscreteScheduler for flow matching, else a DDPMScheduler.
 
     Args:
         scheduler: folder of scheduler_config.json, of any of diffusers' schedulers; "" for that of
             the UNet's repository on the hub.
         prediction: of the network; None for that of the schedule.
         unet: the network.
-
-    Returns:
-        A FlowMatchEulerDiscreteScheduler for flow matching, else a DDPMScheduler.
 
     Raises:
         ModelError: it is missing or damaged, or the network predicts something else.

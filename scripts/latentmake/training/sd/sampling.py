@@ -40,13 +40,7 @@ _PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Sta
 
 
 class Picture(NamedTuple):
-    """A picture to draw.
-
-    Attributes:
-        key: its name among the pictures of its step.
-        text: embedding of its prompt, [tokens, width].
-        noise: seed of the noise that it begins with.
-    """
+    """A picture to draw: its key, the embedding [tokens, width] of its prompt, its noise's seed."""
 
     key: str
     text: torch.Tensor

@@ -164,11 +164,7 @@ class Caches:
         return sum(each.latents.size + each.text.size for each in examples)
 
     def batch(self, indices: Sequence[int], *, pin: bool = False) -> Batch:
-        """Read the examples of these indices, all of one shape.
-
-        Args:
-            indices: of examples.
-            pin: whether the batch lies in pinned memory.
+        """Read the examples of these indices, all of one shape, into pinned memory if asked.
 
         Raises:
             CacheError: a file has become damaged, or the shapes differ.

@@ -62,11 +62,7 @@ class Stored(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def read(self) -> torch.Tensor:
-        """Return the tensor as it is stored.
-
-        Raises:
-            CacheError: the file is missing or damaged, or has another shape or scale now.
-        """
+        """Return the tensor as it is stored; raises as `read_into` does."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
         self.read_into(tensor)
         return tensor
@@ -135,11 +131,7 @@ def _number(metadata: dict[str, str], key: str, path: str, default: str | None =
 
 
 def inspect(path: str | os.PathLike[str], name: str) -> Stored:
-    """Read the header of a cache file and find a tensor in it.
-
-    Args:
-        path: of the file.
-        name: of the tensor, `LATENTS` or `HIDDEN_STATE`.
+    """Read the header of a cache file and find a tensor in it, `LATENTS` or `HIDDEN_STATE`.
 
     Raises:
         CacheError: the file is missing or damaged, or has no such tensor.
@@ -188,9 +180,6 @@ def inspect(path: str | os.PathLike[str], name: str) -> Stored:
 
 def inspect_all(paths: Iterable[str], name: str) -> dict[str, Stored]:
     """Read the headers of many cache files, each once, several at a time.
-
-    Returns:
-        path -> the result of `inspect`.
 
     Raises:
         CacheError: the first of them that is missing or damaged.
