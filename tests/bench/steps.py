@@ -1,4 +1,4 @@
-"""What the trainer `sd` adds to a step, as a ratio to a bare loop that does the same work.
+"""Speed of the trainer `sd`, as a ratio to a bare loop that does the same work.
 
     python tests/bench/steps.py [--widths 16 32 64] [--side 16] [--steps 40] [--rounds 5]
         [--threads 2] [--batch-size 4] [--profile FILE]
@@ -6,9 +6,8 @@
 A tiny UNet on the CPU with one thread, and caches that are read from disk at each step. The bare
 loop draws noise and timesteps and does forward, backward, clipping and the optimizer's step, on the
 same network, with a batch of the same size that lies in memory. The trainer's loop is the one of a
-training, with scalars and progress, without samples and checkpoints, and with the start of the
-processes that read. The two take turns. Printed: the median of a bare step in milliseconds, and of
-the ratios of the trainer's steps per second to the bare loop's beside it: first in time, then in
+training, with scalars and progress, without samples and checkpoints. The two take turns.
+Printed: the median of a bare step in milliseconds, and of the ratios of the trainer's steps per second to the bare loop's beside it: first in time, then in
 processor time of this process, which other work on the machine does not disturb.
 """
 
