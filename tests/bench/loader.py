@@ -10,8 +10,9 @@ tensors that a training needs; both only map the files and need not look at all 
 `clone` does, which copies what get_tensor returns. Printed: medians of rounds in which all of these
 take turns; the loader's rates as ratios to each bare loop's, and its processor time as a ratio to
 that of `load_file`, which other work on the machine disturbs less. `start-up` is the time of
-Caches, which reads all headers, in seconds per 100,000 items. Memory that is touched for the first time costs several times the reading
-itself, so that few items with large batches (a hundred batches or less) tell little of a training.
+Caches, which reads all headers, in seconds per 100,000 items. Memory that is touched for the first
+time costs several times the reading itself, so that few items with large batches (a hundred batches
+or less) tell little of a training.
 
 `--text 16..256x4096` draws a length for each embedding, `--dtype mixed` has float32 and bfloat16
 items in the same batch, `--memory` lets the caches be kept in memory (the first reading counts).

@@ -1,14 +1,15 @@
 """Speed of the trainer `sd`, as a ratio to a bare loop that does the same work.
 
     python tests/bench/steps.py [--widths 16 32 64] [--side 16] [--steps 40] [--rounds 5]
-        [--threads 2] [--batch-size 4] [--profile FILE]
+        [--threads 1] [--batch-size 4] [--profile FILE]
 
 A tiny UNet on the CPU with one thread, and caches that are read from disk at each step. The bare
 loop draws noise and timesteps and does forward, backward, clipping and the optimizer's step, on the
 same network, with a batch of the same size that lies in memory. The trainer's loop is the one of a
-training, with scalars and progress, without samples and checkpoints. The two take turns.
-Printed: the median of a bare step in milliseconds, and of the ratios of the trainer's steps per second to the bare loop's beside it: first in time, then in
-processor time of this process, which other work on the machine does not disturb.
+training, with scalars and progress, without samples and checkpoints. The two take turns. Printed:
+the median of a bare step in milliseconds, and of the ratios of the trainer's steps per second to the
+bare loop's beside it: first in time, then in processor time of this process, which other work on
+the machine does not disturb.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=16, help="of the latents")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--profile", type=Path, help="write a profile of the trainer's loop there")
     options = parser.parse_args()

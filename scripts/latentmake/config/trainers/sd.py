@@ -144,7 +144,7 @@ class SdTrainer(Trainer):
     """Steps between two copies of the trained weights."""
     save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
     """Epochs between two copies of the trained weights."""
-    dataloader_num_workers: Number = Field(2, ge=0, json_schema_extra=MACHINE)
+    dataloader_num_workers: Number = Field(1, ge=0, json_schema_extra=MACHINE)
     """Threads that read caches ahead, for each device."""
     accelerate_config: AccelerateConfig = None
     samples: Samples = Samples()

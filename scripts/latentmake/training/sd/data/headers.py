@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -59,7 +59,7 @@ class Stored(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of the tensor."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> torch.Tensor:
         """Return the tensor as it is stored; raises as `read_into` does."""
@@ -138,7 +138,7 @@ def inspect(path: str | os.PathLike[str], name: str) -> Stored:
     """
     path = os.fspath(path)
     try:
-        state = _state(Path(path).stat())
+        state = _state(os.stat(path))  # noqa: PTH116 -- in half the time
         head = read_head(path)
         if name not in head.entries:
             raise ValueError(f"has no tensor `{name}`")
