@@ -7,9 +7,9 @@ A tiny UNet on the CPU with one thread, and caches that are read from disk at ea
 loop draws noise and timesteps and does forward, backward, clipping and the optimizer's step, on the
 same network, with a batch of the same size that lies in memory. The trainer's loop is the one of a
 training, with scalars and progress, without samples and checkpoints. The two take turns. Printed:
-the median of a bare step in milliseconds, and of the ratios of the trainer's steps per second to the
-bare loop's beside it: first in time, then in processor time of this process, which other work on
-the machine does not disturb.
+the median of a bare step in milliseconds, and of the ratios of the trainer's steps per second to
+the bare loop's beside it: first in time, then in processor time of this process, which other work
+on the machine does not disturb.
 """
 
 from __future__ import annotations
