@@ -10,6 +10,7 @@ import contextlib
 import os
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -123,6 +124,8 @@ class Listed:
 
 
 Stat = TypeVar("Stat", SourceStat, TargetStat, _NoStat)
+_Unsaved = defaultdict[str, list[tuple[object, ...]]]
+"""Statement -> the rows to carry it out with."""
 
 
 class Table(Generic[Stat]):
@@ -131,8 +134,10 @@ class Table(Generic[Stat]):
     What is learnt or forgotten is seen once the memo is saved.
     """
 
-    def __init__(self, database: sqlite3.Connection, kind: int, stat: type[Stat]) -> None:
-        self._database = database
+    def __init__(
+        self, database: sqlite3.Connection, unsaved: _Unsaved, kind: int, stat: type[Stat]
+    ) -> None:
+        self._database, self._unsaved = database, unsaved
         self._stat: type[Stat] = stat
         columns = f"name, {', '.join(stat._fields)}, value"
         self._those = f"FROM facts WHERE kind = {kind} AND"
@@ -140,16 +145,14 @@ class Table(Generic[Stat]):
         marks = ", ?" * (len(stat._fields) + 2)
         into = f"INTO facts (kind, {columns})"
         self._insert = f"INSERT OR REPLACE {into} VALUES ({kind}{marks})"  # noqa: S608
-        self._learnt: list[tuple[object, ...]] = []
-        self._gone: list[tuple[str]] = []
 
     def learn(self, name: str, stat: Stat | None, value: str) -> None:
         """Remember a fact; `stat` is None of one about no file."""
-        self._learnt.append((name, *(stat or (time.time_ns(),)), value))
+        self._unsaved[self._insert].append((name, *(stat or (time.time_ns(),)), value))
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget facts, of files that are gone."""
-        self._gone += [(name,) for name in names]
+        self._unsaved[f"DELETE {self._those} name = ?"] += [(name,) for name in names]
 
     def get(self, name: str, stat: Stat | None = None) -> str | None:
         """Return a value, if it is known and of this stat, where one is given."""
@@ -181,21 +184,6 @@ class Table(Generic[Stat]):
         return bool(
             self._rows(f"SELECT 1 {self._those} name > ? AND name < ? LIMIT 1", *_range(folder))
         )
-
-    def write(self) -> None:
-        """Write what was learnt and forgotten, within a transaction."""
-        self._database.executemany(f"DELETE {self._those} name = ?", self._gone)
-        self._database.executemany(self._insert, self._learnt)
-
-    def clear(self) -> None:
-        """Drop what was learnt and forgotten: it is written."""
-        self._learnt.clear()
-        self._gone.clear()
-
-    @property
-    def unsaved(self) -> bool:
-        """Whether anything was learnt or forgotten since."""
-        return bool(self._learnt or self._gone)
 
     def _rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
         try:
@@ -235,19 +223,21 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._database = data = _open(path)
-        self.sources = Table(data, _SOURCE, SourceStat)
-        self.targets = Table(data, _TARGET, TargetStat)
-        self.texts = Table(data, _TEXT, SourceStat)
-        self._verdicts = Table(data, _VERDICT, _NoStat)
-        self.receipts = Table(data, _RECEIPT, _NoStat)
-        self._media = Table(data, _MEDIA, SourceStat)
-        self._lists = Table(data, _LIST, SourceStat)  # number of a list, and its length
+        self._database = _open(path)
+        self._unsaved: _Unsaved = defaultdict(list)
+        place = self._database, self._unsaved
+        self.sources = Table(*place, _SOURCE, SourceStat)
+        self.targets = Table(*place, _TARGET, TargetStat)
+        self.texts = Table(*place, _TEXT, SourceStat)
+        self.receipts = Table(*place, _RECEIPT, _NoStat)
+        self._verdicts = Table(*place, _VERDICT, _NoStat)
+        self._media = Table(*place, _MEDIA, SourceStat)
+        self._lists = Table(*place, _LIST, SourceStat)  # number of a list, and its length
         # Whether it is turned as EXIF says, and digest -> width and height.
-        self._pictures = Table(data, _PICTURE, _NoStat)
+        self._pictures = Table(*place, _PICTURE, _NoStat)
         # Sums over past jobs: targets, seconds, seconds before, jobs.
-        self._rates = Table(data, _RATE, _NoStat)
-        self._all = [each for each in vars(self).values() if isinstance(each, Table)]
+        self._rates = Table(*place, _RATE, _NoStat)
+        self._sums: dict[str, str] = {}  # those that were learnt just now
         self.is_new = not self.sources.any()
 
     def __exit__(self, *error: object) -> None:
@@ -256,18 +246,15 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
 
     def save(self) -> None:
         """Write what was learnt; a memo that cannot be written is left as it is."""
-        if not any(table.unsaved for table in self._all):
+        if not any(self._unsaved.values()):
             return
         old = (_VERDICT, time.time_ns() - _VERDICT_NS)
-        try:
+        with contextlib.suppress(sqlite3.Error):
             with _transaction(self._database):
-                for table in self._all:
-                    table.write()
+                for statement in sorted(self._unsaved):  # what is gone first
+                    self._database.executemany(statement, self._unsaved[statement])
                 self._database.execute("DELETE FROM facts WHERE kind = ? AND mtime_ns < ?", old)
-        except sqlite3.Error:
-            return
-        for table in self._all:
-            table.clear()
+            self._unsaved.clear()
 
     def digest_of_file(self, path: Path) -> str:
         """Return a file's digest, reading it only if its stat is new."""
@@ -321,10 +308,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
             rows = ((number, *entry) for entry in entries)
             database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)", rows)
             ((count,),) = database.execute("SELECT count(*) FROM entries WHERE list = ?", (number,))
-            if database is self._database:
-                self._lists.learn(path, stat, f"{number} {count}")
-                self._lists.write()
-                self._lists.clear()
+            fact = (_LIST, path, *stat, f"{number} {count}")
+            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?)", fact)
         return Listed(database, number, count)
 
     def verdict(self, question: str) -> str | None:
@@ -348,10 +333,11 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         Each job halves the weight of those before; one without targets counts for nothing.
         """
         if targets > 0 and seconds > 0:
-            past = (self._rates.get(name) or "0 0 0 0").split()
+            past = (self._sums.get(name) or self._rates.get(name) or "0 0 0 0").split()
             new = (targets, seconds, starting, 1)
             sums = (float(a) / 2 + b for a, b in zip(past, new, strict=True))
-            self._rates.learn(name, None, " ".join(map(str, sums)))
+            self._sums[name] = " ".join(map(str, sums))
+            self._rates.learn(name, None, self._sums[name])
 
 
 @contextlib.contextmanager
