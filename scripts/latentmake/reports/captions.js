@@ -1,18 +1,7 @@
-"use strict";
-// All texts of the page are put there by textContent, never as markup.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
   const PAGE = 50;
   const SVG = "http://www.w3.org/2000/svg";
   const state = { page: 0, dataset: -1, words: "", cut: false };
-  const at = (id) => document.getElementById(id);
-
-  function make(tag, name, text) {
-    const element = document.createElement(tag);
-    if (name) element.className = name;
-    if (text !== undefined) element.textContent = text;
-    return element;
-  }
 
   // -- what encoders see ------------------------------------------------------------------------
 

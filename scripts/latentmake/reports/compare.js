@@ -1,19 +1,8 @@
-"use strict";
-// All texts of the page are put there by textContent, never as markup.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
   const { sides, rows, steps, pictures } = data;
   const word = data.rows_are;
   const ZOOMS = [1, 1.5, 2, 3, 4, 6, 8, 12, 16];
   const state = { row: 0, step: Math.max(0, steps.length - 1), zoom: 1, fill: false, x: 0, y: 0 };
-  const at = (id) => document.getElementById(id);
-
-  function make(tag, name, text) {
-    const element = document.createElement(tag);
-    if (name) element.className = name;
-    if (text !== undefined) element.textContent = text;
-    return element;
-  }
 
   // -- what is to be seen ---------------------------------------------------------------------
 

@@ -26,8 +26,8 @@ def _source(name: str) -> str:
 
 def template_digest(kind: str) -> str:
     """Return the digest of a kind of page: its templates, style sheets and script."""
-    names = ("page.html", "page.css", f"{kind}.html", f"{kind}.css", f"{kind}.js")
-    return digest.of_value([_source(name) for name in names])
+    endings = ("html", "css", "js")
+    return digest.of_value([_source(f"{name}.{x}") for name in ("page", kind) for x in endings])
 
 
 def _allowed(text: str) -> str:
@@ -52,7 +52,7 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     )
     # Written in its own order, and without spaces.
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    style, script = f"{_source('page.css')}\n{_source(f'{kind}.css')}", _source(f"{kind}.js")
+    style, script = (f"{_source(f'page.{x}')}\n{_source(f'{kind}.{x}')}" for x in ("css", "js"))
     policy = (
         f"default-src 'none'; img-src data:; style-src {_allowed(style)}; "
         f"script-src {_allowed(script)}; base-uri 'none'; form-action 'none'"
