@@ -206,7 +206,7 @@ def test_bad_items_can_be_set_aside_and_come_back_when_mended(built: Project) ->
     before = built.snapshot()
     result = built.run("caches_tiny")
     for words in [*FAULTS.values(), *CAPTION_FAULTS.values()]:
-        result.one_line("set aside: ", *words)
+        result.one_line("skipped: ", *words)
     rows = {row["stem"]: row for row in built.manifest()}
     aside = {stem for stem, row in rows.items() if "aside" in row}
     assert aside == {*FAULTS, *CAPTION_FAULTS, "ant", "lonely"}
@@ -242,7 +242,7 @@ def test_sources_that_cannot_be_read_stop_no_other_though_they_have_caches(built
     built.configure(lambda config: config["datasets"]["shapes"].update(on_error="skip"))
     result = built.run("caches_tiny")
     for each in ("ant.png", "bee.txt"):
-        result.one_line("set aside: ", f"data/shapes/{each}: cannot be read")
+        result.one_line("skipped: ", f"data/shapes/{each}: cannot be read")
     rows = {row["stem"]: row for row in built.manifest()}
     assert {stem for stem, row in rows.items() if "aside" in row} == {"ant", "bee"}
     assert built.changed(before).removed == set()

@@ -183,8 +183,8 @@ def test_a_run_that_skips_its_first_items_trains_without_them_and_just_once(
     (trained / "data/shapes/ant.txt").write_bytes(b"\xff\xfe not UTF-8 \xff")
     (trained / "data/shapes/bee.png").write_bytes(b"no image")
     result = trained.run("train_tiny")
-    assert "set aside: data/shapes/ant.txt" in result.output
-    assert "set aside: data/shapes/bee.png" in result.output
+    assert "skipped: data/shapes/ant.txt" in result.output
+    assert "skipped: data/shapes/bee.png" in result.output
     aside = {row["stem"] for row in trained.manifest() if "aside" in row}
     assert aside == {"ant", "bee"}
     prompts = json.loads((trained / "runs/tiny/order.json").read_bytes())["prompts"]

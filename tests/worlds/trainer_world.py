@@ -76,7 +76,7 @@ def make_text(path: Path, seed: int, tokens: int = 7, width: int = TEXT_WIDTH) -
 
 
 def make_manifest(root: Path, *, tokens: tuple[int, ...] = (7, 7, 7)) -> Path:
-    """Write caches of some items at two resolutions, one item set aside, and their manifest."""
+    """Write caches of some items at two resolutions, one skipped item, and their manifest."""
     lines: list[dict[str, Any]] = []
     for number, length in enumerate(tokens):
         lines.append(

@@ -1,18 +1,18 @@
-"""Manifest and lock: what a run trains on, and one digest of it all.
+"""Manifest and lock of a run: the items that it trains on, and one digest of all keys.
 
-The planner writes a manifest order: every item of the run with the keys that it knows. The job
-adds the keys that batch jobs made since, removes orphans, and writes `manifest.jsonl` (one line an
-item) and `dataset.lock`. The same digest can be computed by the planner from keys alone, so that it
-knows whether a lock still fits.
+The manifest order holds every item with the keys that the plan knows. The job adds the keys of the
+batch jobs, removes orphans, and writes `manifest.jsonl` (one line an item) and `dataset.lock`. The
+plan computes the same digest from keys alone, to tell whether a lock still fits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from latentmake import digest, layouts
 from latentmake.errors import CacheError, DatasetError
@@ -38,16 +38,16 @@ __all__ = [
 ]
 
 CAPTIONS = "captions"
-"""Stands for a part: the texts of items, where a trainer encodes them itself."""
+"""Part of the texts of items, where a trainer encodes them itself."""
 
 
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
-    """Return the digest of (stem, key) pairs, given in the order of their stems."""
+    """Return the digest of (stem, key) pairs in the order of their stems."""
     return digest.of_lines(f"{stem}\t{key}" for stem, key in keys)
 
 
 def images_digest(paths: Iterable[str]) -> str:
-    """Return the digest of the images' paths, given in the order of their stems."""
+    """Return the digest of images' paths in the order of their stems."""
     return digest.of_lines(paths)
 
 
@@ -61,57 +61,45 @@ def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int]) -> str:
     return digest.of_value([dict(parts), dict(repeats)])
 
 
-@dataclass(frozen=True)
-class ManifestItem:
+class ManifestItem(NamedTuple):
     """One item.
 
     Attributes:
-        dataset: its dataset's name.
-        stem: names it there.
+        dataset: name of its dataset.
+        stem: its name there.
         source: path of its image or video.
-        targets: part -> path and key of each target; the key is None where it is not known yet.
+        targets: part -> path and key of each target; a key is None until its job has run.
         caption: path of its caption file, if any.
         control: path of its control image or video, if any.
-        texts: the variants of its text, where they are not what the caption file holds.
-        said: digest of its text, where no cache is made of that.
+        texts: variants of its text, where they are not the content of its caption file.
+        text_digest: of its text, where that is not cached.
     """
 
     dataset: str
     stem: str
     source: str
-    targets: dict[str, list[tuple[str, str | None]]]
+    targets: Mapping[str, Sequence[tuple[str, str | None]]]
     caption: str | None = None
     control: str | None = None
-    texts: list[str] | None = None
-    said: str | None = None
-
-
-def _item(
-    dataset: str,
-    stem: str,
-    source: str,
-    targets: dict[str, list[tuple[str, str | None]]],
-    *others: Any,
-) -> ManifestItem:
-    pairs = {part: [(path, key) for path, key in found] for part, found in targets.items()}
-    return ManifestItem(dataset, stem, source, pairs, *others)
+    texts: Sequence[str] | None = None
+    text_digest: str | None = None
 
 
 @dataclass(frozen=True)
 class ManifestOrder:
-    """What the manifest job is asked to do.
+    """Order of the manifest job.
 
     Attributes:
-        run: name of the run.
+        run: its name.
         model: name of its model.
         repeats: dataset -> `num_repeats`.
         skip: datasets with `on_error: skip`.
-        items: everything the run trains on.
-        faults: dataset -> items that cannot be, one dict each: stem, path, digest, line.
+        items: of the run.
+        faults: dataset -> faulty items: stem, path, digest, line.
         orphans: cache files whose items are gone.
-        planned: when, in nanoseconds: no two orders are the same file to Snakemake.
-        layout: of the cache files.
-        replaced: keys of what lay in the place of what was made, kept in the spool till now.
+        planned: time of the plan, in nanoseconds: no two orders are the same file to Snakemake.
+        layout: name of the layout of the cache files.
+        replaced: keys of replaced files, which the spool keeps until this job.
     """
 
     run: str
@@ -125,21 +113,16 @@ class ManifestOrder:
     layout: str = "plain"
     replaced: list[str] = field(default_factory=list)
 
-    @property
-    def path(self) -> Path:
-        """Where it lies: no other plan writes there, so that a build keeps what it began with."""
-        return run_order(self.run, "manifest", self.planned)
-
     def write(self) -> Path:
         """Write it and return its path.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        head = {**vars(self), "items": None}
-        lines = [json.dumps(head), *(json.dumps(list(vars(item).values())) for item in self.items)]
-        atomic.write(self.path, "\n".join(lines).encode())
-        return self.path
+        path = run_order(self.run, "manifest", self.planned)
+        lines = map(json.dumps, [vars(self) | {"items": None}, *self.items])
+        atomic.write(path, "\n".join(lines).encode())
+        return path
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:
@@ -149,21 +132,27 @@ class ManifestOrder:
             OSError: it cannot be read.
             ValueError: it is not one.
         """
-        head, *lines = path.read_text(encoding="utf-8").split("\n")
-        return cls(**{**json.loads(head), "items": [_item(*json.loads(x)) for x in lines]})
+        head, *items = map(json.loads, path.read_text(encoding="utf-8").split("\n"))
+        return cls(**head | {"items": list(map(_item, items))})
+
+
+def _item(values: list[Any]) -> ManifestItem:
+    dataset, stem, source, targets, *others = values
+    pairs = {part: [(path, key) for path, key in found] for part, found in targets.items()}
+    return ManifestItem(dataset, stem, source, pairs, *others)
 
 
 @dataclass(frozen=True)
 class Lock:
-    """What `dataset.lock` holds.
+    """Content of `dataset.lock`.
 
     Attributes:
-        digest: `lock_digest` of all that follows.
+        digest: `lock_digest` of the parts and repeats.
         counts: `{dataset}/{part}` -> number of targets.
         parts: `{dataset}/{part}` -> digest of its keys.
         repeats: dataset -> `num_repeats`.
-        aside: dataset -> items set aside: stem, path, digest of the faulty file, line.
-        images: dataset -> `images_digest` of what the manifest names.
+        aside: dataset -> skipped items: stem, path, digest of the faulty file, line.
+        images: dataset -> `images_digest` of the manifest's images.
         manifest: digest of the manifest's bytes.
     """
 
@@ -177,7 +166,7 @@ class Lock:
 
 
 def read_lock(path: Path) -> Lock:
-    """Read a lock; an empty one stands for one that is missing or damaged."""
+    """Read a lock; an empty one if it is missing or damaged."""
     try:
         return Lock(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -190,66 +179,59 @@ def write_manifest(
     """Remove orphans and write a run's manifest and lock.
 
     Args:
-        order: what the planner asked for.
+        order: of the job.
         receipts: of the batch jobs that ran since.
         folder: gets `manifest.jsonl` and `dataset.lock`.
-        say: told, a line each, what was set aside and removed.
+        say: gets a line for each skipped item, and for removed files.
 
     Raises:
         DatasetError: a dataset that is not to skip them has faulty items; all are named.
         CacheError: a target is missing or damaged.
     """
     made: dict[str, str] = {}
-    aside = {dataset: list(faults) for dataset, faults in order.faults.items()}
+    skipped = {dataset: list(faults) for dataset, faults in order.faults.items()}
     for path in receipts:
         receipt = read_receipt(path)
         made |= {name: str(target[-1]) for name, target in receipt.targets.items()}
         for fault in receipt.faults:
-            aside.setdefault(fault["dataset"], []).append(fault)
-    lines = [f["line"] for name, each in aside.items() if name not in order.skip for f in each]
+            skipped.setdefault(fault["dataset"], []).append(fault)
+    lines = [f["line"] for name, each in skipped.items() if name not in order.skip for f in each]
     if lines:
         raise DatasetError(
             f"{len(lines)} faulty: {' | '.join(dict.fromkeys(lines))}",
             where=f"run {order.run}",
             mend="all other items are done; set on_error: skip to train without these",
         )
-    without = {(name, fault["stem"]) for name, each in aside.items() for fault in each}
+    without = {(name, fault["stem"]) for name, each in skipped.items() for fault in each}
     layout = layouts.of(order.layout)
     keys: dict[str, list[tuple[str, str]]] = {}
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
-    unread: list[str] = []
+    dropped: list[str] = []
     for item in order.items:
         if (item.dataset, item.stem) in without:
             if layout.drops_skipped:
-                unread += [target for each in item.targets.values() for target, _ in each]
+                dropped += [target for each in item.targets.values() for target, _ in each]
             continue
-        paths: dict[str, list[str]] = {}
         for part, targets in item.targets.items():
-            paths[part] = [target for target, _ in targets]
             found = keys.setdefault(f"{item.dataset}/{part}", [])
             for target, known in targets:
                 key = made.get(target) or known or _key_of(target)
                 found.append((layout.identity(item.stem, target), key))
-        if item.said is not None:
-            keys.setdefault(f"{item.dataset}/{CAPTIONS}", []).append((item.stem, item.said))
+        if item.text_digest is not None:
+            found = keys.setdefault(f"{item.dataset}/{CAPTIONS}", [])
+            found.append((item.stem, item.text_digest))
         images.setdefault(item.dataset, []).append(item.source)
-        rows.append(row_of(item, paths, order.repeats[item.dataset], layout))
+        rows.append(row_of(item, order.repeats[item.dataset], layout))
     if not rows:
         raise DatasetError("no item is left to train on", where=f"run {order.run}")
-    for name, faults in aside.items():
+    for name, faults in skipped.items():
         for fault in faults:
-            say(f"set aside: {fault['line']}")
-            rows.append(
-                {
-                    "dataset": name,
-                    "stem": fault["stem"],
-                    "source": fault["path"],
-                    "aside": fault["line"],
-                }
-            )
-    standing = {key for pairs in keys.values() for _, key in pairs}
-    _remove([*order.orphans, *unread], standing, say)
+            say(f"skipped: {fault['line']}")
+            row = {"dataset": name, "stem": fault["stem"], "source": fault["path"]}
+            rows.append(row | {"aside": fault["line"]})
+    used = {key for pairs in keys.values() for _, key in pairs}
+    _remove([*order.orphans, *dropped], used, say)
     listed = lines_of(rows)
     parts = {part: keys_digest(pairs) for part, pairs in keys.items()}
     lock = Lock(
@@ -257,35 +239,26 @@ def write_manifest(
         counts={part: len(pairs) for part, pairs in keys.items()},
         parts=parts,
         repeats=order.repeats,
-        aside=aside,
+        aside=skipped,
         images={name: images_digest(paths) for name, paths in images.items()},
         manifest=digest.of_bytes(listed),
     )
     atomic.write(folder / "manifest.jsonl", listed)
     text = json.dumps(asdict(lock), indent=1, sort_keys=True, ensure_ascii=False)
     atomic.write(folder / "dataset.lock", f"{text}\n".encode())
-    for key in set(order.replaced) - standing:
+    for key in set(order.replaced) - used:
         store.put_away(spooled(key), key)
     return lock
 
 
-def row_of(
-    item: ManifestItem, paths: Mapping[str, Sequence[str]], repeats: int, layout: Layout
-) -> dict[str, Any]:
-    """Return a manifest's line of one item.
-
-    Args:
-        item: the item.
-        paths: part -> paths of its cache files.
-        repeats: how often an epoch shows it.
-        layout: of the cache files.
-    """
+def row_of(item: ManifestItem, repeats: int, layout: Layout) -> dict[str, Any]:
+    """Return a manifest's row of one item; `repeats` is how often an epoch shows it."""
     return {
         "dataset": item.dataset,
         "stem": item.stem,
         "source": item.source,
         "repeats": repeats,
-        **layout.row(paths),
+        **layout.row({part: [path for path, _ in found] for part, found in item.targets.items()}),
         **({} if item.texts is None else {"texts": item.texts}),
         **({"caption": item.caption, "control": item.control} if layout.lists_sources else {}),
     }
@@ -308,10 +281,10 @@ def _key_of(path: str) -> str:
         ) from None
 
 
-def _remove(orphans: list[str], standing: Collection[str], say: Callable[[str], None]) -> None:
-    """Remove cache files that no item owns; only what a header or its temporary name calls ours.
+def _remove(orphans: Iterable[str], used: Collection[str], say: Callable[[str], None]) -> None:
+    """Remove cache files that are ours by their header or temporary name.
 
-    They go to the store, but those of keys that other files of the run bear.
+    They go to the store, except those whose keys other files of the run have.
     """
     removed = 0
     for name in orphans:
@@ -319,7 +292,7 @@ def _remove(orphans: list[str], standing: Collection[str], say: Callable[[str], 
         try:
             ours = not name.endswith(atomic.TEMPORARY_SUFFIX)
             key = cachefile.read_header(path).key if ours else None
-            if key is None or key in standing:
+            if key is None or key in used:
                 path.unlink()
             else:
                 store.put_away(path, key)
@@ -329,10 +302,8 @@ def _remove(orphans: list[str], standing: Collection[str], say: Callable[[str], 
         except (CacheError, OSError):
             say(f"{name}: left where it is, for latentmake did not make it")
             continue
-        for parent in path.parents[:-4]:  # cache/{dataset}/{model} stay
-            try:
+        with contextlib.suppress(OSError):  # a folder that is not empty
+            for parent in path.parents[:-4]:  # cache/{dataset}/{model} stay
                 parent.rmdir()
-            except OSError:
-                break
     if removed:
         say(f"removed {removed} cache files whose items are gone")

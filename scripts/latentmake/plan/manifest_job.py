@@ -1,4 +1,4 @@
-"""Manifest half of a run's plan: whether manifest and lock still fit, and the job's order."""
+"""Plan of a run's manifest job: whether manifest and lock still fit, and the job's order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from latentmake import digest
 from latentmake.config import Run
+from latentmake.layouts import kind_of
 from latentmake.plan import manifest
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import Part, RunPlan, kind_of, part_names, read_lock, run_folder
+from latentmake.plan.parts import Part, RunPlan, part_names, read_lock, run_folder
 from latentmake.plan.spool import unfinished
 
 __all__ = ["manifest_items", "plan_manifest"]
@@ -25,23 +26,21 @@ def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False)
         plan: of the run; gets faults, and the order or the lock's digest.
         run: its section of the configuration.
         force: write the order in any case.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
-    faults = {name: facts.known_faults(name, run.model) for name in run.datasets}
+    datasets = {name: facts.config.datasets[name] for name in run.datasets}
+    faults = {name: facts.known_faults(name, run.model) for name in datasets}
     plan.faults = {name: found for name, found in faults.items() if found}
     skipped = _skipped(facts, plan, run)
-    fatal = {name for name in skipped if facts.config.datasets[name].on_error != "skip"}
-    repeats = {name: facts.config.datasets[name].num_repeats for name in run.datasets}
-    captions = {name: _caption_digests(facts, run, name) for name in run.datasets}
+    skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
+    repeats = {name: settings.num_repeats for name, settings in datasets.items()}
+    texts = {name: _text_digests(facts, run, name) for name in datasets}
     keys = {
         f"{name}/{part}": plan.parts[Part(name, run.model, part)].keys
-        for name in run.datasets
+        for name in datasets
         for part in part_names(facts.config, run, name)
     } | {
         f"{name}/{manifest.CAPTIONS}": manifest.keys_digest(found.items())
-        for name, found in captions.items()
+        for name, found in texts.items()
         if found
     }
     complete = {name: found for name, found in keys.items() if found is not None}
@@ -50,41 +49,34 @@ def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False)
         len(complete) == len(keys)
         and lock.digest == manifest.lock_digest(complete, repeats)
         and _stems(lock.aside) == _stems(skipped)
-        and lock.images == {name: plan.images[name] for name in run.datasets}
+        and lock.images == {name: plan.images[name] for name in datasets}
         and lock.manifest == facts.digest_of(run_folder(plan.name) / "manifest.jsonl")
         and not any(state.orphans for state in plan.parts.values())
-        and not fatal
+        and skipped.keys() <= set(skip)
     )
     if fresh and not force:
         plan.lock = lock.digest
         return
+    states = plan.parts.values()
+    orphans = [path for state in states for path in state.orphans]
+    found = [stale.found for state in states for stale in state.stale]
+    known = {part: state.known for part, state in plan.parts.items()}
     plan.manifest_order = manifest.ManifestOrder(
         run=plan.name,
         model=run.model,
         repeats=repeats,
-        skip=[name for name in run.datasets if facts.config.datasets[name].on_error == "skip"],
-        items=list(
-            manifest_items(
-                facts, run, {part: state.known for part, state in plan.parts.items()}, captions
-            )
-        ),
+        skip=skip,
+        items=list(manifest_items(facts, run, known, texts)),
         faults=skipped,
-        orphans=sorted(
-            [path for state in plan.parts.values() for path in state.orphans] + unfinished()
-        ),
+        orphans=sorted(orphans + unfinished()),
         planned=time.time_ns(),
-        layout=facts.config.models[run.model].layout_name,
-        replaced=[
-            stale.found.partition("@")[0]
-            for state in plan.parts.values()
-            for stale in state.stale
-            if stale.found is not None
-        ],
+        layout=facts.layout(run.model).name,
+        replaced=[each.partition("@")[0] for each in found if each is not None],
     ).write()
 
 
 def _skipped(facts: Facts, plan: RunPlan, run: Run) -> _Skipped:
-    """Return dataset -> what is wrong with the items that no cache is made of."""
+    """Return dataset -> faults of the items without caches."""
     found: _Skipped = {}
     for name in run.datasets:
         faults = [
@@ -100,8 +92,8 @@ def _stems(skipped: _Skipped) -> set[tuple[str, str]]:
     return {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
 
 
-def _caption_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:
-    """Return stem -> digest of an item's text, where its trainer encodes that itself.
+def _text_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:
+    """Return stem -> digest of an item's text, where the trainer encodes that itself.
 
     sd-scripts does so with Stable Diffusion 1.x and 2.x: no cache tells that a caption changed.
     """
@@ -125,7 +117,7 @@ def manifest_items(
     facts: Facts,
     run: Run,
     known: Mapping[Part, Mapping[str, str]],
-    captions: Mapping[str, Mapping[str, str]],
+    texts: Mapping[str, Mapping[str, str]],
 ) -> Iterator[manifest.ManifestItem]:
     """Yield the items of a run with the names of their caches.
 
@@ -133,17 +125,13 @@ def manifest_items(
         facts: of its datasets and model.
         run: its section of the configuration.
         known: part -> path of a cache file -> its key.
-        captions: dataset -> stem -> digest of its text, where no cache is made of that.
+        texts: dataset -> stem -> digest of its text, where that is not cached.
     """
     layout = facts.layout(run.model)
     for name in run.datasets:
-        settings, said = facts.config.datasets[name], captions.get(name, {})
+        settings, digests = facts.config.datasets[name], texts.get(name, {})
         parts = [
-            (
-                part,
-                layout.folder(name, run.model, part),
-                known.get(Part(name, run.model, part), {}),
-            )
+            (part, layout.folder(name, run.model, part), known.get(Part(name, run.model, part), {}))
             for part in part_names(facts.config, run, name)
         ]
         for item in facts.items(name, run.model)[0]:
@@ -162,5 +150,5 @@ def manifest_items(
                 item.caption,
                 item.control,
                 item.texts,
-                said.get(item.stem),
+                digests.get(item.stem),
             )

@@ -1,4 +1,4 @@
-"""What a run consists of: its parts, and what was found out about them."""
+"""Parts of runs, and the plans of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from latentmake import digest, layouts
 from latentmake.config import Config, Dataset, Run
-from latentmake.layouts import kind_of, plain, size_of
+from latentmake.layouts import kind_of, plain
 from latentmake.plan import manifest
 from latentmake.plan.keys import Source
 from latentmake.plan.orders import WorkOrder
@@ -21,29 +21,26 @@ __all__ = [
     "Part",
     "Plan",
     "RunPlan",
-    "kind_of",
     "part_names",
     "parts_of",
     "prompt_path",
     "prompt_sources",
     "prompts_of",
     "read_lock",
-    "resolutions_of",
     "run_folder",
-    "size_of",
     "source_of",
     "text_parts",
 ]
 
 PROMPTS = "_prompts"
-"""Stands for a dataset: the prompts of sample pictures, each an item named by its digest."""
+"""Dataset of the prompts of sample pictures, each an item named by its digest."""
 
 
 class Part(NamedTuple):
     """The targets of one dataset, model and part.
 
-    A part is a resolution's name (`64`, `480x832`), `text`, further variants of the items' texts
-    (`text.1`), or, where a layout keeps the text with each resolution, `text@480x832`.
+    A part is a resolution (`64`, `480x832`), a text (`text`, `text.1`), or, where a layout keeps
+    the text with each resolution, `text@480x832`.
     """
 
     dataset: str
@@ -53,23 +50,23 @@ class Part(NamedTuple):
 
 @dataclass
 class RunPlan:
-    """What one run needs.
+    """Plan of one run.
 
     Attributes:
         name: of the run.
-        parts: its targets, each part's state.
-        orders: batch jobs that make what is stale, by kind (`latents`, `text`).
-        faults: dataset -> what is wrong with its items.
-        manifest_order: for the manifest job; None where manifest and lock are fresh.
-        training_order: for the trainer; None where the run is trained, or has no trainer.
-        trainer_order: for checklist and publication; None where the run has no trainer.
+        parts: state of its targets.
+        orders: batch jobs that make the stale ones.
+        faults: dataset -> faults of its items.
+        manifest_order: of the manifest job; None where manifest and lock are fresh.
+        training_order: of the trainer; None where the run is trained, or has no trainer.
+        trainer_order: of checklist and publication; None where the run has no trainer.
         images: dataset -> digest of the paths of its images.
         lock: digest of its lock; None where its manifest is to be written.
     """
 
     name: str
     parts: dict[Part, PartState]
-    orders: dict[str, list[WorkOrder]] = field(default_factory=lambda: {"latents": [], "text": []})
+    orders: list[WorkOrder] = field(default_factory=list)
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     manifest_order: Path | None = None
     training_order: Path | None = None
@@ -79,17 +76,17 @@ class RunPlan:
 
     def receipts(self, *kinds: str) -> list[str]:
         """Return the receipts of its batch jobs of some kinds."""
-        return [str(order.receipt) for kind in kinds for order in self.orders[kind]]
+        return [str(order.receipt) for order in self.orders if order.kind in kinds]
 
 
 @dataclass
 class Plan:
-    """The plans of all runs asked for.
+    """Plans of the runs asked for.
 
     Attributes:
-        runs: name -> its plan.
-        orders: their batch jobs, none twice.
-        minutes: name of an order -> how long its job will take, where past jobs tell.
+        runs: name -> plan.
+        orders: of their batch jobs, none twice.
+        minutes: name of an order -> expected duration of its job, where past jobs tell.
     """
 
     runs: dict[str, RunPlan]
@@ -107,11 +104,6 @@ def read_lock(run: str) -> manifest.Lock:
     return manifest.read_lock(run_folder(run) / "dataset.lock")
 
 
-def resolutions_of(run: Run) -> list[str]:
-    """Return the names of a run's resolutions."""
-    return [size.name for size in run.resolutions]
-
-
 def parts_of(config: Config, run: Run) -> list[Part]:
     """Return the parts that a run needs."""
     parts = [
@@ -125,7 +117,8 @@ def parts_of(config: Config, run: Run) -> list[Part]:
 def part_names(config: Config, run: Run, dataset: str) -> list[str]:
     """Return the names of the parts that a run needs of one of its datasets."""
     layout = layouts.of(config.models[run.model].layout_name)
-    return layout.parts(resolutions_of(run), text_parts(config.datasets[dataset]))
+    resolutions = [size.name for size in run.resolutions]
+    return layout.parts(resolutions, text_parts(config.datasets[dataset]))
 
 
 def text_parts(settings: Dataset) -> list[str]:
@@ -140,24 +133,23 @@ def prompts_of(run: Run) -> list[str]:
     return run.trainer.prompts if run.trainer else []
 
 
-def prompt_stem(text: str) -> str:
-    """Return the name of a prompt's item: a digest of its text."""
-    return digest.of_bytes(text.encode())[:20]
-
-
 def prompt_path(model: str, text: str) -> str:
     """Return the cache file of a prompt's embedding."""
-    return plain.path(PROMPTS, model, "text", prompt_stem(text))
+    return plain.path(PROMPTS, model, "text", _prompt_stem(text))
 
 
 def prompt_sources(runs: Iterable[Run]) -> list[Source]:
-    """Return what the embeddings of some runs' prompts are made from, none twice."""
+    """Return the sources of the embeddings of some runs' prompts, none twice."""
     texts = {text for run in runs for text in prompts_of(run)}
-    return sorted(Source(prompt_stem(text), None, None, text) for text in texts)
+    return sorted(Source(_prompt_stem(text), None, None, text) for text in texts)
+
+
+def _prompt_stem(text: str) -> str:
+    return digest.of_bytes(text.encode())[:20]
 
 
 def source_of(part: str, item: Item) -> Source:
-    """Return what an item's target of a part is made from."""
+    """Return the source of an item's targets of a part."""
     if kind_of(part) == "latents":
         return Source(
             item.stem,

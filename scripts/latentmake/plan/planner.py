@@ -1,12 +1,11 @@
-"""The plan: what runs need, what of it is stale, and the jobs that make it.
+"""Planner: stale targets of runs, and the orders of the jobs that make them.
 
-Made in the process that reads the Snakefile first, and in no other. It imports no torch and opens
-no file whose stat it knows.
+Only the process that the user started plans. It imports no torch and opens no file of known stat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import latentmake
@@ -14,29 +13,21 @@ from latentmake import digest
 from latentmake.config import Run
 from latentmake.errors import SourceError
 from latentmake.index.memo import Memo
+from latentmake.layouts import kind_of
 from latentmake.plan import manifest, reuse, staleness
 from latentmake.plan.batches import batches, minutes_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import unreadable
-from latentmake.plan.listing import Folder
+from latentmake.plan.keys import PENDING, Source, unreadable
+from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.manifest_job import plan_manifest
-from latentmake.plan.parts import (
-    PROMPTS,
-    Part,
-    Plan,
-    RunPlan,
-    kind_of,
-    parts_of,
-    prompt_sources,
-    source_of,
-)
+from latentmake.plan.parts import PROMPTS, Part, Plan, RunPlan, parts_of, prompt_sources, source_of
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.run_checks import check_run
 from latentmake.plan.staleness import Evaluation
 from latentmake.sources import metadata, s3
 from latentmake.sources.items import Item
 
-__all__ = ["make_plan"]
+__all__ = ["evaluate", "make_plan"]
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
@@ -76,18 +67,18 @@ def make_plan(facts: Facts, names: Iterable[str], *, force: bool = False) -> Pla
         )
         for name, run in runs.items()
     }
-    found = []
+    orders = []
     for (dataset, model), asked in needed.items():
-        for order, kind, wanting in batches(facts, dataset, model, asked, states):
+        for order, wanting in batches(facts, dataset, model, asked, states[dataset, model]):
             order.write()
-            found.append(order)
+            orders.append(order)
             for name in wanting:
-                plans[name].orders[kind].append(order)
+                plans[name].orders.append(order)
     for name, plan in plans.items():
         plan_manifest(facts, plan, runs[name], force=force)
     facts.memo.save()
-    minutes = {order.name: known for order in found if (known := minutes_of(facts, order))}
-    return Plan(plans, found, minutes)
+    minutes = {order.name: known for order in orders if (known := minutes_of(facts, order))}
+    return Plan(plans, orders, minutes)
 
 
 def _evaluate_all(
@@ -101,8 +92,9 @@ def _evaluate_all(
             using = [run for run in runs.values() if run.model == model]
             states[dataset, model] = _evaluate_prompts(facts, model, using)
             continue
-        state = states[dataset, model] = _evaluate(facts, dataset, model, needed[dataset, model])
-        if state.unreadable:  # by every model: what was evaluated before is so again
+        state = _evaluate_dataset(facts, dataset, model, [*needed[dataset, model]])
+        states[dataset, model] = state
+        if state.unreadable:  # by every model: those evaluated before must be again
             facts.add_faults(dataset, state.unreadable)
             facts.memo.save()  # what was read already is not read again
             again = [each for each in states if each[0] == dataset]
@@ -110,13 +102,55 @@ def _evaluate_all(
     return states
 
 
-def _evaluate(facts: Facts, dataset: str, model: str, parts: Iterable[str]) -> Evaluation:
+def evaluate(
+    facts: Facts,
+    dataset: str,
+    model: str,
+    sources: Mapping[str, Sequence[Source]],
+    *,
+    owned: set[str],
+    found: Listing,
+) -> Evaluation:
+    """Return the state of some parts of a dataset, or of the prompts, and a model.
+
+    Args:
+        facts: of dataset and model.
+        dataset: its name.
+        model: its name.
+        sources: part -> source of each of its targets, in the order of stems.
+        owned: stems of all items, faulty ones too: their cache files are no orphans.
+        found: listing of the cache folder.
+
+    Raises:
+        CacheError: something that is no cache lies in the place of one, or of a folder of them.
+    """
+    return staleness.evaluate(
+        dataset=dataset,
+        model=model,
+        root="" if dataset == PROMPTS else facts.scan(dataset).root,
+        sources=sources,
+        owned=owned,
+        recipes={part: _recipe_digest(facts, dataset, model, part) for part in sources},
+        memo=facts.memo,
+        found=found,
+        layout=facts.layout(model),
+        settings=facts.config.datasets.get(dataset),
+    )
+
+
+def _recipe_digest(facts: Facts, dataset: str, model: str, part: str) -> str:
+    recipe = facts.recipe(dataset, model, kind_of(part))
+    return digest.of_value(recipe) if recipe else PENDING
+
+
+def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> Evaluation:
     """Return the state of some parts, by a remembered verdict where nothing changed."""
     settings, layout = facts.config.datasets[dataset], facts.layout(model)
     recipes = {part: _recipe_digest(facts, dataset, model, part) for part in parts}
     folder = Folder(f"cache/{dataset}/{model}")
-    scan, control, skipped = facts.scan(dataset), facts.control(dataset), facts.skipped(dataset)
-    listings = [scan.fingerprint, folder.fingerprint, control and control.fingerprint]
+    control, skipped = facts.control(dataset), facts.skipped(dataset)
+    listings: list[str | None] = [facts.scan(dataset).fingerprint, folder.fingerprint]
+    listings.append(control and control.fingerprint)
     if settings.metadata_file is not None:
         listings.append(str(metadata.metadata_stat(dataset, settings.metadata_file)))
     version = [latentmake.__version__, latentmake.PLAN_VERSION]
@@ -132,30 +166,14 @@ def _evaluate(facts: Facts, dataset: str, model: str, parts: Iterable[str]) -> E
     owned = {item.stem for item in items} | {fault.stem for fault in faults}
     if layout.drops_skipped and settings.on_error == "skip":
         owned = {item.stem for item in wanted}
-    evaluation = staleness.evaluate(
-        dataset=dataset,
-        model=model,
-        root=scan.root,
-        sources={part: [source_of(part, item) for item in wanted] for part in recipes},
-        owned=owned,
-        recipes=recipes,
-        memo=facts.memo,
-        found=folder.listing(),
-        layout=layout,
-        settings=settings,
-    )
-    evaluation.images = manifest.images_digest(item.image for item in wanted)
-    if not any(kind_of(part) == "text" for part in recipes):  # a trainer encodes it itself
-        evaluation.unreadable |= _unreadable_captions(facts.memo, wanted)
-    if not faults and not skipped and (verdict := staleness.remember(evaluation)):
+    sources = {part: [source_of(part, item) for item in wanted] for part in parts}
+    state = evaluate(facts, dataset, model, sources, owned=owned, found=folder.listing())
+    state.images = manifest.images_digest(item.image for item in wanted)
+    if not any(kind_of(part) == "text" for part in parts):  # the trainer encodes it
+        state.unreadable |= _unreadable_captions(facts.memo, wanted)
+    if not faults and not skipped and (verdict := staleness.remember(state)):
         facts.memo.learn_verdict(question, verdict)
-    return evaluation
-
-
-def _recipe_digest(facts: Facts, dataset: str, model: str, part: str) -> str:
-    """Return the digest of a part's recipe; "" where a rule has yet to make the model."""
-    recipe = facts.recipe(dataset, model, kind_of(part))
-    return digest.of_value(recipe) if recipe else ""
+    return state
 
 
 def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceError]:
@@ -174,13 +192,7 @@ def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceE
 def _evaluate_prompts(facts: Facts, model: str, runs: Iterable[Run]) -> Evaluation:
     """Return the state of the prompts of some runs of one model."""
     sharing = [run for run in facts.config.runs.values() if run.model == model]
-    return staleness.evaluate(
-        dataset=PROMPTS,
-        model=model,
-        root="",
-        sources={"text": prompt_sources(runs)},
-        owned={source.stem for source in prompt_sources(sharing)},
-        recipes={"text": _recipe_digest(facts, PROMPTS, model, "text")},
-        memo=facts.memo,
-        found=Folder(f"cache/{PROMPTS}/{model}").listing(),
-    )
+    owned = {source.stem for source in prompt_sources(sharing)}
+    found = Folder(f"cache/{PROMPTS}/{model}").listing()
+    sources = {"text": prompt_sources(runs)}
+    return evaluate(facts, PROMPTS, model, sources, owned=owned, found=found)

@@ -9,31 +9,23 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from latentmake import digest
 from latentmake.config import Run, nearest
 from latentmake.errors import ConfigError, SourceError
 from latentmake.index.memo import target_stat
-from latentmake.layouts import Named
-from latentmake.plan import staleness
-from latentmake.plan.batches import work_order
+from latentmake.layouts import Named, kind_of, size_of
+from latentmake.plan.batches import work_item, work_order
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Source
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
-from latentmake.plan.parts import PROMPTS, kind_of, prompt_sources, size_of, source_of, text_parts
+from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.parts import PROMPTS, prompt_sources, source_of, text_parts
+from latentmake.plan.planner import evaluate
 from latentmake.plan.run_checks import check_resolutions
 
 __all__ = ["single"]
 
 
 def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
-    """Plan one cache file, asked for by its name.
-
-    Args:
-        facts: of datasets and models.
-        path: `cache/{dataset}/{model}/...`.
-
-    Returns:
-        Its order, and whether it is stale.
+    """Plan one cache file, `cache/{dataset}/{model}/...`; return its order and whether it is stale.
 
     Raises:
         SourceError: its item is faulty, or its source cannot be read.
@@ -102,42 +94,23 @@ def _sources(facts: Facts, dataset: str, model: str, part: str) -> list[Source]:
     if dataset == PROMPTS:
         runs = [run for run in facts.config.runs.values() if run.model == model]
         return prompt_sources(runs) if part == "text" else []
-    if dataset not in facts.config.datasets:
+    if part.startswith("text.") and part not in text_parts(facts.config.datasets[dataset]):
         return []
-    known = text_parts(facts.config.datasets[dataset])
-    if part.startswith("text.") and part not in known:
-        return []
-    items = facts.items(dataset, model)[0]
-    return [source_of(part, item) for item in items]
+    return [source_of(part, item) for item in facts.items(dataset, model)[0]]
 
 
 def _single(
     facts: Facts, dataset: str, model: str, part: str, source: Source, named: Named
 ) -> tuple[WorkOrder, bool]:
     kind, path = kind_of(part), named.path
-    recipe_values = facts.recipe(dataset, model, kind)
     there = os.path.lexists(path) and not Path(path).is_dir()
-    stat = Path(path).lstat() if there else None
-    evaluation = staleness.evaluate(
-        dataset=dataset,
-        model=model,
-        root="" if dataset == PROMPTS else facts.scan(dataset).root,
-        sources={part: [source]},
-        owned={source.stem},
-        recipes={part: digest.of_value(recipe_values) if recipe_values else ""},
-        memo=facts.memo,
-        found={} if stat is None else {path: target_stat(stat)},
-        layout=facts.layout(model),
-        settings=facts.config.datasets.get(dataset),
-    )
-    for error in evaluation.unreadable.values():
+    found = {path: target_stat(Path(path).lstat())} if there else {}
+    state = evaluate(facts, dataset, model, {part: [source]}, owned={source.stem}, found=found)
+    for error in state.unreadable.values():
         raise error
-    state = evaluation.parts[part]
     facts.memo.save()
-    stale = next((each for each in state.stale if each.path == path), None)
-    found = stale.found if stale else None
-    target = Target(part, path, found, size_of(part), named.clip)
-    work = WorkItem(source.stem, source.path, source.text, (target,), source.control, source.media)
-    order = work_order(facts, dataset, model, kind, (work,))
+    stale = next((each for each in state.parts[part].stale if each.path == path), None)
+    target = Target(part, path, stale.found if stale else None, size_of(part), named.clip)
+    order = work_order(facts, dataset, model, kind, [work_item(source, [target])])
     order.write()
     return order, stale is not None

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pydantic import ByteSize
 from tabulate import tabulate
 
+from latentmake.layouts import kind_of
 from latentmake.plan import store
-from latentmake.plan.parts import Plan, RunPlan, kind_of
+from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.staleness import REASONS
 
 __all__ = ["plan_table", "status_lines"]

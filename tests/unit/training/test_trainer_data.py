@@ -204,7 +204,7 @@ def test_shorter_embeddings_are_padded_and_masked(lengths: Caches) -> None:
 
 def test_an_empty_manifest_says_that_there_is_nothing_to_train_on(manifest: Path) -> None:
     manifest.write_text(json.dumps({"dataset": "a", "stem": "b", "source": "c", "aside": "bad"}))
-    with pytest.raises(TrainingError, match="nothing to train on: all 1 items were set aside"):
+    with pytest.raises(TrainingError, match="nothing to train on: all 1 items were skipped"):
         read_items(manifest)
     manifest.write_text("")
     with pytest.raises(TrainingError, match="nothing to train on"):

@@ -60,12 +60,7 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> Path:
                 mend="copy it to a folder, or let its caches be encoded",
             )
     kinds = {"latents": adopt.latents is not None, "text": adopt.text is not None}
-    works = [
-        order
-        for kind in plan.orders
-        for order in plan.orders[kind]
-        if order.dataset != PROMPTS and kinds[kind]
-    ]
+    works = [order for order in plan.orders if order.dataset != PROMPTS and kinds[order.kind]]
     if any(order.pending for order in works):
         raise ModelError(
             "this model is still to be made",

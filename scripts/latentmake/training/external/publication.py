@@ -47,12 +47,7 @@ def write_items(facts: Facts, name: str) -> Path:
     without = _left_out(facts, name)
     layout = facts.layout(run.model)
     rows = [
-        row_of(
-            item,
-            {part: [path for path, _ in targets] for part, targets in item.targets.items()},
-            config.datasets[item.dataset].num_repeats,
-            layout,
-        )
+        row_of(item, config.datasets[item.dataset].num_repeats, layout)
         for item in manifest_items(facts, run, {}, {})
         if (item.dataset, item.stem) not in without
     ]
@@ -67,7 +62,7 @@ def write_items(facts: Facts, name: str) -> Path:
 def _left_out(facts: Facts, name: str) -> set[tuple[str, str]]:
     """Return dataset and stem of the items that cannot be published, each of which is told.
 
-    Besides those that a listing tells, earlier builds here set aside what they could not read.
+    Besides those that a listing tells, earlier builds here skipped what they could not read.
     """
     config, run = facts.config, facts.config.runs[name]
     found: set[tuple[str, str]] = set()
@@ -80,7 +75,7 @@ def _left_out(facts: Facts, name: str) -> set[tuple[str, str]]:
                 faults.append((noted["stem"], noted["line"]))
         found |= {(dataset, stem) for stem, _ in faults}
         if skip:
-            sys.stderr.writelines(f"set aside: {line}\n" for _, line in faults)
+            sys.stderr.writelines(f"skipped: {line}\n" for _, line in faults)
         else:
             lines += [line for _, line in faults]
     if lines:

@@ -27,7 +27,7 @@ _MEMORY = 256 << 20
 
 
 class Item(BaseModel):
-    """One line of a manifest; an item set aside has a reason instead of caches."""
+    """One line of a manifest; a skipped item has a reason instead of caches."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     dataset: str
@@ -62,7 +62,7 @@ class Example(NamedTuple):
 
 
 def read_items(manifest: Path) -> list[Item]:
-    """Read the items to train on, without those set aside.
+    """Read the items to train on, without skipped ones.
 
     Raises:
         TrainingError: the manifest is missing, damaged or empty.
@@ -88,7 +88,7 @@ def read_items(manifest: Path) -> list[Item]:
         else:
             aside += 1
     if not items:
-        what = f"all {aside} items were set aside" if aside else "the manifest has no items"
+        what = f"all {aside} items were skipped" if aside else "the manifest has no items"
         raise TrainingError(
             f"nothing to train on: {what}", where=manifest, mend="see the run's datasets"
         )
