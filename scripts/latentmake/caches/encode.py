@@ -43,9 +43,9 @@ def carry_out(
 
     Args:
         order: to carry out.
-        receipt: path of the receipt.
+        receipt: its path.
         say: told of faults and of the outcome, a line each.
-        threads: cores to use.
+        threads: that read and decode, and on a CPU encode.
         may_skip: whether the dataset's `on_error: skip` counts; not for a file asked for by name.
         alone: whether this process does nothing else.
         encoder: replaces the model's own.
@@ -59,9 +59,9 @@ def carry_out(
         StorageError: the disk is full or cannot be written.
     """
     began, since = time.monotonic(), time.time()
-    # A model that did not exist while planning has a recipe only now.
-    made_now = order.recipe or recipe.make(order.kind, order.dataset_settings, order.model_settings)
-    job = Job(order, made_now, say)
+    # A model that was made after planning has a recipe only now.
+    made = order.recipe or recipe.make(order.kind, order.dataset_settings, order.model_settings)
+    job = Job(order, made, say)
     ready = [] if encoder is None else [Loaded(encoder, batch_size)]
     started: list[float] = []
     held = contextlib.ExitStack()

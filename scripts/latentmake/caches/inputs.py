@@ -51,15 +51,7 @@ def samples_of(
     source: str,
     missing: Mapping[Target, str],
 ) -> list[Sample]:
-    """Make the samples of an item.
-
-    Args:
-        order: of the item.
-        item: one image, video or caption.
-        data: bytes of its source.
-        control: bytes of its control, if it has one.
-        source: digest of both.
-        missing: target -> key.
+    """Make the samples of an item's missing targets, from the bytes of its source and control.
 
     Raises:
         SourceError: the bytes are damaged.

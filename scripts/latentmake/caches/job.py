@@ -307,12 +307,7 @@ class Job:
     ) -> None:
         """Put a finished target into the spool, or refuse it for NaN, infinity or all zeros.
 
-        Args:
-            item: of the target.
-            key: of the target.
-            source: digest of what it was made from.
-            tensors: by name.
-            metadata: for its header, besides our own.
+        `source` is the digest of what it was made from; `metadata` goes into its header.
         """
         if fault := _fault(tensors):
             hint = "use dtype: float32, or look at the picture and at the model"

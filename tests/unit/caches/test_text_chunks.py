@@ -383,8 +383,8 @@ def test_a_job_names_what_it_cut_at_its_end_and_writes_masks_as_whole_numbers(
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"adopt": {"text": [".a", ".b"]}}, "leave out `architecture` or `adopt.text`"),
-        ({"text": [{"path": "one", "max_length": 20}, "two"]}, "leave out its `max_length`"),
+        ({"adopt": {"text": [".a", ".b"]}}, "leave out `architecture`"),
+        ({"text": [{"path": "one", "max_length": 20}, "two"]}, "leave out CLIP-L.s `max_length`"),
     ],
     ids=str,
 )

@@ -48,11 +48,7 @@ class ClipTextEncoder:
     def encode(
         self, captions: Sequence[str], chunks: Sequence[int]
     ) -> list[dict[str, torch.Tensor]]:
-        """Encode captions, all their chunks of 75 tokens as one batch.
-
-        Args:
-            captions: of any length.
-            chunks: number of chunks of each.
+        """Encode captions of so many chunks of 75 tokens each, all chunks as one batch.
 
         Returns:
             Of each caption of n chunks `hidden_state` [75n + 2, D]: BOS of the first chunk, tokens

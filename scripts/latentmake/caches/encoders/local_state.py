@@ -57,10 +57,7 @@ class Kind(NamedTuple):
 def load_network(kind: Kind, weights: Weights) -> Any:
     """Load a network on the CPU, in the dtype of its files if they are local.
 
-    Args:
-        kind: of network.
-        weights: a folder or a hub id as the library saves it, or a single file in the library's
-            names or the original release's.
+    Single files may have the library's names or those of the original release.
 
     Raises:
         ModelError: it is missing, damaged, incomplete, or of another kind.
@@ -95,11 +92,7 @@ def pretrained(
 ) -> Any:
     """Load a network by its library's `from_pretrained`, from the hub or a local folder.
 
-    Args:
-        from_pretrained: of its class.
-        weights: where they are.
-        foreign: pattern of further weights that the files may hold; "" matches all.
-        options: for `from_pretrained`.
+    Weights whose names match `foreign` may be in the files, too.
 
     Raises:
         ValueError: the library would invent missing weights or drop unknown ones.
@@ -133,13 +126,7 @@ def refuse_faults(
 
 @contextmanager
 def refusing(weights: Weights, name: str, hint: str) -> Iterator[None]:
-    """Turn any error while loading weights into one line.
-
-    Args:
-        weights: where they are.
-        name: of the kind of network.
-        hint: how to repair them.
-    """
+    """Turn any error while loading weights of a kind of network, `name`, into one line."""
     try:
         yield
     except (ModelError, MemoryError):

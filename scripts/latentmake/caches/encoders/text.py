@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from latentmake import layouts
 from latentmake.caches.encoders.clip_text import ClipTextEncoder, load_clip_text
-from latentmake.caches.encoders.text_model import is_clip, load_text_model
+from latentmake.caches.encoders.text_model import load_text_model
 from latentmake.config import Model, TextWeights
 from latentmake.layouts.plain import encoder_name
 from latentmake.models import tokenizers
@@ -171,10 +171,10 @@ def load_text_encoder(
         ModelError: something is missing, incomplete or of another kind.
     """
     loaded = load_text_model(weights, device, dtype)
-    clip = is_clip(loaded.network)
+    config = loaded.network.config
+    clip = str(config.model_type).startswith("clip")
     limit = weights.max_length or T5_LENGTH
     if clip:
-        config = loaded.network.config
         positions = int(getattr(config, "text_config", config).max_position_embeddings)
         limit = min(weights.max_length or positions, positions)
     return TextEncoder(*loaded, padded=clip, max_length=limit, masked=not clip)

@@ -25,7 +25,7 @@ from latentmake.models import tokenizers
 from latentmake.models.files import config_file, weights_files
 from latentmake.models.projection import load_projection
 
-__all__ = ["Kind", "TextModel", "is_clip", "load_text_model"]
+__all__ = ["Kind", "TextModel", "load_text_model"]
 
 Kind = Literal["CLIP", "CLIP with its projection", "T5"]
 
@@ -45,11 +45,6 @@ class TextModel(NamedTuple):
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     projection: torch.nn.Module | None
-
-
-def is_clip(network: PreTrainedModel) -> bool:
-    """Whether a network is a CLIP's text encoder."""
-    return str(network.config.model_type).startswith("clip")
 
 
 def load_text_model(

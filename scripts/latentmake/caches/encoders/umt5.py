@@ -132,13 +132,7 @@ class _EightBitLinear(torch.nn.Module):
 def load_umt5(
     weights: TextWeights, device: torch.device, dtype: torch.dtype, *, fp8: bool = False
 ) -> Umt5Encoder:
-    """Load umT5 and its tokenizer for inference.
-
-    Args:
-        weights: of umT5; a single file needs the folder of the `tokenizer`.
-        device: to run on.
-        dtype: to compute in.
-        fp8: keep the weights of linear layers in 8 bits, half the memory of bfloat16.
+    """Load umT5 and its tokenizer for inference; `fp8` keeps linear layers in 8 bits.
 
     Raises:
         ModelError: something is missing, incomplete or of another kind.

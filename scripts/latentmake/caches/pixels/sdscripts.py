@@ -60,12 +60,7 @@ def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArr
 
 
 def fit(pixels: NDArray[np.uint8], found: Placement) -> NDArray[np.uint8]:
-    """Scale and cut an image: by OpenCV's area averaging where no side grows, else by Lanczos.
-
-    Args:
-        pixels: [height, width, 3 or 4].
-        found: its placement.
-    """
+    """Scale and cut an image: by OpenCV's area averaging where no side grows, else by Lanczos."""
     height, width = pixels.shape[:2]
     resized, left, top, target = found
     if (width, height) != resized:

@@ -91,17 +91,11 @@ def fit(
 
     Alpha takes part in Lanczos' scaling up, and is dropped at the end.
 
-    Args:
-        image: RGB or RGBA, or pixels [height, width, 3 or 4].
-        target: in pixels.
-        path: for messages.
-        max_pixels: an image that would be scaled up to more is refused.
-
     Returns:
         [height, width, 3], contiguous.
 
     Raises:
-        SourceError: it is too narrow.
+        SourceError: it is so narrow that it would be scaled up to more than `max_pixels`.
     """
     pixels = np.array(image)
     size = Size(pixels.shape[1], pixels.shape[0])
@@ -125,7 +119,7 @@ def read_clips(
         path: for messages.
         source_fps: frame rate of the file; None keeps each frame.
         wanted: target size of each clip, and its place among the kept frames.
-        max_pixels: as for `fit`, of each frame.
+        max_pixels: of a frame, see `fit`.
 
     Returns:
         [frames, height, width, 3] for each clip. Overlapping clips of one size share memory.
@@ -154,14 +148,8 @@ def read_control(
     """Decode a control video, and cut the same clips from it as from the controlled one.
 
     If it is shorter, its last frame is repeated. musubi-tuner scales its frames twice: to the
-    bucket nearest to the control video's own shape, then to the other's bucket.
-
-    Args:
-        data: as for `read_clips`, as are the others but `wanted`.
-        path: for messages.
-        source_fps: frame rate of both files.
-        wanted: of each clip the resolution, the size of the controlled clip, and its place.
-        max_pixels: of each frame.
+    bucket nearest to the control video's own shape, then to the other's bucket. `wanted` holds of
+    each clip the resolution, the size of the controlled clip, and its place.
     """
     if not wanted:
         return []

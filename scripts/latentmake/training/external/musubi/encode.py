@@ -1,21 +1,21 @@
-"""Caches made by musubi-tuner's own scripts: called for what is stale, checked, stamped as ours.
+"""Encoding by musubi-tuner's own scripts: run for missing targets, checked, stamped as ours.
 
-The scripts know nothing of staleness, so they are given a dataset of the stale items alone and an
-empty cache folder. Their files go through the spool like those of our encoders.
+The scripts know nothing of staleness, so they get a dataset of just these items and an empty cache
+folder. Their files go through the spool like those of our encoders.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tomli_w
 from safetensors import SafetensorError, safe_open
 
-from latentmake.caches.job import Job
+from latentmake.caches.job import Job, Reading
 from latentmake.config import Dataset
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic
@@ -38,22 +38,6 @@ __all__ = ["make_by_scripts"]
 _FOLDER = Path(".latentmake/musubi")
 
 
-class _Wanted(NamedTuple):
-    """One item that the scripts shall encode.
-
-    Attributes:
-        item: itself.
-        source: digest of what it is made from.
-        caption: the text, as it was read for that digest; "" of images and videos.
-        targets: what is to be made, with the keys.
-    """
-
-    item: WorkItem
-    source: str
-    caption: str
-    targets: dict[Target, str]
-
-
 def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress: Progress) -> None:
     """Put the targets of some items into the spool, encoded by musubi-tuner's own scripts.
 
@@ -63,12 +47,12 @@ def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress:
         TrainingError: musubi-tuner is not where the configuration says.
         ModelError: a script failed; what it had finished is kept.
     """
-    wanted: list[_Wanted] = []
+    wanted: list[Reading] = []
     for reading in job.readings(items, threads, progress):
         if reading.missing:
-            texts = [each.content for each in reading.samples if isinstance(each.content, str)]
-            text = "".join(texts[:1])
-            wanted.append(_Wanted(reading.item, reading.content, text, reading.missing))
+            if job.order.kind == "latents":
+                reading.samples.clear()  # pixels, which the scripts decode themselves
+            wanted.append(reading)
     if not wanted:
         return
     folder = (_FOLDER / job.order.name).absolute()
@@ -76,7 +60,7 @@ def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress:
     try:
         failure = _run(job.order, wanted, folder)
         for each in wanted:
-            for target, key in each.targets.items():
+            for target, key in each.missing.items():
                 progress.update()
                 _take(job, each, target, key, _cache_folder(folder, target), failure)
     finally:
@@ -90,8 +74,8 @@ def _cache_folder(folder: Path, target: Target) -> Path:
     return folder / (target.part if target.size else "text")
 
 
-def _run(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> ModelError | None:
-    """Run a script over a dataset of just these items; return its failure."""
+def _run(order: WorkOrder, wanted: Sequence[Reading], folder: Path) -> ModelError | None:
+    """Run a script on a dataset of just these items; return its failure."""
     assert order.musubi_tuner is not None
     installation = find(order.musubi_tuner)
     model = order.model_settings
@@ -134,13 +118,13 @@ def _file(path: str | None, key: str) -> str:
     return str(place.absolute())
 
 
-def _blocks(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> Iterator[dict[str, Any]]:
+def _blocks(order: WorkOrder, wanted: Sequence[Reading], folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the `[[datasets]]` blocks: one for each resolution, or one for all captions."""
     dataset = order.dataset_settings
     kind = "video" if dataset.video else "image"
-    parts: dict[str, tuple[tuple[int, int], list[_Wanted]]] = {}
+    parts: dict[str, tuple[tuple[int, int], list[Reading]]] = {}
     for each in wanted:
-        for target in each.targets:
+        for target in each.missing:
             place = _cache_folder(folder, target).name
             size = target.size or (512, 512)  # which no caption depends on
             found = parts.setdefault(place, (size, []))[1]
@@ -159,13 +143,13 @@ def _blocks(order: WorkOrder, wanted: Sequence[_Wanted], folder: Path) -> Iterat
         }
 
 
-def _line(wanted: _Wanted, kind: str) -> dict[str, str]:
-    """Return the line of an item in a list; its caption where that is what is encoded."""
-    item = wanted.item
-    if item.targets[0].size is None:
-        # No such file is needed: its name alone is, for that of the cache.
+def _line(reading: Reading, kind: str) -> dict[str, str]:
+    """Return the line of an item in a list, with its caption if that is encoded."""
+    item = reading.item
+    if reading.samples:
+        # Only the name of this file is needed, for that of the cache.
         path = str(Path(f"{item.stem}.png").absolute())
-        return {f"{kind}_path": path, "caption": wanted.caption}
+        return {f"{kind}_path": path, "caption": str(reading.samples[0].content)}
     line = {f"{kind}_path": str(Path(item.source or "").absolute()), "caption": ""}
     if item.control is not None:
         line["control_path"] = str(Path(item.control).absolute())
@@ -173,53 +157,44 @@ def _line(wanted: _Wanted, kind: str) -> dict[str, str]:
 
 
 def _take(
-    job: Job,
-    wanted: _Wanted,
-    target: Target,
-    key: str,
-    folder: Path,
-    failure: ModelError | None,
+    job: Job, reading: Reading, target: Target, key: str, folder: Path, failure: ModelError | None
 ) -> None:
     """Check one file that the script wrote, and put it into the spool under our key."""
-    item, path = wanted.item, folder / Path(target.path).name
+    item, path, fault = reading.item, folder / Path(target.path).name, None
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
-        fault = _fault(tensors, target, job.order.dataset_settings, item)
     except (OSError, SafetensorError) as error:
         if failure is not None:
-            return  # it ended before
-        fault = f"is not as it should be ({error})"
+            return  # the script ended before
+        fault = f"cannot be read ({error})"
+    else:
+        expected = _tensor_prefix(job.order.dataset_settings, item, target)
+        if not any(name.startswith(expected) for name in tensors):
+            fault = f"holds no tensor {expected}*, but {', '.join(tensors)}"
     if fault is not None:
-        line = SourceError(
+        refused = SourceError(
             f"musubi-tuner's cache of it {fault}",
             where=item.source or item.stem,
             mend="see the log, or leave out `encoder: musubi`",
         )
-        job.fail(item, wanted.source, str(line))
+        job.fail(item, reading.content, str(refused))
         return
     if target.size is None:
         metadata |= musubi.text_metadata(metadata.get("caption1", ""))
-    job.store(item, key, wanted.source, tensors, metadata)
+    job.store(item, key, reading.content, tensors, metadata)
 
 
-def _fault(
-    tensors: Mapping[str, Any], target: Target, settings: Dataset, item: WorkItem
-) -> str | None:
-    """Return what is wrong with the tensors that a script wrote, if anything is."""
-    if target.size is None:
-        sound = any(name.startswith("varlen_t5_") for name in tensors)
-        return None if sound else "holds no embedding"
-    assert item.media is not None
+def _tensor_prefix(settings: Dataset, item: WorkItem, target: Target) -> str:
+    """Return the beginning of the name of a tensor that must be in a target's file."""
+    if target.size is None or item.media is None:
+        return "varlen_t5_"
     size = wan_size(
         Size(item.media.width, item.media.height),
-        Size(*target.size),
+        target.size,
         bucket=settings.fit == "bucket",
         no_upscale=settings.bucket_no_upscale,
     )
     frames = 1 if target.clip is None else (target.clip.frames - 1) // 4 + 1
-    shape = f"latents_{frames}x{size.height // 8}x{size.width // 8}_"
-    if not any(name.startswith(shape) for name in tensors):
-        return f"holds no tensor {shape}*, but {', '.join(tensors)}"
-    return None
+    return f"latents_{frames}x{size.height // 8}x{size.width // 8}_"
