@@ -93,9 +93,9 @@ def storage_error(error: Exception, where: str | os.PathLike[str]) -> StorageErr
     fault = _STORAGE_FAULTS.get(number or 0)
     if fault is None:
         return None
-    what, mend = fault
-    mend = f"{mend} and give the same command again: finished work is kept"
-    return StorageError(what, where=where, mend=mend)
+    what, hint = fault
+    hint = f"{hint} and give the same command again: finished work is kept"
+    return StorageError(what, where=where, mend=hint)
 
 
 def first_line(error: BaseException) -> str:

@@ -83,8 +83,8 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
         raise
     except UnidentifiedImageError:
         what = "is not an image that Pillow can read"
-        mend = "save it anew as PNG or JPEG, or remove it"
-        raise SourceError(what, where=path, mend=mend) from None
+        hint = "save it anew as PNG or JPEG, or remove it"
+        raise SourceError(what, where=path, mend=hint) from None
     except Exception as error:  # a decoder may raise anything at all for a damaged file
         what = f"is damaged or cut short ({error})"
         raise SourceError(what, where=path, mend="replace or remove it") from None
@@ -101,11 +101,11 @@ def opened_video(file: BinaryIO, path: str) -> Iterator[tuple[InputContainer, Vi
     import av
 
     _refuse_empty(file, path)
-    what, mend = "is not a video that FFmpeg can read, or is cut short", _CONVERT
+    what, hint = "is not a video that FFmpeg can read, or is cut short", _CONVERT
     try:
         # A playlist that calls itself a video leads to no other file, nor to the network.
         with av.open(file, "r", container_options={"protocol_whitelist": "none"}) as container:
-            what, mend = "is damaged or cut short", "convert it, replace or remove it"
+            what, hint = "is damaged or cut short", "convert it, replace or remove it"
             if not container.streams.video:
                 raise SourceError("holds no video stream", where=path, mend="remove it")
             stream = container.streams.video[0]
@@ -118,7 +118,7 @@ def opened_video(file: BinaryIO, path: str) -> Iterator[tuple[InputContainer, Vi
     except SourceError:
         raise
     except Exception as error:
-        raise SourceError(f"{what} ({_reason(error)})", where=path, mend=mend) from None
+        raise SourceError(f"{what} ({_reason(error)})", where=path, mend=hint) from None
 
 
 def _refuse_empty(file: BinaryIO, path: str) -> None:
@@ -138,8 +138,8 @@ def _file(path: str) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         what = f"cannot be read ({_reason(error)})"
-        mend = "check that the file exists and is readable"
-        raise SourceError(what, where=path, mend=mend) from None
+        hint = "check that the file exists and is readable"
+        raise SourceError(what, where=path, mend=hint) from None
 
 
 def probe_image(path: str) -> Media:

@@ -68,8 +68,8 @@ def texts_of(
                 made.faults.append(Fault(error.where, item.stem, error.what, error.mend))
                 continue
             except CaptionError as error:
-                mend = "write {{ and }} for braces that are no wildcard, or correct it"
-                made.faults.append(Fault(_place(settings, item), item.stem, str(error), mend))
+                hint = "write {{ and }} for braces that are no wildcard, or correct it"
+                made.faults.append(Fault(_place(settings, item), item.stem, str(error), hint))
                 continue
             made.found[item.stem] = texts
             # Dropped captions are empty on purpose.
@@ -93,8 +93,8 @@ def _strangers(file: str, listed: Listed, known: Iterable[Entry]) -> Fault:
     first = next(name for name in listed.names() if name not in names)
     count = listed.count - len(names)
     who = f"{first} names no image" if count == 1 else f"{first} and {count - 1} more name no image"
-    mend = "a key is the image's path below the dataset's folder: correct it or take it out"
-    return Fault(file, f"({file})", f"{who} of the dataset", mend)
+    hint = "a key is the image's path below the dataset's folder: correct it or take it out"
+    return Fault(file, f"({file})", f"{who} of the dataset", hint)
 
 
 class _Files:
@@ -143,12 +143,12 @@ def _sources(
             endings = [settings.caption_extension, settings.tags_extension]
             names = " or ".join(f"{item.stem}{each}" for each in endings if each)
             listed = f", or an entry in {settings.metadata_file}" if settings.metadata_file else ""
-            mend = f"write {names}{listed}, or set missing_caption: empty"
-            raise SourceError("has no caption", where=item.image, mend=mend)
+            hint = f"write {names}{listed}, or set missing_caption: empty"
+            raise SourceError("has no caption", where=item.image, mend=hint)
     elif settings.empty_caption == "error":
         what = "is an empty caption" if item.caption or item.tags else f"has an empty {item.stem}"
-        mend = "describe the image, or set empty_caption: allow"
-        raise SourceError(what, where=_place(settings, item), mend=mend)
+        hint = "describe the image, or set empty_caption: allow"
+        raise SourceError(what, where=_place(settings, item), mend=hint)
     return "", ""
 
 

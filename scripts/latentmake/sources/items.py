@@ -115,8 +115,8 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
             entries = _entries(root)
         except OSError as error:
             what = f"{error.filename} cannot be read ({error.strerror})"
-            mend = "give your user permission to read it"
-            raise DatasetError(what, where=where, mend=mend) from None
+            hint = "give your user permission to read it"
+            raise DatasetError(what, where=where, mend=hint) from None
     else:
         what = "is not a folder" if Path(root).exists() else "does not exist"
         what = f"the dataset folder {root} {what}"
@@ -236,10 +236,10 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     article = "an" if kind == "image" else "a"
     for ending, left in texts.items():
         one = "a caption" if ending == dataset.caption_extension else "a file of tags"
-        mend = f"add the {kind} it describes, or remove it"
+        hint = f"add the {kind} it describes, or remove it"
         for stem, (path, stat) in left.items():
             if stat.size != _FOLDER:
-                faults.append(Fault(path, stem, f"is {one} without {article} {kind}", mend))
+                faults.append(Fault(path, stem, f"is {one} without {article} {kind}", hint))
     return sorted(found), sorted(faults)
 
 
@@ -267,12 +267,12 @@ def _fault(
         if path is None and (other := other_case.get((ending, stem))):
             key = "caption_extension" if ending == dataset.caption_extension else "tags_extension"
             what = f"differs from {key} `{ending}` in upper and lower case, so it is not read"
-            mend = f"rename it to {stem}{ending}, or set {key}: {other[-len(ending) :]}"
-            return Fault(other, stem, what, mend)
+            hint = f"rename it to {stem}{ending}, or set {key}: {other[-len(ending) :]}"
+            return Fault(other, stem, what, hint)
     ending = dataset.caption_extension
     if texts[ending][0] is None and dataset.missing_caption == "error" and not dataset.composed:
-        mend = f"write {root}/{stem}{ending}, or set missing_caption: empty"
-        return Fault(where, stem, "has no caption file", mend)
+        hint = f"write {root}/{stem}{ending}, or set missing_caption: empty"
+        return Fault(where, stem, "has no caption file", hint)
     return None
 
 

@@ -58,15 +58,15 @@ def entries_of(dataset: str, file: str, root: str, memo: Memo) -> Listed:
         return memo.learn_list(path, stat, _entries(file, root))
     except UnicodeDecodeError as error:
         what = f"{file} is not UTF-8 (byte {error.start + 1} of a part)"
-        mend = "save it as UTF-8"
+        hint = "save it as UTF-8"
     except (ValueError, csv.Error) as error:
-        what, mend = f"{file} {error}", "correct the file, or write it again"
+        what, hint = f"{file} {error}", "correct the file, or write it again"
     except OSError as error:
-        what, mend = f"{file} cannot be read ({error.strerror})", "check the file's permissions"
+        what, hint = f"{file} cannot be read ({error.strerror})", "check the file's permissions"
     except sqlite3.Error as error:
         what = f"the entries of {file} cannot be kept ({error})"
-        mend = "free space on the disk of .latentmake"
-    raise DatasetError(what, where=where, mend=mend)
+        hint = "free space on the disk of .latentmake"
+    raise DatasetError(what, where=where, mend=hint)
 
 
 def name_of(key: str, roots: Collection[str]) -> str:

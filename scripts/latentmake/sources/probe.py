@@ -52,20 +52,20 @@ def measured(
                 memo.learn_media(item.image, item.image_stat, media)
             other = bases.setdefault(layout.base(item.stem), item.image)
             name = f"{item.stem.rpartition('/')[2]}{layout.longest_ending}"
-            what, mend = "", "rename it"
+            what, hint = "", "rename it"
             if other != item.image:
                 what = f"has the same name as {other}, and musubi-tuner's caches lie flat"
-                mend = "rename one of them"
+                hint = "rename one of them"
             elif len(name.encode()) > 255:
                 what = "has a name too long for its cache file"
             elif settings.video and not layout.clips(media, settings):
                 what = f"has {media.frames} frames, too few for any clip of target_frames"
-                mend = "use shorter clips, or remove it"
+                hint = "use shorter clips, or remove it"
             elif control is not None and item.stem not in controls:
                 what = f"has no control in {control.root}"
-                mend = f"put {control.root}/{item.stem} there, or remove the item"
+                hint = f"put {control.root}/{item.stem} there, or remove the item"
             if what:
-                raise SourceError(what, where=item.image, mend=mend)
+                raise SourceError(what, where=item.image, mend=hint)
             path, control_stat = controls.get(item.stem, (None, None))
             return item._replace(media=media, control=path, control_stat=control_stat)
 

@@ -207,33 +207,33 @@ def _explained(kind: type[UserError], path: str, where: str, error: Exception) -
     if isinstance(error, exceptions.ClientError):
         said = error.response.get("Error", {})
         code = str(said.get("Code", ""))
-        what, mend = (
+        what, hint = (
             f"cannot be read ({code}: {said.get('Message') or error})",
             "check the server's log",
         )
         if code == "NoSuchBucket":
             bucket = path.removeprefix(_SCHEME).partition("/")[0]
-            mend = "correct the name or create it"
-            return kind(f"there is no bucket {bucket}", where=where, mend=mend)
+            hint = "correct the name or create it"
+            return kind(f"there is no bucket {bucket}", where=where, mend=hint)
         if code in _GONE and kind is StorageError:
-            kind, what, mend = SourceError, "is gone since it was listed", "run again"
+            kind, what, hint = SourceError, "is gone since it was listed", "run again"
         elif code in _DENIED:
             kind = SourceError if kind is StorageError else kind
             what = "may not be read (access denied)"
-            mend = "give these credentials permission to list and read it"
+            hint = "give these credentials permission to list and read it"
         elif code in _CREDENTIALS:
             what = f"refuses the credentials ({code})"
-            mend = "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in again"
+            hint = "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in again"
     elif isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
         what = "cannot be read without credentials"
-        mend = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
+        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
     elif isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
         what = f"cannot be reached ({error})"
-        mend = "check that the server runs, and AWS_ENDPOINT_URL_S3"
+        hint = "check that the server runs, and AWS_ENDPOINT_URL_S3"
     elif isinstance(error, exceptions.BotoCoreError | ValueError):
         what = f"cannot be read ({error})"
-        mend = "check the bucket's name, AWS_ENDPOINT_URL_S3 and AWS_PROFILE"
+        hint = "check the bucket's name, AWS_ENDPOINT_URL_S3 and AWS_PROFILE"
     else:
         return None
     about = "" if where == path else f"{path} "
-    return kind(f"{about}{what}", where=where, mend=mend)
+    return kind(f"{about}{what}", where=where, mend=hint)
