@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
 
+from latentmake.caches.job import read_source
 from latentmake.config import Model
 from latentmake.errors import SourceError
 from latentmake.files import atomic
@@ -116,11 +117,7 @@ def _texts(item: Captioned) -> list[str]:
     if item.caption is None:
         return [""]
     try:
-        if s3.is_remote(item.caption):
-            data = s3.read(item.caption)[0]
-        else:
-            data = Path(item.caption).read_bytes()
-        return [decode_caption(data, item.caption)]
+        return [decode_caption(read_source(item.caption, {})[0], item.caption)]
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
         raise SourceError(what, where=item.caption, mend="check the file's permissions") from None
