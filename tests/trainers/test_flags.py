@@ -66,7 +66,7 @@ def test_sd_scripts_knows_every_flag(
         publish=Publish(),
     )
     program = installation("sd-scripts", f"{script}.py")
-    assert program.flags()
+    assert program.sources.flags
     counted = script.endswith("_network")
     arguments = command_arguments(order, Resume(Path("state"), 1, counted, 5))
     assert program.missing_flags(arguments) == []

@@ -66,7 +66,7 @@ def test_flags_are_those_of_the_script_and_of_what_it_imports(tmp_path: Path) ->
         'common.setup(parser)\nparser.add_argument("--task")\n'
     )
     tuner = find(tmp_path)
-    assert tuner.flags() == {"--dataset_config", "-o", "--output_dir", "--task"}
+    assert tuner.sources.flags == {"--dataset_config", "-o", "--output_dir", "--task"}
     given = ["--task", "--x", "--output_dir=--y", "--resume", "-1", "--resume"]
     assert tuner.missing_flags(given) == ["--x", "--resume"]
 
@@ -114,7 +114,7 @@ def test_a_program_is_known_by_the_sources_that_its_script_reaches(tmp_path: Pat
 def test_flags_that_cannot_be_told_refuse_nothing(tmp_path: Path, source: str) -> None:
     (tmp_path / "wan_train_network.py").write_text(source)
     (tmp_path / "unreadable.py").write_text("this is no Python")
-    assert find(tmp_path).flags() is None
+    assert find(tmp_path).sources.flags is None
     assert find(tmp_path).missing_flags(["--x"]) == []
 
 

@@ -83,7 +83,7 @@ def with_paths(arguments: Sequence[str], named: Callable[[str], str] = str) -> l
     are.
 
     Args:
-        arguments: the user's own, as the configuration has them.
+        arguments: the user's own.
         named: gets an absolute path, returns its name on the machine that reads it.
     """
     found = []
@@ -95,21 +95,14 @@ def with_paths(arguments: Sequence[str], named: Callable[[str], str] = str) -> l
 
 
 def located(order: _Order, named: Callable[[str], str] = str) -> _Order:
-    """Return the order of a training with the paths in its further arguments resolved.
-
-    Args:
-        order: the run.
-        named: see `with_paths`.
-    """
+    """Return an order with the paths in the user's own arguments resolved; see `with_paths`."""
     further = with_paths(order.trainer.arguments, named)
     trainer = order.trainer.model_copy(update={"arguments": further})
     return order.model_copy(update={"trainer": trainer})
 
 
 def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> bool:
-    """Tell whether the learning rate depends on how many steps a trainer is told to take.
-
-    Told only what is left after a resume, such a schedule would be another one.
+    """Whether the learning rate depends on the number of steps, which differs after a resume.
 
     Args:
         arguments: the user's own.
@@ -126,12 +119,7 @@ def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> b
 
 
 def missing_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
-    """Yield values that look like files to be read and are nowhere.
-
-    Args:
-        arguments: the user's own, as the configuration has them.
-        folder: in which the trainer runs.
-    """
+    """Yield values that look like files and are nowhere; the trainer runs in `folder`."""
     for each in arguments:
         value = _split(each)[1]
         named = value.endswith(_READ) and "://" not in value and " " not in value

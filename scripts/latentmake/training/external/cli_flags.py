@@ -1,4 +1,4 @@
-"""What a trainer's own sources say of it: read as text, never imported.
+"""Facts from a trainer's own sources, read as text and never imported.
 
 Versions and forks of a trainer differ in the flags they know and in what they refuse. Importing
 them to ask would load CUDA for minutes; a syntax tree answers in a second.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,11 @@ from latentmake.index.remembered import Memory, remembered
 __all__ = ["Sources"]
 
 _MAX_FILES = 2000
-_ENDS = frozenset({"error", "exit", "_exit", "quit"})  # parser.error, sys.exit and their like
+# As `ast.unparse` writes them: a condition on sage attention alone, an end of the program.
+_SAGE = re.compile(
+    r"(\w+\.)*sage_attn( (is|==) True)?|getattr\(\w+, 'sage_attn'(, \w+)?\)|'--sage_attn' in .+"
+)
+_ENDS = re.compile(r"raise\b|([\w.]+\.)?(error|exit|_exit|quit)\(")
 
 
 class Sources:
@@ -71,17 +76,17 @@ class Sources:
 
     @property
     def refuses_sage(self) -> bool:
-        """Whether there is a condition on `sage_attn` alone that ends the program."""
+        """Whether a condition on `sage_attn` alone ends the program."""
         return bool(self._facts["refuses_sage"])
 
     @property
     def demands_precision(self) -> bool:
-        """Whether it asserts something of `mixed_precision`: that it is the DiT's number format."""
+        """Whether it asserts that `mixed_precision` is the DiT's number format."""
         return bool(self._facts["demands_precision"])
 
     @property
     def needs(self) -> frozenset[str]:
-        """Packages of others that it imports whenever it runs, by their first names."""
+        """Packages of others that every run imports, by their first names."""
         return frozenset(self._facts["needs"])
 
     @property
@@ -136,16 +141,12 @@ class Sources:
                 return files
         return []
 
-    def _calls(self, attribute: str, path: Path | None = None) -> Iterator[tuple[Path, ast.Call]]:
-        for where, tree in self._trees.items():
-            if path in (None, where):
-                for node in ast.walk(tree):
-                    if (
-                        isinstance(node, ast.Call)
-                        and isinstance(node.func, ast.Attribute)
-                        and node.func.attr == attribute
-                    ):
-                        yield where, node
+    def _calls(self, attribute: str) -> Iterator[tuple[Path, ast.Call]]:
+        for path, tree in self._trees.items():
+            for node in ast.walk(tree):
+                match node:
+                    case ast.Call(func=ast.Attribute(attr=name)) if name == attribute:
+                        yield path, node
 
     def _flags(self) -> frozenset[str] | None:
         flags: set[str] = set()
@@ -178,17 +179,17 @@ class Sources:
     def _refuses_sage(self) -> bool:
         for tree in self._trees.values():
             for node in ast.walk(tree):
-                if (
-                    isinstance(node, ast.If)
-                    and any(_means_sage(part) for part in _alternatives(node.test))
-                    and any(_ends(statement) for statement in node.body)
-                ):
-                    return True
-                if (
-                    isinstance(node, ast.Assert)
-                    and isinstance(node.test, ast.UnaryOp)
-                    and isinstance(node.test.op, ast.Not)
-                    and _means_sage(node.test.operand)
+                match node:
+                    case ast.If(test=ast.BoolOp(op=ast.Or(), values=parts), body=body):
+                        pass
+                    case ast.If(test=part, body=body):
+                        parts = [part]
+                    case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=part)):
+                        parts, body = [part], [ast.Raise()]
+                    case _:
+                        continue
+                if any(_SAGE.fullmatch(ast.unparse(part)) for part in parts) and any(
+                    _ENDS.match(ast.unparse(statement)) for statement in body
                 ):
                     return True
         return False
@@ -218,11 +219,11 @@ class Sources:
 
     @cached_property
     def extends_path(self) -> bool:
-        """Whether the script itself has something to do with where modules are looked for."""
+        """Whether the script changes where modules are looked for."""
         return "sys.path" in self._script.read_text(encoding="utf-8", errors="replace")
 
     def mentions(self, word: str) -> bool:
-        """Tell whether a word stands anywhere in the sources."""
+        """Whether a word stands anywhere in the sources."""
         return any(
             word in Path(path).read_text(encoding="utf-8", errors="replace")
             for path in self._facts["files"]
@@ -247,41 +248,3 @@ def _imports(
 
 def _is_main(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "id='__name__'" in ast.dump(node.test)
-
-
-def _alternatives(test: ast.expr) -> list[ast.expr]:
-    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
-
-
-def _means_sage(test: ast.expr) -> bool:
-    """Tell whether an expression is true just where sage attention is asked for."""
-    if isinstance(test, ast.Attribute):
-        return test.attr == "sage_attn"
-    if isinstance(test, ast.Name):
-        return test.id == "sage_attn"
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        if isinstance(test.ops[0], ast.In):  # "--sage_attn" in sys.argv
-            return isinstance(test.left, ast.Constant) and test.left.value == "--sage_attn"
-        return isinstance(test.ops[0], ast.Is | ast.Eq) and (
-            _means_sage(test.left)
-            and isinstance(test.comparators[0], ast.Constant)
-            and test.comparators[0].value is True
-        )
-    if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and len(test.args) >= 2:
-        name = test.args[1]
-        return (
-            test.func.id == "getattr"
-            and isinstance(name, ast.Constant)
-            and name.value == "sage_attn"
-        )
-    return False
-
-
-def _ends(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Raise):
-        return True
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function = statement.value.func
-        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-        return name in _ENDS
-    return False

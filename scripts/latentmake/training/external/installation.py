@@ -1,8 +1,6 @@
-"""What is known of the folder of another trainer, without importing anything of it.
+"""Folder and environment of an external program; nothing of it is imported here.
 
-Its scripts lie in the folder itself or in a package below it; its packages in an environment of its
-own. Both are asked as they would be asked for a training: the same Python, the same folder, the
-same variables.
+It is asked as for a training: by the same Python, in the same folder, with the same variables.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ __all__ = ["Installation", "Program"]
 
 _SECONDS = 120.0  # a first look into a large environment on a network drive takes its time
 
-# Says of each name whether it is installed. A package is found without running it; of what lies
-# inside of it only the file is looked for, since finding that the usual way would run the package.
+# A package is found without running it; inside of it only the file is looked for, since finding it
+# the usual way would run the package.
 _FIND = """
 import importlib.util, json, os, sys
 found = {}
@@ -45,11 +43,11 @@ print(json.dumps([found, sys.path]))
 
 
 class Program(NamedTuple):
-    """A trainer of others.
+    """An external program.
 
     Attributes:
-        name: what it is called.
-        section: where the configuration says where it lies.
+        name: of the program.
+        section: of the configuration, which names its folder.
         package: folder below its own in which its scripts lie in some versions; "" for none.
         script: the one that trains.
         knows: what an installation that lacks that script would have to know.
@@ -63,15 +61,15 @@ class Program(NamedTuple):
 
 
 class Installation:
-    """A trainer's folder and the Python that runs it.
+    """A program's folder and the Python that runs it.
 
     Attributes:
-        program: which trainer.
-        folder: the folder, absolute.
+        program: which program.
+        folder: its folder, absolute.
         python: the Python of its environment, absolute; links are kept, for a virtual environment
             is found by the name it is called by.
-        note: what is to be said of that choice, "" where it is as usual.
-        sources: what the sources of its training script say of it.
+        note: warning about that choice, or "".
+        sources: facts from the sources of its training script.
     """
 
     def __init__(
@@ -95,13 +93,13 @@ class Installation:
     def locate(
         cls, program: Program, path: str, venv: str | None, memory: Memory | None = None
     ) -> Self:
-        """Find the scripts and the Python of a trainer's folder.
+        """Find the scripts and the Python of a program's folder.
 
         Args:
-            program: which trainer.
+            program: which program.
             path: its folder.
             venv: its virtual environment; None looks for one in the folder.
-            memory: keeps what is found out about it.
+            memory: keeps what is found out about it; None asks anew.
 
         Raises:
             TrainingError: the folder, its scripts, or the Python of its environment are missing.
@@ -141,21 +139,12 @@ class Installation:
         )
 
     def sources_of(self, script: str) -> Sources:
-        """Return what the sources of one of its scripts say of it."""
+        """Return facts from the sources of one of its scripts."""
         roots = [self._scripts, self.folder / "src", self.folder]
         return Sources(self._scripts / script, roots, self._memory)
 
-    def flags(self) -> frozenset[str] | None:
-        """Return the flags that its training script declares; None where that cannot be told."""
-        return self.sources.flags
-
     def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
-        """Return the flags of a command line that this version does not know.
-
-        Args:
-            arguments: of the command line.
-            script: which of its scripts; by default the one that trains.
-        """
+        """Return the flags that a script, by default the one that trains, does not know."""
         known = (self.sources if script is None else self.sources_of(script)).flags
         if known is None:
             return []
@@ -194,7 +183,7 @@ class Installation:
         return variables
 
     def can_import(self, modules: Iterable[str]) -> dict[str, bool]:
-        """Tell which modules its environment has; none of them is imported.
+        """Return which modules its environment has; none of them is imported.
 
         Args:
             modules: names; dotted ones are looked for as files of their package.
@@ -210,7 +199,7 @@ class Installation:
                 found, places = json.loads(done.splitlines()[-1])
                 there = {name: bool(found[name]) for name in names}
             except (ValueError, LookupError, TypeError):
-                raise self._mute("it gives no answer") from None
+                raise self._unusable("it gives no answer") from None
             # A package that is installed or removed changes the folder that holds it.
             return there, [self.python, self._scripts, *filter(None, places)]
 
@@ -220,17 +209,12 @@ class Installation:
         return found
 
     def does_import(self, module: str) -> bool:
-        """Tell whether importing a module succeeds there: an installed one may be a broken one.
+        """Whether importing a module succeeds there: an installed one may be broken.
 
         Raises:
             TrainingError: its Python cannot be run.
         """
-        code = (
-            "import importlib, sys\n"
-            "try: importlib.import_module(sys.argv[1])\n"
-            "except BaseException: print('broken')\n"
-            "else: print('sound')"
-        )
+        code = "import importlib, sys; importlib.import_module(sys.argv[1]); print('sound')"
         return self._ask(code, module).split()[-1:] == ["sound"]
 
     def _ask(self, code: str, argument: str) -> str:
@@ -247,10 +231,10 @@ class Installation:
         except subprocess.TimeoutExpired:
             return ""
         except OSError as error:
-            raise self._mute(error.strerror or str(error)) from None
+            raise self._unusable(error.strerror or str(error)) from None
         return done.stdout.decode("utf-8", "replace")
 
-    def _mute(self, reason: str) -> TrainingError:
+    def _unusable(self, reason: str) -> TrainingError:
         return TrainingError(
             f"the Python of {self.program.name}'s environment cannot be used ({reason})",
             where=self.python,

@@ -5,7 +5,7 @@ Quick to import, since planning reads the record too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,6 +19,7 @@ __all__ = [
     "Receipt",
     "Record",
     "RunFiles",
+    "files_digests",
     "is_trained",
     "read_record",
     "wanted",
@@ -82,7 +83,7 @@ class Receipt(Record):
 
 
 def wanted(order: ExternalOrder) -> Wanted:
-    """Return what the LoRA must have come from, for this order.
+    """Return the digests that a LoRA of this order must come from.
 
     Raises:
         TrainingError: the lock is missing or damaged.
@@ -101,12 +102,12 @@ def read_record(path: Path) -> Record | None:
 
 
 def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> bool:
-    """Whether a run's result came from just what its order says.
+    """Whether a run's result came from what its order says.
 
     Args:
         order: the run.
         lock: digest of its caches.
-        weights: finds the digest of the networks that are trained; asked for last.
+        weights: finds the digest of the networks that are trained; called last.
     """
     files = RunFiles(order.run, order.output)
     record = read_record(files.record)
@@ -119,3 +120,30 @@ def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> b
         return asked.weights == weights()
     except ModelError:
         return False  # the job says so
+
+
+def files_digests(
+    key: str, place: str, files: Iterable[Path], file_digest: Callable[[Path], str]
+) -> list[str]:
+    """Return the digests of a network's files.
+
+    Args:
+        key: of the model, which names the network.
+        place: its file or folder.
+        files: of the network.
+        file_digest: how a file's digest is found; the planner passes its memo's.
+
+    Raises:
+        ModelError: they are missing or cannot be read.
+    """
+    try:
+        found = [file_digest(file) for file in files]
+    except FileNotFoundError:
+        found = []
+    except OSError as error:
+        raise ModelError(
+            f"cannot be read ({error.strerror})", where=place, mend="check the file's permissions"
+        ) from None
+    if not found:
+        raise ModelError(f"this `{key}` does not exist", where=place, mend="correct its path")
+    return found

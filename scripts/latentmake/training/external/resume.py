@@ -1,4 +1,4 @@
-"""An external trainer's output folder: results of earlier trainings, states to resume from.
+"""Resume support for the `-state` folders of external trainers.
 
 musubi-tuner and sd-scripts name a state `{name}-{epoch:06d}-state`, or `{name}-state` at the end.
 The number decides which is the last; mtimes never do. musubi-tuner, and sd-scripts' scripts for
@@ -45,13 +45,7 @@ class Resume(NamedTuple):
 
 
 class _Progress(BaseModel):
-    """What the states in the trainer's folder belong to.
-
-    Attributes:
-        wanted: what is trained.
-        epochs: how many were done when the trainer was last started.
-        steps: see `Resume`.
-    """
+    """File beside the states: their training, and the epochs done when it was last started."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     wanted: Wanted
@@ -60,7 +54,7 @@ class _Progress(BaseModel):
 
 
 def belongs(files: RunFiles, want: Wanted) -> bool:
-    """Tell whether what lies in the trainer's folder comes from this very training."""
+    """Whether the files in the trainer's folder come from this training."""
     progress = _read(files.progress)
     return progress is not None and progress.wanted == want
 
@@ -82,12 +76,9 @@ def prepare(
         files: the run's files.
         run: its name, which the trainer's files begin with.
         want: what is to be trained.
-        epochs: of the whole training; None where steps end it.
+        epochs: of the complete training; None where steps end it.
         usable: whether the trainer can be resumed right there.
 
-    Raises:
-        StorageError: the disk is full or cannot be written.
-        OSError: anything else the system refuses.
     """
     files.work.mkdir(parents=True, exist_ok=True)
     progress = _read(files.progress)
@@ -109,11 +100,7 @@ def prepare(
 
 
 def tidy(files: RunFiles) -> None:
-    """Remove what was kept until there is a new LoRA: earlier results, and the state gone on from.
-
-    Raises:
-        OSError: the system refuses.
-    """
+    """Remove what was kept until there is a new LoRA: earlier results, and states resumed from."""
     for folder in (files.earlier, files.resumed):
         if folder.exists():
             shutil.rmtree(folder)
@@ -127,7 +114,7 @@ def _read(path: Path) -> _Progress | None:
 
 
 def _results(folder: Path, run: str) -> list[Path]:
-    """Return LoRAs and states of the trainer."""
+    """Return the trainer's LoRAs and states."""
     name = re.compile(rf"{re.escape(run)}(-\d+|-step\d+)?(\.safetensors|-state)")
     return sorted(path for path in folder.iterdir() if name.fullmatch(path.name))
 
@@ -140,7 +127,7 @@ def _move(path: Path, to: Path) -> None:
 
 
 def _collect(files: RunFiles, run: str, before: int, epochs: int | None) -> None:
-    """Move whole states into `files.resumed`, under the number of epochs behind them.
+    """Move complete states into `files.resumed`, under the number of epochs behind them.
 
     Killed at any time, it can be done again: the number of epochs before is written down last.
 
@@ -148,7 +135,7 @@ def _collect(files: RunFiles, run: str, before: int, epochs: int | None) -> None
         files: the run's files.
         run: its name.
         before: epochs that were done when the trainer was last started.
-        epochs: of the whole training, which `{run}-state` ends; None where that is not known.
+        epochs: of the complete training, which `{run}-state` ends; None where that is not known.
     """
     for state in filter(Path.is_dir, _results(files.work, run)):
         number = _number(state, run)
@@ -158,7 +145,7 @@ def _collect(files: RunFiles, run: str, before: int, epochs: int | None) -> None
             number += before
         if number is None:
             continue  # how many epochs it stands for is not known
-        if _is_whole(state):
+        if _is_complete(state):
             _move(state, files.resumed / f"{run}-{number:06d}-state")
         else:
             shutil.rmtree(state)
@@ -181,8 +168,8 @@ def _number(state: Path, run: str) -> int | None:
     return int(number[1]) if number else None
 
 
-def _is_whole(state: Path) -> bool:
-    """Tell whether a state was written to its end: accelerate writes random numbers last."""
+def _is_complete(state: Path) -> bool:
+    """Whether a state was written to its end: accelerate writes random numbers last."""
     names = {path.name for path in state.iterdir()}
     accelerates = any(name.startswith(("optimizer", "scheduler", "model")) for name in names)
     return bool(names) and (
@@ -192,21 +179,21 @@ def _is_whole(state: Path) -> bool:
 
 def _resume(state: Path, done: int, progress: _Progress) -> Resume:
     steps, trained = progress.steps, done - progress.epochs
-    taken = _said(state).get("current_step")
+    taken = _values(state).get("current_step")
     if trained > 0 and isinstance(taken, int):  # since the trainer was last started
         steps = taken // trained
     return Resume(state, done, _counts(state), steps)
 
 
 def _counts(state: Path) -> bool:
-    """Tell whether a state says how far it came; one of accelerate's files alone does not."""
+    """Whether a state says how far it came; one of accelerate's files alone does not."""
     if not any(state.glob("random_states*")) and not (state / "optimizer.bin").exists():
         return True
-    return not {"epoch", "current_epoch", "global_step"}.isdisjoint(_said(state))
+    return not {"epoch", "current_epoch", "global_step"}.isdisjoint(_values(state))
 
 
-def _said(state: Path) -> dict[str, Any]:
-    """Return all that the JSON files in a state say."""
+def _values(state: Path) -> dict[str, Any]:
+    """Return the values of the JSON files in a state."""
     found: dict[str, Any] = {}
     for path in sorted(state.glob("*.json")):
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from latentmake import digest
 from latentmake.config import Config, MusubiTrainer
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
@@ -17,11 +18,10 @@ from latentmake.training.external.backend import External
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import installation, preflight
 from latentmake.training.external.musubi.command import TRAINING_SCRIPT, local_arguments
-from latentmake.training.external.musubi.networks import networks_digest
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import fields_of
 from latentmake.training.external.publish import Publication
-from latentmake.training.external.result import RunFiles
+from latentmake.training.external.result import RunFiles, files_digests
 from latentmake.training.external.resume import Resume
 
 __all__ = ["Musubi"]
@@ -46,7 +46,16 @@ class Musubi(External[MusubiOrder]):
 
     def weights_digest(self, order: MusubiOrder, file_digest: Callable[[Path], str]) -> str:
         """Return the digest of the networks that are trained."""
-        return networks_digest(order.model, file_digest)
+        found = []
+        for key, place in (
+            ("dit", order.model.dit),
+            ("dit_high_noise", order.model.dit_high_noise),
+        ):
+            if place is not None:
+                path = Path(place)
+                files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+                found.append(files_digests(key, place, files, file_digest))
+        return digest.of_value(found)
 
     def find(self, order: MusubiOrder, memory: Memory | None = None) -> Installation:
         """Find musubi-tuner."""

@@ -5,7 +5,6 @@ Nothing here imports torch, loads weights or reads tensors.
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 
 from PIL import ExifTags, Image
 
-from latentmake.errors import LatentmakeError, TrainingError
+from latentmake.errors import TrainingError
 from latentmake.training.checks import Finding, of_faults
+from latentmake.training.external.arguments import absolute
 from latentmake.training.external.musubi.check_caches import (
     cache_faults,
     folder_faults,
@@ -25,10 +25,7 @@ from latentmake.training.external.musubi.dataset_toml import dataset_toml
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.order import rows_of
 
-__all__ = ["block_faults", "data_findings", "training_toml"]
-
-_LEAST_SPACE = 200_000_000  # bytes
-_STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
+__all__ = ["data_findings", "training_toml"]
 
 
 def data_findings(order: MusubiOrder) -> Iterator[Finding]:
@@ -39,23 +36,22 @@ def data_findings(order: MusubiOrder) -> Iterator[Finding]:
         yield Finding("manifest", "failed", str(error))
     else:
         yield from _items(order, rows)
-    yield _folders(order)
-    yield _toml(order)
+    number = len(order.datasets) * len(order.resolutions)
+    sound = "1 folder" if number == 1 else f"{number} folders, one a dataset and resolution"
+    yield of_faults("cache folders", folder_faults(order), sound)
+    blocks = tomllib.loads(training_toml(order))["datasets"]
+    yield of_faults("dataset TOML", _block_faults(blocks), f"parses, {len(blocks)} datasets")
 
 
 def training_toml(order: MusubiOrder) -> str:
     """Return the dataset TOML of a training on this machine; all its paths are absolute."""
+    datasets = order.datasets
     return dataset_toml(
         order,
-        image_directory=lambda name, _: os.path.abspath(order.datasets[name].path),  # noqa: PTH100
-        cache_directory=lambda name, size: os.path.abspath(order.cache_folder(name, size)),  # noqa: PTH100
-        control_directory=lambda name, _: os.path.abspath(  # noqa: PTH100
-            order.datasets[name].control_directory or ""
-        ),
+        image_directory=lambda name, _: absolute(datasets[name].path),
+        cache_directory=lambda name, size: absolute(order.cache_folder(name, size)),
+        control_directory=lambda name, _: absolute(datasets[name].control_directory or ""),
     )
-
-
-# -- what is trained on ------------------------------------------------------------------------
 
 
 def _items(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[Finding]:
@@ -89,25 +85,7 @@ def _is_turned(path: str) -> bool:
         return False  # said elsewhere
 
 
-def _folders(order: MusubiOrder) -> Finding:
-    number = len(order.datasets) * len(order.resolutions)
-    sound = "1 folder" if number == 1 else f"{number} folders, one a dataset and resolution"
-    return of_faults("cache folders", folder_faults(order), sound)
-
-
-def _toml(order: MusubiOrder) -> Finding:
-    try:
-        parsed = tomllib.loads(training_toml(order))
-    except (LatentmakeError, ValueError) as error:
-        return Finding("dataset TOML", "failed", f"does not parse ({error})")
-    blocks = parsed.get("datasets", [])
-    return of_faults("dataset TOML", block_faults(blocks), f"parses, {len(blocks)} datasets")
-
-
-def block_faults(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield what is wrong with the blocks of a dataset TOML."""
-    if not blocks:
-        yield "has no datasets"
+def _block_faults(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:
     for block in blocks:
         for key, value in block.items():
             if key.endswith("_directory") and not Path(value).is_dir():

@@ -1,9 +1,8 @@
-"""The caches of a run as musubi-tuner will find them: names, headers, captions, strangers.
+"""Checks of a run's caches as musubi-tuner will find them: names, headers, captions, stray files.
 
 It globs its cache folders and trains on whatever fits the pattern; an item without its text cache
-is dropped with a warning, one of another shape ends the training at its batch. So each file is
-looked at before: its name, its header's keys, shapes and metadata, and that
-it is whole. Tensors are not read.
+is dropped with a warning, one of another shape ends the training at its batch. Tensors are not
+read.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from latentmake import layouts
 from latentmake.errors import SourceError
-from latentmake.files.safetensors import Tensor, read_head
+from latentmake.files.safetensors import Head, read_head
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.layouts import musubi
 from latentmake.sources.caption_pipeline import decode_caption
@@ -34,6 +33,10 @@ _CHANNELS = {"latents": 16, "latents_image": 20, "latents_control": 16}
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
+class _FaultError(Exception):
+    """Fault of one cache file."""
+
+
 def item_faults(rows: Sequence[ManifestRow]) -> Iterator[str]:
     """Yield a line for each image, caption and control file of the manifest that is not there."""
     for row in rows:
@@ -43,12 +46,7 @@ def item_faults(rows: Sequence[ManifestRow]) -> Iterator[str]:
 
 
 def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str]:
-    """Yield a line for each cache file that is missing, damaged, or not what the trainer expects.
-
-    Args:
-        order: of the run.
-        rows: its items.
-    """
+    """Yield a line for each cache file that is missing, damaged or unexpected."""
     parts = {Path(order.cache_folder("", size)).name: size for size in order.resolutions}
     for row in rows:
         yield from (
@@ -61,15 +59,18 @@ def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[st
         checked: set[tuple[int, int]] = set()
         for part, size in parts.items():
             folder = order.cache_folder(row.dataset, size)
-            stem = layouts.of("musubi").base(row.stem)
-            for path in row.latents.get(part, ()):
-                fault = _apart(path, folder, stem) or _latents_fault(order, row, Path(path), size)
-                if fault:
-                    yield f"{path} {fault}"
-            if path := row.text.get(part, ""):
-                fault = _apart(path, folder, stem) or _text_fault(Path(path), caption, checked)
-                if fault:
-                    yield f"{path} {fault}"
+            for place in (*row.latents.get(part, ()), row.text.get(part, "")):
+                path = Path(place)
+                try:
+                    if not place:
+                        continue
+                    _check_place(path, folder, layouts.of("musubi").base(row.stem))
+                    if place == row.text.get(part):
+                        _check_text(path, caption, checked)
+                    else:
+                        _check_latents(order, row, path, size)
+                except _FaultError as fault:
+                    yield f"{place} {fault}"
 
 
 def _caption(row: ManifestRow) -> str | None:
@@ -84,65 +85,65 @@ def _caption(row: ManifestRow) -> str | None:
         return None  # said elsewhere, or not to be compared
 
 
-def _apart(path: str, folder: str, stem: str) -> str | None:
-    if os.path.normpath(Path(path).parent) != os.path.normpath(folder):
-        return f"does not lie in {folder}"
-    if not Path(path).name.startswith(f"{stem}_"):
-        return f"is not named as {stem} is"
-    return None
+def _check_place(path: Path, folder: str, stem: str) -> None:
+    if os.path.normpath(path.parent) != os.path.normpath(folder):
+        raise _FaultError(f"does not lie in {folder}")
+    if not path.name.startswith(f"{stem}_"):
+        raise _FaultError(f"is not named as {stem} is")
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | str:
+def _read(path: Path) -> Head:
     try:
         head = read_head(path)
-        return head.tensors, head.metadata
     except FileNotFoundError:
-        return "is missing"
-    except (OSError, ValueError) as error:
-        return f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+        raise _FaultError("is missing") from None
+    except OSError as error:
+        raise _FaultError(f"cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise _FaultError(str(error)) from None
+    if head.metadata.get("architecture") != "wan":
+        raise _FaultError("is not a cache of Wan (architecture in its header)")
+    return head
 
 
-def _latents_fault(
+def _check_latents(
     order: MusubiOrder, row: ManifestRow, path: Path, resolution: tuple[int, int]
-) -> str | None:
+) -> None:
     name = _LATENTS_NAME.fullmatch(path.name)
     if name is None:
-        return "is not named as latents of Wan are"
-    read = _read(path)
-    if isinstance(read, str):
-        return read
-    tensors, metadata = read
-    if fault := _foreign(metadata):
-        return fault
+        raise _FaultError("is not named as latents of Wan are")
+    head = _read(path)
     width, height = int(name["w"]), int(name["h"])
-    if (metadata.get("width"), metadata.get("height")) != (str(width), str(height)):
-        return "has another width or height in its header than in its name"
+    if (head.metadata.get("width"), head.metadata.get("height")) != (str(width), str(height)):
+        raise _FaultError("has another width or height in its header than in its name")
     frames: dict[str, str] = {}
-    for key, tensor in tensors.items():
+    for key, tensor in head.tensors.items():
         match = _KEY.fullmatch(key)
         if match is None:
             continue
-        shape = (_CHANNELS[match["what"]], *(int(match[side]) for side in "fhw"))
+        what = match["what"]
+        shape = (_CHANNELS[what], *(int(match[side]) for side in "fhw"))
         if tensor.shape != shape:
-            return f"holds {key} with the shape {list(tensor.shape)}, not {list(shape)}"
+            raise _FaultError(f"holds {key} with the shape {list(tensor.shape)}, not {list(shape)}")
         if _DTYPES.get(match["dtype"]) != tensor.dtype:
-            return f"holds {key} as {tensor.dtype}"
-        if match["what"] in frames:
-            return f"holds several tensors {match['what']}"
-        frames[match["what"]] = "x".join(match[side] for side in "fhw")
+            raise _FaultError(f"holds {key} as {tensor.dtype}")
+        if what in frames:
+            raise _FaultError(f"holds several tensors {what}")
+        frames[what] = "x".join(match[side] for side in "fhw")
     needed = {"latents"}
     needed |= {"latents_image"} if order.model.image_to_video else set()
     needed |= {"latents_control"} if row.control is not None else set()
     if missing := sorted(needed - set(frames)):
-        return f"holds no {' and no '.join(missing)}"
+        raise _FaultError(f"holds no {' and no '.join(missing)}")
     if len({frames[what] for what in needed}) != 1:
-        return "holds latents of different shapes"
-    if order.model.needs_clip and not any(key.startswith("clip_") for key in tensors):
-        return f"holds no clip, which {order.model.task} needs"
+        raise _FaultError("holds latents of different shapes")
+    if order.model.needs_clip and not any(key.startswith("clip_") for key in head.tensors):
+        raise _FaultError(f"holds no clip, which {order.model.task} needs")
     expected = _expected(order, row, name, resolution)
     if frames["latents"] != expected:
-        return f"holds latents of {frames['latents']}, where the trainer expects {expected}"
-    return None
+        raise _FaultError(
+            f"holds latents of {frames['latents']}, where the trainer expects {expected}"
+        )
 
 
 def _expected(
@@ -162,35 +163,23 @@ def _expected(
     return f"1x{bucket.height // 8}x{bucket.width // 8}"
 
 
-def _text_fault(path: Path, caption: str | None, checked: set[tuple[int, int]]) -> str | None:
+def _check_text(path: Path, caption: str | None, checked: set[tuple[int, int]]) -> None:
     try:
         stat = path.stat()
     except OSError:
-        return "is missing"
+        raise _FaultError("is missing") from None
     # One file under several names, a folder each, is read once.
     if (stat.st_dev, stat.st_ino) in checked:
-        return None
-    read = _read(path)
-    if isinstance(read, str):
-        return read
-    tensors, metadata = read
-    if fault := _foreign(metadata):
-        return fault
-    texts = [tensor for key, tensor in tensors.items() if key.startswith("varlen_t5_")]
+        return
+    head = _read(path)
+    texts = [tensor for key, tensor in head.tensors.items() if key.startswith("varlen_t5_")]
     if len(texts) != 1 or len(texts[0].shape) != 2 or texts[0].shape[0] < 1:
-        return "holds no embedding (varlen_t5) of one token or more"
-    if "caption1" not in metadata:
-        return "does not say its caption (caption1)"
-    if caption is not None and metadata["caption1"] != caption:
-        return "was made from another caption"
+        raise _FaultError("holds no embedding (varlen_t5) of one token or more")
+    if "caption1" not in head.metadata:
+        raise _FaultError("does not say its caption (caption1)")
+    if caption is not None and head.metadata["caption1"] != caption:
+        raise _FaultError("was made from another caption")
     checked.add((stat.st_dev, stat.st_ino))
-    return None
-
-
-def _foreign(metadata: dict[str, str]) -> str | None:
-    if metadata.get("architecture") != "wan":
-        return "is not a cache of Wan (architecture in its header)"
-    return None
 
 
 def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str]:
@@ -199,10 +188,12 @@ def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str
     The trainer would train on them all the same. Embeddings alone do no harm: an item is known by
     its latents.
     """
-    named = {Path(path).name: set[str]() for row in rows for path in _paths(row)}
-    for row in rows:
-        for path in _paths(row):
-            named[Path(path).name].add(os.path.normpath(Path(path).parent))
+    named = {
+        (os.path.normpath(Path(path).parent), Path(path).name)
+        for row in rows
+        for paths in row.latents.values()
+        for path in paths
+    }
     for dataset in order.datasets:
         for size in order.resolutions:
             folder = order.cache_folder(dataset, size)
@@ -212,17 +203,12 @@ def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str
             except OSError:
                 continue  # said elsewhere
             for name in names:
-                if name.endswith(musubi.LATENTS_ENDING) and folder not in named.get(name, set()):
+                if name.endswith(musubi.LATENTS_ENDING) and (folder, name) not in named:
                     yield f"{folder}/{name}"
 
 
-def _paths(row: ManifestRow) -> Iterator[str]:
-    for paths in row.latents.values():
-        yield from paths
-
-
 def folder_faults(order: MusubiOrder) -> Iterator[str]:
-    """Yield a line for each cache folder that is missing, shared, or not apart from the images."""
+    """Yield a line for each cache folder that is missing, shared, or among the images."""
     images = {name: os.path.realpath(each.path) for name, each in order.datasets.items()}
     seen: dict[str, str] = {}
     for dataset in order.datasets:

@@ -70,7 +70,7 @@ def pick_attention(attention: str, installation: Installation, *, quick: bool = 
     Raises:
         TrainingError: the one that was asked for is refused, unknown, or not installed.
     """
-    known = installation.flags()
+    known = installation.sources.flags
     if attention != "auto":
         _insist(attention, installation, known, quick)
         return attention

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from latentmake import digest
 from latentmake.config import Config, SdScriptsTrainer
 from latentmake.errors import ModelError, UserError
 from latentmake.index.remembered import Memory
@@ -17,9 +18,9 @@ from latentmake.training.external.backend import External
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import fields_of
 from latentmake.training.external.publish import Publication
-from latentmake.training.external.result import RunFiles
+from latentmake.training.external.result import RunFiles, files_digests
 from latentmake.training.external.resume import Resume
-from latentmake.training.external.sdscripts.checkpoint import checkpoint_digest, refuse_unreadable
+from latentmake.training.external.sdscripts.checkpoint import refuse_unreadable
 from latentmake.training.external.sdscripts.command import epochs_of, local_arguments
 from latentmake.training.external.sdscripts.deploy import deploy, deployed
 from latentmake.training.external.sdscripts.installation import find
@@ -28,6 +29,7 @@ from latentmake.training.order import rows_of
 
 __all__ = ["SdScripts"]
 
+_WEIGHTS = (".safetensors", ".bin", ".ckpt")
 _NETWORK_SCRIPTS = ("fine_tune", "sdxl_train")
 
 
@@ -48,7 +50,11 @@ class SdScripts(External[SdScriptsOrder]):
 
     def weights_digest(self, order: SdScriptsOrder, file_digest: Callable[[Path], str]) -> str:
         """Return the digest of the network that is trained."""
-        return checkpoint_digest(order, file_digest)
+        place = order.model.checkpoint or ""
+        files = [path := Path(place)]
+        if path.is_dir():
+            files = sorted(each for each in path.rglob("*") if each.suffix in _WEIGHTS)
+        return digest.of_value(files_digests("checkpoint", place, files, file_digest))
 
     def find(self, order: SdScriptsOrder, memory: Memory | None = None) -> Installation:
         """Find the script that trains a run, and the Python that runs it."""

@@ -1,18 +1,16 @@
-"""What a training by sd-scripts starts from: where it lies, its digest, what is wrong with it."""
+"""Check of the networks that a training by sd-scripts starts from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from latentmake import digest
 from latentmake.config.architectures import ArchitectureName
 from latentmake.errors import ModelError
 from latentmake.models.weight_kinds import content_of
 from latentmake.training.external.sdscripts.command import encoder_places
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
-__all__ = ["checkpoint_digest", "refuse_unreadable"]
+__all__ = ["refuse_unreadable"]
 
 # Parts of names that sd-scripts looks for in the networks it trains.
 _MARKS: dict[ArchitectureName, tuple[str, ...]] = {
@@ -20,36 +18,6 @@ _MARKS: dict[ArchitectureName, tuple[str, ...]] = {
     "sd3": ("joint_blocks.",),
     "flux": ("double_blocks.", "single_transformer_blocks."),
 }
-_WEIGHTS = (".safetensors", ".bin", ".ckpt")
-
-
-def checkpoint_digest(
-    order: SdScriptsOrder, file_digest: Callable[[Path], str] = digest.of_file
-) -> str:
-    """Return the digest of the network that is trained: one file, or a diffusers folder's weights.
-
-    Args:
-        order: names it.
-        file_digest: how a file's digest is found; the planner passes its memo's.
-
-    Raises:
-        ModelError: it is missing or cannot be read.
-    """
-    path = Path(order.model.checkpoint or "")
-    files = [path]
-    if path.is_dir():
-        files = sorted(each for each in path.rglob("*") if each.suffix in _WEIGHTS)
-    try:
-        found = [file_digest(file) for file in files]
-    except FileNotFoundError:
-        found = []
-    except OSError as error:
-        raise ModelError(
-            f"cannot be read ({error.strerror})", where=path, mend="check the file's permissions"
-        ) from None
-    if not found:
-        raise ModelError("this `checkpoint` does not exist", where=path, mend="correct its path")
-    return digest.of_value(found)
 
 
 def refuse_unreadable(order: SdScriptsOrder) -> None:

@@ -1,8 +1,8 @@
-"""The folder that sd-scripts trains on: images with their caches beside them, and what names them.
+"""Folder that sd-scripts trains on: images with caches beside them, metadata, dataset TOML.
 
 It knows no folder for caches, so that a folder of links is made, `{dataset}_{resolution}/` each,
-with a `metadata.json` that tells captions and sizes: where it has to guess a size, it takes that of
-another image whose name begins alike. An item with several texts is several images there.
+with a `metadata.json` of captions and sizes: where it has to guess a size, it takes that of another
+image whose name begins alike. An item with several texts is several images there.
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ Blocks = Mapping[tuple[str, tuple[int, int]], str]
 
 
 def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
-    """Bring the folder that a training reads up to date: only what changed is linked anew.
-
-    Args:
-        order: the run.
-        folder: gets it, and `{run}.toml`.
+    """Bring a training's folder with its `{run}.toml` up to date: only what changed is linked anew.
 
     Raises:
         TrainingError: the manifest is missing or damaged, or an old cache lies in the way.
@@ -64,11 +60,11 @@ def default_blocks(order: SdScriptsOrder) -> Blocks:
 
 
 def deployed(order: SdScriptsOrder, blocks: Blocks | None = None, *, caches: bool = True) -> Files:
-    """Return what lies in the folder: path below it, with forward slashes -> file or content.
+    """Return the folder's files: path below it, with forward slashes -> file or content.
 
     Args:
         order: the run.
-        blocks: the folders of images, below that folder; by default those of a training here.
+        blocks: the folders of images; by default those of a training here.
         caches: whether caches lie beside the images; else sd-scripts makes them there.
 
     Raises:
@@ -143,7 +139,7 @@ def _add(files: Files, name: str, source: str) -> None:
 
 
 def _refuse_shadows(files: Files, metadata: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse names that sd-scripts would take for an item's old cache: `{stem}.npz` wins."""
+    """Refuse names that sd-scripts would prefer as an item's old cache: `{stem}.npz`."""
     for block, entries in metadata.items():
         for image in entries:
             old = f"{block}/{PurePosixPath(image).with_suffix('.npz')}"
