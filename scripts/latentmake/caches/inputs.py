@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
+from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.sources.caption_pipeline import decode_caption
 
-__all__ = ["Sample", "caption_of", "samples_of"]
+__all__ = ["Sample", "caption_of", "samples_of", "stored_size"]
 
 
 class Sample(NamedTuple):
@@ -24,8 +25,11 @@ class Sample(NamedTuple):
         key: of the target.
         source: digest of what it is made from.
         item: of the target.
-        content: a caption; or pixels, as are `original`, `control`, `clip` and `alpha` of `Pixels`.
-        original: (0, 0) for a caption.
+        content: a caption, or pixels, 0 to 255: [H, W, 3] of an image, [F, H, W, 3] for Wan.
+        original: width and height of the image before it was fitted; (0, 0) for a caption.
+        control: pixels of the control, of the same shape.
+        clip: whether it is a clip of a video.
+        alpha: transparency, [H, W], if it counts.
     """
 
     key: str
@@ -60,11 +64,24 @@ def samples_of(
         text = order.layout.caption(caption_of(data, item, order.dataset_settings))
         return [Sample(key, source, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
     module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
-    made = module.pixels_of(order, item, data, control, list(missing))
-    return [
-        Sample(key, source, item, *pixels)
-        for key, pixels in zip(missing.values(), made, strict=True)
-    ]
+    samples: list[Sample] = module.samples_of(order, item, data, control, source, missing)
+    return samples
+
+
+def stored_size(item: WorkItem, found: tuple[int, int] | None = None) -> Size:
+    """Return the size that an item's image or video had while planning.
+
+    Raises:
+        SourceError: another size is `found` now.
+    """
+    size = None if item.media is None else Size(item.media.width, item.media.height)
+    if size is None or (found is not None and found != size):
+        raise SourceError(
+            "was changed after the build began",
+            where=item.source or "",
+            mend="give the command again",
+        )
+    return size
 
 
 def caption_of(data: bytes, item: WorkItem, settings: Dataset) -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageColor
 
-from latentmake.caches.pixels import Pixels
+from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Size, placement
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
-__all__ = ["decode", "fit", "pixels_of", "upright_size"]
+__all__ = ["decode", "fit", "samples_of", "upright_size"]
 
 # EXIF orientation -> transposition. Not ImageOps.exif_transpose: it rewrites the EXIF as well, and
 # fails for odd entries that no viewer minds.
@@ -31,10 +31,15 @@ _UPRIGHT = {
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
-def pixels_of(
-    order: WorkOrder, item: WorkItem, data: bytes, control: bytes, targets: Sequence[Target]
-) -> list[Pixels]:
-    """Make the pixels of some targets of an image.
+def samples_of(
+    order: WorkOrder,
+    item: WorkItem,
+    data: bytes,
+    control: bytes,
+    source: str,
+    missing: Mapping[Target, str],
+) -> list[Sample]:
+    """Make the samples of an image.
 
     Raises:
         SourceError: the image is damaged, too large or too narrow.
@@ -42,7 +47,8 @@ def pixels_of(
     settings, path = order.dataset_settings, item.source or ""
     image = decode(data, path, settings)
     return [
-        Pixels(fit(image, target.size or (0, 0), settings, path), image.size) for target in targets
+        Sample(key, source, item, fit(image, target.size or (0, 0), settings, path), image.size)
+        for target, key in missing.items()
     ]
 
 

@@ -8,28 +8,33 @@ Source: sd-scripts, `load_image` and `trim_and_resize_if_required` of library/tr
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from latentmake.caches.pixels import Pixels, stored_size
+from latentmake.caches.inputs import Sample, stored_size
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Placement
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
-__all__ = ["fit", "open_image", "pixels_of"]
+__all__ = ["fit", "open_image", "samples_of"]
 
 cv2.setNumThreads(1)  # files are read in parallel already
 
 
-def pixels_of(
-    order: WorkOrder, item: WorkItem, data: bytes, control: bytes, targets: Sequence[Target]
-) -> list[Pixels]:
-    """Make the pixels of some targets of an image.
+def samples_of(
+    order: WorkOrder,
+    item: WorkItem,
+    data: bytes,
+    control: bytes,
+    source: str,
+    missing: Mapping[Target, str],
+) -> list[Sample]:
+    """Make the samples of an image.
 
     Raises:
         SourceError: the image is damaged, too large, too small, too narrow, or was changed.
@@ -39,12 +44,13 @@ def pixels_of(
     path, alpha = item.source or "", dataset.alpha_mask
     image = open_image(data, path, dataset.max_image_pixels, alpha=alpha)
     size = stored_size(item, (image.shape[1], image.shape[0]))
-    made = []
-    for target in targets:
+    samples = []
+    for target, key in missing.items():
         found = placement(size, target.size or size, dataset, architecture, path)
         fitted = fit(image, found)
-        made.append(Pixels(fitted[:, :, :3], size, alpha=fitted[:, :, 3] if alpha else None))
-    return made
+        mask = fitted[:, :, 3] if alpha else None
+        samples.append(Sample(key, source, item, fitted[:, :, :3], size, alpha=mask))
+    return samples
 
 
 def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArray[np.uint8]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from latentmake.caches.pixels import Pixels, sdscripts, stored_size
+from latentmake.caches.inputs import Sample, stored_size
+from latentmake.caches.pixels import sdscripts
 from latentmake.errors import SourceError
 from latentmake.files.media import opened_image, opened_video
 from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
 from latentmake.geometry.clips import Clip, time_indices
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
-__all__ = ["fit", "open_image", "pixels_of", "read_clips", "read_control"]
+__all__ = ["fit", "open_image", "read_clips", "read_control", "samples_of"]
 
 Key = TypeVar("Key", bound=Hashable)
 Array = NDArray[np.uint8]
@@ -31,10 +32,15 @@ Array = NDArray[np.uint8]
 MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
 
-def pixels_of(
-    order: WorkOrder, item: WorkItem, data: bytes, control: bytes, targets: Sequence[Target]
-) -> list[Pixels]:
-    """Make the pixels of some targets of an image or a video, and of its control if it has one.
+def samples_of(
+    order: WorkOrder,
+    item: WorkItem,
+    data: bytes,
+    control: bytes,
+    source: str,
+    missing: Mapping[Target, str],
+) -> list[Sample]:
+    """Make the samples of an image or a video, with its control if it has one.
 
     Raises:
         SourceError: the image or video is damaged, too large, too narrow, or was changed.
@@ -42,14 +48,14 @@ def pixels_of(
     dataset, path, control_path = order.dataset_settings, item.source or "", item.control or ""
     limit, bucket = dataset.max_image_pixels, dataset.fit == "bucket"
     original = stored_size(item)
-    resolutions = [target.size or original for target in targets]
+    resolutions = [target.size or original for target in missing]
     sizes = [
         wan_size(original, each, bucket=bucket, no_upscale=dataset.bucket_no_upscale)
         for each in resolutions
     ]
-    controls: Sequence[Array | None] = [None] * len(targets)
+    controls: Sequence[Array | None] = [None] * len(missing)
     if dataset.video:
-        clips = [target.clip or Clip(0, 1) for target in targets]
+        clips = [target.clip or Clip(0, 1) for target in missing]
         fps, wanted = dataset.source_fps, list(zip(sizes, clips, strict=True))
         made = read_clips(data, path, fps, wanted, max_pixels=limit)
         if item.control:
@@ -65,8 +71,8 @@ def pixels_of(
                 fit(image, size, path=control_path, max_pixels=limit)[None] for size in sizes
             ]
     return [
-        Pixels(pixels, original, other, clip=dataset.video)
-        for pixels, other in zip(made, controls, strict=True)
+        Sample(key, source, item, pixels, original, other, clip=dataset.video)
+        for key, pixels, other in zip(missing.values(), made, controls, strict=True)
     ]
 
 
