@@ -1,4 +1,4 @@
-"""What every entry in `scripts/` needs: a log, and one line for a user's mistake."""
+"""Logs of jobs, and one line for a user's mistake, for all entries in `scripts/`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,10 @@ __all__ = ["logged"]
 
 @contextlib.contextmanager
 def logged(log: str) -> Iterator[Callable[[str], None]]:
-    """Give a job its voice: lines go to the terminal, above any progress bar, and to its log.
+    """Yield a function that prints a line above any progress bar and into a job's log.
 
     A user's mistake ends the process with one line and status 1; a fault of ours with a traceback,
     in the log as well.
-
-    Args:
-        log: path of the job's log.
-
-    Yields:
-        A function that says a line.
     """
     path = Path(log)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan
 from latentmake.plan.single import single
-from latentmake.plan.targets import ON_REQUEST, check_known, is_training_asked, runs_asked_for
+from latentmake.plan.targets import check_known, is_training_asked, runs_asked_for
 from latentmake.reports.captions_order import plan_captions
 from latentmake.reports.checklist import plan_check
 from latentmake.reports.comparison_order import Page, is_page, plan_page
@@ -40,6 +40,15 @@ MEMO = Path(".latentmake/memo.sqlite")
 Inputs = dict[str, list[str] | str]
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _UNKNOWN_SECONDS = 2.0  # an item of a model without any measured speed
+_REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], Path]] = {
+    "store": archives.plan_store,
+    "fetch": archives.plan_fetch,
+    "adopt": plan_adopt,
+    "export": plan_export,
+    "captions": plan_captions,
+    "check": plan_check,
+}
+"""Word of a target `{word}_{run}` that is done on request alone -> writes its order."""
 
 
 class Session:
@@ -151,18 +160,10 @@ class Session:
         """Write the orders of what is done on request alone; return run -> kind -> path."""
         facts, config = self._facts, self.config
         refuse_company(targets, self.runs)
-        makers: dict[str, Callable[[RunPlan, Run], Path]] = {
-            "store": lambda plan, run: archives.plan_store(config, plan, run, time.time_ns()),
-            "fetch": lambda plan, run: archives.plan_fetch(config, plan, time.time_ns()),
-            "adopt": lambda plan, run: plan_adopt(facts, plan, run),
-            "export": lambda plan, run: plan_export(facts, plan, run),
-            "captions": lambda plan, run: plan_captions(facts, plan, run),
-            "check": lambda plan, run: plan_check(facts, plan, run),
-        }
         asked = {
             name: {
-                kind: str(makers[kind](plan, self.runs[name]))
-                for kind in ON_REQUEST
+                kind: str(write(facts, plan, self.runs[name]))
+                for kind, write in _REQUESTS.items()
                 if f"{kind}_{name}" in targets
             }
             for name, plan in self.plan.runs.items()

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import tarfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ from latentmake.config import Config, Run
 from latentmake.errors import CacheError, ConfigError, StorageError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import DROPPED
+from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import (
     PROMPTS,
@@ -49,19 +51,13 @@ _WHERE = "storage.caches"
 _MODE = 0o644
 
 
-def plan_store(config: Config, plan: RunPlan, run: Run, planned: int) -> Path:
+def plan_store(facts: Facts, plan: RunPlan, run: Run) -> Path:
     """Write the orders to store a run's caches; return the path of the run's order.
-
-    Args:
-        config: names the folder on S3.
-        plan: of the run.
-        run: its section of the configuration.
-        planned: time in nanoseconds; names a new record.
 
     Raises:
         UserError: caches are not up to date, or S3 cannot be read.
     """
-    root = _root(config)
+    root, planned = _root(facts.config), time.time_ns()
     if plan.manifest_order is not None or any(state.stale for state in plan.parts.values()):
         raise CacheError(
             "has caches that are not up to date",
@@ -85,13 +81,13 @@ def plan_store(config: Config, plan: RunPlan, run: Run, planned: int) -> Path:
     return path
 
 
-def plan_fetch(config: Config, plan: RunPlan, planned: int) -> Path:
+def plan_fetch(facts: Facts, plan: RunPlan, run: Run) -> Path:
     """Write the order to fetch archives of parts with stale targets; return its path.
 
     Raises:
         UserError: nothing of the run is stored, or S3 cannot be read.
     """
-    root = _root(config)
+    root = _root(facts.config)
     _, stored = _newest(root, plan.name)
     if stored is None:
         raise StorageError(
@@ -104,7 +100,7 @@ def plan_fetch(config: Config, plan: RunPlan, planned: int) -> Path:
         for part, state in plan.parts.items()
         if state.stale and _key(part) in stored["archives"]
     }
-    path = run_order(plan.name, "fetch", planned)
+    path = run_order(plan.name, "fetch", time.time_ns())
     atomic.write(path, json.dumps({"archives": wanted}).encode())
     return path
 

@@ -34,7 +34,7 @@ def batches(
         state: of the parts.
 
     Yields:
-        A work order, and the runs that need it.
+        Work orders with the runs that need them.
     """
     groups: dict[tuple[str, frozenset[str], bool], dict[Source, list[Target]]] = {}
     contents: dict[Source, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from latentmake import digest, layouts
@@ -17,7 +17,7 @@ from latentmake.models.wan_files import encoder_fault
 from latentmake.plan.parts import read_lock
 from latentmake.sources import items as datasets
 from latentmake.sources import metadata, s3
-from latentmake.sources.caption_files import Texts, texts_of
+from latentmake.sources.caption_files import texts_of
 from latentmake.sources.items import Fault, Item, Scan
 from latentmake.sources.probe import measured
 
@@ -54,7 +54,7 @@ class Facts:
         self._program_digest = program_digest
         self._scans: dict[str, Scan] = {}
         self._controls: dict[str, Scan | None] = {}
-        self._texts: dict[str, Texts] = {}
+        self._found: dict[str, tuple[list[Item], list[Fault]]] = {}
         self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._skipped: dict[str, list[dict[str, str]]] = {}
@@ -96,34 +96,37 @@ class Facts:
         layout = self.layout(model)
         asked = (dataset, layout.name)
         if asked not in self._items:
-            settings, scan = self.config.datasets[dataset], self.scan(dataset)
-            found, faults = datasets.items(dataset, settings, scan)
-            if settings.composed:
-                made = self._compose(dataset, found)
-                texts = made.found
-                found = [x._replace(texts=texts[x.stem]) for x in found if x.stem in texts]
-                faults += made.faults
+            settings, root = self.config.datasets[dataset], self.scan(dataset).root
+            found, faults = self._composed(dataset)
             if layout.names_media:
                 control = self.control(dataset)
-                found, further = measured(layout, settings, scan.root, found, control, self.memo)
-                faults += further
+                found, further = measured(layout, settings, root, found, control, self.memo)
+                faults = faults + further
             if unreadable := self._unreadable.get(dataset):
                 found = [item for item in found if item.stem not in unreadable]
-                faults += unreadable.values()
+                faults = [*faults, *unreadable.values()]
             self._items[asked] = found, sorted(faults)
         return self._items[asked]
 
-    def _compose(self, dataset: str, items: Sequence[Item]) -> Texts:
-        if dataset not in self._texts:
-            settings, root = self.config.datasets[dataset], self.scan(dataset).root
-            listed = None
-            if settings.metadata_file is not None:
-                listed = metadata.entries_of(dataset, settings.metadata_file, root, self.memo)
-            made = texts_of(settings, root, items, listed, self.memo)
-            if note := made.note(dataset, settings.text_variants):
-                sys.stderr.write(f"note: {note}\n")
-            self._texts[dataset] = made
-        return self._texts[dataset]
+    def _composed(self, dataset: str) -> tuple[list[Item], list[Fault]]:
+        """Return the items with their texts, and the faults of the others."""
+        if dataset not in self._found:
+            settings, scan = self.config.datasets[dataset], self.scan(dataset)
+            found, faults = datasets.items(dataset, settings, scan)
+            if settings.composed:
+                listed = None
+                if settings.metadata_file is not None:
+                    place = settings.metadata_file
+                    listed = metadata.entries_of(dataset, place, scan.root, self.memo)
+                made = texts_of(settings, scan.root, found, listed, self.memo)
+                if note := made.note(dataset, settings.text_variants):
+                    sys.stderr.write(f"note: {note}\n")
+                texts, faults = made.found, faults + made.faults
+                found = [
+                    item._replace(texts=texts[x]) for item in found if (x := item.stem) in texts
+                ]
+            self._found[dataset] = found, faults
+        return self._found[dataset]
 
     def known_faults(self, dataset: str, model: str) -> list[Fault]:
         """Return the faults of a dataset's items; none where a remembered verdict spared them."""

@@ -31,12 +31,8 @@ class Source(NamedTuple):
     """Source of a target.
 
     Attributes:
-        stem: name of the item.
         path: the image or caption file; None where `text` replaces it.
-        stat: of that file.
-        text: the caption, where it lies in no file.
         control: the control image or video, if any.
-        control_stat: of that file.
         media: size and length of an image or video, where the layout's names contain them.
     """
 
@@ -66,10 +62,7 @@ class Keys:
         unreadable: stem -> fault of a source that had to be read and cannot be.
 
     Args:
-        memo: knows digests and sizes; learns new ones.
-        layout: of the targets.
         settings: the dataset's section of the configuration; None for prompts.
-        recipes: see above.
         roots: folders of sources and control images.
     """
 
@@ -193,7 +186,7 @@ class Keys:
             part: of the target.
             source: of the target.
             content: digest of the source.
-            clip: frames that the target is made of.
+            clip: frames of a video.
             header: of a file that may have been made of that content.
         """
         size: Size | None = Size(0, 0)

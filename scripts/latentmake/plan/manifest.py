@@ -52,12 +52,7 @@ def images_digest(paths: Iterable[str]) -> str:
 
 
 def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int]) -> str:
-    """Return the digest of a run's data.
-
-    Args:
-        parts: `{dataset}/{part}` -> `keys_digest` of that part.
-        repeats: dataset -> how often an epoch shows its items.
-    """
+    """Return the digest of `{dataset}/{part}` -> `keys_digest` and dataset -> `num_repeats`."""
     return digest.of_value([dict(parts), dict(repeats)])
 
 
@@ -65,8 +60,6 @@ class ManifestItem(NamedTuple):
     """One item.
 
     Attributes:
-        dataset: name of its dataset.
-        stem: its name there.
         source: path of its image or video.
         targets: part -> path and key of each target; a key is None until its job has run.
         caption: path of its caption file, if any.
@@ -90,11 +83,8 @@ class ManifestOrder:
     """Order of the manifest job.
 
     Attributes:
-        run: its name.
-        model: name of its model.
         repeats: dataset -> `num_repeats`.
         skip: datasets with `on_error: skip`.
-        items: of the run.
         faults: dataset -> faulty items: stem, path, digest, line.
         orphans: cache files whose items are gone.
         planned: time of the plan, in nanoseconds: no two orders are the same file to Snakemake.
@@ -114,11 +104,7 @@ class ManifestOrder:
     replaced: list[str] = field(default_factory=list)
 
     def write(self) -> Path:
-        """Write it and return its path.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Write it and return its path."""
         path = run_order(self.run, "manifest", self.planned)
         lines = map(json.dumps, [vars(self) | {"items": None}, *self.items])
         atomic.write(path, "\n".join(lines).encode())
@@ -126,12 +112,7 @@ class ManifestOrder:
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:
-        """Read an order.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is not one.
-        """
+        """Read an order."""
         head, *items = map(json.loads, path.read_text(encoding="utf-8").split("\n"))
         return cls(**head | {"items": list(map(_item, items))})
 

@@ -19,13 +19,9 @@ _Skipped = dict[str, list[dict[str, str]]]
 
 
 def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False) -> None:
-    """Decide whether a run's manifest and lock fit; where not, write the manifest job's order.
+    """Decide whether a run's manifest and lock fit; where not, or with `force`, write the order.
 
-    Args:
-        facts: of its datasets and model.
-        plan: of the run; gets faults, and the order or the lock's digest.
-        run: its section of the configuration.
-        force: write the order in any case.
+    The plan of the run gets its faults, and the order or the lock's digest.
     """
     datasets = {name: facts.config.datasets[name] for name in run.datasets}
     faults = {name: facts.known_faults(name, run.model) for name in datasets}
@@ -123,7 +119,7 @@ def manifest_items(
 
     Args:
         facts: of its datasets and model.
-        run: its section of the configuration.
+        run: to be trained.
         known: part -> path of a cache file -> its key.
         texts: dataset -> stem -> digest of its text, where that is not cached.
     """

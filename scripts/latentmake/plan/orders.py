@@ -42,11 +42,8 @@ class Target(NamedTuple):
     """One cache file to be made.
 
     Attributes:
-        part: a resolution (`64`, `480x832`), a text (`text`, `text.1`), or `text@480x832`.
-        path: of the file.
         found: key and mtime of the file there now (`key@mtime_ns`), if any.
         size: width and height asked for, in pixels; None for text.
-        clip: frames of a video that it is made of.
         at_hand: files that seem to have the same content.
     """
 
@@ -62,10 +59,7 @@ class WorkItem(NamedTuple):
     """One source and the targets to be made from it.
 
     Attributes:
-        stem: name of the item.
         source: path of the image or caption; None where `text` replaces it.
-        text: the caption itself, where it lies in no file.
-        targets: to be made.
         control: path of the control image or video, if any.
         media: size and length of the image or video, where the names of targets contain them.
         content: digest of the source when the order was written, if it was known.
@@ -94,12 +88,8 @@ class WorkOrder:
 
     Attributes:
         kind: `latents` or `text`.
-        dataset: its name.
-        model: its name.
         dataset_settings: the dataset's section of the configuration; the defaults for prompts.
-        model_settings: the model's section of the configuration.
         recipe: of the targets; empty where a rule has yet to make the model.
-        items: to be encoded.
         musubi_tuner: the installation whose scripts encode, if our encoders do not.
     """
 
@@ -229,12 +219,7 @@ class WorkOrder:
 
     @classmethod
     def read(cls, path: Path) -> WorkOrder:
-        """Read an order.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is not one.
-        """
+        """Read an order; an OSError or ValueError tells that there is none."""
         values = json.loads(path.read_bytes())
         for name, section in _SECTIONS.items():
             values[name] = values[name] and section.model_validate(values[name])
@@ -255,11 +240,5 @@ def _target(values: list[Any]) -> Target:
 
 
 def run_order(run: str, kind: str, planned: int) -> Path:
-    """Return the path of a run's order of a kind (`manifest`, `train`, ...).
-
-    Args:
-        run: its name.
-        kind: of the order.
-        planned: time of the plan, in nanoseconds: no other plan writes there.
-    """
+    """Return the path of a run's order of a kind (`manifest`, ...), of a plan of some time (ns)."""
     return RUNS / f"{run}.{planned}.{kind}.json"

@@ -19,7 +19,7 @@ from latentmake.plan.orders import FOLDER, RUNS, WorkOrder
 __all__ = ["VARIABLE", "PlanFile"]
 
 VARIABLE = "LATENTMAKE_PLAN"
-"""The environment variable with the path of the plan file."""
+"""Environment variable with the path of the plan file."""
 
 
 class PlanFile(BaseModel):
@@ -37,25 +37,14 @@ class PlanFile(BaseModel):
     runs: dict[str, dict[str, str]] = {}
 
     def write(self, planned: int) -> None:
-        """Write it and set the environment variable, which processes started later inherit.
-
-        Args:
-            planned: time of the plan, in nanoseconds.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Write it for a plan of some time (ns), and set the environment variable."""
         path = RUNS / f"plan.{planned}.json"
         atomic.write(path, self.model_dump_json().encode())
         os.environ[VARIABLE] = str(path)
 
     @classmethod
     def read(cls) -> PlanFile:
-        """Read the file that the environment variable names; an empty plan where it is not set.
-
-        Raises:
-            LatentmakeError: the file is gone or damaged.
-        """
+        """Read the file that the environment variable names; an empty plan where it is not set."""
         path = os.environ.get(VARIABLE)
         if not path:
             return cls()
@@ -65,21 +54,13 @@ class PlanFile(BaseModel):
             raise LatentmakeError(f"{path} is not a plan: {error}") from None
 
     def orders(self, allowed: Collection[str] = ()) -> list[WorkOrder]:
-        """Read the work orders of the batch rules; of those in `allowed` alone, unless it is empty.
-
-        Raises:
-            LatentmakeError: one is gone or damaged.
-        """
+        """Read the work orders of the batch rules, or of those in `allowed` if there are any."""
         return [
             _read(name) for rule, name in self.batches.items() if not allowed or rule in allowed
         ]
 
     def single(self, path: str) -> WorkOrder | None:
-        """Read the work order of a cache file that was asked for by its name.
-
-        Raises:
-            LatentmakeError: it is gone or damaged.
-        """
+        """Read the work order of a cache file that was asked for by its name."""
         return _read(self.singles[path]) if path in self.singles else None
 
 

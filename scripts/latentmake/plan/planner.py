@@ -36,13 +36,7 @@ _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 def make_plan(facts: Facts, names: Iterable[str], *, force: bool = False) -> Plan:
     """Plan some runs, and write the orders of the batch and manifest jobs that have work to do.
 
-    Args:
-        facts: of their datasets and models.
-        names: of the runs.
-        force: write the orders of manifests even if they have nothing to do.
-
-    Raises:
-        UserError: something that makes planning impossible.
+    With `force` manifests have, in any case.
     """
     runs = {name: facts.config.runs[name] for name in names}
     learn_receipts(facts.memo)
@@ -111,19 +105,7 @@ def evaluate(
     owned: set[str],
     found: Listing,
 ) -> Evaluation:
-    """Return the state of some parts of a dataset, or of the prompts, and a model.
-
-    Args:
-        facts: of dataset and model.
-        dataset: its name.
-        model: its name.
-        sources: part -> source of each of its targets, in the order of stems.
-        owned: stems of all items, faulty ones too: their cache files are no orphans.
-        found: listing of the cache folder.
-
-    Raises:
-        CacheError: something that is no cache lies in the place of one, or of a folder of them.
-    """
+    """Return the state of some parts of a dataset or the prompts; see `staleness.evaluate`."""
     return staleness.evaluate(
         dataset=dataset,
         model=model,

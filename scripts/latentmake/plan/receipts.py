@@ -42,21 +42,12 @@ class Receipt:
     work: str = ""
 
     def write(self, path: Path) -> None:
-        """Write it.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Write it."""
         atomic.write(path, json.dumps(vars(self), separators=(",", ":")).encode())
 
 
 def read_receipt(path: Path) -> Receipt:
-    """Read a receipt.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not one.
-    """
+    """Read a receipt; an OSError or ValueError tells that there is none."""
     try:
         return Receipt(**json.loads(path.read_bytes()))
     except TypeError as error:
@@ -65,7 +56,7 @@ def read_receipt(path: Path) -> Receipt:
 
 def receipts() -> Iterator[Path]:
     """Yield the receipts on disk."""
-    return (path for path in sorted(FOLDER.glob("*.receipt.json")))
+    yield from sorted(FOLDER.glob("*.receipt.json"))
 
 
 def learn_receipts(memo: Memo) -> None:

@@ -51,8 +51,7 @@ def begin(orders: Sequence[WorkOrder]) -> BinaryIO | None:
     builds of different files run side by side, and none may delete the others' files.
 
     Returns:
-        An open file, locked until the process ends to tell others of this build; None where the
-        file system knows no locks.
+        A file, locked until the process ends; None where the file system knows no locks.
     """
     held: BinaryIO | None = None
     with contextlib.suppress(OSError):  # files left behind cost space, no more
@@ -72,7 +71,7 @@ def end(held: BinaryIO | None, orders: Iterable[WorkOrder], keep: int) -> None:
     Args:
         held: result of `begin`.
         orders: of the build.
-        keep: bytes that the store may take.
+        keep: size of the store in bytes, at most.
     """
     if held is None:
         return
@@ -106,11 +105,7 @@ def _targets(orders: Iterable[WorkOrder]) -> Iterator[Target]:
 
 
 def forget_old(keep: set[str]) -> None:
-    """Delete orders, receipts and spooled files of more than a week ago, and delivered files.
-
-    Args:
-        keep: names of the orders of the present plan.
-    """
+    """Delete delivered files, and files of a week ago except the orders of the names in `keep`."""
     limit = time.time() - KEPT_SECONDS
     for path in [*FOLDER.glob("*"), *RUNS.glob("*")]:
         with contextlib.suppress(FileNotFoundError):  # another plan may clean up as well

@@ -35,16 +35,12 @@ _PLAIN = layouts.of("plain")
 
 
 class Stale(NamedTuple):
-    """A target to be made.
+    """A target to be made; see `Target` and `WorkItem`.
 
     Attributes:
-        source: of the target.
-        path: its cache file.
         reason: one of `REASONS`.
         found: key and mtime of the file there now, if any.
-        clip: frames that it is made of.
         content: digest of the source, if it is known.
-        at_hand: files that seem to have the same content.
     """
 
     source: Source
@@ -62,7 +58,6 @@ class PartState:
 
     Attributes:
         fresh: number of fresh targets.
-        stale: the stale ones.
         keys: digest of all keys; None while a target is stale.
         known: path -> key of the fresh ones; empty where a remembered verdict answered.
         orphans: cache files whose items are gone.
@@ -141,7 +136,7 @@ def evaluate(
         sources: part -> source of each of its targets, in the order of stems.
         owned: stems of all items, faulty ones too: their cache files are no orphans.
         recipes: part -> digest of its recipe, or `PENDING`.
-        memo: what is known of files.
+        memo: knows files; learns more.
         found: listing of the cache folder.
         layout: of the targets.
         settings: the dataset's section of the configuration; None for prompts.
@@ -234,15 +229,7 @@ def _part(
 
 
 def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:
-    """Refuse what lies where missing cache files, or their folders, must come.
-
-    Args:
-        paths: of the missing cache files.
-        found: listing of the cache folder.
-
-    Raises:
-        CacheError: a folder in the place of a file, or the other way round.
-    """
+    """Refuse a folder in the place of a missing cache file, or a file in that of its folders."""
     there: dict[str, bool] = {}
     for path in paths:
         folder = Path(path).parent
@@ -270,15 +257,7 @@ def _orphans(
     expected: set[str],
     is_owned: Callable[[str, Sequence[str]], bool],
 ) -> Iterator[tuple[str, str]]:
-    """Yield part and path of the cache files of ours that no item owns.
-
-    Args:
-        prefix: folder of the dataset and model, with a slash.
-        layout: of the cache files.
-        targets: found there.
-        expected: all targets of the requested parts.
-        is_owned: whether an item of some bases owns its files of a part.
-    """
+    """Yield part and path of our cache files below a folder (with a slash) that have no owner."""
     for path, stat in targets.found.items():
         if path in expected:
             continue

@@ -27,7 +27,7 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
     """Return the runs that some targets need: all of them where a target does not tell.
 
     Raises:
-        ConfigError: a target names a run that there is not.
+        ConfigError: a target names an unknown run.
     """
     found: dict[str, None] = {}
     for target in targets:
@@ -55,17 +55,7 @@ def check_known(
     rules: Collection[str],
     is_made: Callable[[str], bool],
 ) -> None:
-    """Refuse unknown targets.
-
-    Args:
-        targets: what the user asked for.
-        runs: names of all runs.
-        rules: names of all rules that can be asked for.
-        is_made: whether some rule makes a file.
-
-    Raises:
-        ConfigError: the first that there is not.
-    """
+    """Refuse the first target that is no rule, no file, and `is_made` by no rule."""
     for target in targets:
         if target in rules or Path(target).exists():
             continue

@@ -15,16 +15,7 @@ _PROBE = bytes(1 << 16)  # bytes: some room for Snakemake's log and locks
 
 
 def check(home: Path, *, dry: bool) -> None:
-    """Refuse a working folder that Snakemake cannot use.
-
-    Args:
-        home: folder of the Snakefile.
-        dry: whether nothing is written but plans.
-
-    Raises:
-        ConfigError: the name of the Snakefile's folder.
-        StorageError: a folder that cannot be written, or a file in its place.
-    """
+    """Refuse a working folder, or a folder of the Snakefile (`home`), that Snakemake cannot use."""
     if set("{}") & set(str(home)):
         raise ConfigError(
             "Snakemake cannot read a Snakefile in a folder with braces in its path",
