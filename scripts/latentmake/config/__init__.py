@@ -14,8 +14,9 @@ from latentmake.config.fields import Dtype, Resolution, resolution_name
 from latentmake.config.machines import Export, ExternalProgram, Folder, PathMap, Publish, Storage
 from latentmake.config.mistakes import nearest
 from latentmake.config.models import Adopt, Location, Model, TextWeights, WanTask, Weights
-from latentmake.config.root import Config, json_schema, parse
+from latentmake.config.root import Config, parse
 from latentmake.config.runs import Run
+from latentmake.config.schema import json_schema
 from latentmake.config.trainers import MusubiTrainer, Samples, SdScriptsTrainer, SdTrainer
 
 __all__ = [

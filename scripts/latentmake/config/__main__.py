@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from latentmake.config.root import json_schema
+from latentmake.config.schema import json_schema
 
 __all__: list[str] = []
 

@@ -109,9 +109,7 @@ Place = Annotated[DiskPath, AfterValidator(_complete_address)]
 class Closed(BaseModel):
     """A section that refuses unknown keys; docstrings of its keys describe them in the schema."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def first_set(self, *keys: str) -> str | None:
         """Return the first of some keys whose value is not its default; None where all are."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Self
 
@@ -18,7 +17,7 @@ from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.errors import ConfigError
 
-__all__ = ["Config", "json_schema", "parse"]
+__all__ = ["Config", "parse"]
 
 
 class Config(Closed):
@@ -125,12 +124,3 @@ def parse(values: Mapping[str, object]) -> Config:
                 if each["type"] != "missing" or f"`{each['loc'][-1]}`" not in " ".join(lines)
             ]
         raise ConfigError(" | ".join(dict.fromkeys(lines))) from None
-
-
-def json_schema() -> str:
-    """Return the JSON schema of the configuration, as `config/schema.json` holds it."""
-    schema = Config.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    schema["title"] = "latentmake configuration"
-    text = json.dumps(schema, indent=2, ensure_ascii=False)
-    return text.replace("\\n", " ") + "\n"  # descriptions are wrapped in the source
