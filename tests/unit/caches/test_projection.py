@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.caches.encoders.text import load_text_encoder
 from latentmake.config import Model, TextWeights
 from latentmake.errors import ModelError
 from latentmake.models import recipe
-from latentmake.models.projection import load_projection, write_projection
 from latentmake.models.shapes import text_width
 from safetensors.torch import load_file, save_file
 from test_encoders import CAPTIONS, CPU, t5_tokenizer, tiny

@@ -14,10 +14,10 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from hypothesis import given
 from hypothesis import strategies as st
+from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.config import Samples, SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, UserError
 from latentmake.index.memo import Memo
-from latentmake.models.projection import load_projection, write_projection
 from latentmake.training.order import TrainingOrder
 from latentmake.training.result import Layout, wanted
 from latentmake.training.sd import checkpoint, network

@@ -19,11 +19,11 @@ from transformers import (
 )
 
 from latentmake.caches.encoders.local_state import pretrained, refuse_faults, refusing
+from latentmake.caches.encoders.projection import load_projection
 from latentmake.config import TextWeights
 from latentmake.errors import ModelError, first_line
 from latentmake.models import tokenizers
 from latentmake.models.files import config_file, weights_files
-from latentmake.models.projection import load_projection
 
 __all__ = ["Kind", "TextModel", "load_text_model"]
 

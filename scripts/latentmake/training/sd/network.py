@@ -18,12 +18,12 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, first_line, storage_error
 from latentmake.files import atomic, cachefile
 from latentmake.models.checks import check_kind, check_names, part_of
 from latentmake.models.files import config_file, weights_files
-from latentmake.models.projection import load_projection, write_projection
 from latentmake.models.recipe import NEW
 from latentmake.training.result import (
     LORA_WEIGHTS,

@@ -30,23 +30,20 @@ def load_projection(path: str) -> torch.nn.Linear:
     try:
         state = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"cannot be read ({error})", where=file, mend="copy the projection again"
-        ) from None
+        what = f"cannot be read ({error})"
+        raise ModelError(what, where=file, mend="copy the projection again") from None
     weights = [name for name, each in state.items() if each.dim() == 2]
     biases = [name for name, each in state.items() if each.dim() == 1]
     if len(weights) != 1 or len(biases) > 1 or len(state) != 1 + len(biases):
-        raise ModelError(
-            f"holds {len(state)} tensors ({', '.join(sorted(state)[:4])}), not one linear layer",
-            where=file,
-            mend="name the file of a linear projection; one with code of its own needs "
-            "`trust_remote_code: true`, as a text encoder's `projection`",
-        )
+        names = ", ".join(sorted(state)[:4])
+        what = f"holds {len(state)} tensors ({names}), not one linear layer"
+        hint = "name the file of a linear projection; one with code of its own needs "
+        hint += "`trust_remote_code: true`, as a text encoder's `projection`"
+        raise ModelError(what, where=file, mend=hint)
     weight = state[weights[0]].float()
     if biases and state[biases[0]].shape != weight.shape[:1]:
-        raise ModelError(
-            f"`{biases[0]}` does not fit `{weights[0]}`", where=file, mend="copy it again"
-        )
+        what = f"`{biases[0]}` does not fit `{weights[0]}`"
+        raise ModelError(what, where=file, mend="copy it again")
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bool(biases))
     with torch.no_grad():
         layer.weight.copy_(weight)
@@ -56,7 +53,7 @@ def load_projection(path: str) -> torch.nn.Linear:
 
 
 def write_projection(layer: torch.nn.Linear, folder: Path) -> None:
-    """Write a projection, each file whole or not at all.
+    """Write a projection, each file atomically.
 
     Raises:
         StorageError: the disk is full or cannot be written.
