@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from latentmake.caches.job import read_source
 from latentmake.config import Model
 from latentmake.errors import SourceError
 from latentmake.files import atomic
@@ -26,7 +25,7 @@ from latentmake.reports.captions_order import Captioned, CaptionsOrder
 from latentmake.reports.images import decoded, embedded
 from latentmake.reports.page import page
 from latentmake.sources import s3
-from latentmake.sources.caption_pipeline import decode_caption
+from latentmake.sources.caption_files import read_caption
 
 __all__ = ["write_captions"]
 
@@ -114,13 +113,7 @@ def _counting(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[
 def _texts(item: Captioned) -> list[str]:
     if item.texts is not None:
         return item.texts
-    if item.caption is None:
-        return [""]
-    try:
-        return [decode_caption(read_source(item.caption, {})[0], item.caption)]
-    except OSError as error:
-        what = f"cannot be read ({error.strerror})"
-        raise SourceError(what, where=item.caption, mend="check the file's permissions") from None
+    return ["" if item.caption is None else read_caption(item.caption)]
 
 
 def _lines(

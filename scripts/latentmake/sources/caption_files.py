@@ -14,10 +14,11 @@ from latentmake.config import Captions, Dataset
 from latentmake.errors import SourceError
 from latentmake.index.memo import Entry, Listed, Memo, SourceStat
 from latentmake.progress import Progress
+from latentmake.sources import s3
 from latentmake.sources.caption_pipeline import CaptionError, clean, decode_caption, variants
 from latentmake.sources.items import Fault, Item
 
-__all__ = ["Texts", "texts_of"]
+__all__ = ["Texts", "read_caption", "texts_of"]
 
 _LOOKS_LONG = 1000  # files whose reading is worth a progress bar
 
@@ -45,6 +46,16 @@ class Texts(NamedTuple):
             f"datasets.{dataset}.captions.variants: {who} fewer than {wanted} different texts; "
             "equal ones are encoded once"
         )
+
+
+def read_caption(path: str) -> str:
+    """Return the text of a caption file on disk or on S3; a SourceError says why there is none."""
+    try:
+        data = s3.read(path)[0] if s3.is_remote(path) else Path(path).read_bytes()
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+        raise SourceError(what, where=path, mend="check the file's permissions") from None
+    return decode_caption(data, path)
 
 
 def texts_of(
@@ -118,11 +129,7 @@ class _Files:
         if known is not None and known[0] == stat:
             return known[1]
         self.progress.update()
-        try:
-            text = clean(decode_caption(Path(path).read_bytes(), path))
-        except OSError as error:
-            what = f"cannot be read ({error.strerror})"
-            raise SourceError(what, where=path, mend="check the file's permissions") from None
+        text = clean(read_caption(path))
         self._memo.texts.learn(path, stat, text)
         return text
 

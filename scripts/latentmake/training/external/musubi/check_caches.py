@@ -18,7 +18,7 @@ from latentmake.errors import SourceError
 from latentmake.files.safetensors import Head, read_head
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.layouts import musubi
-from latentmake.sources.caption_pipeline import decode_caption
+from latentmake.sources.caption_files import read_caption
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 
 __all__ = ["cache_faults", "folder_faults", "item_faults", "stray_files"]
@@ -80,8 +80,8 @@ def _caption(row: ManifestRow) -> str | None:
     if row.caption is None:
         return ""
     try:
-        return decode_caption(Path(row.caption).read_bytes(), row.caption)
-    except (OSError, SourceError):
+        return read_caption(row.caption)
+    except SourceError:
         return None  # said elsewhere, or not to be compared
 
 
