@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 
-from latentmake.training.result import Layout
+from latentmake.training.result import RunFiles
 from latentmake.training.sd.launch import train
 from PIL import Image
 from safetensors.torch import load_file
@@ -41,7 +41,7 @@ def test_a_bfloat16_training_on_cuda_learns(tmp_path: Path, adapter: str) -> Non
     train(path, log=tmp_path / "train.log", receipt=receipt)
     result = json.loads(receipt.read_text())
     assert result["loss_end"] < 0.9 * result["loss_start"]
-    weights = load_file(Layout(order).weights)
+    weights = load_file(RunFiles(order).weights)
     assert {value.dtype for value in weights.values()} == {torch.float32}
-    with Image.open(Layout(order).grid) as grid:
+    with Image.open(RunFiles(order).grid) as grid:
         assert grid.height > 5 * 64

@@ -21,7 +21,7 @@ from latentmake.files import atomic
 from latentmake.plan.parts import run_folder
 from latentmake.reports.page import state_in, template_digest
 from latentmake.sources.items import IMAGE_EXTENSIONS
-from latentmake.training.result import read_record
+from latentmake.training.result import Record
 from latentmake.training.sample_images import INDEX, PictureIndex, read_index
 
 __all__ = [
@@ -201,7 +201,7 @@ def index_of(source: Source) -> PictureIndex | None:
     """Return the index of a run's pictures; None without pictures of the present weights."""
     folder = Path(source.path)
     index = read_index(folder)
-    record = read_record(folder.with_name("training.json"))
+    record = Record.read(folder.with_name("training.json"))
     if index is None or not index.prompts or not index.steps:
         return None
     return index if record is None or record.wanted == index.wanted else None

@@ -19,6 +19,7 @@ from latentmake import digest
 from latentmake.config import SdTrainer, Weights
 from latentmake.config.shapes import shaping
 from latentmake.errors import TrainingError
+from latentmake.training.json_file import JsonFile
 
 __all__ = [
     "TRAINER_VERSION",
@@ -61,7 +62,7 @@ class TextSchedule(BaseModel):
     caption_dropout_every_n_epochs: int = 0
 
 
-class Wanted(BaseModel):
+class Wanted(JsonFile):
     """Digests of everything that shapes trained weights.
 
     Attributes:
@@ -72,7 +73,6 @@ class Wanted(BaseModel):
         version: of the trainer; a record without it is of version 1.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     data: str
     settings: str
     weights: str

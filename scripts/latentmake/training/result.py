@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from latentmake import digest
-from latentmake.files import atomic
+from latentmake.training.json_file import JsonFile
 from latentmake.training.order import TRAINER_VERSION, TrainingOrder, Wanted, lock_digest
 
 __all__ = [
@@ -23,11 +23,10 @@ __all__ = [
     "UNET_FOLDER",
     "UNET_WEIGHTS",
     "History",
-    "Layout",
     "Receipt",
     "Record",
+    "RunFiles",
     "checkpoint_digest",
-    "read_record",
     "sample_steps",
     "wanted",
     "wanted_of",
@@ -45,7 +44,7 @@ COPIED = "wanted.json"
 _POINTS = 20
 
 
-class Layout:
+class RunFiles:
     """The files below a run's output folder.
 
     Attributes:
@@ -73,6 +72,12 @@ class Layout:
         self.save = self.output / "save"
         self.scalars = self.output / "logs"
 
+    def trained(self, want: Wanted) -> Record | None:
+        """Return the record of the trained weights, if they are there and came from `want`."""
+        record = Record.read(self.record)
+        fits = record is not None and record.wanted == want and self.weights.is_file()
+        return record if fits else None
+
 
 class History(BaseModel):
     """The mean training loss of some twenty equal stretches of a training.
@@ -97,7 +102,7 @@ class History(BaseModel):
             self.total, self.count = 0.0, 0
 
 
-class Record(BaseModel):
+class Record(JsonFile):
     """Origin of trained weights, and their losses; kept beside them.
 
     Attributes:
@@ -106,7 +111,6 @@ class Record(BaseModel):
         seconds: time spent on steps, without what a killed training lost.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     wanted: Wanted
     steps: int
     loss_start: float
@@ -115,10 +119,9 @@ class Record(BaseModel):
     history: list[tuple[int, float]]
 
 
-class Receipt(BaseModel):
+class Receipt(JsonFile):
     """Result of a training, for the build."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     run: str
     weights: str
     wanted: Wanted
@@ -127,10 +130,6 @@ class Receipt(BaseModel):
     loss_end: float
     seconds: float
     samples: str | None
-
-    def write(self, path: Path) -> None:
-        """Write it as a file."""
-        atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
 def wanted(order: TrainingOrder) -> Wanted:
@@ -171,14 +170,6 @@ def wanted_of(order: TrainingOrder, *, data: str, weights: str) -> Wanted:
         resumed=order.resumed,
         version=TRAINER_VERSION,
     )
-
-
-def read_record(path: Path) -> Record | None:
-    """Return the record of the trained weights, or None where there is none that can be read."""
-    try:
-        return Record.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
 
 
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:

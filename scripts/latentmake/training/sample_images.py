@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints, ValidationError
+from pydantic import JsonValue, StringConstraints
 
 from latentmake import digest
 from latentmake.files import atomic
+from latentmake.training.json_file import JsonFile
 from latentmake.training.order import TrainingOrder, Wanted
-from latentmake.training.result import Layout
+from latentmake.training.result import RunFiles
 
 __all__ = [
     "CURVES",
@@ -38,7 +39,7 @@ _NAME = r"^step-\d{6,}_\d{2,}\.png$"
 _Name = Annotated[str, StringConstraints(pattern=_NAME)]
 
 
-class PictureIndex(BaseModel):
+class PictureIndex(JsonFile):
     """Index of the sample pictures of one training; written after all of them.
 
     Attributes:
@@ -54,7 +55,6 @@ class PictureIndex(BaseModel):
         settings: that shaped the training, by name.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     run: str
     wanted: Wanted
     prompts: list[str]
@@ -74,9 +74,8 @@ def picture_name(step: int, prompt: int) -> str:
 
 def read_index(folder: Path) -> PictureIndex | None:
     """Return the index of a folder of sample pictures; None where there is none that fits."""
-    try:
-        index = PictureIndex.model_validate_json((folder / INDEX).read_bytes())
-    except (OSError, ValidationError):
+    index = PictureIndex.read(folder / INDEX)
+    if index is None:
         return None
     complete = [len(row) for row in index.files] == [len(index.prompts)] * len(index.steps)
     return index if complete else None
@@ -84,13 +83,13 @@ def read_index(folder: Path) -> PictureIndex | None:
 
 def are_drawn(order: TrainingOrder, want: Wanted) -> bool:
     """Whether pictures and curves of the training `want` are there."""
-    layout = Layout(order)
-    index = read_index(layout.samples)
+    run_files = RunFiles(order)
+    index = read_index(run_files.samples)
     if index is None or (index.wanted, index.pictures) != (want, order.pictures_digest()):
         return False
     names = [name for row in index.files for name in row if name is not None]
-    files = [layout.samples / name for name in names] + [layout.grid] * bool(names)
-    files += [layout.output / CURVES] * index.curves
+    files = [run_files.samples / name for name in names] + [run_files.grid] * bool(names)
+    files += [run_files.output / CURVES] * index.curves
     return all(path.is_file() for path in files) and bool(names) == bool(
         order.prompts or order.captions
     )
@@ -150,4 +149,4 @@ def write_pictures(
             "sample_size": [*order.sample_size],
         },
     )
-    atomic.write(folder / INDEX, (index.model_dump_json(indent=2) + "\n").encode())
+    index.write(folder / INDEX)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from latentmake.training.order import TrainingOrder, Wanted
-from latentmake.training.result import Layout, wanted
+from latentmake.training.result import RunFiles, wanted
 from latentmake.training.sample_images import CURVES, INDEX, are_drawn, read_index, write_pictures
 from latentmake.training.sd import decode
 from latentmake.training.sd.sampling import write_row
@@ -28,7 +28,7 @@ NAMES = [
 
 def leave_behind(order: TrainingOrder, steps: tuple[int, ...] = STEPS) -> None:
     """Write what a training leaves for the process that draws."""
-    layout = Layout(order)
+    layout = RunFiles(order)
     for step in steps:
         latents = torch.randn(2, 4, 4, 8, generator=torch.Generator().manual_seed(step))
         drawn = dict(zip(order.picture_keys(), latents, strict=False))
@@ -44,7 +44,7 @@ def draw(order: TrainingOrder, root: Path) -> None:
 
 
 def pngs(order: TrainingOrder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in Layout(order).samples.glob("*.png")}
+    return {path.name: path.read_bytes() for path in RunFiles(order).samples.glob("*.png")}
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def order(tmp_path: Path) -> TrainingOrder:
 
 def test_each_picture_is_a_file_that_the_index_names(order: TrainingOrder, tmp_path: Path) -> None:
     draw(order, tmp_path)
-    layout, files = Layout(order), pngs(order)
+    layout, files = RunFiles(order), pngs(order)
     assert sorted(files) == NAMES
     index = read_index(layout.samples)
     assert index is not None
@@ -80,7 +80,7 @@ def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(
 ) -> None:
     for _ in range(2):
         draw(order, tmp_path)
-    events = EventAccumulator(str(Layout(order).scalars / "samples"), size_guidance={"images": 0})
+    events = EventAccumulator(str(RunFiles(order).scalars / "samples"), size_guidance={"images": 0})
     events.Reload()
     assert sorted(events.Tags()["images"]) == ["samples/00", "samples/01"]
     files = pngs(order)
@@ -97,7 +97,7 @@ def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(
 
 def test_pictures_of_an_earlier_training_go(order: TrainingOrder, tmp_path: Path) -> None:
     draw(order, tmp_path)
-    layout, before = Layout(order), read_index(Layout(order).samples)
+    layout, before = RunFiles(order), read_index(RunFiles(order).samples)
     later = make_order(tmp_path, prompts=True, steps=50)
     foreign = layout.samples / "mine.png"
     foreign.write_bytes(b"not ours")
@@ -116,7 +116,7 @@ def test_pictures_of_an_earlier_training_go(order: TrainingOrder, tmp_path: Path
 
 def test_drawing_again_gives_the_same_files(order: TrainingOrder, tmp_path: Path) -> None:
     draw(order, tmp_path)
-    layout = Layout(order)
+    layout = RunFiles(order)
     kept = [layout.samples / INDEX, layout.grid, layout.output / CURVES]
     before = [pngs(order), *(path.read_bytes() for path in kept)]
     draw(order, tmp_path)
@@ -127,7 +127,7 @@ def test_drawing_again_gives_the_same_files(order: TrainingOrder, tmp_path: Path
 def test_whatever_is_missing_is_noticed(order: TrainingOrder, tmp_path: Path, name: str) -> None:
     draw(order, tmp_path)
     assert are_drawn(order, wanted(order))
-    (Layout(order).samples / name).unlink()
+    (RunFiles(order).samples / name).unlink()
     assert not are_drawn(order, wanted(order))
 
 
@@ -136,7 +136,7 @@ def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
     leave_behind(order)
     assert not are_drawn(order, wanted(order))
     draw(order, tmp_path)
-    layout = Layout(order)
+    layout = RunFiles(order)
     with Image.open(layout.output / CURVES) as picture:
         assert picture.width == 1200
     assert not pngs(order)

@@ -11,7 +11,7 @@ import torch
 from accelerate.state import AcceleratorState
 from latentmake.config import SdTrainer, Weights
 from latentmake.training.order import Prompt, TrainingOrder
-from latentmake.training.result import Layout, wanted
+from latentmake.training.result import RunFiles, wanted
 from latentmake.training.sample_images import are_drawn, read_index
 from latentmake.training.sd import decode, drawing
 from latentmake.training.sd.launch import train
@@ -68,7 +68,7 @@ def files(order: TrainingOrder) -> dict[str, tuple[bytes, int]]:
 def test_a_new_prompt_is_drawn_from_the_weights_that_are_there(tmp_path: Path) -> None:
     first = asking(make_order(tmp_path, prompts=True, **SETTINGS), 0, 1)
     build(first, tmp_path)
-    layout, before = Layout(first), files(first)
+    layout, before = RunFiles(first), files(first)
     pictures = {path.name: path.read_bytes() for path in layout.samples.glob("*.png")}
     assert len(pictures) == 10
     # In front of the others, whose pictures get other names and stay as they are.
@@ -133,7 +133,7 @@ def test_a_picture_drawn_afterwards_is_the_one_that_the_training_draws(
         Training(order).run()
     late = asking(late, 2, 0, 1)
     drawn = drawing.draw_missing(late, wanted(late))
-    expected = read_rows(Layout(early).samples, wanted(early))
+    expected = read_rows(RunFiles(early).samples, wanted(early))
     at_hand = (0, 2, 3) if "checkpointing_steps" in settings else (0, 3, 4)
     for step in range(late.trainer.steps or 0):
         assert (set(late.picture_keys()) <= drawn[step].keys()) == (step in at_hand)
@@ -171,13 +171,13 @@ def test_copies_and_rows_of_another_training_draw_nothing(tmp_path: Path) -> Non
     order = asking(make_order(tmp_path, prompts=True, **SETTINGS), 0)
     Training(order).run()
     other = asking(make_order(tmp_path, prompts=True, **{**SETTINGS, "learning_rate": 1e-3}), 0, 1)
-    copy = Layout(order).saved / "step-000003"
+    copy = RunFiles(order).saved / "step-000003"
     kept = tmp_path / "kept"
     copy.rename(kept)
     Training(other.model_copy(update={"trainer": _without_copies(other)})).run()
-    assert not list(Layout(order).saved.iterdir())
+    assert not list(RunFiles(order).saved.iterdir())
     kept.rename(copy)
-    for path in Layout(order).samples.iterdir():
+    for path in RunFiles(order).samples.iterdir():
         path.unlink()
     drawn = drawing.draw_missing(other, wanted(other))
     assert list(drawn) == [0, 4]

@@ -24,7 +24,7 @@ from latentmake.errors import (
 )
 from latentmake.models.recipe import training_digest
 from latentmake.training.order import TrainingOrder, Wanted, read_order
-from latentmake.training.result import History, Layout, sample_steps, wanted
+from latentmake.training.result import History, RunFiles, sample_steps, wanted
 from latentmake.training.sd import checkpoint, network
 from latentmake.training.sd.batch_order import generator
 from latentmake.training.sd.launch import train
@@ -100,7 +100,7 @@ def _pipeline(order: TrainingOrder) -> Any:
 
 
 def test_the_receipt_tells_what_was_trained(launched: Launched) -> None:
-    receipt, layout = launched.receipt, Layout(launched.order)
+    receipt, layout = launched.receipt, RunFiles(launched.order)
     assert receipt["wanted"] == wanted(launched.order).model_dump()
     assert receipt["wanted"]["weights"] == training_digest(
         launched.order.unet, launched.order.scheduler
@@ -145,7 +145,7 @@ def test_the_launched_lora_loads_too(launched: Launched) -> None:
 
 
 def test_sample_pictures_lie_in_one_grid(launched: Launched) -> None:
-    layout = Layout(launched.order)
+    layout = RunFiles(launched.order)
     rows = read_rows(layout.samples, wanted(launched.order))
     assert list(rows) == sorted(sample_steps(launched.order, STEPS)) == [0, 10, 20, 30, 40]
     keys = launched.order.picture_keys()
@@ -157,7 +157,7 @@ def test_sample_pictures_lie_in_one_grid(launched: Launched) -> None:
 
 
 def test_scalars_are_there_for_each_step(launched: Launched) -> None:
-    events = EventAccumulator(str(Layout(launched.order).scalars))
+    events = EventAccumulator(str(RunFiles(launched.order).scalars))
     events.Reload()
     assert set(events.Tags()["scalars"]) == {
         *("loss", "raw_loss", "learning_rate", "gradient_norm", "qk_grads_av"),
@@ -168,12 +168,12 @@ def test_scalars_are_there_for_each_step(launched: Launched) -> None:
 
 
 def test_one_checkpoint_stays(launched: Launched) -> None:
-    folders = sorted(each.name for each in Layout(launched.order).checkpoints.iterdir())
+    folders = sorted(each.name for each in RunFiles(launched.order).checkpoints.iterdir())
     assert folders == ["step-000036"]
 
 
 def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:
-    weights = Layout(launched.order).weights
+    weights = RunFiles(launched.order).weights
     before = weights.stat().st_mtime_ns
     assert launched.again() == f"tiny: already trained on exactly this: {weights}\n"
     assert weights.stat().st_mtime_ns == before
@@ -207,7 +207,7 @@ def _run(*command: str, **changes: str) -> subprocess.CompletedProcess[bytes]:
 def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     order = launched.order.model_copy(update={"output": str(launched.root / "killed")})
     path = write_order(order, launched.root / "killed.json")
-    layout = Layout(order)
+    layout = RunFiles(order)
     killed = _run("-c", KILLED, str(path))
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     (kept,) = checkpoint.find(layout.checkpoints, wanted(order))
@@ -218,7 +218,7 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     second = _run("-m", "latentmake.training.sd.train", str(path))
     assert second.returncode == 0, second.stderr.decode()
     assert b"resumed from step 6" in second.stderr
-    first = Layout(launched.order)
+    first = RunFiles(launched.order)
     assert layout.weights.read_bytes() == first.weights.read_bytes()
     for mine, theirs in zip(
         sorted(layout.samples.iterdir()), sorted(first.samples.glob("*.safetensors")), strict=True
@@ -282,7 +282,7 @@ def test_a_cache_file_with_nan_is_named_before_the_first_step(tmp_path: Path, ki
     with pytest.raises(CacheError, match="NaN or infinite values; delete it and give") as error:
         Training(order).run()
     assert error.value.where == str(bad)
-    assert not Layout(order).checkpoints.exists()
+    assert not RunFiles(order).checkpoints.exists()
 
 
 def test_a_mistake_of_the_user_ends_a_training_in_one_line(
@@ -300,7 +300,7 @@ def test_a_mistake_of_the_user_ends_a_training_in_one_line(
 def test_a_new_lock_trains_anew_and_keeps_the_old_result_until_then(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=2, checkpointing_steps=1)
     Training(order).run()
-    layout = Layout(order)
+    layout = RunFiles(order)
     old = layout.weights.read_bytes()
     other = make_order(tmp_path, steps=2, checkpointing_steps=1, learning_rate=1e30)
     with pytest.raises(TrainingError, match="is NaN or infinite"):
@@ -321,13 +321,13 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: 
     order = make_order(tmp_path, steps=30, checkpointing_steps=1, learning_rate=1e12)
     with pytest.raises(TrainingError, match="is NaN or infinite at step") as error:
         Training(order).run()
-    (newest, *_) = checkpoint.find(Layout(order).checkpoints, wanted(order))
+    (newest, *_) = checkpoint.find(RunFiles(order).checkpoints, wanted(order))
     assert f"at step {newest.progress.step + 1}, for " in str(error.value)
     assert f"the checkpoint of step {newest.progress.step} is kept" in str(error.value)
     loaded = checkpoint.load(newest)
     assert loaded is not None
     assert all(torch.isfinite(value).all() for value in loaded[0].values())
-    assert not Layout(order).weights.exists()
+    assert not RunFiles(order).weights.exists()
 
 
 def test_a_damaged_checkpoint_is_left_aside(
@@ -335,7 +335,7 @@ def test_a_damaged_checkpoint_is_left_aside(
 ) -> None:
     order = make_order(tmp_path, steps=4, checkpointing_steps=1)
     Training(order).run()
-    layout = Layout(order)
+    layout = RunFiles(order)
     expected = layout.weights.read_bytes()
     layout.record.unlink()
     layout.weights.unlink()
@@ -379,7 +379,7 @@ def test_a_whole_unet_is_written_as_diffusers_reads_it(tmp_path: Path) -> None:
     )
     training = Training(order)
     training.run()
-    layout = Layout(order)
+    layout = RunFiles(order)
     loaded = UNet2DConditionModel.from_pretrained(layout.unet)
     with torch.no_grad():
         assert torch.equal(
@@ -393,7 +393,7 @@ def test_a_whole_unet_is_written_as_diffusers_reads_it(tmp_path: Path) -> None:
     lora = make_order(tmp_path, steps=1)
     Training(lora).run()
     assert not layout.unet.exists()
-    assert load_file(Layout(lora).weights)
+    assert load_file(RunFiles(lora).weights)
 
 
 def test_v_prediction_learns(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_v_prediction_learns(tmp_path: Path) -> None:
         tmp_path, adapter="full", steps=40, learning_rate=3e-3, prediction_type="v_prediction"
     )
     Training(order).run()
-    record = json.loads(Layout(order).record.read_text())
+    record = json.loads(RunFiles(order).record.read_text())
     assert record["loss_end"] < 0.8 * record["loss_start"]
 
 
@@ -527,7 +527,7 @@ def test_accelerate_may_not_shard_the_optimizer(tmp_path: Path, kind: str) -> No
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two processes share a CPU, not a GPU")
 def test_two_processes_resume_to_the_same_bytes(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=6, learning_rate=1e-2, checkpointing_steps=4, ema_decay=0.9)
-    path, layout = write_order(order, tmp_path / "order.json"), Layout(order)
+    path, layout = write_order(order, tmp_path / "order.json"), RunFiles(order)
     written = []
     for _ in range(2):
         two = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]

@@ -19,7 +19,7 @@ from latentmake.config import Samples, SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, UserError
 from latentmake.index.memo import Memo
 from latentmake.training.order import TrainingOrder
-from latentmake.training.result import Layout, wanted
+from latentmake.training.result import RunFiles, wanted
 from latentmake.training.sd import checkpoint, network
 from latentmake.training.sd.batch_order import generator
 from latentmake.training.sd.objective import Objective, load_noise_schedule
@@ -81,7 +81,7 @@ def test_parts_alone_are_trained_and_reinitialised_ones_begin_anew(tmp_path: Pat
     before = load_file(tmp_path / "unet/diffusion_pytorch_model.safetensors")
     start = network.trained_state(Training(order).learner.denoiser)
     Training(order).run()
-    after = load_file(Layout(order).weights)
+    after = load_file(RunFiles(order).weights)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if "norm" in name or "conv_out" in name}
     assert {name.removeprefix("unet.") for name in start} == changed
@@ -177,9 +177,9 @@ def test_flow_matching_learns_and_draws_with_either_schedule(tmp_path: Path, kin
         **prediction,
     )
     Training(order).run()
-    record = json.loads(Layout(order).record.read_text())
+    record = json.loads(RunFiles(order).record.read_text())
     assert record["loss_end"] < 0.8 * record["loss_start"]
-    assert len(list(Layout(order).samples.iterdir())) == 5
+    assert len(list(RunFiles(order).samples.iterdir())) == 5
 
 
 @given(
@@ -225,7 +225,7 @@ def test_each_optimiser_learns_and_resumes_to_the_bit(
     }
     order = make_order(tmp_path, **settings)
     Training(order).run()
-    layout = Layout(order)
+    layout = RunFiles(order)
     record = json.loads(layout.record.read_text())
     assert record["loss_end"] < record["loss_start"]
     expected = layout.weights.read_bytes()
@@ -262,7 +262,7 @@ def test_flash_attention_falls_back_where_it_has_no_kernel(tmp_path: Path) -> No
     for attention in ("sdpa", "flash"):
         order = make_order(tmp_path, output=attention, steps=3, attention=attention)
         Training(order).run()
-        losses.append(json.loads(Layout(order).record.read_text())["loss_end"])
+        losses.append(json.loads(RunFiles(order).record.read_text())["loss_end"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
@@ -284,15 +284,15 @@ def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) 
     start = load_file(tmp_path / "unet/diffusion_pytorch_model.safetensors")["conv_out.bias"]
     average = start.clone()
     for step in range(1, 5):
-        folder = Layout(plain).saved / f"step-{step:06d}" / "unet"
+        folder = RunFiles(plain).saved / f"step-{step:06d}" / "unet"
         now = load_file(folder / "diffusion_pytorch_model.safetensors")["conv_out.bias"]
         # diffusers lets the decay grow: (1 + n) / (10 + n) for the n-th update, from 0 on.
         n = step - 1
         decay = min(0.5, (1 + n) / (10 + n)) if n else 0.0
         average = decay * average + (1 - decay) * now
-    written = load_file(Layout(order).weights)["conv_out.bias"]
+    written = load_file(RunFiles(order).weights)["conv_out.bias"]
     torch.testing.assert_close(written, average)
-    assert not torch.equal(written, load_file(Layout(plain).weights)["conv_out.bias"])
+    assert not torch.equal(written, load_file(RunFiles(plain).weights)["conv_out.bias"])
 
 
 def test_epochs_show_each_item_that_often(tmp_path: Path) -> None:
@@ -300,17 +300,19 @@ def test_epochs_show_each_item_that_often(tmp_path: Path) -> None:
     training = Training(order)
     assert training.steps == math.ceil(2 * training.batch_order.batches_per_epoch / 2)
     training.run()
-    assert json.loads(Layout(order).record.read_text())["steps"] == training.steps
-    copies = sorted(Layout(order).saved.iterdir())
+    assert json.loads(RunFiles(order).record.read_text())["steps"] == training.steps
+    copies = sorted(RunFiles(order).saved.iterdir())
     assert len(copies) == 2
     assert copies[-1].name == f"step-{training.steps:06d}"
-    assert load_file(copies[-1] / Layout(order).lora.name).keys()
-    assert (copies[-1] / Layout(order).lora.name).read_bytes() == Layout(order).lora.read_bytes()
+    assert load_file(copies[-1] / RunFiles(order).lora.name).keys()
+    assert (copies[-1] / RunFiles(order).lora.name).read_bytes() == RunFiles(
+        order
+    ).lora.read_bytes()
 
 
 def test_a_file_asks_for_a_copy_at_once(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=2)
-    layout = Layout(order)
+    layout = RunFiles(order)
     layout.output.mkdir(parents=True)
     layout.save.touch()
     Training(order).run()
@@ -370,7 +372,7 @@ def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> Non
     assert start is not None
     before = start.weight.detach().clone()
     training.run()
-    layout = Layout(order)
+    layout = RunFiles(order)
     layer = load_projection(str(layout.output / "text_projection"))
     assert (layer.in_features, layer.out_features) == (TEXT_WIDTH, 24)
     assert not torch.equal(layer.weight, before)
@@ -384,7 +386,7 @@ def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> Non
     # A run without one leaves none behind.
     plain = make_order(tmp_path, steps=1)
     Training(plain).run()
-    assert not (Layout(plain).output / "text_projection").exists()
+    assert not (RunFiles(plain).output / "text_projection").exists()
 
 
 def test_a_projection_that_does_not_fit_is_named(tmp_path: Path) -> None:
@@ -404,12 +406,12 @@ def test_a_training_begins_where_another_one_stood(tmp_path: Path) -> None:
     whole = make_order(tmp_path, output="whole", steps=9, checkpointing_steps=3)
     Training(first).run()
     Training(whole).run()
-    (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
     further = make_order(
         tmp_path, output="further", steps=9, resume_from_checkpoint=str(kept.folder)
     )
     Training(further).run()
-    assert Layout(further).weights.read_bytes() == Layout(whole).weights.read_bytes()
+    assert RunFiles(further).weights.read_bytes() == RunFiles(whole).weights.read_bytes()
     with pytest.raises(TrainingError, match="of step 6, and the training ends at step 5"):
         Training(
             make_order(tmp_path, output="o", steps=5, resume_from_checkpoint=str(kept.folder))
@@ -431,7 +433,7 @@ def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
     training = Training(first)
     training.run()
     (before,) = training.learner.optimizer.param_groups
-    (kept_at,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    (kept_at,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
     new = {
         "learning_rate": rate / 20,
         "weight_decay": 0.25,
@@ -459,7 +461,7 @@ def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
     (state, *_) = further.learner.optimizer.state.values()
     assert state["exp_avg"].abs().sum() > 0
     Training(order).run()
-    events = EventAccumulator(str(Layout(order).scalars))
+    events = EventAccumulator(str(RunFiles(order).scalars))
     events.Reload()
     rates = [event.value for event in events.Scalars("learning_rate")]
     if optimizer == "adamw":
@@ -470,7 +472,7 @@ def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
 def test_a_checkpoint_of_another_alpha_is_refused(tmp_path: Path) -> None:
     first = make_order(tmp_path, steps=2, checkpointing_steps=2, rank=4, alpha=2.0)
     Training(first).run()
-    (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
     settings: dict[str, Any] = {"rank": 4, "resume_from_checkpoint": str(kept.folder)}
     with pytest.raises(TrainingError, match=r"with alpha 2, .* set .* `alpha` to 2$"):
         Training(make_order(tmp_path, output="other", steps=3, **settings)).run()
@@ -480,7 +482,7 @@ def test_a_checkpoint_of_another_alpha_is_refused(tmp_path: Path) -> None:
 def test_of_a_checkpoint_to_begin_with_the_content_counts(tmp_path: Path) -> None:
     first = make_order(tmp_path, steps=2, checkpointing_steps=2)
     Training(first).run()
-    (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
 
     def asked(folder: Path) -> TrainingOrder:
         return make_order(tmp_path, output="other", steps=3, resume_from_checkpoint=str(folder))
@@ -510,7 +512,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(
 ) -> None:
     first = make_order(tmp_path, steps=2, checkpointing_steps=2)
     Training(first).run()
-    (kept,) = checkpoint.find(Layout(first).checkpoints, wanted(first))
+    (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
     other = make_order(tmp_path, output="other", resume_from_checkpoint=str(kept.folder), **changes)
     with pytest.raises(TrainingError, match="of another network or optimizer") as error:
         Training(other).run()

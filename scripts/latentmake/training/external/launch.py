@@ -28,7 +28,7 @@ from latentmake.training.backend import Say
 from latentmake.training.checks import passed
 from latentmake.training.external.arguments import accelerate_arguments
 from latentmake.training.external.order import ExternalOrder
-from latentmake.training.external.result import Receipt, Record, RunFiles, read_record, wanted
+from latentmake.training.external.result import Receipt, Record, RunFiles, wanted
 from latentmake.training.external.resume import Resume, belongs, prepare, tidy
 from latentmake.training.external.trainer import Trainer
 from latentmake.training.order import Wanted
@@ -74,7 +74,7 @@ def train(
         weights = _digest_with_receipt(partial(trainer.weights_digest, order))
         order = order.model_copy(update={"weights": weights})
     want = wanted(order)
-    record = read_record(files.record)
+    record = Record.read(files.record)
     if record is not None and record.wanted == want and not _fault(files.lora):
         say(f"{order.run}: already trained on exactly this: {files.lora}")
     else:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from latentmake.errors import ModelError
-from latentmake.files import atomic
 from latentmake.training.external.order import ExternalOrder
+from latentmake.training.json_file import JsonFile
 from latentmake.training.order import Wanted, lock_digest
 
 __all__ = [
@@ -21,7 +19,6 @@ __all__ = [
     "RunFiles",
     "files_digests",
     "is_trained",
-    "read_record",
     "wanted",
 ]
 
@@ -53,7 +50,7 @@ class RunFiles:
         self.logs = self.output / "logs"
 
 
-class Record(BaseModel):
+class Record(JsonFile):
     """File beside the LoRA that says what it came from.
 
     Attributes:
@@ -62,18 +59,9 @@ class Record(BaseModel):
         seconds: how long the trainer ran when it was made, without what a killed training took.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     wanted: Wanted
     weights: str
     seconds: float
-
-    def write(self, path: Path) -> None:
-        """Write it.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
-        atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
 class Receipt(Record):
@@ -93,14 +81,6 @@ def wanted(order: ExternalOrder) -> Wanted:
     )
 
 
-def read_record(path: Path) -> Record | None:
-    """Return the record of a LoRA, or None where there is none that can be read."""
-    try:
-        return Record.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
 def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> bool:
     """Whether a run's result came from what its order says.
 
@@ -110,7 +90,7 @@ def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> b
         weights: finds the digest of the networks that are trained; called last.
     """
     files = RunFiles(order.run, order.output)
-    record = read_record(files.record)
+    record = Record.read(files.record)
     if record is None or not (files.lora.is_file() and (files.output / "trained.json").is_file()):
         return False
     asked = Wanted(data=lock, settings=order.settings_digest(), weights=record.wanted.weights)

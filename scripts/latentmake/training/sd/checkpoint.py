@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
+from latentmake.training.json_file import JsonFile
 from latentmake.training.order import Wanted
 from latentmake.training.result import CHECKPOINT_STATE, CHECKPOINT_WEIGHTS, History
 
@@ -32,14 +32,13 @@ State = tuple[dict[str, torch.Tensor], dict[str, Any]]
 """The trained weights by name, and the state of optimizer, learning rate, EMA and scaler."""
 
 
-class Progress(BaseModel):
+class Progress(JsonFile):
     """Progress of a training.
 
     Attributes:
         seconds: time spent on steps so far.
     """
 
-    model_config = ConfigDict(extra="forbid")
     wanted: Wanted
     step: int
     loss_start: float
@@ -66,11 +65,8 @@ def find(checkpoints: Path, wanted: Wanted) -> list[Checkpoint]:
     """Return the checkpoints of this very training, newest first."""
     fitting = []
     for step, folder in _folders(checkpoints):
-        try:
-            progress = Progress.model_validate_json((folder / _PROGRESS).read_bytes())
-        except (OSError, ValidationError):
-            continue
-        if progress.wanted == wanted and progress.step == step:
+        progress = Progress.read(folder / _PROGRESS)
+        if progress is not None and progress.wanted == wanted and progress.step == step:
             fitting.append(Checkpoint(folder, progress))
     return fitting
 
@@ -92,12 +88,9 @@ def read(folder: Path) -> tuple[Checkpoint, State]:
         TrainingError: it is missing, damaged or no checkpoint.
     """
     mend = "name a folder such as runs/NAME/checkpoints/step-000500"
-    try:
-        progress = Progress.model_validate_json((folder / _PROGRESS).read_bytes())
-    except OSError:
-        raise TrainingError("is no checkpoint", where=folder, mend=mend) from None
-    except ValidationError:
-        raise TrainingError("this checkpoint is damaged", where=folder, mend=mend) from None
+    progress = Progress.read(folder / _PROGRESS)
+    if progress is None:
+        raise TrainingError("is no checkpoint, or a damaged one", where=folder, mend=mend)
     found = Checkpoint(folder, progress)
     state = load(found)
     if state is None:
@@ -111,7 +104,7 @@ def save(checkpoints: Path, progress: Progress, state: State) -> None:
         save_file(state[0], new / CHECKPOINT_WEIGHTS)
         with (new / CHECKPOINT_STATE).open("wb") as file:  # so that a full disk is an OSError
             torch.save(state[1], file)
-        atomic.write(new / _PROGRESS, progress.model_dump_json(indent=2).encode())
+        progress.write(new / _PROGRESS)
         atomic.open_to_group(new)
 
 

@@ -25,7 +25,7 @@ from latentmake.errors import UserError, storage_error
 from latentmake.files import atomic
 from latentmake.training.order import TrainingOrder, read_order
 from latentmake.training.process import say_error
-from latentmake.training.result import Layout, wanted
+from latentmake.training.result import RunFiles, wanted
 from latentmake.training.sample_images import CURVES, write_pictures
 from latentmake.training.sd.curves import draw_curves
 from latentmake.training.sd.drawing import draw_missing
@@ -144,8 +144,8 @@ def write_samples(order: TrainingOrder) -> None:
 
     No step is trained, and no file of weights is written.
     """
-    layout, want = Layout(order), wanted(order)
-    curves = draw_curves(layout.scalars, layout.output / CURVES, title=order.run)
+    files, want = RunFiles(order), wanted(order)
+    curves = draw_curves(files.scalars, files.output / CURVES, title=order.run)
     keys = order.picture_keys()
     rows = draw_missing(order, want) if keys else {}
     pictures: dict[int, list[Image.Image | None]] = {}
@@ -156,13 +156,13 @@ def write_samples(order: TrainingOrder) -> None:
             for step, drawn in rows.items()
         }
         grid = draw_grid(list(pictures.items()), [prompt.prompt for prompt in order.prompts])
-        atomic.write(layout.grid, _png(grid))
-    write_events(layout.scalars / layout.samples.name, pictures)
-    files = {
+        atomic.write(files.grid, _png(grid))
+    write_events(files.scalars / files.samples.name, pictures)
+    pngs = {
         step: [None if picture is None else _png(picture) for picture in row]
         for step, row in pictures.items()
     }
-    write_pictures(layout.samples, order, want, files, curves=curves)
+    write_pictures(files.samples, order, want, pngs, curves=curves)
 
 
 def _png(picture: Image.Image) -> bytes:

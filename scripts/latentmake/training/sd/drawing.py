@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from latentmake.training.order import TrainingOrder, Wanted
-from latentmake.training.result import COPIED, Layout, read_record, sample_steps
+from latentmake.training.result import COPIED, Record, RunFiles, sample_steps
 from latentmake.training.sd import checkpoint, network
 from latentmake.training.sd.accelerator import DTYPES, make_accelerator
 from latentmake.training.sd.data.caches import read_items
@@ -38,13 +37,13 @@ def draw_missing(order: TrainingOrder, want: Wanted) -> dict[int, Drawn]:
     Returns:
         The steps that have one of the pictures asked for, ascending, and their pictures.
     """
-    layout = Layout(order)
-    record = read_record(layout.record)
-    rows = read_rows(layout.samples, want)
+    files = RunFiles(order)
+    record = Record.read(files.record)
+    rows = read_rows(files.samples, want)
     keys = set(order.picture_keys())
     if record is not None and record.wanted == want:
         asked = sample_steps(order, record.steps)
-        weights = _weights(order, layout, want, record.steps)
+        weights = _weights(order, want, record.steps)
         missing = {
             step: rows.get(step, {})
             for step in sorted(asked & weights.keys())
@@ -56,20 +55,19 @@ def draw_missing(order: TrainingOrder, want: Wanted) -> dict[int, Drawn]:
     return {step: drawn for step, drawn in rows.items() if keys & drawn.keys()}
 
 
-def _weights(order: TrainingOrder, layout: Layout, want: Wanted, steps: int) -> dict[int, _Source]:
+def _weights(order: TrainingOrder, want: Wanted, steps: int) -> dict[int, _Source]:
     """Return the steps whose weights are there, and where."""
+    files = RunFiles(order)
     found: dict[int, _Source] = {}
     if order.trainer.resume_from_checkpoint is None:
         found[0] = None
-    for each in checkpoint.find(layout.checkpoints, want):
+    for each in checkpoint.find(files.checkpoints, want):
         found[each.progress.step] = each
-    for folder in layout.saved.glob("step-*"):
-        try:
-            if Wanted.model_validate_json((folder / COPIED).read_bytes()) == want:
-                found[int(folder.name.removeprefix("step-"))] = folder
-        except (OSError, ValidationError, ValueError):
-            continue
-    return {**found, steps: layout.output}
+    for folder in files.saved.glob("step-*"):
+        step = folder.name.removeprefix("step-")
+        if step.isdecimal() and Wanted.read(folder / COPIED) == want:
+            found[int(step)] = folder
+    return {**found, steps: files.output}
 
 
 def _draw(
@@ -79,7 +77,7 @@ def _draw(
     weights: Mapping[int, _Source],
 ) -> dict[int, Drawn]:
     """Draw and write the pictures of some steps, and return them with those that were there."""
-    settings, samples = order.trainer, Layout(order).samples
+    settings, samples = order.trainer, RunFiles(order).samples
     first = read_items(Path(order.manifest))[0]
     latents = inspect(min(first.latents.items())[1], LATENTS)
     text_width = inspect(first.text, HIDDEN_STATE).shape[1]

@@ -16,8 +16,8 @@ from latentmake.errors import CacheError, TrainingError
 from latentmake.files import atomic
 from latentmake.files.safetensors import read_head
 from latentmake.training import process
-from latentmake.training.order import Prompt, TrainingOrder, Wanted, read_order, rows_of
-from latentmake.training.result import Layout, Receipt, Record, read_record, wanted
+from latentmake.training.order import Prompt, TrainingOrder, read_order, rows_of
+from latentmake.training.result import Receipt, RunFiles, wanted
 from latentmake.training.sample_images import are_drawn
 from latentmake.training.sd.checks import check_accelerate
 from latentmake.training.sd.node import srun_command
@@ -30,7 +30,7 @@ def train(
 ) -> None:
     """Bring the trained weights of an order up to date, and write the receipt; see `Backend`."""
     order = read_order(order_path, TrainingOrder)
-    layout = Layout(order)
+    files = RunFiles(order)
     want = wanted(order)
     # What could not be known when the order was written.
     known = order.model_copy(
@@ -42,25 +42,25 @@ def train(
         }
     )
     if known != order:
-        order, order_path = known, layout.output / "order.json"
+        order, order_path = known, files.output / "order.json"
         atomic.write(order_path, order.model_dump_json(indent=2).encode())
-    record = _finished(layout, want)
+    record = files.trained(want)
     environment = _environment(threads)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")  # in place: the caller has it open
     if record is not None:
-        said = f"{order.run}: already trained on exactly this: {layout.weights}"
+        said = f"{order.run}: already trained on exactly this: {files.weights}"
         _say(said)
         log.write_text(f"{said}\n", encoding="utf-8")
     else:
         launcher = _launcher(order, processes, threads)
         command = [*launcher, "-m", "latentmake.training.sd.train", str(order_path)]
         _run(command, order, environment, log, online=bool(order.unet.hub))
-        record = _finished(layout, want)
+        record = files.trained(want)
         if record is None:
             raise TrainingError(
                 "the trainer ended without an error, but its weights are not there",
-                where=layout.weights,
+                where=files.weights,
                 mend=f"see {log}, and give the same command again",
             )
     if not are_drawn(order, want):
@@ -68,13 +68,13 @@ def train(
         _run(command, order, environment, log, online=bool(order.vae.hub or order.unet.hub))
     Receipt(
         run=order.run,
-        weights=str(layout.weights),
+        weights=str(files.weights),
         wanted=want,
         steps=record.steps,
         loss_start=record.loss_start,
         loss_end=record.loss_end,
         seconds=record.seconds,
-        samples=str(layout.grid) if layout.grid.is_file() else None,
+        samples=str(files.grid) if files.grid.is_file() else None,
     ).write(receipt)
 
 
@@ -102,13 +102,6 @@ def _caption_in(path: str) -> str | None:
 def _say(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
-
-
-def _finished(layout: Layout, want: Wanted) -> Record | None:
-    """Return the record of the trained weights, if these are there and what is wanted."""
-    record = read_record(layout.record)
-    fits = record is not None and record.wanted == want and layout.weights.is_file()
-    return record if fits else None
 
 
 def _environment(threads: int) -> dict[str, str]:

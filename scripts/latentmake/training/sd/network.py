@@ -30,7 +30,7 @@ from latentmake.training.result import (
     PROJECTION_FOLDER,
     UNET_FOLDER,
     UNET_WEIGHTS,
-    Layout,
+    RunFiles,
 )
 
 __all__ = [
@@ -347,26 +347,26 @@ def read_copy(denoiser: Denoiser, folder: Path) -> None:
         ) from None
 
 
-def write_trained(denoiser: Denoiser, layout: Layout) -> None:
+def write_trained(denoiser: Denoiser, files: RunFiles) -> None:
     """Write the trained weights; an older result stays until the new one is complete.
 
     Its record goes first and its sample grid too, so that neither ever stands beside weights of
     another training.
     """
-    new, old = (layout.output / f".{name}{atomic.TEMPORARY_SUFFIX}" for name in ("new", "old"))
+    new, old = (files.output / f".{name}{atomic.TEMPORARY_SUFFIX}" for name in ("new", "old"))
     try:
         write_copy(denoiser, new)
         shutil.rmtree(old, ignore_errors=True)
         old.mkdir()
-        layout.record.unlink(missing_ok=True)
+        files.record.unlink(missing_ok=True)
         for name in (LORA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER):
-            if (layout.output / name).exists():
-                (layout.output / name).rename(old / name)
+            if (files.output / name).exists():
+                (files.output / name).rename(old / name)
             if (new / name).exists():
-                (new / name).rename(layout.output / name)
-        layout.grid.unlink(missing_ok=True)
+                (new / name).rename(files.output / name)
+        files.grid.unlink(missing_ok=True)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise storage_error(error, layout.output) or error from None
+        raise storage_error(error, files.output) or error from None
     finally:
         shutil.rmtree(new, ignore_errors=True)

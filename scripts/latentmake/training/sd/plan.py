@@ -15,7 +15,7 @@ from latentmake.plan.orders import run_order
 from latentmake.plan.parts import PROMPTS, RunPlan, prompt_path, run_folder
 from latentmake.training.checks import refuse_failed
 from latentmake.training.order import Prompt, TextSchedule, TrainingOrder
-from latentmake.training.result import Layout, checkpoint_digest, read_record, wanted_of
+from latentmake.training.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.sample_images import are_drawn
 from latentmake.training.sd.checks import check_settings
 
@@ -100,13 +100,10 @@ def _is_trained(order: TrainingOrder, plan: RunPlan) -> bool:
     if not plan.lock or not order.weights or stale_prompts:
         return False
     wanted = wanted_of(order, data=plan.lock, weights=order.weights)
-    layout = Layout(order)
-    record = read_record(layout.record)
+    files = RunFiles(order)
     return (
-        record is not None
-        and record.wanted == wanted
-        and layout.weights.is_file()
-        and (layout.output / "trained.json").is_file()
+        files.trained(wanted) is not None
+        and (files.output / "trained.json").is_file()
         and are_drawn(order, wanted)
     )
 
@@ -119,7 +116,7 @@ def _resumed(facts: Facts, trainer: SdTrainer, folder: Path) -> str:
     if trainer.resume_from_checkpoint is None:
         return ""
     place = Path(trainer.resume_from_checkpoint)
-    record = read_record(folder / "training.json")
+    record = Record.read(folder / "training.json")
     known = record.wanted.resumed if record else ""
     return checkpoint_digest(place, facts.memo.digest_of_file) or known or "none"
 

@@ -20,11 +20,10 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.errors import CacheError, TrainingError, UserError
-from latentmake.files import atomic
 from latentmake.progress import Progress
 from latentmake.training.order import TrainingOrder, read_order
 from latentmake.training.process import say_error
-from latentmake.training.result import COPIED, History, Layout, Record, sample_steps, wanted
+from latentmake.training.result import COPIED, History, Record, RunFiles, sample_steps, wanted
 from latentmake.training.sd import checkpoint, network, objective, sampling
 from latentmake.training.sd.accelerator import DTYPES, attention, make_accelerator, reseed
 from latentmake.training.sd.batch_order import BatchOrder, generator, seed_of
@@ -67,7 +66,7 @@ class Training:
     def __init__(self, order: TrainingOrder) -> None:
         self.order = order
         self.settings = settings = order.trainer
-        self.layout = Layout(order)
+        self.files = RunFiles(order)
         self.wanted = wanted(order)
         self.caches = caches = Caches(read_items(Path(order.manifest)))
         schedule = objective.load_noise_schedule(
@@ -112,8 +111,8 @@ class Training:
         """
         resumed = self._resume()
         if not resumed and self.main:
-            sampling.clear_rows(self.layout.samples)
-            shutil.rmtree(self.layout.scalars, ignore_errors=True)
+            sampling.clear_rows(self.files.samples)
+            shutil.rmtree(self.files.scalars, ignore_errors=True)
             self.loss_start = self.learner.alone(self._probe)
             if not math.isfinite(self.loss_start):
                 self._refuse_not_finite(range(len(self.caches.examples)))
@@ -131,7 +130,7 @@ class Training:
 
     def _resume(self) -> bool:
         """Resume from the newest checkpoint of this training; tell whether there was one."""
-        for found in checkpoint.find(self.layout.checkpoints, self.wanted):
+        for found in checkpoint.find(self.files.checkpoints, self.wanted):
             state = checkpoint.load(found)
             if state is None:
                 _say(f"{found.folder} is damaged and skipped")
@@ -142,7 +141,7 @@ class Training:
             self.loss_start, self.history = progress.loss_start, progress.history
             if self.main:
                 _say(f"resumed from step {self.step} ({found.folder})")
-                sampling.clear_rows(self.layout.samples, self.wanted)
+                sampling.clear_rows(self.files.samples, self.wanted)
             return True
         if self.settings.resume_from_checkpoint is not None:
             found, state = checkpoint.read(Path(self.settings.resume_from_checkpoint))
@@ -168,7 +167,7 @@ class Training:
         )
         writer: Any = None
         if self.main:
-            writer = SummaryWriter(str(self.layout.scalars), purge_step=first)
+            writer = SummaryWriter(str(self.files.scalars), purge_step=first)
         bar = Progress(
             total=self.steps,
             initial=self.step,
@@ -202,8 +201,8 @@ class Training:
                     continue
                 asked = False
                 if now - polled > _POLL:
-                    polled, asked = now, self.layout.save.exists()
-                    self.layout.save.unlink(missing_ok=True)
+                    polled, asked = now, self.files.save.exists()
+                    self.files.save.unlink(missing_ok=True)
                 if asked or step % settings.checkpointing_steps == 0:
                     writer.flush()
                     self._save()
@@ -271,7 +270,7 @@ class Training:
         faulty = [index for index, loss in losses if not math.isfinite(loss)]
         files = [self.caches.examples[index].latents.path for index in faulty or indices]
         more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
-        kept = checkpoint.find(self.layout.checkpoints, self.wanted)
+        kept = checkpoint.find(self.files.checkpoints, self.wanted)
         state = f"; the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
         precision = "set `mixed_precision` to bf16 or " if self.dtype == torch.float16 else ""
         raise TrainingError(
@@ -312,7 +311,7 @@ class Training:
                     model, device=self.accelerator.device, dtype=self.dtype
                 )
             )
-            sampling.write_row(self.layout.samples, self.step, drawn, self.wanted)
+            sampling.write_row(self.files.samples, self.step, drawn, self.wanted)
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:
@@ -324,16 +323,16 @@ class Training:
             seconds=self.seconds,
             history=self.history,
         )
-        checkpoint.save(self.layout.checkpoints, progress, self.learner.state())
+        checkpoint.save(self.files.checkpoints, progress, self.learner.state())
         keep = self.settings.checkpoints_total_limit
-        checkpoint.prune(self.layout.checkpoints, self.wanted, keep, others=False)
+        checkpoint.prune(self.files.checkpoints, self.wanted, keep, others=False)
 
     def _copy(self) -> None:
         """Write the trained weights as they are now, for use elsewhere."""
-        folder = self.layout.saved / f"step-{self.step:06d}"
+        folder = self.files.saved / f"step-{self.step:06d}"
         with self.learner.averaged():
             network.write_copy(self.learner.denoiser, folder)
-        atomic.write(folder / COPIED, self.wanted.model_dump_json().encode())
+        self.wanted.write(folder / COPIED)
         _say(f"weights of step {self.step}: {folder}")
 
     def _finish(self) -> None:
@@ -341,7 +340,7 @@ class Training:
         loss_end = self.learner.alone(self._probe)
         _say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
         with self.learner.averaged():
-            network.write_trained(self.learner.denoiser, self.layout)
+            network.write_trained(self.learner.denoiser, self.files)
         record = Record(
             wanted=self.wanted,
             steps=self.steps,
@@ -350,8 +349,8 @@ class Training:
             seconds=round(self.seconds, 3),
             history=self.history.points,
         )
-        atomic.write(self.layout.record, (record.model_dump_json(indent=2) + "\n").encode())
-        checkpoint.prune(self.layout.checkpoints, self.wanted, 1, others=True)
+        record.write(self.files.record)
+        checkpoint.prune(self.files.checkpoints, self.wanted, 1, others=True)
 
 
 def main(arguments: Sequence[str]) -> int:
