@@ -184,7 +184,7 @@ def read_order(path: Path, kind: type[_Order]) -> _Order:
         ) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"])) or "the whole"
+        key = ".".join(map(str, first["loc"])) or "the file"
         raise TrainingError(
             f"is not a training order ({key}: {first['msg']})", where=path, mend=mend
         ) from None
@@ -210,7 +210,7 @@ def lock_digest(path: str) -> str:
 
 
 def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:
-    """Yield the items of a run's manifest, without those set aside.
+    """Yield the items of a run's manifest, without skipped ones.
 
     Args:
         manifest: one line an item.

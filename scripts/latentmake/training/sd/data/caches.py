@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from latentmake.errors import CacheError, TrainingError
 from latentmake.training.sd.data.batch import Batch, mask_of
@@ -27,7 +27,7 @@ _MEMORY = 256 << 20
 
 
 class Item(BaseModel):
-    """One line of a manifest; a skipped item has a reason instead of caches."""
+    """One line of a manifest; a skipped item has a reason (`aside`) instead of caches."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     dataset: str
@@ -73,22 +73,19 @@ def read_items(manifest: Path) -> list[Item]:
     except (OSError, UnicodeDecodeError):
         raise TrainingError("the manifest cannot be read", where=manifest, mend=mend) from None
     items: list[Item] = []
-    aside = 0
     for number, line in enumerate(lines, 1):
         try:
             item = Item.model_validate_json(line)
             if item.aside is None and not (item.latents and item.text):
                 raise ValueError("caches are missing")
-        except (ValidationError, ValueError):
+        except ValueError:  # pydantic's too
             raise TrainingError(
                 f"line {number} of the manifest is damaged", where=manifest, mend=mend
             ) from None
         if item.aside is None:
             items.append(item)
-        else:
-            aside += 1
     if not items:
-        what = f"all {aside} items were skipped" if aside else "the manifest has no items"
+        what = f"all {len(lines)} items were skipped" if lines else "the manifest has no items"
         raise TrainingError(
             f"nothing to train on: {what}", where=manifest, mend="see the run's datasets"
         )
@@ -199,7 +196,8 @@ class Caches:
         stack = torch.empty(shape, dtype=dtype, pin_memory=pin)
         for row, each in zip(stack, stored, strict=True):
             length = each.shape[0]
-            row[length:] = 0
+            if length < longest:
+                row[length:] = 0
             self._put(each, row[:length])
         return stack
 
