@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from latentmake.config import Config, ExternalProgram
 from latentmake.errors import TrainingError
-from latentmake.index.remembered import Memory
+from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.parts import RunPlan
@@ -93,7 +93,7 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
         found.plan(facts, plan, train=train)
 
 
-def program_digest(program: ExternalProgram, kind: str, memory: Memory) -> str:
+def program_digest(program: ExternalProgram, kind: str, memory: Memo) -> str:
     """Return the digest of the program that encodes `latents` or `text`."""
     from latentmake.training.external.musubi.installation import program_digest
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.index.remembered import Memory, remembered
+from latentmake.index.memo import Memo, remembered
 
 __all__ = ["Sources"]
 
@@ -38,7 +38,7 @@ class Sources:
         memory: keeps what was found, until one of the files or folders changes.
     """
 
-    def __init__(self, script: Path, roots: Sequence[Path], memory: Memory | None = None) -> None:
+    def __init__(self, script: Path, roots: Sequence[Path], memory: Memo | None = None) -> None:
         self._script = script
         self._roots = roots
         self._memory = memory

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 import latentmake
 from latentmake.errors import TrainingError
-from latentmake.index.remembered import Memory, remembered
+from latentmake.index.memo import Memo, remembered
 from latentmake.training.external.cli_flags import Sources
 
 __all__ = ["Installation", "Program"]
@@ -79,7 +79,7 @@ class Installation:
         scripts: Path,
         python: Path,
         note: str = "",
-        memory: Memory | None = None,
+        memory: Memo | None = None,
     ) -> None:
         self.program = program
         self.folder = folder
@@ -91,7 +91,7 @@ class Installation:
 
     @classmethod
     def locate(
-        cls, program: Program, path: str, venv: str | None, memory: Memory | None = None
+        cls, program: Program, path: str, venv: str | None, memory: Memo | None = None
     ) -> Self:
         """Find the scripts and the Python of a program's folder.
 

@@ -21,7 +21,7 @@ from latentmake.config import ExternalProgram, resolution_name
 from latentmake.errors import ConfigError, StorageError
 from latentmake.files.paths import System, absolute, backslashed, is_windows, translate
 from latentmake.files.sync import sync
-from latentmake.index.remembered import Memory
+from latentmake.index.memo import Memo
 from latentmake.progress import Progress
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, Verdict, passed
@@ -85,7 +85,7 @@ class Publication(ABC, Generic[Order]):
         """Names of the caches."""
 
     @abstractmethod
-    def find(self, place: ExternalProgram, memory: Memory | None) -> Installation:
+    def find(self, place: ExternalProgram, memory: Memo | None) -> Installation:
         """Find the program; raises TrainingError."""
 
     @abstractmethod
@@ -181,7 +181,7 @@ class Publication(ABC, Generic[Order]):
             training=steps[-1].arguments or [],
         )
 
-    def findings(self, memory: Memory | None = None) -> Iterator[Finding]:
+    def findings(self, memory: Memo | None = None) -> Iterator[Finding]:
         """Check what would be published, before anything is encoded or copied.
 
         Args:

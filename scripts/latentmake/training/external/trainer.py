@@ -9,7 +9,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from latentmake.config import Config
 from latentmake.errors import TrainingError
-from latentmake.index.remembered import Memory
+from latentmake.index.memo import Memo
 from latentmake.models.wan_files import ModelFile
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, accelerate_config, refuse_failed
@@ -52,7 +52,7 @@ class Trainer(ABC, Generic[Order]):
         """
 
     @abstractmethod
-    def find(self, order: Order, memory: Memory | None = None) -> Installation:
+    def find(self, order: Order, memory: Memo | None = None) -> Installation:
         """Find the program.
 
         Raises:
@@ -132,7 +132,7 @@ class Trainer(ABC, Generic[Order]):
         """
         return read_order(order, self.order_type)
 
-    def refuse(self, order: Order, memory: Memory) -> None:
+    def refuse(self, order: Order, memory: Memo) -> None:
         """Refuse a training that lacks something, before its caches are made.
 
         Raises:
@@ -144,7 +144,7 @@ class Trainer(ABC, Generic[Order]):
     def preflight(
         self,
         order: Order,
-        memory: Memory | None = None,
+        memory: Memo | None = None,
         *,
         models: Sequence[ModelFile] | None = None,
         quick: bool = False,

@@ -9,7 +9,7 @@ from latentmake import digest
 from latentmake.config import Config, MusubiTrainer
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
-from latentmake.index.remembered import Memory
+from latentmake.index.memo import Memo
 from latentmake.models.wan_files import ModelFile, model_files, networks
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, refuse_failed
@@ -57,7 +57,7 @@ class Musubi(External[MusubiOrder]):
                 found.append(files_digests(key, place, files, file_digest))
         return digest.of_value(found)
 
-    def find(self, order: MusubiOrder, memory: Memory | None = None) -> Installation:
+    def find(self, order: MusubiOrder, memory: Memo | None = None) -> Installation:
         """Find musubi-tuner."""
         if order.musubi_tuner is None:
             note = "the configuration does not say where it lies: set `musubi_tuner.path`"
@@ -89,7 +89,7 @@ class Musubi(External[MusubiOrder]):
         """Check settings against the program's sources."""
         yield from preflight.program_findings(order, program, models, quick=quick)
 
-    def refuse(self, order: MusubiOrder, memory: Memory) -> None:
+    def refuse(self, order: MusubiOrder, memory: Memo) -> None:
         """Refuse a training that lacks something, before its caches are made."""
         models = self.models(order, quick=True)
         for file in models:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from latentmake.config import ExternalProgram
 from latentmake.errors import TrainingError
-from latentmake.index.remembered import Memory
+from latentmake.index.memo import Memo
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.musubi.command import LATENTS_SCRIPT, TEXT_SCRIPT, TRAINING_SCRIPT
 
@@ -28,7 +28,7 @@ _MODULES = {
 _PREFERRED = ("sage_attn", "flash_attn", "xformers")
 
 
-def find(settings: ExternalProgram, memory: Memory | None = None) -> Installation:
+def find(settings: ExternalProgram, memory: Memo | None = None) -> Installation:
     """Find the scripts and the Python of a musubi-tuner folder.
 
     Args:
@@ -41,7 +41,7 @@ def find(settings: ExternalProgram, memory: Memory | None = None) -> Installatio
     return Installation.locate(_PROGRAM, settings.path, settings.venv, memory)
 
 
-def program_digest(settings: ExternalProgram, kind: str, memory: Memory | None = None) -> str:
+def program_digest(settings: ExternalProgram, kind: str, memory: Memo | None = None) -> str:
     """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
 
     Args:

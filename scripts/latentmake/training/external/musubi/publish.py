@@ -14,7 +14,7 @@ from latentmake.config import ExternalProgram, Weights, resolution_name
 from latentmake.errors import CacheError, ConfigError, SourceError, TrainingError
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.files.paths import System
-from latentmake.index.remembered import Memory
+from latentmake.index.memo import Memo
 from latentmake.models.wan_files import ModelFile, model_files
 from latentmake.sources.items import IMAGE_EXTENSIONS
 from latentmake.training.backend import Say
@@ -93,7 +93,7 @@ class MusubiPublication(Publication[MusubiOrder]):
         assert self.order.musubi_tuner is not None  # or __init__ had failed
         return self.order.musubi_tuner
 
-    def find(self, place: ExternalProgram, memory: Memory | None) -> Installation:
+    def find(self, place: ExternalProgram, memory: Memo | None) -> Installation:
         """Find musubi-tuner."""
         return find(place, memory)
 
@@ -111,7 +111,7 @@ class MusubiPublication(Publication[MusubiOrder]):
             else:
                 yield model_finding(file)
 
-    def findings(self, memory: Memory | None = None) -> Iterator[Finding]:
+    def findings(self, memory: Memo | None = None) -> Iterator[Finding]:
         """Check what would be published, before anything is encoded or copied."""
         yield from super().findings(memory)
         if Path(self.place.path).is_dir():

@@ -8,7 +8,7 @@ from pathlib import Path
 from latentmake import digest
 from latentmake.config import Config, SdScriptsTrainer
 from latentmake.errors import ModelError, UserError
-from latentmake.index.remembered import Memory
+from latentmake.index.memo import Memo
 from latentmake.models.wan_files import ModelFile
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding
@@ -56,7 +56,7 @@ class SdScripts(External[SdScriptsOrder]):
             files = sorted(each for each in path.rglob("*") if each.suffix in _WEIGHTS)
         return digest.of_value(files_digests("checkpoint", place, files, file_digest))
 
-    def find(self, order: SdScriptsOrder, memory: Memory | None = None) -> Installation:
+    def find(self, order: SdScriptsOrder, memory: Memo | None = None) -> Installation:
         """Find the script that trains a run, and the Python that runs it."""
         return find(order.script, order.sd_scripts, memory)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from latentmake.config import ExternalProgram
-from latentmake.index.remembered import Memory
+from latentmake.index.memo import Memo
 from latentmake.training.external.installation import Installation, Program
 
 __all__ = ["find"]
 
 
-def find(script: str, settings: ExternalProgram, memory: Memory | None = None) -> Installation:
+def find(script: str, settings: ExternalProgram, memory: Memo | None = None) -> Installation:
     """Find a training script, and the Python that runs it.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 from latentmake import layouts
 from latentmake.config import Dataset, ExternalProgram
 from latentmake.files.paths import System
-from latentmake.index.remembered import Memory
+from latentmake.index.memo import Memo
 from latentmake.training.checks import Finding
 from latentmake.training.external.arguments import located
 from latentmake.training.external.checks import elsewhere
@@ -51,7 +51,7 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
         """Names of the caches."""
         return layouts.of(self.order.model.layout_name)
 
-    def find(self, place: ExternalProgram, memory: Memory | None) -> Installation:
+    def find(self, place: ExternalProgram, memory: Memo | None) -> Installation:
         """Find sd-scripts."""
         return find(self.order.script, place, memory)
 
