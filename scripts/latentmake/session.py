@@ -21,6 +21,7 @@ from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse
 from latentmake.files import atomic
 from latentmake.index.memo import Memo
 from latentmake.plan import spool, workspace
+from latentmake.plan.batches import minutes_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import RUNS, WorkOrder
 from latentmake.plan.parts import Plan, RunPlan
@@ -335,11 +336,10 @@ class Session:
         """
         cluster = self.config.cluster
         asked = cluster.encode if kind == "encode" else cluster.train
-        minutes = 0.0
-        if kind == "encode":
+        minutes = minutes_of(self._facts.memo, order) if self._main and order else None
+        if minutes is None:
             minutes = (len(order.items) if order else 1) * _UNKNOWN_SECONDS / 60
-            minutes = self.plan.minutes.get(order.name, minutes) if order else minutes
-        limit = asked.runtime + 2 * minutes
+        limit = asked.runtime + (2 * minutes if kind == "encode" else 0)
         found: Resources = {
             "mem_mb": lambda wildcards, attempt: int(asked.mem_mb * (1 + (attempt - 1) / 2)),
             "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake.config import Dataset
+from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of, size_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Source
@@ -73,9 +74,9 @@ def _batch_size(facts: Facts, name: str, work: Sequence[WorkItem]) -> int:
     return max(1, int(seconds * rate.targets / each))
 
 
-def minutes_of(facts: Facts, order: WorkOrder) -> float | None:
+def minutes_of(memo: Memo, order: WorkOrder) -> float | None:
     """Return the expected duration of a job, where past jobs of its kind and model tell."""
-    rate = facts.memo.rate(order.work)
+    rate = memo.rate(order.work)
     if rate is None:
         return None
     return (rate.starting + len(order.paths) / rate.targets) / 60

@@ -28,13 +28,14 @@ ProgramDigest = Callable[[ExternalProgram, str, Memo], str]
 
 
 class Facts:
-    """What planning knows of datasets and models.
+    """Facts about datasets and models; those asked for first may raise any UserError.
+
+    Attributes:
+        runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
+        unreadable: dataset -> stem -> fault of an item whose source cannot be read.
 
     Args:
-        config: the configuration.
-        memo: what is known of files.
         buildable: folders that a rule makes; a model there may be missing.
-        runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
         program_digest: asked where a model names such a program as its `encoder`.
     """
 
@@ -58,26 +59,18 @@ class Facts:
         self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._skipped: dict[str, list[dict[str, str]]] = {}
-        self._unreadable: dict[str, dict[str, Fault]] = {}
+        self.unreadable: dict[str, dict[str, Fault]] = {}
 
     # -- datasets -----------------------------------------------------------------------------
 
     def scan(self, dataset: str) -> Scan:
-        """Return the listing of a dataset.
-
-        Raises:
-            DatasetError: its folder is missing or cannot be read.
-        """
+        """Return the listing of a dataset."""
         if dataset not in self._scans:
             self._scans[dataset] = datasets.scan(dataset, self.config.datasets[dataset])
         return self._scans[dataset]
 
     def control(self, dataset: str) -> Scan | None:
-        """Return the listing of a dataset's control images; None where it has none.
-
-        Raises:
-            DatasetError: their folder is missing or cannot be read.
-        """
+        """Return the listing of a dataset's control images; None where it has none."""
         if dataset not in self._controls:
             settings = self.config.datasets[dataset]
             self._controls[dataset] = (
@@ -88,11 +81,7 @@ class Facts:
         return self._controls[dataset]
 
     def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
-        """Return the items of a dataset as a model needs them, and the faults of the others.
-
-        Raises:
-            DatasetError: it is missing, cannot be read, or holds no image.
-        """
+        """Return the items of a dataset as a model needs them, and the faults of the others."""
         layout = self.layout(model)
         asked = (dataset, layout.name)
         if asked not in self._items:
@@ -102,7 +91,7 @@ class Facts:
                 control = self.control(dataset)
                 found, further = measured(layout, settings, root, found, control, self.memo)
                 faults = faults + further
-            if unreadable := self._unreadable.get(dataset):
+            if unreadable := self.unreadable.get(dataset):
                 found = [item for item in found if item.stem not in unreadable]
                 faults = [*faults, *unreadable.values()]
             self._items[asked] = found, sorted(faults)
@@ -134,15 +123,11 @@ class Facts:
 
     def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""
-        self._unreadable.setdefault(dataset, {}).update(
+        self.unreadable.setdefault(dataset, {}).update(
             (stem, Fault(error.where, stem, error.what, error.mend))
             for stem, error in unreadable.items()
         )
         self._items = {asked: made for asked, made in self._items.items() if asked[0] != dataset}
-
-    def has_faults_added(self, dataset: str) -> bool:
-        """Whether `add_faults` has been told of items of a dataset."""
-        return dataset in self._unreadable
 
     def skipped(self, dataset: str) -> list[dict[str, str]]:
         """Return the faulty items that jobs skipped and that are still as they were then."""
@@ -202,11 +187,7 @@ class Facts:
         return any(Path(path).is_relative_to(folder) for folder in self._buildable)
 
     def recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
-        """Return the recipe of `latents` or `text`; empty where a rule has yet to make the model.
-
-        Raises:
-            ModelError: files are missing.
-        """
+        """Return the recipe of a kind; empty where a rule has yet to make the model."""
         asked = (dataset if kind == "latents" else "", model, kind)
         if asked not in self._recipes:
             try:

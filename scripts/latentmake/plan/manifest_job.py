@@ -119,7 +119,7 @@ def manifest_items(
 
     Args:
         facts: of its datasets and model.
-        run: to be trained.
+        run: its section of the configuration.
         known: part -> path of a cache file -> its key.
         texts: dataset -> stem -> digest of its text, where that is not cached.
     """

@@ -86,12 +86,10 @@ class Plan:
     Attributes:
         runs: name -> plan.
         orders: of their batch jobs, none twice.
-        minutes: name of an order -> expected duration of its job, where past jobs tell.
     """
 
     runs: dict[str, RunPlan]
     orders: list[WorkOrder]
-    minutes: dict[str, float] = field(default_factory=dict)
 
 
 def run_folder(run: str) -> Path:

@@ -15,7 +15,7 @@ from latentmake.errors import SourceError
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import manifest, reuse, staleness
-from latentmake.plan.batches import batches, minutes_of
+from latentmake.plan.batches import batches
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import PENDING, Source, unreadable
 from latentmake.plan.listing import Folder, Listing
@@ -71,8 +71,7 @@ def make_plan(facts: Facts, names: Iterable[str], *, force: bool = False) -> Pla
     for name, plan in plans.items():
         plan_manifest(facts, plan, runs[name], force=force)
     facts.memo.save()
-    minutes = {order.name: known for order in orders if (known := minutes_of(facts, order))}
-    return Plan(plans, orders, minutes)
+    return Plan(plans, orders)
 
 
 def _evaluate_all(
@@ -139,7 +138,7 @@ def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[st
     question = digest.of_value(
         [version, dataset, model, layout.name, recipes, listings, settings.model_dump()]
     )
-    complete = not skipped and not facts.has_faults_added(dataset)
+    complete = not skipped and dataset not in facts.unreadable
     if complete and (answer := facts.memo.verdict(question)):
         return staleness.recall(answer)
     items, faults = facts.items(dataset, model)

@@ -14,11 +14,7 @@ _USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
 
 
 def check_run(facts: Facts, name: str, run: Run) -> None:
-    """Refuse networks of another kind than their keys say, and sizes that they cannot have.
-
-    Raises:
-        UserError: the first mistake.
-    """
+    """Refuse networks of another kind than their keys say, and sizes that they cannot have."""
     model, key = facts.config.models[run.model], f"models.{run.model}"
     if not model.spec.original_files:  # whose files the recipe looks at
         checks.check_kind(model.vae, "vae", f"{key}.vae")
@@ -30,11 +26,7 @@ def check_run(facts: Facts, name: str, run: Run) -> None:
 
 
 def check_resolutions(facts: Facts, name: str, run: Run) -> None:
-    """Refuse a resolution that the VAE cannot encode without cutting more off.
-
-    Raises:
-        ConfigError: the first mistake.
-    """
+    """Refuse a resolution that the VAE cannot encode without cutting more off."""
     model = facts.config.models[run.model]
     if not facts.layout(run.model).any_size:
         return  # the configuration has been checked for its rule
