@@ -125,12 +125,14 @@ class Job:
         """
         making: set[str] = set()
         for reading in self._read_ahead(items, threads):
-            targets = {key: each for each, key in reading.missing.items() if key not in making}
-            samples = {each.key: each for each in reading.samples if each.key in targets}
-            reading.missing = {target: key for key, target in targets.items()}
+            new = {key: target for target, key in reading.missing.items() if key not in making}
+            samples = {each.key: each for each in reading.samples if each.key in new}
+            reading.missing = {target: key for key, target in new.items()}
             reading.samples = list(samples.values())
-            progress.update(len(reading.item.targets) - len(targets))
+            progress.update(len(reading.item.targets) - len(new))
+            making |= set(new)
             self._take_in(reading, making)
+            making |= set(reading.keys.values())
             yield reading
 
     def _read_ahead(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
@@ -149,8 +151,8 @@ class Job:
                 pool.shutdown(cancel_futures=True)
 
     def _take_in(self, reading: Reading, making: set[str]) -> None:
-        """Note the result of a reading, and its keys among those that are `making`."""
-        item, new = reading.item, set(reading.missing.values())
+        """Note the result of a reading; `making` holds the keys of its missing targets, too."""
+        item, uncounted = reading.item, set(reading.missing.values())
         self.sources |= reading.sources
         if item.content is not None and reading.content not in ("", item.content):
             self.say(
@@ -160,15 +162,13 @@ class Job:
         if reading.fault is not None:
             self.fail(item, reading.content, reading.fault)
         self.counts["kept"] += reading.kept
-        making |= new
         for target, key in reading.keys.items():
             self.wanted[target.path] = (item, key)
-            if key in new:
-                new.remove(key)  # counted when it is encoded
+            if key in uncounted:
+                uncounted.remove(key)  # counted when it is encoded
                 continue
             is_spooled = self.places.get(key) == spooled(key) and key not in making
             self.counts["spooled" if is_spooled else "linked"] += 1
-        making.update(reading.keys.values())
 
     def read(self, item: WorkItem) -> Reading:
         """Read an item's source, and decode it unless all its targets exist."""
@@ -200,46 +200,38 @@ class Job:
             control, other = read_source(item.control, reading.sources)
             content = digest.of_lines([content, other])
         reading.content = content
-        for target, key in self._keys(item, data, content, reading.sources).items():
-            if self._is_fresh(target, key):
+        for target, key in self._keys(reading, data).items():
+            known = target.found is not None or target.path in self.kept
+            if known and _holds(Path(target.path), key):
                 reading.kept += 1
                 self.kept[target.path] = key
                 continue
             reading.keys[target] = key
-            if not self._finished(key, target):
+            places = (spooled(key), stored(key), *map(Path, target.at_hand))
+            if found := next((place for place in places if _holds(place, key)), None):
+                self.places[key] = found
+            else:
                 reading.missing[target] = key
         if reading.missing:
             reading.samples = samples_of(self.order, item, data, control, content, reading.missing)
 
-    def _keys(
-        self, item: WorkItem, data: bytes, content: str, sources: dict[str, list[Any]]
-    ) -> dict[Target, str]:
+    def _keys(self, reading: Reading, data: bytes) -> dict[Target, str]:
         """Return the key of each target of an item; note the size of an image in its receipt."""
-        size, settings = Size(0, 0), self.order.dataset_settings
+        item, size, settings = reading.item, Size(0, 0), self.order.dataset_settings
         if item.media is not None:
             size = Size(item.media.width, item.media.height)
         elif self.order.kind == "latents" and item.source is not None:
             size = upright_size(data, item.source, settings)
-            sources[item.source] += [*size, settings.exif_rotation]
+            reading.sources[item.source] += [*size, settings.exif_rotation]
+        variant = self.order.layout.variant
         return {
             target: cachefile.target_key(
-                content,
+                reading.content,
                 self.recipe_digest,
-                self.order.layout.variant(target.size, size, settings, target.clip),
+                variant(target.size, size, settings, target.clip),
             )
             for target in item.targets
         }
-
-    def _is_fresh(self, target: Target, key: str) -> bool:
-        known = target.found is not None or target.path in self.kept
-        return known and _holds(Path(target.path), key)
-
-    def _finished(self, key: str, target: Target) -> bool:
-        """Find a file with a target's key: in the spool, in the store, or under another name."""
-        places = (spooled(key), stored(key), *map(Path, target.at_hand))
-        if found := next((place for place in places if _holds(place, key)), None):
-            self.places[key] = found
-        return found is not None
 
     # -- encoding -----------------------------------------------------------------------------
 
