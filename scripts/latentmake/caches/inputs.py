@@ -15,7 +15,16 @@ from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.sources.caption_pipeline import decode_caption
 
-__all__ = ["Sample", "caption_of", "samples_of", "stored_size"]
+__all__ = ["Sample", "SourceBytes", "caption_of", "samples_of", "stored_size"]
+
+
+class SourceBytes(NamedTuple):
+    """Bytes of an item's source and of its control, if it has one, and the digest of both."""
+
+    item: WorkItem
+    data: bytes
+    control: bytes
+    digest: str
 
 
 class Sample(NamedTuple):
@@ -48,23 +57,19 @@ class Sample(NamedTuple):
 
 
 def samples_of(
-    order: WorkOrder,
-    item: WorkItem,
-    data: bytes,
-    control: bytes,
-    source: str,
-    missing: Mapping[Target, str],
+    order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
 ) -> list[Sample]:
-    """Make the samples of an item's missing targets, from the bytes of its source and control.
+    """Make the samples of an item's missing targets (with their keys).
 
     Raises:
         SourceError: the bytes are damaged.
     """
     if order.kind == "text":
+        item, data, _, digest = source
         text = order.layout.caption(caption_of(data, item, order.dataset_settings))
-        return [Sample(key, source, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
+        return [Sample(key, digest, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
     module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
-    samples: list[Sample] = module.samples_of(order, item, data, control, source, missing)
+    samples: list[Sample] = module.samples_of(order, source, missing)
     return samples
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.caches.encoders import Loaded
-from latentmake.caches.inputs import Sample, samples_of
+from latentmake.caches.inputs import Sample, SourceBytes, samples_of
 from latentmake.caches.pixels.plain import upright_size
 from latentmake.errors import CacheError, SourceError
 from latentmake.files import atomic, cachefile
@@ -213,7 +213,9 @@ class Job:
             else:
                 reading.missing[target] = key
         if reading.missing:
-            reading.samples = samples_of(self.order, item, data, control, content, reading.missing)
+            reading.samples = samples_of(
+                self.order, SourceBytes(item, data, control, content), reading.missing
+            )
 
     def _keys(self, reading: Reading, data: bytes) -> dict[Target, str]:
         """Return the key of each target of an item; note the size of an image in its receipt."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.caches.inputs import Sample, samples_of
+from latentmake.caches.inputs import Sample, SourceBytes, samples_of
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.pixels.wan import fit, open_image, read_clips, read_control
 from latentmake.config import Dataset, Model
@@ -513,7 +513,7 @@ def samples_for(work: WorkOrder) -> list[Sample]:
     (item,) = work.items
     control = b"" if item.control is None else Path(item.control).read_bytes()
     data = Path(item.source or "").read_bytes()
-    return samples_of(work, item, data, control, "digest", {item.targets[0]: "key"})
+    return samples_of(work, SourceBytes(item, data, control, "digest"), {item.targets[0]: "key"})
 
 
 def test_a_narrow_picture_of_wan_is_named_and_measured_by_the_datasets_limit(

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageColor
 
-from latentmake.caches.inputs import Sample
+from latentmake.caches.inputs import Sample, SourceBytes
 from latentmake.config import Dataset
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Size, placement
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 
 __all__ = ["decode", "fit", "samples_of", "upright_size"]
 
@@ -32,22 +32,23 @@ _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
 def samples_of(
-    order: WorkOrder,
-    item: WorkItem,
-    data: bytes,
-    control: bytes,
-    source: str,
-    missing: Mapping[Target, str],
+    order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
 ) -> list[Sample]:
     """Make the samples of an image.
 
     Raises:
         SourceError: the image is damaged, too large or too narrow.
     """
-    settings, path = order.dataset_settings, item.source or ""
-    image = decode(data, path, settings)
+    settings, path = order.dataset_settings, source.item.source or ""
+    image = decode(source.data, path, settings)
     return [
-        Sample(key, source, item, fit(image, target.size or (0, 0), settings, path), image.size)
+        Sample(
+            key,
+            source.digest,
+            source.item,
+            fit(image, target.size or (0, 0), settings, path),
+            image.size,
+        )
         for target, key in missing.items()
     ]
 

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from latentmake.caches.inputs import Sample, stored_size
+from latentmake.caches.inputs import Sample, SourceBytes, stored_size
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Placement
 from latentmake.geometry.sdscripts_buckets import placement
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 
 __all__ = ["fit", "open_image", "samples_of"]
 
@@ -27,12 +27,7 @@ cv2.setNumThreads(1)  # files are read in parallel already
 
 
 def samples_of(
-    order: WorkOrder,
-    item: WorkItem,
-    data: bytes,
-    control: bytes,
-    source: str,
-    missing: Mapping[Target, str],
+    order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
 ) -> list[Sample]:
     """Make the samples of an image.
 
@@ -41,6 +36,7 @@ def samples_of(
     """
     dataset, architecture = order.dataset_settings, order.model_settings.architecture
     assert architecture is not None
+    item, data, _, digest = source
     path, alpha = item.source or "", dataset.alpha_mask
     image = open_image(data, path, dataset.max_image_pixels, alpha=alpha)
     size = stored_size(item, (image.shape[1], image.shape[0]))
@@ -49,7 +45,7 @@ def samples_of(
         found = placement(size, target.size or size, dataset, architecture, path)
         fitted = fit(image, found)
         mask = fitted[:, :, 3] if alpha else None
-        samples.append(Sample(key, source, item, fitted[:, :, :3], size, alpha=mask))
+        samples.append(Sample(key, digest, item, fitted[:, :, :3], size, alpha=mask))
     return samples
 
 

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from latentmake.caches.inputs import Sample, stored_size
+from latentmake.caches.inputs import Sample, SourceBytes, stored_size
 from latentmake.caches.pixels import sdscripts
 from latentmake.errors import SourceError
 from latentmake.files.media import opened_image, opened_video
 from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
 from latentmake.geometry.clips import Clip, time_indices
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import Target, WorkOrder
 
 __all__ = ["fit", "open_image", "read_clips", "read_control", "samples_of"]
 
@@ -33,18 +33,14 @@ MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
 
 def samples_of(
-    order: WorkOrder,
-    item: WorkItem,
-    data: bytes,
-    control: bytes,
-    source: str,
-    missing: Mapping[Target, str],
+    order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
 ) -> list[Sample]:
     """Make the samples of an image or a video, with its control if it has one.
 
     Raises:
         SourceError: the image or video is damaged, too large, too narrow, or was changed.
     """
+    item, data, control, digest = source
     dataset, path, control_path = order.dataset_settings, item.source or "", item.control or ""
     limit, bucket = dataset.max_image_pixels, dataset.fit == "bucket"
     original = stored_size(item)
@@ -71,7 +67,7 @@ def samples_of(
                 fit(image, size, path=control_path, max_pixels=limit)[None] for size in sizes
             ]
     return [
-        Sample(key, source, item, pixels, original, other, clip=dataset.video)
+        Sample(key, digest, item, pixels, original, other, clip=dataset.video)
         for key, pixels, other in zip(missing.values(), made, controls, strict=True)
     ]
 
