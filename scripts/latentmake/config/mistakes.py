@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from latentmake.config.fields import PATTERNS
 from latentmake.config.sections import Section, sections, shown
 from latentmake.errors import ConfigError
 
-__all__ = ["Answer", "answers", "line_of", "nearest"]
+__all__ = ["Answer", "answers", "line_of", "nearest", "refuse_unknown"]
 
 Location = tuple[int | str, ...]
 Answer = str | Mapping[str, str]
@@ -31,6 +31,18 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that is most like `word`, or None where none is."""
     matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
     return matches[0] if matches else None
+
+
+def refuse_unknown(kind: str, word: str, known: Collection[str], where: str) -> None:
+    """Refuse the name of a `kind` of section that does not exist.
+
+    Raises:
+        ConfigError: names the one that was probably meant.
+    """
+    if word not in known:
+        guess = nearest(word, known)
+        hint = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
+        raise ConfigError(f"there is no {kind} `{word}`", where=where, mend=hint)
 
 
 @cache

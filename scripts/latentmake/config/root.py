@@ -12,7 +12,7 @@ from latentmake.config.cluster import Batch, Cluster
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Name
 from latentmake.config.machines import Export, ExternalProgram, FolderField, Publish, Storage, Store
-from latentmake.config.mistakes import line_of, nearest
+from latentmake.config.mistakes import line_of, refuse_unknown
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.errors import ConfigError
@@ -79,22 +79,14 @@ class Config(Closed):
             ConfigError: the first mistake.
         """
         for dataset in run.datasets:
-            _known(f"runs.{name}.datasets", dataset, self.datasets, "dataset")
-        _known(f"runs.{name}.model", run.model, self.models, "model")
+            refuse_unknown("dataset", dataset, self.datasets, f"runs.{name}.datasets")
+        refuse_unknown("model", run.model, self.models, f"runs.{name}.model")
         _no_doubles(f"runs.{name}.datasets", run.datasets)
         _no_doubles(f"runs.{name}.resolutions", [each.name for each in run.resolutions])
         model = self.models[run.model]
         programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
         own = {dataset: self.datasets[dataset] for dataset in run.datasets}
         check_run(name, run, model, own, programs.get(model.layout))
-
-
-def _known(where: str, word: str, known: Mapping[str, object], kind: str) -> None:
-    if word in known:
-        return
-    guess = nearest(word, known)
-    hint = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
-    raise ConfigError(f"there is no {kind} `{word}`", where=where, mend=hint)
 
 
 def _no_doubles(where: str, words: list[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from latentmake.config import Run, nearest
+from latentmake.config.mistakes import refuse_unknown
 from latentmake.errors import ConfigError, SourceError
 from latentmake.index.memo import target_stat
 from latentmake.layouts import Named, kind_of, size_of
@@ -33,14 +34,8 @@ def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
     """
     config = facts.config
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
-    for kind, word, known in (
-        ("dataset", dataset, (PROMPTS, *config.datasets)),
-        ("model", model, tuple(config.models)),
-    ):
-        if word not in known:
-            guess = nearest(word, known)
-            mend = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
-            raise ConfigError(f"there is no {kind} `{word}`", where=path, mend=mend)
+    refuse_unknown("dataset", dataset, (PROMPTS, *config.datasets), path)
+    refuse_unknown("model", model, config.models, path)
     if dataset != PROMPTS and re.fullmatch(r"[0-9]+(x[0-9]+)?", place):
         _check_size(facts, dataset, model, place, path)
     layout = facts.layout(model)

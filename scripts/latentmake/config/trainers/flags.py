@@ -14,6 +14,8 @@ __all__ = ["MUSUBI", "SD_SCRIPTS", "decided_flags", "flags_of", "refuse_decided"
 
 _STATES = "`save_every_n_epochs` saves states, and a killed training is resumed by itself"
 _CACHES = "datasets and caches are named by latentmake"
+_DATASET = "it is a key of the dataset"
+_VARIED = "cached latents cannot be varied"
 _RESULT = "results lie in runs/{run}, named by the run"
 _BOTH = {
     "--dataset_config": _CACHES,
@@ -37,6 +39,11 @@ SD_SCRIPTS: Mapping[str, str] = {
     **_BOTH,
     **dict.fromkeys(("--train_data_dir", "--in_json", "--dataset_class"), _CACHES),
     **dict.fromkeys(("--dataset_repeats", "--reg_data_dir", "--skip_cache_check"), _CACHES),
+    **dict.fromkeys(("--color_aug", "--random_crop", "--face_crop_aug_range"), _VARIED),
+    **dict.fromkeys(("--resolution", "--enable_bucket", "--min_bucket_reso"), _DATASET),
+    **dict.fromkeys(("--max_bucket_reso", "--bucket_reso_steps", "--bucket_no_upscale"), _DATASET),
+    **dict.fromkeys(("--flip_aug", "--alpha_mask", "--resize_interpolation"), _DATASET),
+    "--skip_image_resolution": _DATASET,
     "--save_model_as": "results are .safetensors files",
     "--pretrained_model_name_or_path": "set the model's `checkpoint`",
     "--save_last_n_epochs_state": _STATES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -38,13 +37,6 @@ _SCRIPTS: dict[ArchitectureName, tuple[Script, ...]] = {
     "sd3": ("sd3_train_network",),
     "flux": ("flux_train_network",),
 }
-# What would be trained on otherwise than was cached.
-_CACHED = frozenset({"--color_aug", "--random_crop", "--face_crop_aug_range"})
-_OF_DATASETS = frozenset(
-    {"--resolution", "--enable_bucket", "--min_bucket_reso", "--max_bucket_reso"}
-    | {"--bucket_reso_steps", "--bucket_no_upscale", "--flip_aug", "--alpha_mask"}
-    | {"--resize_interpolation", "--skip_image_resolution"}
-)
 _OF_CAPTIONS = frozenset(
     {"--shuffle_caption", "--caption_dropout_rate", "--caption_dropout_every_n_epochs"}
     | {"--caption_tag_dropout_rate", "--token_warmup_min", "--token_warmup_step"}
@@ -125,16 +117,8 @@ class SdScriptsTrainer(Trainer):
         if self.zero_stage != 2 and not self.deepspeed:
             raise ValueError("`zero_stage` needs `deepspeed: true`")
         refuse_decided(type(self), self.arguments, SD_SCRIPTS)
-        if flag := _first(self.flags, _CACHED):
-            raise ValueError(f"`arguments`: {flag} does not go with cached latents: leave it out")
-        if flag := _first(self.flags, _OF_DATASETS):
-            raise ValueError(f"`arguments`: {flag} is a matter of the dataset: set it there")
         return self
 
     def forbidden(self) -> str | None:
         """Return the first of its further arguments that cached text forbids or ignores."""
-        return _first(self.flags, _OF_CAPTIONS)
-
-
-def _first(flags: Iterable[str], refused: frozenset[str]) -> str | None:
-    return next((flag for flag in flags if flag in refused), None)
+        return next((flag for flag in self.flags if flag in _OF_CAPTIONS), None)
