@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import world
+from latentmake.plan.plan_file import VARIABLE, PlanFile
 from project import NOTHING, Counts, Project
 
 WEIGHTS = "runs/tiny/pytorch_lora_weights.safetensors"
@@ -158,7 +159,12 @@ def test_training_reads_no_image_no_caption_and_no_text_encoder(trained: Project
     trained.run("-n", "train_tiny")
     for folder in ("data", "models/micro/text_encoder", "models/micro/tokenizer"):
         shutil.rmtree(trained / folder)
-    trained.run("--mode", "subprocess", "--nolock", "--target-jobs", "train:run=tiny")
+    orders = (trained / ".latentmake/runs").glob("tiny.*.train.json")
+    order = max(orders, key=lambda path: path.stat().st_mtime)
+    plan = PlanFile(runs={"tiny": {"train": str(order.relative_to(trained.folder))}})
+    (trained / "plan.json").write_text(plan.model_dump_json())
+    job = ("--mode", "subprocess", "--nolock", "--target-jobs", "train:run=tiny")
+    trained.run(*job, **{VARIABLE: "plan.json"})
     assert _weights(trained)[0] != before[0]
 
 
