@@ -27,6 +27,7 @@ from latentmake.training.order import TrainingOrder, Wanted, read_order
 from latentmake.training.result import History, RunFiles, sample_steps, wanted
 from latentmake.training.sd import checkpoint, network
 from latentmake.training.sd.batch_order import generator
+from latentmake.training.sd.checks import check_settings
 from latentmake.training.sd.launch import train
 from latentmake.training.sd.sampling import read_rows
 from latentmake.training.sd.train import Training
@@ -522,6 +523,13 @@ def test_accelerate_may_not_shard_the_optimizer(tmp_path: Path, kind: str) -> No
         train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json")
     assert error.value.where == str(config)
     assert "\n" not in str(error.value)
+    # Planning names it too, before anything is encoded.
+    (failed,) = [
+        each
+        for each in check_settings(make_order(tmp_path, accelerate_config=str(config)).trainer)
+        if each.verdict == "failed"
+    ]
+    assert failed.note == str(error.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two processes share a CPU, not a GPU")

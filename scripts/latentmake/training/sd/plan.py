@@ -53,18 +53,13 @@ def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> TrainingOrd
     model, folder = facts.config.models[run.model], run_folder(name)
     assert model.unet is not None
     scheduler = schedule_of(model.unet, model.scheduler)
-    pending = any(facts.is_pending(path) for path in (model.unet.path, scheduler))
+    weights = ""
     try:
-        weights = (
-            ""
-            if pending
-            else recipe.training_digest(
-                model.unet,
-                scheduler,
-                facts.memo.digest_of_file,
-                text_projection=model.text_projection,
+        if not any(facts.is_pending(path) for path in (model.unet.path, scheduler)):
+            read, projection = facts.memo.digest_of_file, model.text_projection
+            weights = recipe.training_digest(
+                model.unet, scheduler, read, text_projection=projection
             )
-        )
     except ModelError as error:
         raise ModelError(
             f"{error.where}: {error.what}", where=f"models.{run.model}.unet", mend=error.mend
