@@ -97,10 +97,7 @@ class Dataset(Closed):
     """Folder of control images or videos, each named as what it controls (Wan)."""
     target_frames: Annotated[
         list[Annotated[Number, Field(ge=1)]] | None,
-        BeforeValidator(
-            lambda value: value if value is None else listed(value),
-            json_schema_input_type=int | list[int] | None,
-        ),
+        BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
     ] = Field(None, json_schema_extra=_CLIPS)
     """Makes this a dataset of videos: lengths of its clips in frames, 4 n + 1 each."""
     frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = Field(

@@ -150,10 +150,11 @@ def _resolution(value: object) -> object:
 
 
 def listed(value: object) -> object:
-    """One value may stand for a list of one."""
-    return value if isinstance(value, list | tuple) else [value]
+    """One value may stand for a list of one; null is none."""
+    return value if value is None or isinstance(value, list | tuple) else [value]
 
 
+_SIDE = {"type": "integer", "exclusiveMinimum": 0, "maximum": MAX_SIDE}
 ResolutionField = Annotated[
     Resolution,
     BeforeValidator(_resolution),
@@ -161,13 +162,8 @@ ResolutionField = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "integer", "exclusiveMinimum": 0, "maximum": MAX_SIDE},
-                {
-                    "type": "array",
-                    "items": {"type": "integer", "exclusiveMinimum": 0, "maximum": MAX_SIDE},
-                    "minItems": 2,
-                    "maxItems": 2,
-                },
+                _SIDE,
+                {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2},
                 {"type": "string", "pattern": r"^\d+(x\d+)?$"},
             ]
         }

@@ -108,10 +108,7 @@ class Adopt(Closed):
     """Ending of latents: .img_sdvae, .img_sdxl or another."""
     text: Annotated[
         list[_CacheEnding] | None,
-        BeforeValidator(
-            lambda value: value if value is None else listed(value),
-            json_schema_input_type=_CacheEnding | list[_CacheEnding] | None,
-        ),
+        BeforeValidator(listed, json_schema_input_type=_CacheEnding | list[_CacheEnding] | None),
     ] = None
     """Endings of embeddings, one a text encoder in their order: .txt_t5cache, .txt_clipl."""
 
