@@ -22,7 +22,7 @@ class Captions(Closed):
     seed: Number = Field(0, ge=0)
     """Seed of all that is random here."""
     caption_and_tags: Literal["join", "tags_first", "pick", "lines", "wildcard"] = "join"
-    """What becomes of an item with a caption and tags: the caption, then the tags; the tags, then
+    """Text of an item with a caption and tags: the caption, then the tags; the tags, then
     the caption; one of the two; each a line of its own, of which one is taken; or the wildcard
     {caption|tags}."""
     caption_separator: str = Field(",", min_length=1)

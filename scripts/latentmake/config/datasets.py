@@ -54,8 +54,8 @@ class Dataset(Closed):
     """File with the captions of many images: sd-scripts' .json or .jsonl, or the metadata.csv or
     metadata.jsonl of an image folder."""
     metadata_captions: Literal["override", "join"] | None = Field(None, json_schema_extra=TEXT)
-    """Where an image has a caption file and an entry in metadata_file: the entry counts, or stands
-    behind the file's text; by default two that differ are an error."""
+    """Images with a caption file and an entry in metadata_file: the entry counts, or is appended to
+    the file's text; by default two that differ are an error."""
     captions: Captions | None = None
     """Changes to captions before they are encoded."""
     fit: Literal["crop", "bucket"] = Field("crop", json_schema_extra=GEOMETRY)
@@ -89,8 +89,7 @@ class Dataset(Closed):
     empty_caption: Literal["error", "allow"] = Field("error", json_schema_extra=TEXT)
     """allow: a caption file without text is a caption without text."""
     on_error: Literal["fail", "skip"] = Field("fail", json_schema_extra=MANIFEST)
-    """Damaged items: fail after all others are done, or skip them, named in the
-    manifest and on the screen."""
+    """Damaged items: fail after all others are done, or skip them, named in manifest and output."""
     control_directory: Place | None = Field(
         None, min_length=1, json_schema_extra=Shapes("latents", layouts=("musubi",), indirect=True)
     )
@@ -103,7 +102,7 @@ class Dataset(Closed):
     frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = Field(
         "head", json_schema_extra=_CLIPS
     )
-    """Which clips of a video: its beginning; one after the other; one every frame_stride frames;
+    """Clips of a video: its beginning; one after the other; one every frame_stride frames;
     frame_sample of them; or one of all frames."""
     frame_stride: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
     """slide: frames from the beginning of a clip to that of the next."""
@@ -144,7 +143,7 @@ class Dataset(Closed):
 
     @property
     def text_variants(self) -> int:
-        """How many texts each item has."""
+        """Number of texts of each item."""
         return self.captions.variants if self.captions else 1
 
     @property

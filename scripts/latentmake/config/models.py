@@ -128,7 +128,7 @@ _TextPlace = Annotated[
 
 
 class Model(Closed):
-    """The encoders whose caches a trainer reads, and the network that is trained."""
+    """Encoders whose caches a trainer reads, and the network to train."""
 
     vae: _WeightsPlace = Field(json_schema_extra=Shapes("latents", "pictures"))
     """The AutoencoderKL, or Wan's VAE, that makes the latents."""

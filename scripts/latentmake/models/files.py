@@ -108,11 +108,11 @@ def refuse_missing(weights: Weights) -> None:
     path = Path(weights.path or "")
     if weights.path is None or path.exists():
         return
-    mend = "correct its path"
+    hint = "correct its path"
     if not path.is_absolute() and len(path.parts) == 2 and not Path(path.parts[0]).exists():
-        mend += f", or name a model of the hub as {{hub: {path}, revision: ...}}, with its commit"
-        mend += " (40 hex digits)"
-    raise ModelError("this model does not exist", where=path, mend=mend)
+        hint += f", or name a model of the hub as {{hub: {path}, revision: ...}}, with its commit"
+        hint += " (40 hex digits)"
+    raise ModelError("this model does not exist", where=path, mend=hint)
 
 
 def _shards(index: Path) -> list[Path]:
@@ -175,11 +175,11 @@ def projection_file(path: str) -> Path:
     Raises:
         ModelError: there is none.
     """
-    mend = "name the folder or .safetensors file of a linear projection"
+    hint = "name the folder or .safetensors file of a linear projection"
     place = Path(path)
     if place.is_file():
         if place.suffix != ".safetensors":
-            raise ModelError("is not a .safetensors file", where=place, mend=mend)
+            raise ModelError("is not a .safetensors file", where=place, mend=hint)
         return place
     if not place.is_dir():
         raise ModelError("this projection does not exist", where=place, mend="correct its path")
@@ -192,7 +192,7 @@ def projection_file(path: str) -> Path:
         raise ModelError(
             f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}",
             where=place,
-            mend=mend,
+            mend=hint,
         )
     return found[0]
 
