@@ -1,4 +1,4 @@
-"""Cache files: headers that say what a file was made from, the same bytes for the same content.
+"""Cache files: their origin in a header, and the same bytes for the same content.
 
 A cache file is a safetensors file, or an npz file for sd-scripts (see npz.py). safetensors itself
 writes metadata in no fixed order.

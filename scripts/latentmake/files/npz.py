@@ -1,4 +1,4 @@
-"""npz files that say what they were made from, for trainers that read numpy's archives.
+"""npz files with their origin in the archive's comment, for trainers that read numpy's archives.
 
 An npz is a ZIP archive of arrays, uncompressed. Its origin is JSON in the archive's comment: numpy
 ignores it, and a program that writes the file again leaves it out, so that such a file is no longer

@@ -5,7 +5,7 @@ files by their stats knows objects too, and none is fetched twice. Objects are r
 never written to disk. boto3 is imported where an `s3://` path occurs, and nowhere else.
 
 boto3 itself rather than s3fs, whose aiobotocore allows a few older releases of botocore alone, or
-obstore, where one object with an odd name (`a//b`, `a/../b`) makes the whole listing fail.
+obstore, where one object with an odd name (`a//b`, `a/../b`) makes the listing fail.
 """
 
 from __future__ import annotations
@@ -46,6 +46,13 @@ SIDE_BY_SIDE = 16
 
 _SCHEME = "s3://"
 _PLUGIN = "SNAKEMAKE_STORAGE_S3_"
+_TOLD = {
+    "endpoint_url": "ENDPOINT_URL",
+    "region_name": "REGION",
+    "aws_access_key_id": "ACCESS_KEY",
+    "aws_secret_access_key": "SECRET_KEY",
+    "aws_session_token": "TOKEN",
+}
 _ATTEMPTS = 3  # at reading a body whose connection broke off, which botocore does not repeat
 _CONNECT_SECONDS = 10
 _LOOKS_LONG = 100  # objects whose reading is worth a progress bar
@@ -66,7 +73,7 @@ def normalized(path: str) -> str:
 
 
 def stat_of(size: int, modified: datetime, etag: str) -> SourceStat:
-    """Return an object's stand-in for a stat.
+    """Return a stand-in for an object's stat.
 
     Listings tell milliseconds, headers do not: whole seconds count. The digest of the ETag, in
     quotes or not, stands for the inode.
@@ -85,21 +92,21 @@ def listing(folder: str, where: str, *, may_be_empty: bool = False) -> list[Entr
     """
     bucket, _, prefix = folder.removeprefix(_SCHEME).partition("/")
     prefix = f"{prefix}/" if prefix else ""
-    entries: list[Entry] = []
-    found = False
     with _one_line(DatasetError, folder, where):
         pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        for page in pages:
-            for each in page.get("Contents", ()):
-                found = True
-                path = each["Key"][len(prefix) :]
-                if path.startswith(".") or "/." in path or path.endswith("/") or not path:
-                    continue
-                entries.append((path, *stat_of(each["Size"], each["LastModified"], each["ETag"])))
-    if not (found or may_be_empty):
+        entries = [
+            (each["Key"][len(prefix) :], *stat_of(each["Size"], each["LastModified"], each["ETag"]))
+            for page in pages
+            for each in page.get("Contents", ())
+        ]
+    if not (entries or may_be_empty):
         what = f"the dataset folder {folder} does not exist, or no object is in it"
         raise DatasetError(what, where=where, mend="correct the path")
-    return entries
+    return [each for each in entries if _names_a_file(each[0])]
+
+
+def _names_a_file(path: str) -> bool:
+    return bool(path) and not (path.endswith("/") or path.startswith(".") or "/." in path)
 
 
 def read(path: str) -> tuple[bytes, SourceStat]:
@@ -169,16 +176,7 @@ def _made_client() -> Any:
             mend="install it: pip install -r envs/requirements-s3.lock",
         ) from None
     # What Snakemake's storage plugin is told counts here too; boto3 finds the rest by itself.
-    told = {
-        name: os.environ.get(f"{_PLUGIN}{variable}") or None
-        for name, variable in (
-            ("endpoint_url", "ENDPOINT_URL"),
-            ("region_name", "REGION"),
-            ("aws_access_key_id", "ACCESS_KEY"),
-            ("aws_secret_access_key", "SECRET_KEY"),
-            ("aws_session_token", "TOKEN"),
-        )
-    }
+    told = {name: os.environ.get(f"{_PLUGIN}{each}") or None for name, each in _TOLD.items()}
     settings = Config(
         retries={"mode": "standard"},
         connect_timeout=_CONNECT_SECONDS,
@@ -195,10 +193,7 @@ def _one_line(kind: type[UserError], path: str, where: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # its exceptions have no root in common but this
-        found = _explained(kind, path, where, error)
-        if found is None:
-            raise
-        raise found from None
+        raise _explained(kind, path, where, error) or error from None
 
 
 def _explained(kind: type[UserError], path: str, where: str, error: Exception) -> UserError | None:
@@ -207,10 +202,8 @@ def _explained(kind: type[UserError], path: str, where: str, error: Exception) -
     if isinstance(error, exceptions.ClientError):
         said = error.response.get("Error", {})
         code = str(said.get("Code", ""))
-        what, hint = (
-            f"cannot be read ({code}: {said.get('Message') or error})",
-            "check the server's log",
-        )
+        what = f"cannot be read ({code}: {said.get('Message') or error})"
+        hint = "check the server's log"
         if code == "NoSuchBucket":
             bucket = path.removeprefix(_SCHEME).partition("/")[0]
             hint = "correct the name or create it"
