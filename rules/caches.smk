@@ -7,7 +7,7 @@ from latentmake import layouts
 
 CACHE_FILE = "cache/{dataset}/{model}/{part}/{stem}{ending}"
 
-for order in SESSION.orders:
+for order in SESSION.plan.orders:
 
     rule:
         name:

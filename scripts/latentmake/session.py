@@ -56,7 +56,6 @@ class Session:
     """One reading of the Snakefile.
 
     Attributes:
-        config: the configuration.
         plan: of the runs asked for; only its `orders` in a process that does not plan.
         pages: comparisons asked for.
 
@@ -226,11 +225,6 @@ class Session:
     # -- inputs and resources of rules --------------------------------------------------------
 
     @property
-    def orders(self) -> list[WorkOrder]:
-        """Orders of the batch jobs."""
-        return self.plan.orders
-
-    @property
     def runs(self) -> dict[str, Run]:
         """The runs of the configuration."""
         return self.config.runs
@@ -294,10 +288,7 @@ class Session:
         return {"order": order, "model": self.marker(*places), "receipts": receipts}
 
     def publication_inputs(self, run: str) -> Inputs:
-        """Return the inputs of a publication, with the lock where caches are published.
-
-        Empty where it was not asked for.
-        """
+        """Return the inputs of a publication; none where it was not asked for."""
         asked = self.run_order(run, "publish")
         if asked is not None:
             return {"order": asked}
@@ -328,12 +319,7 @@ class Session:
         return RUNS / f"{run}.status.txt"
 
     def resources(self, kind: str, order: WorkOrder | None = None) -> Resources:
-        """Return the cluster resources of a job, some of them functions of wildcards and attempt.
-
-        Args:
-            kind: `encode` or `train`.
-            order: of a batch job.
-        """
+        """Return the cluster resources of a job of a kind (`encode`, `train`), or of an order."""
         cluster = self.config.cluster
         asked = cluster.encode if kind == "encode" else cluster.train
         minutes = minutes_of(self._facts.memo, order) if self._main and order else None

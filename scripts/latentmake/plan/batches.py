@@ -35,7 +35,7 @@ def batches(
         state: of the parts.
 
     Yields:
-        Work orders with the runs that need them.
+        Work orders, each with the runs that need it.
     """
     groups: dict[tuple[str, frozenset[str], bool], dict[Source, list[Target]]] = {}
     contents: dict[Source, str] = {}

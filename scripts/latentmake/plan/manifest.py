@@ -157,13 +157,9 @@ def read_lock(path: Path) -> Lock:
 def write_manifest(
     order: ManifestOrder, receipts: Iterable[Path], folder: Path, say: Callable[[str], None]
 ) -> Lock:
-    """Remove orphans and write a run's manifest and lock.
+    """Remove orphans, and write `manifest.jsonl` and `dataset.lock` into a folder.
 
-    Args:
-        order: of the job.
-        receipts: of the batch jobs that ran since.
-        folder: gets `manifest.jsonl` and `dataset.lock`.
-        say: gets a line for each skipped item, and for removed files.
+    The receipts are of the batch jobs that ran since the order was written.
 
     Raises:
         DatasetError: a dataset that is not to skip them has faulty items; all are named.

@@ -114,7 +114,7 @@ class WorkOrder:
 
     @property
     def work(self) -> str:
-        """Kind and model: jobs of equal `work` are about equally fast."""
+        """Kind and model: jobs with the same are about equally fast."""
         return f"{self.kind} {self.model}"
 
     @property

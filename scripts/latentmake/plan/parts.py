@@ -53,9 +53,7 @@ class RunPlan:
     """Plan of one run.
 
     Attributes:
-        name: of the run.
-        parts: state of its targets.
-        orders: batch jobs that make the stale ones.
+        orders: batch jobs that make its stale targets.
         faults: dataset -> faults of its items.
         manifest_order: of the manifest job; None where manifest and lock are fresh.
         training_order: of the trainer; None where the run is trained, or has no trainer.
@@ -81,12 +79,7 @@ class RunPlan:
 
 @dataclass
 class Plan:
-    """Plans of the runs asked for.
-
-    Attributes:
-        runs: name -> plan.
-        orders: of their batch jobs, none twice.
-    """
+    """Plans of the runs asked for; `orders` are their batch jobs, none twice."""
 
     runs: dict[str, RunPlan]
     orders: list[WorkOrder]

@@ -25,11 +25,10 @@ class Receipt:
             image whose targets are not named by its size also width, height, upright.
         targets: path -> stat (size, mtime_ns, inode) and key.
         faults: skipped items: stem, path and digest of the faulty file, and the fault in a line.
-        counts: number of targets encoded, taken from the spool, linked to an equal one, kept.
-        seconds: duration of the job.
-        began: time of its start, in seconds since 1970 by the clock of its machine.
+        counts: targets `encoded`, `spooled`, `linked` to an equal one, `kept`.
+        began: seconds since 1970, by the clock of its machine.
         starting: seconds from its start to the first encoded item.
-        work: kind and model, whose speed this tells; "" where it tells none.
+        work: of the order; "" where nothing was encoded.
     """
 
     sources: dict[str, list[Any]]

@@ -132,7 +132,7 @@ def evaluate(
     Args:
         dataset: its name.
         model: its name.
-        root: the dataset's folder; "" where it has none.
+        root: the dataset's folder; "" for prompts.
         sources: part -> source of each of its targets, in the order of stems.
         owned: stems of all items, faulty ones too: their cache files are no orphans.
         recipes: part -> digest of its recipe, or `PENDING`.
