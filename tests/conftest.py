@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import preloaded
 import pytest
 import world
 from filelock import FileLock
@@ -19,6 +20,9 @@ from project import Project
 # the speed of everything beside them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Of all that test side by side, one process is there before and after the others.
+os.environ.setdefault(preloaded.OWNER, str(os.getpid()))
 
 # What a shell script starts in the background ignores Ctrl-C, and so does all that it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

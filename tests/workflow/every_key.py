@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 from config_keys import keys_of
-from latentmake.config import Config
+from latentmake.config import Config, parse
+from latentmake.errors import UserError
 from project import Project, Result
 
 Made = frozenset[str]
@@ -26,7 +27,7 @@ Key = tuple[str, ...]
 
 RUN = "tiny"
 NAMED = {"datasets": "shapes", "runs": RUN, "folders": "others"}
-TARGETS = {"publication": f"publish_{RUN}"}
+TRAIN, PUBLISH = f"train_{RUN}", f"publish_{RUN}"
 
 
 @dataclass(frozen=True)
@@ -153,13 +154,13 @@ def check(project: Project, key: Key, change: Change, *, model: str, trainer: st
     Raises:
         AssertionError: something else was made than the key shapes, or something is left to do.
     """
-    kinds = declared(key) if change.makes is None else change.makes
-    target = next((TARGETS[kind] for kind in kinds if kind in TARGETS), f"train_{RUN}")
+    kinds = _kinds(key, change)
+    target = PUBLISH if "publication" in kinds else TRAIN
     if change.files is not None:
         change.files(project)
     if change.before:
         project.configure(lambda values: section(values, key, model).update(change.before))
-    if change.before or target != f"train_{RUN}":
+    if change.before or target != TRAIN:
         project.run(target)
     before = state(project)
     project.configure(lambda values: set_key(section(values, key, model), key[-1], change.value))
@@ -171,7 +172,7 @@ def check(project: Project, key: Key, change: Change, *, model: str, trainer: st
     after = state(project)
     assert made(before, after) == closure(kinds, trainer), _told(before, after, result)
     again = project.run(target)
-    if target == f"train_{RUN}":
+    if target == TRAIN:
         assert again.idle, again.output
     assert state(project) == after, again.output
 
@@ -219,21 +220,80 @@ def completeness(
     return test
 
 
+def _kinds(key: Key, change: Change) -> frozenset[str]:
+    """Return the results that a key shapes in this world."""
+    return declared(key) if change.makes is None else change.makes
+
+
 def _is_quiet(key: Key, change: Change) -> bool:
     """Whether a change makes nothing, so that it can be made together with others."""
-    return declared(key) == {"machine"} and not change.refused and change.makes is None
+    plain = not (change.refused or change.before or change.files)
+    return plain and _kinds(key, change) <= {"machine"}
+
+
+def _is_published(key: Key, change: Change) -> bool:
+    """Whether a change makes a publication anew, so that one project is published for all."""
+    return not change.refused and _kinds(key, change) == {"publication"}
 
 
 def one_by_one(
     changes: Mapping[Key, Change], model: str, trainer: str
 ) -> Callable[[Key, Project, Path], None]:
     """Return the test of each key that makes something or is refused."""
-    alone = [key for key, change in changes.items() if not _is_quiet(key, change)]
+    alone = [
+        key
+        for key, change in changes.items()
+        if not _is_quiet(key, change) and not _is_published(key, change)
+    ]
 
     @pytest.mark.parametrize("key", alone, ids=".".join)
     def test(key: Key, key_template: Project, tmp_path: Path) -> None:
+        change = changes[key]
+        if change.refused and (line := _refusal(key_template.config, key, change, model)):
+            assert all(words in line for words in change.refused.split(" | ")), line
+            assert "\n" not in line
+            return
         project = key_template.copy(tmp_path / "project")
-        check(project, key, changes[key], model=model, trainer=trainer)
+        check(project, key, change, model=model, trainer=trainer)
+
+    return test
+
+
+def _refusal(values: dict[str, Any], key: Key, change: Change, model: str) -> str:
+    """Return the line that refuses a configuration as soon as it is read; "" where none does."""
+    holder = section(values, key, model)
+    holder.update(change.before)
+    set_key(holder, key[-1], change.value)
+    try:
+        parse(values)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def published(changes: Mapping[Key, Change], model: str) -> Callable[[Project, Path], None]:
+    """Return the test of the keys of a publication, changed one after another."""
+    keys = [key for key, change in changes.items() if _is_published(key, change)]
+    keys.sort(key=lambda key: key[-1] == "caches")  # without which others shape nothing
+
+    def test(key_template: Project, tmp_path: Path) -> None:
+        project = key_template.copy(tmp_path / "project")
+        for prepare in {changes[key].files for key in keys} - {None}:
+            assert prepare is not None
+            prepare(project)
+        result = project.run(PUBLISH)
+        for key in keys:
+            before = state(project)
+            project.configure(
+                lambda values, key=key: set_key(  # type: ignore[misc]
+                    section(values, key, model), key[-1], changes[key].value
+                )
+            )
+            result = project.run(PUBLISH)
+            after = state(project)
+            assert made(before, after) == {"publication"}, (key, _told(before, after, result))
+            result = project.run(PUBLISH)
+            assert state(project) == after, (key, result.output)
 
     return test
 
@@ -243,15 +303,17 @@ def together(changes: Mapping[Key, Change], model: str) -> Callable[[Project, Pa
 
     def test(key_template: Project, tmp_path: Path) -> None:
         project = key_template.copy(tmp_path / "project")
-        values = project.config
-        for key, change in changes.items():
-            if _is_quiet(key, change):
-                set_key(section(values, key, model), key[-1], change.value)
-        project.config = values
         before = state(project)
-        result = project.run(f"train_{RUN}")
-        assert result.idle, result.output
-        assert state(project) == before
+        for machine in (True, False):
+            values = key_template.config
+            for key, change in changes.items():
+                if _is_quiet(key, change) and machine == (change.makes is None):
+                    set_key(section(values, key, model), key[-1], change.value)
+            project.config = values
+            result = project.run(TRAIN)
+            assert result.idle or not machine, result.output
+            assert state(project) == before, _told(before, state(project), result)
+        assert project.run(TRAIN).idle
 
     return test
 
@@ -338,10 +400,10 @@ MACHINES: dict[Key, Change] = {
 PUBLICATION: dict[Key, Any] = {
     ("publish", "path"): "elsewhere",
     **{
-        ("publish", "path_maps", name): lambda section: section.update(
-            linux="/a", windows="A:/", wsl=tempfile.gettempdir()
+        ("publish", "path_maps", name): lambda section, new={name: place}: section.update(
+            {"linux": "/a", "windows": "A:/", "wsl": tempfile.gettempdir()} | new
         )
-        for name in ("linux", "windows", "wsl")
+        for name, place in {"linux": "/b", "windows": "B:/", "wsl": "/"}.items()
     },
     ("publish", "caches"): False,
     ("publish", "attention"): "xformers",

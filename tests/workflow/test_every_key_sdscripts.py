@@ -202,4 +202,5 @@ test_every_key_is_changed_here_or_it_is_said_where = every_key.completeness(
 test_what_a_key_shapes_is_made_and_then_nothing_is_left = every_key.one_by_one(
     CHANGES, MODEL, TRAINER
 )
+test_keys_of_a_publication_make_it_anew_and_nothing_else = every_key.published(CHANGES, MODEL)
 test_facts_of_the_machine_make_nothing = every_key.together(CHANGES, MODEL)

@@ -4,7 +4,7 @@ import os
 import sys
 
 _SOCKET = "LATENTMAKE_PRELOADED"
-
+_CODE = "# preloaded"  # how code begins that the other process may do
 
 _MODULES = (
     "snakemake",
@@ -44,6 +44,8 @@ def _command() -> list[str] | None:
         case [script] if "/.snakemake/scripts/" in script:
             return [script]
         case ["-m", module, *_] if module in _MODULES:
+            return sys.orig_argv[1:]
+        case ["-c", code, *_] if code.startswith(_CODE):
             return sys.orig_argv[1:]
     return None
 
