@@ -19,6 +19,6 @@ with logged(snakemake.log[0]) as say:
         threads=snakemake.threads,
         may_skip=batch,
         alone=True,
-        external=encoder_of(order),
+        encoder=encoder_of(order),
         lease=lease,
     )

@@ -29,6 +29,7 @@ import sys
 from pathlib import Path
 import torch
 from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import Loaded
 from latentmake.entry import logged
 from latentmake.plan.orders import WorkOrder
 
@@ -37,7 +38,7 @@ def nothing(samples):
 
 with logged(snakemake.log[0]) as say:
     order = WorkOrder.read(Path(snakemake.input.order))
-    carry_out(order, order.receipt, say=say, encoder=nothing)
+    carry_out(order, order.receipt, say=say, encoder=Loaded(nothing, 1))
 """
 
 

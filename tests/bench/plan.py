@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from latentmake.caches.encode import carry_out  # noqa: E402
+from latentmake.caches.encoders import Loaded  # noqa: E402
 from latentmake.caches.inputs import Sample  # noqa: E402
 from latentmake.config import parse  # noqa: E402
 from latentmake.index.memo import Memo  # noqa: E402
@@ -90,7 +91,7 @@ def build(folder: Path) -> None:
         with Memo(MEMO) as memo:
             plan = make_plan(Facts(parse(CONFIG), memo), ["generated"])
         for order in plan.orders:
-            carry_out(order, order.receipt, say=lambda _: None, encoder=nothing)
+            carry_out(order, order.receipt, say=lambda _: None, encoder=Loaded(nothing, 1))
     finally:
         os.chdir(before)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 from latentmake.caches.pixels import plain as pixels
 from latentmake.config import Dataset, Model
@@ -89,7 +90,9 @@ def write_caches(folder: Path) -> None:
                     recipe=values[kind],
                     items=(WorkItem("a", source, None, (target,)),),
                 )
-                carry_out(order, Path("receipt.json"), say=lambda line: None, encoder=encode)
+                carry_out(
+                    order, Path("receipt.json"), say=lambda line: None, encoder=Loaded(encode, 1)
+                )
             written = {name: Path(name).read_bytes() for name in (LATENTS, TEXT)}
         finally:
             os.chdir(before)

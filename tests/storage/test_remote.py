@@ -14,6 +14,7 @@ import pytest
 import wan
 from latentmake import digest
 from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import Loaded
 from latentmake.config import Dataset, parse
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
 from latentmake.index.memo import SourceStat
@@ -186,9 +187,9 @@ def test_an_object_that_went_since_the_plan_is_named_and_stops_no_other(
     order = on_s3(bucket, "a", "b", "c")
     encoder = order_world.Encoder()
     with pytest.raises(SourceError, match=r"1 of 3 items .*/p/b\.txt: is gone since it was listed"):
-        carry_out(order, order.receipt, say=order_world.silent, encoder=encoder)
+        carry_out(order, order.receipt, say=order_world.silent, encoder=Loaded(encoder, 1))
     bucket.put("p/b.txt", b"caption b")
-    done = carry_out(order, order.receipt, say=order_world.silent, encoder=encoder)
+    done = carry_out(order, order.receipt, say=order_world.silent, encoder=Loaded(encoder, 1))
     assert (done.counts["encoded"], done.counts["spooled"]) == (1, 2)
     folder = f"s3://{bucket.name}/p"
     stats = {path: SourceStat(*stat) for path, (*stat, _) in done.sources.items()}
@@ -203,7 +204,9 @@ def test_a_server_that_goes_away_sets_nothing_aside(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     order = on_s3(bucket, "a", "b", on_error="skip")
     with pytest.raises(StorageError, match="cannot be reached"):
-        carry_out(order, order.receipt, say=order_world.silent, encoder=order_world.Encoder())
+        carry_out(
+            order, order.receipt, say=order_world.silent, encoder=Loaded(order_world.Encoder(), 1)
+        )
     assert not order.receipt.exists()
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
-from latentmake.caches.encoders import Encoder, Loaded
+from latentmake.caches.encoders import Loaded
 from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.errors import ModelError, SourceError
 from latentmake.models import recipe
@@ -34,9 +34,7 @@ def carry_out(
     threads: int = 1,
     may_skip: bool = True,
     alone: bool = False,
-    encoder: Encoder | None = None,
-    batch_size: int = 1,
-    external: ExternalEncoder | None = None,
+    encoder: Loaded | ExternalEncoder | None = None,
     lease: Lease = contextlib.nullcontext,
 ) -> Receipt:
     """Carry out a work order and leave its receipt.
@@ -48,9 +46,7 @@ def carry_out(
         threads: that read and decode, and on a CPU encode.
         may_skip: whether the dataset's `on_error: skip` counts; not for a file asked for by name.
         alone: whether this process does nothing else.
-        encoder: replaces the model's own.
-        batch_size: samples of one shape that `encoder` gets at once.
-        external: an external program's encoder, used instead of the model's own.
+        encoder: used instead of the model's own.
         lease: holds a GPU; entered when there is something to encode, and not before.
 
     Raises:
@@ -62,7 +58,7 @@ def carry_out(
     # A model that was made after planning has a recipe only now.
     made = order.recipe or recipe.make(order.kind, order.dataset_settings, order.model_settings)
     job = Job(order, made, say)
-    ready = [] if encoder is None else [Loaded(encoder, batch_size)]
+    ready = [encoder] if isinstance(encoder, Loaded) else []
     started: list[float] = []
     held = contextlib.ExitStack()
 
@@ -91,12 +87,12 @@ def carry_out(
         while todo:
             with Progress(total=total, desc=name, unit="target") as progress:
                 while todo:
-                    if external is None:
+                    if encoder is None or isinstance(encoder, Loaded):
                         job.make(todo, load, threads, progress)
                     else:
                         if not order.reuses:
                             take_gpu()
-                        external(job, todo, threads, progress)
+                        encoder(job, todo, threads, progress)
                     todo = job.lost()
             for line in ready[0].remarks() if ready else []:
                 say(line)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from latentmake import digest
 from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
 from latentmake.errors import ModelError, SourceError
@@ -43,7 +44,8 @@ def cats(count: int, **options: Any) -> dict[str, Path | str]:
 
 
 def carry(work: WorkOrder, encoder: Any, **options: Any) -> Receipt:
-    return carry_out(work, RECEIPT, say=options.pop("say", silent), encoder=encoder, **options)
+    ready = encoder and Loaded(encoder, options.pop("batch_size", 1))
+    return carry_out(work, RECEIPT, say=options.pop("say", silent), encoder=ready, **options)
 
 
 def cache_of(stem: str, part: str = "16") -> Path:

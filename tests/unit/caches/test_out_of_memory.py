@@ -210,7 +210,8 @@ def cats(count: int) -> dict[str, Path | str]:
 
 
 def carry(work: WorkOrder, encoder: Encoder, **options: Any) -> Receipt:
-    return carry_out(work, Path("receipt.json"), say=silent, encoder=encoder, **options)
+    ready = Loaded(encoder, options.pop("batch_size", 1))
+    return carry_out(work, Path("receipt.json"), say=silent, encoder=ready, **options)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

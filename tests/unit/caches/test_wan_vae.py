@@ -327,9 +327,8 @@ def test_large_pictures_are_much_the_same_in_tiles(
     places: dict[str, Path], frames: int, size: tuple[int, int]
 ) -> None:
     pixels = video(frames, *size)
-    vae = loaded(places["folder"])
-    whole = vae.encode(pixels, EXACT)
-    vae.enable_tiling()
+    whole = loaded(places["folder"]).encode(pixels, EXACT)
+    vae = loaded(places["folder"], tiled=True)
     tiled = vae.encode(pixels, EXACT)
     assert tiled.shape == whole.shape
     assert not torch.equal(tiled, whole)

@@ -1,23 +1,25 @@
-"""The projection that brings a text encoder's width to that of a UNet's cross-attention.
+"""Projection of embeddings from a text encoder's width to that of a UNet's cross-attention.
 
-One linear layer, [in_features] -> [out_features], kept as `model.safetensors` (`weight` and, if
-any, `bias`) beside a small `config.json`.
+Usually one linear layer, kept as `model.safetensors` (`weight` and, if any, `bias`) beside a small
+`config.json`.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from latentmake.errors import ModelError
+from latentmake.config import TextWeights
+from latentmake.errors import ModelError, first_line
 from latentmake.files import atomic, cachefile
 from latentmake.models.files import projection_file
 
-__all__ = ["load_projection", "write_projection"]
+__all__ = ["load_projection", "text_projection", "write_projection"]
 
 
 def load_projection(path: str) -> torch.nn.Linear:
@@ -32,23 +34,22 @@ def load_projection(path: str) -> torch.nn.Linear:
     except (OSError, SafetensorError) as error:
         what = f"cannot be read ({error})"
         raise ModelError(what, where=file, mend="copy the projection again") from None
-    weights = [name for name, each in state.items() if each.dim() == 2]
-    biases = [name for name, each in state.items() if each.dim() == 1]
-    if len(weights) != 1 or len(biases) > 1 or len(state) != 1 + len(biases):
-        names = ", ".join(sorted(state)[:4])
-        what = f"holds {len(state)} tensors ({names}), not one linear layer"
+    names = sorted(state, key=lambda name: -state[name].dim())  # the weight, then the bias
+    if [state[name].dim() for name in names] not in ([2], [2, 1]):
+        some = ", ".join(sorted(state)[:4])
+        what = f"holds {len(state)} tensors ({some}), not one linear layer"
         hint = "name the file of a linear projection; one with code of its own needs "
         hint += "`trust_remote_code: true`, as a text encoder's `projection`"
         raise ModelError(what, where=file, mend=hint)
-    weight = state[weights[0]].float()
-    if biases and state[biases[0]].shape != weight.shape[:1]:
-        what = f"`{biases[0]}` does not fit `{weights[0]}`"
-        raise ModelError(what, where=file, mend="copy it again")
-    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bool(biases))
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        if biases:
-            layer.bias.copy_(state[biases[0]].float())
+    outputs, inputs = state[names[0]].shape
+    layer = torch.nn.Linear(inputs, outputs, bias=len(names) == 2)
+    try:
+        layer.load_state_dict(
+            {own: state[name] for own, name in zip(("weight", "bias"), names, strict=False)}
+        )
+    except RuntimeError:
+        what = f"`{names[1]}` does not fit `{names[0]}`"
+        raise ModelError(what, where=file, mend="copy it again") from None
     return layer
 
 
@@ -66,3 +67,43 @@ def write_projection(layer: torch.nn.Linear, folder: Path) -> None:
     tensors = {name: each.detach().cpu().float() for name, each in layer.named_parameters()}
     atomic.write(folder / "model.safetensors", cachefile.serialize(tensors, {}))
     atomic.write(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+
+
+def text_projection(weights: TextWeights) -> torch.nn.Module | None:
+    """Load a text encoder's projection for inference, if it has one.
+
+    A pipeline with a projection class of its own is loaded with the Python files in its folder, and
+    only if the configuration trusts them by name.
+
+    Raises:
+        ModelError: it is missing, or cannot be loaded.
+    """
+    if weights.projection is None:
+        return None
+    if not weights.trust_remote_code:
+        return load_projection(weights.projection).eval().requires_grad_(False)
+    import diffusers  # seconds of import, for this alone
+
+    loader: Any = diffusers.DiffusionPipeline  # which has no types
+    folder = Path(weights.projection)
+    hint = "name the folder of a diffusers pipeline with pipeline.py and its projection"
+    try:
+        index = json.loads((folder / "model_index.json").read_bytes())
+        names = [name for name, each in index.items() if isinstance(each, list)]
+        (name,) = (each for each in names if "projection" in each)
+        pipeline = loader.from_pretrained(
+            str(folder),
+            custom_pipeline=str(folder),
+            trust_remote_code=True,
+            local_files_only=True,
+            dtype=torch.float32,
+            **{each: None for each in names if each != name},
+        )
+        layer = getattr(pipeline, name)
+    except Exception as error:  # code of others may fail in any way
+        raise ModelError(
+            f"its projection cannot be loaded ({first_line(error)})", where=folder, mend=hint
+        ) from None
+    if not isinstance(layer, torch.nn.Module):
+        raise ModelError(f"its `{name}` is not a network", where=folder, mend=hint)
+    return layer.eval().requires_grad_(False)

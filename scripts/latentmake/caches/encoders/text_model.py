@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,9 +18,9 @@ from transformers import (
 )
 
 from latentmake.caches.encoders.local_state import pretrained, refuse_faults, refusing
-from latentmake.caches.encoders.projection import load_projection
+from latentmake.caches.encoders.projection import text_projection
 from latentmake.config import TextWeights
-from latentmake.errors import ModelError, first_line
+from latentmake.errors import ModelError
 from latentmake.models import tokenizers
 from latentmake.models.files import config_file, weights_files
 
@@ -59,7 +58,7 @@ def load_text_model(
     with refusing(weights, "a text encoder", hint):
         network = _load(weights, dtype, kind)
         tokenizer = tokenizers.load(weights)
-        projection = _projection(weights)
+        projection = text_projection(weights)
     return TextModel(
         network.to(device=device, dtype=dtype).eval().requires_grad_(False),
         tokenizer,
@@ -102,40 +101,3 @@ def _load(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTra
     missing, _ = model.load_state_dict(state, strict=False)
     refuse_faults(name for name in missing if name not in (model.all_tied_weights_keys or ()))
     return model
-
-
-def _projection(weights: TextWeights) -> torch.nn.Module | None:
-    """Load the projection of a text encoder's embeddings for inference, if it has one.
-
-    A linear layer's weights need no code. A pipeline with a projection class of its own is loaded
-    with the Python files in its folder, and only if the configuration trusts them by name.
-    """
-    if weights.projection is None:
-        return None
-    if not weights.trust_remote_code:
-        return load_projection(weights.projection).eval().requires_grad_(False)
-    import diffusers  # seconds of import, for this alone
-
-    loader: Any = diffusers.DiffusionPipeline  # which has no types
-    folder = Path(weights.projection)
-    hint = "name the folder of a diffusers pipeline with pipeline.py and its projection"
-    try:
-        index = json.loads((folder / "model_index.json").read_bytes())
-        names = [name for name, each in index.items() if isinstance(each, list)]
-        (name,) = (each for each in names if "projection" in each)
-        pipeline = loader.from_pretrained(
-            str(folder),
-            custom_pipeline=str(folder),
-            trust_remote_code=True,
-            local_files_only=True,
-            dtype=torch.float32,
-            **{each: None for each in names if each != name},
-        )
-        layer = getattr(pipeline, name)
-    except Exception as error:  # code of others may fail in any way
-        raise ModelError(
-            f"its projection cannot be loaded ({first_line(error)})", where=folder, mend=hint
-        ) from None
-    if not isinstance(layer, torch.nn.Module):
-        raise ModelError(f"its `{name}` is not a network", where=folder, mend=hint)
-    return layer.eval().requires_grad_(False)

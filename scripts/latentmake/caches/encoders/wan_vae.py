@@ -73,15 +73,6 @@ class WanVae:
         self._network = network
         self._rocm = rocm
 
-    def enable_tiling(self) -> None:
-        """Encode one sample at a time, in tiles of 256 x 256 pixels that overlap by 64.
-
-        Needs less memory. Latents of pictures up to 256 x 256 stay bit-equal; larger ones change,
-        for a tile's convolutions and attention see nothing beyond it.
-        """
-        self._network.enable_tiling()
-        self._network.enable_slicing()
-
     @contextmanager
     def features_on_cpu(self) -> Iterator[None]:
         """Keep features of earlier frames in the CPU's memory: bit-equal, less GPU memory."""
@@ -157,7 +148,11 @@ class WanVae:
 def load_wan_vae(
     weights: Weights, device: torch.device, dtype: torch.dtype, *, tiled: bool = False
 ) -> WanVae:
-    """Load Wan's VAE for encoding, `tiled` if asked for; on ROCm it computes in float32.
+    """Load Wan's VAE for encoding; on ROCm it computes in float32.
+
+    `tiled` needs less memory: one sample at a time, in tiles of 256 x 256 pixels that overlap by
+    64. Latents of pictures up to 256 x 256 stay bit-equal; larger ones change, for a tile's
+    convolutions and attention see nothing beyond it.
 
     Raises:
         ModelError: it is missing, incomplete, or of another kind.
@@ -168,10 +163,10 @@ def load_wan_vae(
     rocm = device.type == "cuda" and torch.version.hip is not None
     # Module's own `to`: diffusers' warns about layers to keep in float32, of which there are none.
     torch.nn.Module.to(network, device=device, dtype=vae_dtype(rocm, dtype))
-    vae = WanVae(network.eval().requires_grad_(False), rocm=rocm)
     if tiled:
-        vae.enable_tiling()
-    return vae
+        network.enable_tiling()
+        network.enable_slicing()
+    return WanVae(network.eval().requires_grad_(False), rocm=rocm)
 
 
 def _converted(state: State) -> State:
