@@ -63,11 +63,7 @@ def of_run(config: Config, run: str) -> Backend | None:
 
 
 def of_order(order: Path) -> Backend:
-    """Return the backend of an order file.
-
-    Raises:
-        TrainingError: it is missing, or no order of a known trainer.
-    """
+    """Return the backend of an order file; a TrainingError says that it is no known trainer's."""
     try:
         return backend(json.loads(order.read_bytes())["kind"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -79,16 +75,7 @@ def of_order(order: Path) -> Backend:
 
 
 def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
-    """Decide whether a run is to be trained, and write its trainer's order.
-
-    Args:
-        facts: of its model.
-        plan: of the run, whose manifest is planned; gets the orders.
-        train: whether its training is asked for, so that it is refused if something is missing.
-
-    Raises:
-        UserError: the training could not be carried out.
-    """
+    """Write the order of a run whose manifest is planned; see `Backend.plan`."""
     if (found := of_run(facts.config, plan.name)) is not None:
         found.plan(facts, plan, train=train)
 

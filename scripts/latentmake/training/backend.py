@@ -42,39 +42,18 @@ class Backend:
         raise NotImplementedError
 
     def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
-        """Check what a run needs besides its caches.
-
-        Args:
-            order: its file.
-            current: whether the run's manifest is up to date, so that its files can be checked.
-        """
+        """Check what a run needs besides its caches; files of a `current` manifest too."""
         del order, current
         return ()
 
     def train(
         self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
     ) -> None:
-        """Bring the trained weights of an order up to date, and write the receipt.
-
-        Args:
-            order: its file.
-            log: gets all output of this call.
-            receipt: a JSON file, written last.
-            processes: how many devices train together.
-            threads: CPU threads of each process.
-
-        Raises:
-            UserError: the order cannot be carried out.
-        """
+        """Bring the trained weights of an order file up to date; the receipt is written last."""
         raise NotImplementedError
 
     def check_publication(self, facts: Facts, run: str) -> None:
-        """Refuse a publication whose files the trainer would refuse.
-
-        Raises:
-            ConfigError: the configuration says too little for a publication.
-            TrainingError: names the findings that have failed.
-        """
+        """Refuse a publication whose files the trainer would refuse; raises UserError."""
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         """Write the order of a publication of items of another manifest than the run's."""

@@ -53,11 +53,7 @@ def failed(findings: Iterable[Finding]) -> bool:
 
 
 def refuse_failed(findings: Iterable[Finding]) -> None:
-    """Refuse if a finding has failed.
-
-    Raises:
-        TrainingError: names the findings that have.
-    """
+    """Refuse if a finding has failed; the TrainingError names all that have."""
     lines = [f"{each.what}: {each.note}" for each in findings if each.verdict == "failed"]
     if lines:
         raise TrainingError(f"{len(lines)} of the checklist failed: {' | '.join(lines)}")
@@ -81,11 +77,7 @@ def accelerate_config(path: str | None) -> Iterator[Finding]:
 
 
 def passed(findings: Iterable[Finding], say: Callable[[str], object]) -> None:
-    """Show a checklist, and refuse if a finding has failed.
-
-    Raises:
-        TrainingError: names the findings that have.
-    """
+    """Show a checklist, and refuse if a finding has failed; see `refuse_failed`."""
     found = list(findings)
     say(checklist(found))
     refuse_failed(found)

@@ -50,15 +50,8 @@ def run(
 ) -> tuple[int, str]:
     """Run a command; show its output on stderr as it comes, and append it to a log.
 
-    SIGINT and SIGTERM are passed on to it, and what it says from then on goes to the log alone;
-    after some seconds of grace, all its descendants are killed, also those that made a session of
-    their own.
-
-    Args:
-        command: program and arguments.
-        environment: the whole environment, but for what is said of progress.
-        log: gets the output, byte by byte.
-        cwd: the folder it runs in; by default the one this process runs in.
+    SIGINT and SIGTERM are passed on to it, and its output from then on goes to the log alone; after
+    some seconds of grace, all its descendants are killed, also those with a session of their own.
 
     Returns:
         The exit status (negative for a signal), and the end of the output.

@@ -76,15 +76,10 @@ def absolute(path: Path | str) -> str:
 
 
 def with_paths(arguments: Sequence[str], named: Callable[[str], str] = str) -> list[str]:
-    """Return arguments with each path in them made absolute, and named as another system does.
+    """Return arguments with each path in them made absolute, and `named` as another system does.
 
     A value is a path if it has a slash, an ending or a `~` and exists, seen from the working
-    directory; in `--flag=value` and `key=value` the part behind counts. All others stay as they
-    are.
-
-    Args:
-        arguments: the user's own.
-        named: gets an absolute path, returns its name on the machine that reads it.
+    directory; in `--flag=value` and `key=value` the part behind counts.
     """
     found = []
     for each in arguments:
@@ -104,9 +99,7 @@ def located(order: _Order, named: Callable[[str], str] = str) -> _Order:
 def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> bool:
     """Whether the learning rate depends on the number of steps, which differs after a resume.
 
-    Args:
-        arguments: the user's own.
-        schedule: the one that is set besides.
+    `schedule` is the one that is set besides the user's own arguments.
     """
     values = [*arguments, ""]
     given = dict(_split(x) if "=" in x else (x + "=", values[i + 1])

@@ -24,13 +24,7 @@ __all__ = ["attention", "elsewhere", "environment", "flags", "paths", "publicati
 def flags(
     installation: Installation, arguments: Sequence[str], script: str | None = None
 ) -> Finding:
-    """Check that a trainer's script knows all flags of a command line, from its sources.
-
-    Args:
-        installation: the trainer's.
-        arguments: of the command line.
-        script: which of its scripts; by default the one that trains.
-    """
+    """Check that a script, by default the one that trains, knows all flags of a command line."""
     what = "arguments" if script is None else f"arguments of {script}"
     missing = installation.missing_flags(arguments, script)
     if missing:
@@ -43,23 +37,18 @@ def flags(
 
 
 def paths(arguments: Sequence[str], folder: Path) -> Iterator[Finding]:
-    """Warn of files that the user's own arguments name and that are nowhere.
-
-    Args:
-        arguments: the user's own, as the configuration has them.
-        folder: the trainer's, in which it runs.
-    """
+    """Warn of files that the user's own arguments name and that are nowhere."""
     for name in missing_files(arguments, folder):
         note = f"{name} is neither in the project's folder nor in {folder}: correct the path"
         yield Finding("arguments", "warning", note)
 
 
 def environment(installation: Installation, packages: Iterable[str] = ()) -> Finding:
-    """Check that the trainer's environment has what its script imports; nothing is imported.
+    """Check that the program's environment has what its script imports; nothing is imported.
 
     Args:
-        installation: the trainer's.
-        packages: what these settings need besides.
+        installation: the program's.
+        packages: further ones that the settings need.
 
     Raises:
         TrainingError: its Python cannot be run.
@@ -122,14 +111,7 @@ def publication_findings(
 
 
 def attention(asked: str, known: Iterable[str], program: str, chosen: bool) -> Finding:
-    """Check the attention of the trainer's machine.
-
-    Args:
-        asked: its name.
-        known: those that the program has.
-        program: its name.
-        chosen: whether the user named it.
-    """
+    """Check the attention of the trainer's machine; `chosen`: whether the user named it."""
     if asked not in known:
         note = f"{program} has no {asked}: set `publish.attention` to one of {', '.join(known)}"
         return Finding("attention", "failed", note)

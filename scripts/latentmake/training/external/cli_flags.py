@@ -30,13 +30,7 @@ _ENDS = re.compile(r"raise\b|([\w.]+\.)?(error|exit|_exit|quit)\(")
 
 
 class Sources:
-    """A script and all that it imports from its own folders.
-
-    Args:
-        script: the program.
-        roots: folders in which its imports are looked for, in order.
-        memory: keeps what was found, until one of the files or folders changes.
-    """
+    """A script and all that it imports from its own folders, `roots`, in their order."""
 
     def __init__(self, script: Path, roots: Sequence[Path], memory: Memo | None = None) -> None:
         self._script = script

@@ -46,7 +46,6 @@ class Program(NamedTuple):
     """An external program.
 
     Attributes:
-        name: of the program.
         section: of the configuration, which names its folder.
         package: folder below its own in which its scripts lie in some versions; "" for none.
         script: the one that trains.
@@ -61,14 +60,12 @@ class Program(NamedTuple):
 
 
 class Installation:
-    """A program's folder and the Python that runs it.
+    """A program's folder and the Python that runs it; both are absolute.
+
+    Links to that Python are kept: a virtual environment is found by the name it is called by.
 
     Attributes:
-        program: which program.
-        folder: its folder, absolute.
-        python: the Python of its environment, absolute; links are kept, for a virtual environment
-            is found by the name it is called by.
-        note: warning about that choice, or "".
+        note: warning about the choice of Python, or "".
         sources: facts from the sources of its training script.
     """
 
@@ -124,11 +121,7 @@ class Installation:
         )
 
     def script(self, name: str) -> Path:
-        """Return the path of one of its scripts.
-
-        Raises:
-            TrainingError: there is no such script.
-        """
+        """Return the path of one of its scripts; raises TrainingError without such a script."""
         for scripts in (self._scripts, self.folder):
             if (scripts / name).is_file():
                 return scripts / name
@@ -185,8 +178,7 @@ class Installation:
     def can_import(self, modules: Iterable[str]) -> dict[str, bool]:
         """Return which modules its environment has; none of them is imported.
 
-        Args:
-            modules: names; dotted ones are looked for as files of their package.
+        Dotted names are looked for as files of their package.
 
         Raises:
             TrainingError: its Python cannot be run.
@@ -209,11 +201,7 @@ class Installation:
         return found
 
     def does_import(self, module: str) -> bool:
-        """Whether importing a module succeeds there: an installed one may be broken.
-
-        Raises:
-            TrainingError: its Python cannot be run.
-        """
+        """Whether importing a module succeeds there: an installed one may be broken."""
         code = "import importlib, sys; importlib.import_module(sys.argv[1]); print('sound')"
         return self._ask(code, module).split()[-1:] == ["sound"]
 
@@ -242,14 +230,7 @@ class Installation:
         )
 
     def launcher(self, options: Sequence[str]) -> list[str] | None:
-        """Return the beginning of a command that launches a script; None without accelerate.
-
-        Args:
-            options: for `accelerate launch`.
-
-        Raises:
-            TrainingError: its Python cannot be run.
-        """
+        """Return the beginning of a command that launches a script; None without accelerate."""
         module = "accelerate.commands.launch"
         if self.can_import([module])[module]:
             return [str(self.python), "-m", module, *options]

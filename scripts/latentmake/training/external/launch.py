@@ -61,7 +61,7 @@ def train(
         threads: CPU threads of the trainer.
 
     Raises:
-        UserError: the order cannot be carried out; the line says why.
+        UserError: the order cannot be carried out.
     """
     order = trainer.read(order_path)
     files = RunFiles(order.run, order.output)

@@ -22,8 +22,7 @@ class Step(NamedTuple):
 
     Attributes:
         what: in words.
-        script: the program's.
-        arguments: of that; None where there is nothing to do.
+        arguments: None where there is nothing to do.
         without: why there is nothing to do.
     """
 
@@ -39,12 +38,12 @@ class Commands:
 
     Attributes:
         run: the run's name.
-        does: what it does, as a sentence.
+        does: a sentence for its first line.
         program: the trainer's name.
         folder: its folder.
         package: folder below that in which its scripts lie in some versions; "" for none.
-        venvs: virtual environments, the first that is there is activated; relative to `folder`.
-        steps: what is done before the training.
+        venvs: virtual environments, the first that exists is activated; relative to `folder`.
+        steps: calls before the training.
         accelerate: arguments of `accelerate launch`, before the script.
         script: the training script.
         training: its arguments.

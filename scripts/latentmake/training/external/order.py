@@ -20,19 +20,13 @@ class ExternalOrder(BaseModel):
     """Fields that all external trainers share; paths are relative to the working directory.
 
     Attributes:
-        kind: of the trainer.
-        run: name.
         manifest: JSONL file, one line an item with the paths of its caches.
         lock: file with the digest of what the manifest names.
         output: folder that gets what is trained.
         datasets: name -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
-        model_name: name of the model.
-        model: its section of the configuration.
         weights: digest of the networks that are trained; "" where the job has to find it.
         trained: whether the run has a trainer; without one it is published alone.
-        trainer: the trainer's section.
-        publish: section `publish` of the configuration.
         planned: time in nanoseconds: no two orders are the same file to Snakemake.
     """
 
@@ -57,11 +51,7 @@ class ExternalOrder(BaseModel):
         raise NotImplementedError
 
     def write(self) -> Path:
-        """Write the order, and return its path.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Write the order, and return its path."""
         path = run_order(self.run, "train", self.planned)
         atomic.write(path, self.model_dump_json().encode())
         return path

@@ -29,19 +29,11 @@ def is_uncached(target: str, config: Config) -> bool:
 
 
 def write_items(facts: Facts, name: str) -> Path:
-    """Write the manifest of a publication without caches.
-
-    Args:
-        facts: of its datasets.
-        name: the run.
-
-    Returns:
-        Path of a JSONL file.
+    """Write the manifest of a publication without caches, a JSONL file; return its path.
 
     Raises:
-        DatasetError: a dataset is missing, holds no image, or has faulty items and is not to skip
+        DatasetError: a dataset is missing, holds no image, or has faulty items and does not skip
             them.
-        StorageError: the disk is full or cannot be written.
     """
     config, run = facts.config, facts.config.runs[name]
     without = _left_out(facts, name)

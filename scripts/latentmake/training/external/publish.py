@@ -51,11 +51,8 @@ _SYSTEMS: tuple[System, ...] = ("linux", "windows")
 class Publication(ABC, Generic[Order]):
     """A run's published folder, `{publish.path}/{run}`.
 
-    Args:
-        order: the run.
-        published: the folder as the configuration names it; by default that of the order.
-
     Attributes:
+        published: the folder as the configuration names it.
         blocks: (dataset, resolution) -> folder of its images, below the published folder.
 
     Raises:
@@ -94,13 +91,7 @@ class Publication(ABC, Generic[Order]):
 
     @abstractmethod
     def members(self) -> Files:
-        """Return the files of items and caches.
-
-        Raises:
-            TrainingError: the manifest is missing or damaged.
-            SourceError: an image, video, caption or control cannot be read.
-            CacheError: a cache file is not where the manifest says.
-        """
+        """Return the files of items and caches; raises UserError."""
 
     @abstractmethod
     def drop(self, folder: Path, files: Files, made: PublishedCaches, name: str) -> None:
@@ -119,12 +110,8 @@ class Publication(ABC, Generic[Order]):
     def named(self, path: str, system: System, folder: str = "") -> str:
         """Return a path as a system names it, or as it is where the system has no name for it.
 
-        Forward slashes, as TOML files have them.
-
-        Args:
-            path: absolute, or relative to the working directory.
-            system: who reads it.
-            folder: what to report if it has no name; by default the path's own folder.
+        Forward slashes, as TOML files have them. A path without a name is reported by `folder`, by
+        default its own.
         """
         path = absolute(path)
         if is_windows(path):
@@ -182,11 +169,7 @@ class Publication(ABC, Generic[Order]):
         )
 
     def findings(self, memory: Memo | None = None) -> Iterator[Finding]:
-        """Check what would be published, before anything is encoded or copied.
-
-        Args:
-            memory: keeps what is found out about the program; None asks anew.
-        """
+        """Check what would be published, before anything is encoded or copied."""
         yield from self.own_findings()
         chosen = self.order.publish.attention is not None
         yield checks.attention(self.attention, self.attentions, self.program, chosen)
@@ -227,11 +210,7 @@ class Publication(ABC, Generic[Order]):
         What an earlier publication put there and no item owns any longer is removed; nothing else.
 
         Raises:
-            ConfigError: an argument has signs that a script cannot pass on.
-            TrainingError: a finding has failed, or the manifest is missing or damaged.
-            SourceError: an image, video, caption or control cannot be read.
-            CacheError: a cache file is not where the manifest says.
-            StorageError: the folder cannot be written; finished work is kept.
+            UserError: an item, cache or argument cannot be published; finished work is kept.
         """
         folder, run = self._writable(), self.order.run
         passed(self.findings(), say)
@@ -344,7 +323,7 @@ def _blocks(order: ExternalOrder) -> dict[tuple[str, tuple[int, int]], str]:
     """Return (dataset, resolution) -> the folder of its images, below the published folder.
 
     Raises:
-        ConfigError: two of them would share a folder, or one lies in the place of another's caches.
+        ConfigError: two of them would share a folder, or one has the name of another's caches.
     """
     found: dict[tuple[str, tuple[int, int]], str] = {}
     taken: dict[str, str] = {}

@@ -28,9 +28,7 @@ SETTINGS: Mapping[str, Kind] = {
 def settings_files(place: str, **settings: Any) -> dict[str, bytes]:
     """Return the files with the settings of a folder's caches; a new one makes all of a kind stale.
 
-    Args:
-        place: the folder of caches, below the published folder.
-        settings: `latents` and `text`: what shapes them besides images and captions.
+    `settings` is what shapes `latents` and `text` besides images and captions.
     """
     return {
         f"{place}/{name}": f"{json.dumps(settings[kind], sort_keys=True)}\n".encode()
@@ -41,10 +39,6 @@ def settings_files(place: str, **settings: Any) -> dict[str, bytes]:
 
 class PublishedCaches:
     """The caches made by the trainer's machine in one published folder.
-
-    Args:
-        folder: the published folder.
-        layout: names its cache files.
 
     Attributes:
         dropped: how many were removed.
@@ -62,7 +56,7 @@ class PublishedCaches:
         Args:
             place: the folder of caches, below the published folder.
             kind: which of them.
-            base: prefix of their names from the item's stem; None stands for all items.
+            base: prefix of their names from the item's stem; None for all items.
         """
         listing = self._listing(place)
         owned = [(kind, base)] if base is not None else [key for key in listing if key[0] == kind]

@@ -27,7 +27,6 @@ class RunFiles:
     """The files below a run's output folder; the result is a LoRA, or a complete network.
 
     Attributes:
-        output: the run's folder.
         lora: the trained LoRA, under this name only once it is complete.
         record: of the LoRA; written after it.
         work: the trainer's own output folder: LoRAs and states of epochs, and its last LoRA.
@@ -51,13 +50,7 @@ class RunFiles:
 
 
 class Record(JsonFile):
-    """File beside the LoRA that says what it came from.
-
-    Attributes:
-        wanted: digests of data, settings and weights.
-        weights: path of the LoRA.
-        seconds: how long the trainer ran when it was made, without what a killed training took.
-    """
+    """Origin of a LoRA, whose path is `weights`; `seconds` counts no killed training."""
 
     wanted: Wanted
     weights: str
@@ -71,11 +64,7 @@ class Receipt(Record):
 
 
 def wanted(order: ExternalOrder) -> Wanted:
-    """Return the digests that a LoRA of this order must come from.
-
-    Raises:
-        TrainingError: the lock is missing or damaged.
-    """
+    """Return the digests that a LoRA of this order must come from; raises TrainingError."""
     return Wanted(
         data=lock_digest(order.lock), settings=order.settings_digest(), weights=order.weights
     )
@@ -105,13 +94,7 @@ def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> b
 def files_digests(
     key: str, place: str, files: Iterable[Path], file_digest: Callable[[Path], str]
 ) -> list[str]:
-    """Return the digests of a network's files.
-
-    Args:
-        key: of the model, which names the network.
-        place: its file or folder.
-        files: of the network.
-        file_digest: how a file's digest is found; the planner passes its memo's.
+    """Return the digests of the files of a network, which a model's key names.
 
     Raises:
         ModelError: they are missing or cannot be read.

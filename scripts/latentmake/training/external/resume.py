@@ -78,7 +78,6 @@ def prepare(
         want: what is to be trained.
         epochs: of the complete training; None where steps end it.
         usable: whether the trainer can be resumed right there.
-
     """
     files.work.mkdir(parents=True, exist_ok=True)
     progress = _read(files.progress)

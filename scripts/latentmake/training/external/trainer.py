@@ -31,7 +31,6 @@ class Trainer(ABC, Generic[Order]):
 
     Attributes:
         name: of the program.
-        order_type: class of its orders.
         memory_hint: what to try when GPU memory runs out.
     """
 
@@ -45,19 +44,11 @@ class Trainer(ABC, Generic[Order]):
 
     @abstractmethod
     def weights_digest(self, order: Order, file_digest: Callable[[Path], str]) -> str:
-        """Return the digest of the networks that are trained.
-
-        Raises:
-            ModelError: one is missing or cannot be read.
-        """
+        """Return the digest of the networks that are trained; raises ModelError."""
 
     @abstractmethod
     def find(self, order: Order, memory: Memo | None = None) -> Installation:
-        """Find the program.
-
-        Raises:
-            TrainingError: its folder, its scripts, or the Python of its environment are missing.
-        """
+        """Find the program; raises TrainingError."""
 
     def models(self, order: Order, *, quick: bool) -> Sequence[ModelFile]:
         """Return the model's files that both of the next look at; see `program_findings`."""
@@ -83,11 +74,7 @@ class Trainer(ABC, Generic[Order]):
     ) -> Iterable[Finding]:
         """Check settings against the program's sources.
 
-        Args:
-            order: the run.
-            program: where it is installed.
-            models: the model's files.
-            quick: while planning: no package is imported, no GPU is looked for.
+        With `quick`, while planning, no package is imported and no GPU is looked for.
         """
 
     def packages(self, order: Order, program: Installation) -> set[str]:
@@ -118,27 +105,14 @@ class Trainer(ABC, Generic[Order]):
 
     @abstractmethod
     def publication(self, order: Order) -> Publication[Order]:
-        """Return the published folder of a run.
-
-        Raises:
-            ConfigError: the configuration says too little for a publication.
-        """
+        """Return the published folder of a run; a ConfigError says that a key is missing."""
 
     def read(self, order: Path) -> Order:
-        """Read an order file.
-
-        Raises:
-            TrainingError: it is missing, or not an order.
-        """
+        """Read an order file; raises TrainingError."""
         return read_order(order, self.order_type)
 
     def refuse(self, order: Order, memory: Memo) -> None:
-        """Refuse a training that lacks something, before its caches are made.
-
-        Raises:
-            ModelError: a network to be trained is missing, or another.
-            TrainingError: the program, its environment or the settings do not fit.
-        """
+        """Refuse a training that lacks something, before its caches are made; raises UserError."""
         refuse_failed(self.preflight(order, memory, quick=True))
 
     def preflight(

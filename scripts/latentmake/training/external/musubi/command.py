@@ -120,7 +120,7 @@ def training_arguments(
         output_dir: folder that gets the trained weights, under the run's name.
         logging_dir: folder that gets TensorBoard scalars.
         attention: one of `ATTENTIONS`.
-        resume: folder of a state to resume from.
+        resume: folder of a state.
     """
     trainer = order.trainer
     boundary = trainer.timestep_boundary

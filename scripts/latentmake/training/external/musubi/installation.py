@@ -29,25 +29,12 @@ _PREFERRED = ("sage_attn", "flash_attn", "xformers")
 
 
 def find(settings: ExternalProgram, memory: Memo | None = None) -> Installation:
-    """Find the scripts and the Python of a musubi-tuner folder.
-
-    Args:
-        settings: where it lies.
-        memory: keeps what is found out about it; None asks anew.
-
-    Raises:
-        TrainingError: the folder, its scripts, or the Python of its environment are missing.
-    """
+    """Find the scripts and the Python of a musubi-tuner folder; raises TrainingError."""
     return Installation.locate(_PROGRAM, settings.path, settings.venv, memory)
 
 
 def program_digest(settings: ExternalProgram, kind: str, memory: Memo | None = None) -> str:
     """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
-
-    Args:
-        settings: where musubi-tuner lies.
-        kind: which of them.
-        memory: keeps what is found out about it.
 
     Raises:
         TrainingError: the folder, its scripts, or the Python of its environment are missing.
@@ -64,11 +51,11 @@ def pick_attention(attention: str, installation: Installation, *, quick: bool = 
         attention: the trainer's setting. `auto` is the fastest that its environment can import and
             its version takes: sageattention, flash-attn, xformers, else torch's own (sdpa).
         installation: the trainer's.
-        quick: only look whether its package is installed, and do not choose: `auto` is sdpa. An
-            import takes seconds, and may need the GPU of another machine.
+        quick: look only for its package, and let `auto` be sdpa. An import takes seconds, and may
+            need the GPU of another machine.
 
     Raises:
-        TrainingError: the one that was asked for is refused, unknown, or not installed.
+        TrainingError: the chosen one is refused, unknown, or not installed.
     """
     known = installation.sources.flags
     if attention != "auto":

@@ -42,12 +42,12 @@ class ManifestRow(NamedTuple):
         dataset: its dataset's name.
         stem: path below the dataset's folder, without the last ending.
         source: path of the image or video.
-        caption: path of the caption file; None stands for the empty caption.
+        caption: path of the caption file; None for the empty caption.
         control: path of the control image or video, if any.
         repeats: how often an epoch shows it.
         latents: resolution's name (`256` or `480x832`) -> paths of cache files, one a clip.
         text: resolution's name -> path of the embedding's cache file.
-        texts: the text itself, where it is not what the caption file holds.
+        texts: the text itself, if it is not that of the caption file.
     """
 
     dataset: str

@@ -34,14 +34,7 @@ _STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
 def program_findings(
     order: MusubiOrder, tuner: Installation, models: Sequence[ModelFile], *, quick: bool
 ) -> Iterator[Finding]:
-    """Check settings against musubi-tuner's sources.
-
-    Args:
-        order: the run.
-        tuner: where musubi-tuner is installed.
-        models: the model's files.
-        quick: while planning: no package is imported, no GPU and no free space is looked for.
-    """
+    """Check settings against musubi-tuner's sources; see `Trainer.program_findings`."""
     if not quick and not _sees_gpu():
         note = "none is seen here: a training of Wan on a CPU does not end in any useful time"
         yield Finding("GPU", "warning", note)

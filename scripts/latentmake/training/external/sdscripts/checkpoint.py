@@ -21,11 +21,7 @@ _MARKS: dict[ArchitectureName, tuple[str, ...]] = {
 
 
 def refuse_unreadable(order: SdScriptsOrder) -> None:
-    """Name a network that sd-scripts could not load, before caches are made that may take days.
-
-    Raises:
-        ModelError: one is missing, another network, or a folder where it wants a file.
-    """
+    """Refuse a network that sd-scripts could not load; raises ModelError."""
     where = f"models.{order.model_name}"
     place = Path(order.model.checkpoint or "")
     if not place.exists():

@@ -34,8 +34,7 @@ _EPOCHS = 10  # where neither epochs nor steps are asked for
 def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
     """Return flag -> path of the networks that Flux and SD 3 are given besides their own.
 
-    sd-scripts loads Flux' even where all is cached. What the user names among the trainer's further
-    arguments is left out.
+    sd-scripts loads Flux' even with caches. Flags among the user's own arguments are left out.
     """
     text = [place.path for place in order.model.text]
     found: dict[str, str | None] = {}
@@ -50,12 +49,8 @@ def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
 def caching_arguments(order: SdScriptsOrder, *, vae: str | None) -> list[str]:
     """Return the arguments for caches made by the training script itself.
 
-    Flux' VAE has a flag of its own among `encoder_places`. What the user names among the trainer's
-    further arguments is left out.
-
-    Args:
-        order: the run.
-        vae: path of the VAE, or its id on the hub.
+    Flux' VAE has a flag of its own among `encoder_places`. Flags among the user's own arguments are
+    left out.
     """
     model, size = order.model, order.publish.batch_size
     has_t5 = order.architecture in ("sd3", "flux")
@@ -87,13 +82,13 @@ def training_arguments(
     Args:
         order: the run.
         dataset_config: path of the dataset TOML.
-        checkpoint: path of what is trained.
-        encoders: flag -> path; see `encoder_places`.
+        checkpoint: path of the trained network.
+        encoders: see `encoder_places`.
         output_dir: folder that gets the trained weights, under the run's name.
         logging_dir: folder that gets TensorBoard scalars.
         attention: that of the machine that trains; by default the trainer's.
         caching: see `caching_arguments`.
-        resume: folder of a state to resume from.
+        resume: folder of a state.
         initial_step: steps done before it, where the script is to count on from there.
     """
     trainer = order.trainer
@@ -186,12 +181,7 @@ def _network(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
 
 
 def local_arguments(order: SdScriptsOrder, resume: Resume | None = None) -> list[str]:
-    """Return the arguments of a training on this machine; all paths are absolute.
-
-    Args:
-        order: the run.
-        resume: where it is resumed.
-    """
+    """Return the arguments of a training on this machine; all paths are absolute."""
     files = RunFiles(order.run, order.output)
     state, initial_step = None, None
     if resume is not None and resume.state is not None:

@@ -33,14 +33,7 @@ Blocks = Mapping[tuple[str, tuple[int, int]], str]
 
 
 def deploy(order: SdScriptsOrder, folder: Path) -> Changes:
-    """Bring a training's folder with its `{run}.toml` up to date: only what changed is linked anew.
-
-    Raises:
-        TrainingError: the manifest is missing or damaged, or an old cache lies in the way.
-        SourceError: a caption cannot be read, or two items would have one name.
-        CacheError: a cache file is not where the manifest says.
-        StorageError: the disk is full or cannot be written.
-    """
+    """Bring a training's folder with its `{run}.toml` up to date; only changes are linked anew."""
     blocks = default_blocks(order)
     files = deployed(order, blocks)
     for name in files:
@@ -167,10 +160,7 @@ def _refuse_old(folder: Path, name: str) -> None:
 def dataset_toml(order: SdScriptsOrder, blocks: Blocks, directory: Callable[[str], str]) -> str:
     """Return the TOML of a run: a `[[datasets]]` block for each dataset and resolution.
 
-    Args:
-        order: the run.
-        blocks: the names of its blocks.
-        directory: name of a block -> its folder, with forward slashes.
+    `directory` gives a block's folder, with forward slashes.
     """
     sections: list[dict[str, Any]] = []
     for name, dataset in order.datasets.items():

@@ -15,11 +15,7 @@ __all__ = ["ManifestRow", "SdScriptsOrder"]
 
 
 class SdScriptsOrder(ExternalOrder):
-    """Order of a run of sd-scripts.
-
-    Attributes:
-        sd_scripts: where sd-scripts lies.
-    """
+    """Order of a run of sd-scripts."""
 
     kind: Literal["sdscripts"] = "sdscripts"
     trainer: SdScriptsTrainer
@@ -60,10 +56,10 @@ class ManifestRow(NamedTuple):
         repeats: how often an epoch shows it.
         latents: resolution's name (`512` or `512x768`) -> path of its cache file.
         text: path of its embedding's cache file, if any.
-        caption: path of the caption file; None stands for the empty caption.
-        control: none.
-        variants: paths of the embeddings of all its texts, where there are several.
-        texts: its texts, where they are not what the caption file holds.
+        caption: path of the caption file; None for the empty caption.
+        control: None.
+        variants: paths of the embeddings of all its texts, if there are several.
+        texts: its texts, if they are not that of the caption file.
     """
 
     dataset: str
