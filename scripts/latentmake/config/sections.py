@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from latentmake.config.shapes import Shapes, held_by
+from latentmake.config.shapes import held_by
 
 __all__ = ["Section", "sections", "shown"]
 
@@ -18,14 +18,10 @@ class Section(NamedTuple):
 
     Attributes:
         pattern: its location as pydantic reports it; `*` stands for a name or the index of a list.
-        path: its location without names, indices and the tags of a union.
-        shapes: declaration of the field that holds it.
     """
 
     pattern: tuple[str, ...]
     model: type[BaseModel]
-    path: tuple[str, ...] = ()
-    shapes: Shapes | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -60,8 +56,5 @@ def sections(root: type[BaseModel]) -> tuple[Section, ...]:
 def _walk(section: Section) -> Iterator[Section]:
     yield section
     for key, field in section.model.model_fields.items():
-        own = field.json_schema_extra
-        shapes = own if isinstance(own, Shapes) else section.shapes
         for below, model in held_by(field.annotation):
-            pattern = (*section.pattern, key, *below)
-            yield from _walk(Section(pattern, model, (*section.path, key), shapes))
+            yield from _walk(Section((*section.pattern, key, *below), model))
