@@ -120,10 +120,8 @@ class Session:
 
     def _plan_runs(self, targets: Sequence[str], *, force: bool) -> list[str]:
         """Plan the runs that targets need; return those whose training is asked for."""
-        names = runs_asked_for(targets, self.runs)  # each of which there must be
         cached = [target for target in targets if not is_uncached(target, self.config)]
-        if targets:
-            names = runs_asked_for(cached, self.runs) if cached else []
+        names = runs_asked_for(cached, self.runs) if cached or not targets else []
         trained = [name for name in names if is_training_asked(name, targets)]
         # Plan and graph are millions of small objects that live to the end: looking through them
         # for garbage again and again would cost more than making them.

@@ -189,16 +189,15 @@ class Keys:
             clip: frames of a video.
             header: of a file that may have been made of that content.
         """
-        size: Size | None = Size(0, 0)
-        if (resolution := size_of(part)) is not None:
-            if source.media is not None:
-                size = Size(source.media.width, source.media.height)
-            else:
-                size = self._sizes.get(content)
-            if size is None and header is not None and header.source == content:
-                picture = header.picture
-                if picture is not None and picture.upright == self._upright:
-                    size = self._sizes[content] = Size(picture.width, picture.height)
+        resolution, size = size_of(part), self._sizes.get(content)
+        if resolution is None:
+            size = Size(0, 0)
+        elif source.media is not None:
+            size = Size(source.media.width, source.media.height)
+        elif size is None and header is not None and header.source == content:
+            picture = header.picture
+            if picture is not None and picture.upright == self._upright:
+                size = self._sizes[content] = Size(picture.width, picture.height)
         if size is None:
             return None
         try:
