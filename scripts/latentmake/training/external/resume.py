@@ -17,10 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from latentmake.files import atomic
 from latentmake.training.external.result import RunFiles
+from latentmake.training.json_file import JsonFile
 from latentmake.training.order import Wanted
 
 __all__ = ["Resume", "belongs", "prepare", "tidy"]
@@ -44,10 +42,9 @@ class Resume(NamedTuple):
     steps: int = 0
 
 
-class _Progress(BaseModel):
+class _Progress(JsonFile):
     """File beside the states: their training, and the epochs done when it was last started."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     wanted: Wanted
     epochs: int = 0
     steps: int = 0
@@ -55,7 +52,7 @@ class _Progress(BaseModel):
 
 def belongs(files: RunFiles, want: Wanted) -> bool:
     """Whether the files in the trainer's folder come from this training."""
-    progress = _read(files.progress)
+    progress = _Progress.read(files.progress)
     return progress is not None and progress.wanted == want
 
 
@@ -80,7 +77,7 @@ def prepare(
         usable: whether the trainer can be resumed right there.
     """
     files.work.mkdir(parents=True, exist_ok=True)
-    progress = _read(files.progress)
+    progress = _Progress.read(files.progress)
     resume = Resume()
     if progress is None or progress.wanted != want:
         for path in _results(files.work, run):
@@ -93,8 +90,7 @@ def prepare(
         _collect(files, run, progress.epochs, epochs)
         found = [_resume(state, number, progress) for number, state in _collected(files, run)]
         resume = next(filter(usable, found), resume)
-    text = _Progress(wanted=want, epochs=resume.done, steps=resume.steps).model_dump_json(indent=2)
-    atomic.write(files.progress, f"{text}\n".encode())
+    _Progress(wanted=want, epochs=resume.done, steps=resume.steps).write(files.progress)
     return resume
 
 
@@ -103,13 +99,6 @@ def tidy(files: RunFiles) -> None:
     for folder in (files.earlier, files.resumed):
         if folder.exists():
             shutil.rmtree(folder)
-
-
-def _read(path: Path) -> _Progress | None:
-    try:
-        return _Progress.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
 
 
 def _results(folder: Path, run: str) -> list[Path]:

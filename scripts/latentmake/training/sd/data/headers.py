@@ -123,11 +123,30 @@ def _damaged(path: str, error: object) -> CacheError:
     return CacheError(f"this cache file cannot be read ({error})", where=path, mend=HINT)
 
 
-def _number(metadata: dict[str, str], key: str, path: str, default: str | None = None) -> float:
-    try:
-        return float(metadata.get(key, default) or "")
-    except (ValueError, TypeError):
-        raise CacheError(f"has no number `{key}` in its header", where=path, mend=HINT) from None
+def _scale(
+    path: str, metadata: dict[str, str], shape: tuple[int, ...]
+) -> tuple[float, float, float | None]:
+    """Return scaling, shift and pixels of latents, see `Stored`."""
+
+    def number(key: str, default: str = "") -> float:
+        try:
+            return float(metadata.get(key, default))
+        except (ValueError, TypeError):
+            said = f"has no number `{key}` in its header"
+            raise CacheError(said, where=path, mend=HINT) from None
+
+    pixels = None
+    if "pixel_width" in metadata:
+        width = number("pixel_width")
+        pixels = width / shape[2] or None
+        if "pixel_height" in metadata and width * shape[1] != number("pixel_height") * shape[2]:
+            raise CacheError(
+                f"`{LATENTS}` has the shape {list(shape)}, which does not fit its image of "
+                f"{width:g} x {number('pixel_height'):g} pixels",
+                where=path,
+                mend=HINT,
+            )
+    return number("scaling_factor"), number("shift_factor", "0.0"), pixels
 
 
 def inspect(path: str | os.PathLike[str], name: str) -> Stored:
@@ -145,34 +164,15 @@ def inspect(path: str | os.PathLike[str], name: str) -> Stored:
         stored_as, shape, start, stop = head.tensors[name]
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
-    metadata = head.metadata
     if len(shape) != _DIMENSIONS[name] or 0 in shape:
         raise CacheError(f"`{name}` has the shape {list(shape)}", where=path, mend=HINT)
     if stored_as not in _DTYPES:
         raise CacheError(f"`{name}` is stored as {stored_as}", where=path, mend=HINT)
-    pixels = None
-    if name == LATENTS and {"pixel_width", "pixel_height"} <= metadata.keys():
-        width, height = (_number(metadata, f"pixel_{side}", path) for side in ("width", "height"))
-        if width * shape[1] != height * shape[2]:
-            raise CacheError(
-                f"`{name}` has the shape {list(shape)}, which does not fit its image of "
-                f"{width:g} x {height:g} pixels",
-                where=path,
-                mend=HINT,
-            )
-    if name == LATENTS and "pixel_width" in metadata:
-        pixels = _number(metadata, "pixel_width", path) / shape[-1] or None
-    found = Stored(
-        path=path,
-        name=name,
-        state=state,
-        start=len(head.data) + start,
-        shape=shape,
-        dtype=_DTYPES[stored_as],
-        scaling=_number(metadata, "scaling_factor", path) if name == LATENTS else 1.0,
-        shift=_number(metadata, "shift_factor", path, "0.0") if name == LATENTS else 0.0,
-        pixels=pixels,
-    )
+    scaling, shift, pixels = 1.0, 0.0, None
+    if name == LATENTS:
+        scaling, shift, pixels = _scale(path, head.metadata, shape)
+    start_in_file, dtype = len(head.data) + start, _DTYPES[stored_as]
+    found = Stored(path, name, state, start_in_file, shape, dtype, scaling, shift, pixels)
     if start < 0 or stop - start != found.size:
         raise _damaged(path, "has a damaged header")
     return found
