@@ -13,7 +13,7 @@ from latentmake.errors import TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.result import RunFiles, read_record, wanted
+from latentmake.training.external.result import Record, RunFiles, wanted
 from latentmake.training.external.resume import prepare
 from musubi_world import RUN, called, install, make_run, stand_in, write_order
 
@@ -51,7 +51,7 @@ def refused(order: MusubiOrder, match: str) -> str:
 
 
 def is_trained(order: MusubiOrder) -> bool:
-    record = read_record(RunFiles(order.run, order.output).record)
+    record = Record.read(RunFiles(order.run, order.output).record)
     return record is not None and record.wanted == wanted(order) and LORA.is_file()
 
 
