@@ -70,9 +70,9 @@ def load_network(kind: Kind, weights: Weights) -> Any:
         if weights.config is not None or not Path(weights.path or "").is_file():
             weights_files(weights)  # names what is missing
             config = network_config(weights) or {}
-            own = config.get("_class_name") or config.get("model_type") or kind.models[0]
-            if own not in kind.models:
-                raise ValueError(f"it is {own}, not {kind.models[0]}")
+            own = list(filter(None, map(config.get, ("_class_name", "model_type"))))
+            if own and not set(own) & set(kind.models):
+                raise ValueError(f"it is {own[0]}, not {kind.models[0]}")
         state = _local_state(weights)
         found = [content for content, _ in weight_kinds.kinds_of(state)]
         if not found:
@@ -82,7 +82,13 @@ def load_network(kind: Kind, weights: Weights) -> Any:
         if found[0] != kind.content:
             raise ValueError(f"it is a {found[0]}")
         state = kind.convert(state)
-        network = _built(kind, config or kind.infer(state))
+        config = config or kind.infer(state)
+        try:
+            with torch.device("meta"):  # without memory for weights
+                network = kind.build(config)
+        except Exception as error:  # each library has its own for this
+            what = "has a configuration that no network can have"
+            raise ValueError(f"{what}: {first_line(error)}") from None
         _fill(network, state)
     return network
 
@@ -187,17 +193,6 @@ def _read(path: Path) -> State:
             "holds no table of weights", where=path, mend="name the file of one network"
         )
     return found
-
-
-def _built(kind: Kind, config: dict[str, Any]) -> Any:
-    """Build a network from its configuration, without memory for its weights."""
-    try:
-        with torch.device("meta"):
-            return kind.build(config)
-    except Exception as error:  # each library has its own for this
-        raise ValueError(
-            f"has a configuration that no network can have: {first_line(error)}"
-        ) from None
 
 
 def _fill(network: torch.nn.Module, state: State) -> None:
