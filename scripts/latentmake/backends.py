@@ -1,7 +1,7 @@
 """Table of trainers: kind -> backend.
 
 A kind is `kind` of a run's `trainer` and of every order file of that trainer. To add a trainer, add
-a folder with a subclass of `Backend`, and a line here.
+its settings to `config/trainers`, a folder with a subclass of `Backend`, and a line here.
 """
 
 from __future__ import annotations

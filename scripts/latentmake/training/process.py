@@ -1,4 +1,4 @@
-"""A child process whose output is seen live and kept, and whose whole family ends with it."""
+"""Child process with live and logged output; all its descendants end with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order of a run of an external trainer: what training, checklist and publication are given."""
+"""Order of a run of an external trainer, for training, checklist and publication."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Published folder of a run: what an external trainer needs on its own machine.
+"""Published folder of a run, for an external trainer on another machine.
 
-Images and captions, caches or what makes them there, and for each system a dataset TOML and a
+Images, captions and caches, or the calls that make them there; for each system a dataset TOML and a
 script in the paths that it knows.
 """
 

@@ -2,7 +2,7 @@
 
 musubi-tuner and sd-scripts name a state `{name}-{epoch:06d}-state`, or `{name}-state` at the end.
 The number decides which is the last; mtimes never do. musubi-tuner, and sd-scripts' scripts for
-whole networks, count epochs from one again after a resume: told to train 16, they train 16 more,
+complete networks, count epochs from one again after a resume: told to train 16, they train 16 more,
 and write their states over those of the same number. So they are told how many are left, and all
 states are moved out of their way, under the number of epochs that stand behind them. Other scripts,
 later versions and forks write into a state how far it came.

@@ -1,4 +1,4 @@
-"""Questions that each external trainer answers about its runs."""
+"""Interface of an external trainer: facts about its runs, checks, command."""
 
 from __future__ import annotations
 

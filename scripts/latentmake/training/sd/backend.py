@@ -1,4 +1,4 @@
-"""Our own trainer of Stable Diffusion as a backend."""
+"""The trainer `sd` as a backend."""
 
 from __future__ import annotations
 

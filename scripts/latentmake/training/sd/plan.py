@@ -1,4 +1,4 @@
-"""Plan of a run of our own trainer: its order, and whether it is trained."""
+"""Plan of a run of the trainer `sd`: its order, and whether it is trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run `accelerate launch` without a traceback of its own where the training failed.
+"""`accelerate launch` without a traceback of its own where the training failed.
 
 `python -m latentmake.training.sd.quiet_launch OPTIONS -m MODULE ...`, with accelerate's options.
 The training says its error itself; the launchers of accelerate and torch would add theirs.

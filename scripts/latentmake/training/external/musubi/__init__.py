@@ -1,1 +1,1 @@
-"""All that is about musubi-tuner as a program: its commands, its checklist, what it is given."""
+"""musubi-tuner: its command lines, checks, caches and publications."""

@@ -1,4 +1,4 @@
-"""Checks of what a Wan training is trained on: items, caches, dataset TOML.
+"""Checks of the data of a Wan training: items, caches, dataset TOML.
 
 Nothing here imports torch, loads weights or reads tensors.
 """
@@ -29,7 +29,7 @@ __all__ = ["data_findings", "training_toml"]
 
 
 def data_findings(order: MusubiOrder) -> Iterator[Finding]:
-    """Check what is trained on: items, caches, dataset TOML."""
+    """Check items, caches and dataset TOML."""
     try:
         rows = list(rows_of(Path(order.manifest), ManifestRow))
     except TrainingError as error:
@@ -66,7 +66,7 @@ def _items(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[Finding]
         yield Finding("EXIF orientation", "warning", note)
     files = sum(len(paths) for row in rows for paths in row.latents.values())
     texts = sum(len(row.text) for row in rows)
-    sound = f"{files} of latents and {texts} of text, complete and whole"
+    sound = f"{files} of latents and {texts} of text, complete"
     yield of_faults("caches", cache_faults(order, rows), sound)
     strays = [
         f"{path} is not in the manifest, but would be trained on"

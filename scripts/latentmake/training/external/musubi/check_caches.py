@@ -1,4 +1,4 @@
-"""Checks of a run's caches as musubi-tuner will find them: names, headers, captions, stray files.
+"""Checks of a run's caches for musubi-tuner: names, headers, captions, stray files.
 
 It globs its cache folders and trains on whatever fits the pattern; an item without its text cache
 is dropped with a warning, one of another shape ends the training at its batch. Tensors are not

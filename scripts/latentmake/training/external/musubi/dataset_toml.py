@@ -1,4 +1,4 @@
-"""The dataset TOML, by which musubi-tuner's scripts find what to cache and to train on.
+"""Dataset TOML of musubi-tuner's scripts.
 
 It refuses keys that it does not know, so none stand here but those that it documents.
 """
@@ -75,5 +75,5 @@ def shapes(dataset: Dataset) -> dict[str, Any]:
         "max_frames": dataset.max_frames,
     }
     if dataset.source_fps is not None:
-        shapes["source_fps"] = float(dataset.source_fps)  # a whole number would be refused
+        shapes["source_fps"] = float(dataset.source_fps)  # an integer would be refused
     return shapes

@@ -1,1 +1,1 @@
-"""sd-scripts: what it reads, how it cuts images, and how it is launched."""
+"""sd-scripts: its command lines, checks, folders and publications."""

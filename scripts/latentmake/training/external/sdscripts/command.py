@@ -126,7 +126,7 @@ def training_arguments(
             "--zero_stage": trainer.zero_stage if trainer.deepspeed else None,
             "--save_every_n_epochs": trainer.save_every_n_epochs,
             "--save_state": saves,
-            # States of a whole network take tens of gigabytes: the last one is enough.
+            # States of a complete network take tens of gigabytes: the last one is enough.
             "--save_last_n_epochs_state": 1 if saves else None,
             "--save_model_as": "safetensors",
             "--output_dir": output_dir,
