@@ -202,6 +202,7 @@ def _run(*command: str, **changes: str) -> subprocess.CompletedProcess[bytes]:
         env={**environment, "HF_HUB_OFFLINE": "1"},
         stderr=subprocess.PIPE,
         check=False,
+        timeout=600,
     )
 
 
@@ -538,7 +539,7 @@ def test_two_processes_resume_to_the_same_bytes(tmp_path: Path) -> None:
     path, layout = write_order(order, tmp_path / "order.json"), RunFiles(order)
     written = []
     for _ in range(2):
-        two = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+        two = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         trained = _run("-m", *two, "-m", TRAIN, str(path), ACCELERATE_USE_CPU="true")
         assert trained.returncode == 0, trained.stderr.decode()
         written.append(layout.weights.read_bytes())
