@@ -93,31 +93,26 @@ def text_arrays(model: Model, tensors: Mapping[str, torch.Tensor]) -> Arrays:
     """
     found = _numpy(tensors)
 
-    def states(index: int) -> NDArray[Any]:
-        return found[plain.hidden_state(index)]
+    def of(part: str) -> list[Any]:
+        return [found.get(f"{plain.encoder_name(i)}.{part}") for i in range(len(model.text))]
 
-    def pooled(index: int) -> NDArray[Any]:
-        return found[f"{plain.encoder_name(index)}.pooled"]
-
-    def mask(index: int) -> NDArray[Any]:
-        return found[f"{plain.encoder_name(index)}.attention_mask"].astype(np.int64)
-
+    states, pooled, masks = of("hidden_state"), of("pooled"), of("attention_mask")
     clips = len(model.spec.clips)
     if clips == len(model.text):
-        return {"hidden_state1": states(0), "hidden_state2": states(1), "pool2": pooled(1)}
+        return {"hidden_state1": states[0], "hidden_state2": states[1], "pool2": pooled[1]}
     arrays: Arrays = {
-        "t5_out": states(clips),
-        "t5_attn_mask": mask(clips),
+        "t5_out": states[clips],
+        "t5_attn_mask": masks[clips].astype(np.int64),
         "apply_t5_attn_mask": np.array(model.apply_t5_attn_mask),
     }
     if clips == 1:
-        ids = np.zeros((len(states(clips)), 3), np.float32)
-        return arrays | {"l_pooled": pooled(0), "txt_ids": ids}
+        ids = np.zeros((len(states[clips]), 3), np.float32)
+        return arrays | {"l_pooled": pooled[0], "txt_ids": ids}
     return arrays | {
-        "lg_out": np.concatenate([states(0), states(1)], axis=-1),
-        "lg_pooled": np.concatenate([pooled(0), pooled(1)], axis=-1),
-        "clip_l_attn_mask": mask(0),
-        "clip_g_attn_mask": mask(1),
+        "lg_out": np.concatenate(states[:2], axis=-1),
+        "lg_pooled": np.concatenate(pooled[:2], axis=-1),
+        "clip_l_attn_mask": masks[0].astype(np.int64),
+        "clip_g_attn_mask": masks[1].astype(np.int64),
         "apply_lg_attn_mask": np.array(model.apply_lg_attn_mask),
     }
 
