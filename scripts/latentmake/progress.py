@@ -32,8 +32,7 @@ def _on_terminal() -> bool:
 def environment() -> dict[str, str]:
     """Return variables for a child process whose output is piped to this stderr.
 
-    They tell our own processes whether a terminal is at its end; where there is none, they slow
-    down any other program's tqdm bars.
+    They say whether it ends at a terminal; where not, they slow down any tqdm bar.
     """
     if _on_terminal():
         return {_TERMINAL: "1"}

@@ -77,13 +77,7 @@ class Header(NamedTuple):
 
 
 def target_key(source: str, recipe: str, variant: str) -> str:
-    """Return the key of a target.
-
-    Args:
-        source: digest of the source's bytes.
-        recipe: digest of the recipe.
-        variant: the layout's name for what is done to the source; "" for text.
-    """
+    """Return a target's key, of the digests of source and recipe and the layout's variant."""
     return digest.of_bytes(f"{source}\n{recipe}\n{variant}".encode())
 
 
@@ -93,12 +87,7 @@ def stamp(*, key: str, source: str, recipe: Mapping[str, object]) -> dict[str, s
 
 
 def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of a safetensors file, metadata first and in order.
-
-    Args:
-        tensors: CPU tensors of any shape, by name.
-        metadata: the header's `__metadata__`.
-    """
+    """Return the bytes of a safetensors file of CPU tensors, metadata first and in order."""
     from safetensors.torch import save
 
     data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
@@ -112,11 +101,8 @@ def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read the header of a cache file, and check that the file is complete; tensors are not read.
 
-    Its name tells an npz file; so do its first bytes, since the spool names files by key alone.
-
-    Raises:
-        CacheError: it is cut short, damaged, or not one of ours.
-        OSError: it cannot be read.
+    Its name tells an npz file; so do its first bytes, since the spool names files by key alone. A
+    file that is cut short, damaged, or not one of ours is a CacheError.
     """
     if os.fspath(path).endswith(".npz"):
         return _read_npz(path)

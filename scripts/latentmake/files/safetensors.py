@@ -76,7 +76,6 @@ def read_head(path: str | os.PathLike[str]) -> Head:
 
     Raises:
         ValueError: it is cut short, damaged, no safetensors file, or no regular file at all.
-        OSError: it cannot be read.
     """
     data, size = _read(path)
     try:

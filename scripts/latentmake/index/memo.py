@@ -88,12 +88,7 @@ def target_stat(stat: os.stat_result) -> TargetStat:
 
 
 class Rate(NamedTuple):
-    """Speed of past jobs of one kind and model.
-
-    Attributes:
-        targets: encoded in a second.
-        starting: seconds from the start of a job to the first encoded item.
-    """
+    """Speed of past jobs: targets in a second, and seconds from start to the first encoded item."""
 
     targets: float
     starting: float
@@ -211,10 +206,7 @@ def _matching(
 
 
 class Memo(contextlib.AbstractContextManager["Memo"]):
-    """A dictionary on disk, used as a context manager; what was learnt is written at the end.
-
-    Args:
-        path: the SQLite file; None keeps everything in memory.
+    """A dictionary in an SQLite file, or in memory; what was learnt is written at the end.
 
     Attributes:
         is_new: whether it knew no source when it was opened: it was deleted, or never was.
@@ -349,12 +341,8 @@ def remembered(
 ) -> Any:
     """Return a fact about files and folders, found anew only if one of their stats is new.
 
-    Parsing an external program's sources and starting its Python take seconds.
-
-    Args:
-        memo: keeps facts; without one they are found each time.
-        question: names the fact; a value that JSON can express.
-        find: finds the fact (a value that JSON can express) and the paths it depends on.
+    Parsing an external program's sources and starting its Python take seconds. `question` names the
+    fact; `find` returns it with the paths it depends on. Question and fact are JSON values.
     """
     if memo is None:
         return find()[0]

@@ -180,10 +180,7 @@ def fingerprint(entries: Any) -> str:
 
 
 def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
-    """Pair the images of a scan with their captions.
-
-    Returns:
-        The items, sorted by stem, and what is wrong with files that make no item.
+    """Pair the images of a scan with their captions: items by stem, and faults of other files.
 
     Raises:
         DatasetError: there is no image at all.

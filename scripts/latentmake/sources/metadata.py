@@ -70,11 +70,9 @@ def entries_of(dataset: str, file: str, root: str, memo: Memo) -> Listed:
 
 
 def name_of(key: str, roots: Collection[str]) -> str:
-    """Return the path below the dataset's folder that a key of a metadata file stands for.
+    """Return the path below the dataset's folder (its absolute names are `roots`) of a key.
 
-    Args:
-        key: a path, absolute or below that folder, with or without its ending, of Linux or Windows.
-        roots: absolute names of the folder.
+    A key is a path, absolute or below that folder, with or without its ending, of Linux or Windows.
     """
     key = key.replace("\\", "/")
     if not key.startswith("/"):

@@ -135,12 +135,9 @@ def read(path: str) -> tuple[bytes, SourceStat]:
 def digests(
     files: Sequence[tuple[str, SourceStat]],
 ) -> Iterator[tuple[str, SourceStat] | SourceError]:
-    """Yield digest and stat of some objects in their order, many of them fetched at a time.
+    """Yield digest and stat of objects in their order, many fetched at a time.
 
-    In place of those of an object that is gone or may not be read, its error is yielded.
-
-    Raises:
-        StorageError: the server cannot be reached, or refuses everything.
+    Of an object that is gone or may not be read, the error is yielded.
     """
 
     def digested(file: tuple[str, SourceStat]) -> tuple[str, SourceStat] | SourceError:
