@@ -11,7 +11,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,69 +30,80 @@ _SAGE = re.compile(
 _ENDS = re.compile(r"raise\b|([\w.]+\.)?(error|exit|_exit|quit)\(")
 
 
+@dataclass(frozen=True)
 class Sources:
-    """A script and all that it imports from its own folders, `roots`, in their order."""
+    """Facts from a script and all that it imports from its own folders.
 
-    def __init__(self, script: Path, roots: Sequence[Path], memory: Memo | None = None) -> None:
+    Attributes:
+        flags: declared ones; None where that cannot be told: the script does not declare
+            `--dataset_config` with argparse, takes unknown flags, or computes their names.
+        refuses_sage: whether a condition on `sage_attn` alone ends the program.
+        demands_precision: whether it asserts that `mixed_precision` is the DiT's number format.
+        needs: packages of others that every run imports, by their first names.
+        dataset_keys: keys of its dataset TOML's schema; None without such a schema.
+        extends_path: whether the script changes where modules are looked for.
+        files: their paths.
+        digest: of these files' names below the last folder and of their content.
+    """
+
+    flags: frozenset[str] | None
+    refuses_sage: bool
+    demands_precision: bool
+    needs: frozenset[str]
+    dataset_keys: frozenset[str] | None
+    extends_path: bool
+    files: frozenset[str]
+    digest: str
+
+    @classmethod
+    def read(cls, script: Path, roots: Sequence[Path], memory: Memo | None = None) -> Sources:
+        """Read the sources of a script.
+
+        Args:
+            script: the program.
+            roots: folders in which its imports are looked for, in order.
+            memory: keeps the facts, until one of the files or folders changes.
+        """
+
+        def find() -> tuple[dict[str, Any], list[Path]]:
+            return _Reader(script, roots).facts()
+
+        question = ["sources 3", str(script), [str(root) for root in roots]]
+        facts: dict[str, Any] = remembered(memory, question, find)
+        lists = {key: frozenset(each) for key, each in facts.items() if isinstance(each, list)}
+        return cls(**{**facts, **lists})
+
+    def mentions(self, word: str) -> bool:
+        """Whether a word stands anywhere in the sources."""
+        return any(
+            word in Path(path).read_text(encoding="utf-8", errors="replace") for path in self.files
+        )
+
+
+class _Reader:
+    """Reads a script, and all that it imports from some folders."""
+
+    def __init__(self, script: Path, roots: Sequence[Path]) -> None:
         self._script = script
         self._roots = roots
-        self._memory = memory
         self._unreadable = False
+        self._extends_path = False
         self._digests: dict[str, str] = {}
 
-    @cached_property
-    def _facts(self) -> dict[str, Any]:
-        def find() -> tuple[dict[str, Any], Iterable[Path]]:
-            flags = self._flags()
-            facts = {
-                "flags": None if flags is None else sorted(flags),
-                "refuses_sage": self._refuses_sage(),
-                "demands_precision": self._demands_precision(),
-                "needs": sorted(self._needs()),
-                "dataset_keys": sorted(self._dataset_keys()),
-                "files": sorted(map(str, self._trees)),
-                "digest": digest.of_value(sorted(self._digests.items())),
-            }
-            return facts, [*self._trees, *{path.parent for path in self._trees}]
-
-        question = ["sources 2", str(self._script), [str(root) for root in self._roots]]
-        facts: dict[str, Any] = remembered(self._memory, question, find)
-        return facts
-
-    @property
-    def flags(self) -> frozenset[str] | None:
-        """The flags that are declared; None where that cannot be told.
-
-        It cannot where the script does not declare `--dataset_config` with argparse, takes what it
-        does not know, or computes the names of its flags.
-        """
-        flags = self._facts["flags"]
-        return None if flags is None else frozenset(flags)
-
-    @property
-    def refuses_sage(self) -> bool:
-        """Whether a condition on `sage_attn` alone ends the program."""
-        return bool(self._facts["refuses_sage"])
-
-    @property
-    def demands_precision(self) -> bool:
-        """Whether it asserts that `mixed_precision` is the DiT's number format."""
-        return bool(self._facts["demands_precision"])
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Packages of others that every run imports, by their first names."""
-        return frozenset(self._facts["needs"])
-
-    @property
-    def dataset_keys(self) -> frozenset[str] | None:
-        """Keys of its dataset TOML's schema; None without such a schema."""
-        return frozenset(self._facts["dataset_keys"]) or None
-
-    @property
-    def digest(self) -> str:
-        """Digest of these files' names below the last root and of their content."""
-        return str(self._facts["digest"])
+    def facts(self) -> tuple[dict[str, Any], list[Path]]:
+        """Return the facts as JSON values, and the paths that they depend on."""
+        flags = self._flags()
+        facts = {
+            "flags": None if flags is None else sorted(flags),
+            "refuses_sage": self._refuses_sage(),
+            "demands_precision": self._demands_precision(),
+            "needs": sorted(self._needs()),
+            "dataset_keys": sorted(self._dataset_keys()) or None,
+            "extends_path": self._extends_path,
+            "files": sorted(map(str, self._trees)),
+            "digest": digest.of_value(sorted(self._digests.items())),
+        }
+        return facts, [*self._trees, *{path.parent for path in self._trees}]
 
     @cached_property
     def _trees(self) -> dict[Path, ast.Module]:
@@ -107,6 +119,7 @@ class Sources:
                 continue
             try:
                 code = path.read_bytes()
+                self._extends_path |= path == self._script and b"sys.path" in code
                 self._digests[os.path.relpath(path, self._roots[-1])] = digest.of_bytes(code)
                 with warnings.catch_warnings(action="ignore"):  # of code that is not ours
                     tree = ast.parse(code)
@@ -210,18 +223,6 @@ class Sources:
             )
         }
         return frozenset(named - own - set(sys.stdlib_module_names))
-
-    @cached_property
-    def extends_path(self) -> bool:
-        """Whether the script changes where modules are looked for."""
-        return "sys.path" in self._script.read_text(encoding="utf-8", errors="replace")
-
-    def mentions(self, word: str) -> bool:
-        """Whether a word stands anywhere in the sources."""
-        return any(
-            word in Path(path).read_text(encoding="utf-8", errors="replace")
-            for path in self._facts["files"]
-        )
 
 
 def _imports(

@@ -66,7 +66,6 @@ class Installation:
 
     Attributes:
         note: warning about the choice of Python, or "".
-        sources: facts from the sources of its training script.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Installation:
         self.note = note
         self._scripts = scripts
         self._memory = memory
-        self.sources = self.sources_of(program.script)
+        self._sources: dict[str, Sources] = {}
 
     @classmethod
     def locate(
@@ -131,14 +130,21 @@ class Installation:
             mend=f"update it, or correct `{self.program.section}.path`",
         )
 
+    @property
+    def sources(self) -> Sources:
+        """Facts from the sources of its training script."""
+        return self.sources_of(self.program.script)
+
     def sources_of(self, script: str) -> Sources:
         """Return facts from the sources of one of its scripts."""
-        roots = [self._scripts, self.folder / "src", self.folder]
-        return Sources(self._scripts / script, roots, self._memory)
+        if script not in self._sources:
+            roots = [self._scripts, self.folder / "src", self.folder]
+            self._sources[script] = Sources.read(self._scripts / script, roots, self._memory)
+        return self._sources[script]
 
     def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
         """Return the flags that a script, by default the one that trains, does not know."""
-        known = (self.sources if script is None else self.sources_of(script)).flags
+        known = self.sources_of(script or self.program.script).flags
         if known is None:
             return []
         given = [each.partition("=")[0] for each in arguments if each.startswith("--")]
