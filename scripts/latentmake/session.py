@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pydantic_core import to_json
+
 from latentmake import backends
 from latentmake.config import Config, Run, TrainingJob, parse
 from latentmake.errors import LatentmakeError, UserError
@@ -23,7 +25,7 @@ from latentmake.index.memo import Memo
 from latentmake.plan import spool, workspace
 from latentmake.plan.batches import minutes_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import RUNS, WorkOrder
+from latentmake.plan.orders import RUNS, WorkOrder, run_order
 from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan
@@ -41,7 +43,7 @@ MEMO = Path(".latentmake/memo.sqlite")
 Inputs = dict[str, list[str] | str]
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _UNKNOWN_SECONDS = 2.0  # an item of a model without any measured speed
-_REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], Path]] = {
+_REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "store": archives.plan_store,
     "fetch": archives.plan_fetch,
     "adopt": plan_adopt,
@@ -49,7 +51,7 @@ _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], Path]] = {
     "captions": plan_captions,
     "check": plan_check,
 }
-"""Word of a target `{word}_{run}` that is done on request alone -> writes its order."""
+"""Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""
 
 
 class Session:
@@ -160,8 +162,8 @@ class Session:
         refuse_company(targets, self.runs)
         asked = {
             name: {
-                kind: str(write(facts, plan, self.runs[name]))
-                for kind, write in _REQUESTS.items()
+                kind: _write_order(name, kind, make(facts, plan, self.runs[name]))
+                for kind, make in _REQUESTS.items()
                 if f"{kind}_{name}" in targets
             }
             for name, plan in self.plan.runs.items()
@@ -344,3 +346,10 @@ def _exit_on_mistake() -> Iterator[None]:
         yield
     except UserError as error:
         sys.exit(f"error: {error}")
+
+
+def _write_order(run: str, kind: str, order: object) -> str:
+    """Write an order of a request; return its path."""
+    path = run_order(run, kind, time.time_ns())
+    atomic.write(path, to_json(order))
+    return str(path)

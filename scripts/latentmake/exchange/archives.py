@@ -23,7 +23,6 @@ from latentmake.errors import CacheError, ConfigError, StorageError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import DROPPED
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import run_order
 from latentmake.plan.parts import (
     PROMPTS,
     Part,
@@ -51,13 +50,13 @@ _WHERE = "storage.caches"
 _MODE = 0o644
 
 
-def plan_store(facts: Facts, plan: RunPlan, run: Run) -> Path:
-    """Write the orders to store a run's caches; return the path of the run's order.
+def plan_store(facts: Facts, plan: RunPlan, run: Run) -> dict[str, Any]:
+    """Write the orders of a run's archives; return the order of its record.
 
     Raises:
         UserError: caches are not up to date, or S3 cannot be read.
     """
-    root, planned = _root(facts.config), time.time_ns()
+    root = _root(facts.config)
     if plan.manifest_order is not None or any(state.stale for state in plan.parts.values()):
         raise CacheError(
             "has caches that are not up to date",
@@ -71,18 +70,16 @@ def plan_store(facts: Facts, plan: RunPlan, run: Run) -> Path:
         atomic.write(ARCHIVES / f"{name}.json", json.dumps({"paths": sorted(paths)}).encode())
     content = {"archives": archives, "lock": vars(read_lock(plan.name))}
     newest, before = _newest(root, plan.name)
-    order = {
-        "record": newest if before == content else f"{root}/runs/{plan.name}/{planned:020}.json",
+    new = f"{root}/runs/{plan.name}/{time.time_ns():020}.json"
+    return {
+        "record": newest if before == content else new,
         "archives": [f"{root}/{name}.tar" for name in archives.values()],
         "content": content,
     }
-    path = run_order(plan.name, "store", planned)
-    atomic.write(path, json.dumps(order).encode())
-    return path
 
 
-def plan_fetch(facts: Facts, plan: RunPlan, run: Run) -> Path:
-    """Write the order to fetch archives of parts with stale targets; return its path.
+def plan_fetch(facts: Facts, plan: RunPlan, run: Run) -> dict[str, Any]:
+    """Return the order to fetch archives of parts with stale targets.
 
     Raises:
         UserError: nothing of the run is stored, or S3 cannot be read.
@@ -100,9 +97,7 @@ def plan_fetch(facts: Facts, plan: RunPlan, run: Run) -> Path:
         for part, state in plan.parts.items()
         if state.stale and _key(part) in stored["archives"]
     }
-    path = run_order(plan.name, "fetch", time.time_ns())
-    atomic.write(path, json.dumps({"archives": wanted}).encode())
-    return path
+    return {"archives": wanted}
 
 
 def archived(order: str | None) -> list[str]:

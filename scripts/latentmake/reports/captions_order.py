@@ -5,16 +5,12 @@ The planner writes it; the job loads tokenizers and writes the page.
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import BaseModel
 
 from latentmake.config import Model, Run
-from latentmake.files import atomic
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan
 
 __all__ = ["Captioned", "CaptionsOrder", "plan_captions"]
@@ -42,35 +38,28 @@ class CaptionsOrder(BaseModel, extra="forbid", frozen=True):
     Attributes:
         model: for its tokenizers.
         faults: of items, a line each.
-        planned: time in nanoseconds; makes each order another file.
     """
 
     run: str
     model: Model
     faults: list[str]
-    planned: int
     items: list[Captioned]
 
 
-def plan_captions(facts: Facts, plan: RunPlan, run: Run) -> Path:
-    """Write the order to list a run's texts; return its path.
+def plan_captions(facts: Facts, plan: RunPlan, run: Run) -> CaptionsOrder:
+    """Return the order to list a run's texts.
 
     Raises:
         UserError: a dataset cannot be read.
-        StorageError: the disk is full or cannot be written.
     """
     found = {name: facts.items(name, run.model) for name in run.datasets}
-    order = CaptionsOrder(
+    return CaptionsOrder(
         run=plan.name,
         model=facts.config.models[run.model],
         faults=[fault.line for _, faults in found.values() for fault in faults],
-        planned=time.time_ns(),
         items=[
             Captioned(name, item.stem, item.image, item.caption, item.texts)
             for name, (items, _) in found.items()
             for item in items
         ],
     )
-    path = run_order(plan.name, "captions", order.planned)
-    atomic.write(path, order.model_dump_json().encode())
-    return path

@@ -5,16 +5,12 @@ The job adds the trainer's own findings. Nothing is encoded.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from pathlib import Path
 
 from pydantic import BaseModel
 
 from latentmake.config import Run
-from latentmake.files import atomic
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import run_order
 from latentmake.plan.parts import Part, RunPlan
 from latentmake.plan.staleness import PartState
 from latentmake.training.checks import Finding, of_faults
@@ -29,21 +25,15 @@ class CheckOrder(BaseModel, extra="forbid", frozen=True):
         findings: on caches, items and manifest.
         current: whether the manifest is up to date, so that its files can be checked.
         trainer: path of its trainer's order; None without a trainer.
-        planned: time in nanoseconds; makes each order another file.
     """
 
     findings: list[Finding]
     current: bool
     trainer: str | None
-    planned: int
 
 
-def plan_check(facts: Facts, plan: RunPlan, run: Run) -> Path:
-    """Write the order of a run's checklist; return its path.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
+def plan_check(facts: Facts, plan: RunPlan, run: Run) -> CheckOrder:
+    """Return the order of a run's checklist."""
     datasets = facts.config.datasets
     faults = [
         fault.line
@@ -57,15 +47,8 @@ def plan_check(facts: Facts, plan: RunPlan, run: Run) -> Path:
     if not current:
         note = "is not up to date: the next build writes it, and its files are checked then"
         findings.append(Finding("manifest", "warning", note))
-    order = CheckOrder(
-        findings=findings,
-        current=current,
-        trainer=None if plan.trainer_order is None else str(plan.trainer_order),
-        planned=time.time_ns(),
-    )
-    path = run_order(plan.name, "check", order.planned)
-    atomic.write(path, order.model_dump_json().encode())
-    return path
+    trainer = None if plan.trainer_order is None else str(plan.trainer_order)
+    return CheckOrder(findings=findings, current=current, trainer=trainer)
 
 
 def _of_part(part: Part, state: PartState) -> Finding:

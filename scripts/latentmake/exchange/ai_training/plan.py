@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from latentmake.config import Adopt, Model, Run
 from latentmake.errors import ConfigError, ModelError
 from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
-from latentmake.files import atomic
 from latentmake.models.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import run_order
 from latentmake.plan.parts import PROMPTS, RunPlan, run_folder
 from latentmake.sources.items import IMAGE_EXTENSIONS
 
@@ -35,13 +32,12 @@ def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
         )
 
 
-def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> Path:
-    """Write the order to adopt a run's stale targets; return its path.
+def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AdoptOrder:
+    """Return the order to adopt a run's stale targets.
 
     Raises:
         ConfigError: it cannot be adopted.
         ModelError: a model's configuration cannot be read.
-        StorageError: the disk is full or cannot be written.
     """
     name, model = run.model, facts.config.models[run.model]
     adopt = _adopt(facts, run)
@@ -69,8 +65,7 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> Path:
         )
     states = [(part, state) for part, state in plan.parts.items() if part.dataset != PROMPTS]
     stale = sum(len(order.paths) for order in works)
-    planned = time.time_ns()
-    order = AdoptOrder(
+    return AdoptOrder(
         run=plan.name,
         orders=[order.name for order in works],
         roots={dataset: facts.scan(dataset).root for dataset in run.datasets},
@@ -81,20 +76,16 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> Path:
         fresh=sum(state.fresh for _, state in states),
         stale=stale,
         passed=sum(len(state.stale) for _, state in states) - stale,
-        planned=planned,
+        planned=time.time_ns(),
     )
-    path = run_order(plan.name, "adopt", planned)
-    atomic.write(path, order.model_dump_json().encode())
-    return path
 
 
-def plan_export(facts: Facts, plan: RunPlan, run: Run) -> Path:
-    """Write the order to export a run's caches; return its path.
+def plan_export(facts: Facts, plan: RunPlan, run: Run) -> ExportOrder:
+    """Return the order to export a run's caches.
 
     Raises:
         ConfigError: they cannot be exported.
         ModelError: a model's configuration cannot be read.
-        StorageError: the disk is full or cannot be written.
     """
     model, export = facts.config.models[run.model], facts.config.export
     adopt = _adopt(facts, run)
@@ -121,7 +112,7 @@ def plan_export(facts: Facts, plan: RunPlan, run: Run) -> Path:
                 mend="name a folder on this disk",
             )
     texts = _texts(run.model, model, adopt.text or [])
-    order = ExportOrder(
+    return ExportOrder(
         run=plan.name,
         manifest=str(run_folder(plan.name) / "manifest.jsonl"),
         folder=export.folder,
@@ -132,9 +123,6 @@ def plan_export(facts: Facts, plan: RunPlan, run: Run) -> Path:
         text_dtype=model.caption_dtype,
         overwrite=export.overwrite,
     )
-    path = run_order(plan.name, "export", time.time_ns())
-    atomic.write(path, order.model_dump_json().encode())
-    return path
 
 
 def _adopt(facts: Facts, run: Run) -> Adopt:
