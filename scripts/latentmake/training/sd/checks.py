@@ -28,10 +28,13 @@ def check_settings(trainer: SdTrainer, *, here: bool = True) -> Iterator[Finding
     faults = (f"{package} is not installed, which these settings need" for package in missing)
     yield of_faults("environment", faults, "has what these settings need")
     if trainer.accelerate_config is not None:
+        config = Path(trainer.accelerate_config)
         try:
-            check_accelerate(Path(trainer.accelerate_config))
+            check_accelerate(config)
         except TrainingError as error:
-            yield Finding("accelerate_config", "failed", str(error))
+            gone = f"{config} does not exist: correct `accelerate_config`"
+            note = str(error) if config.exists() else gone
+            yield Finding("accelerate_config", "failed", note)
     begun = trainer.resume_from_checkpoint
     if begun is not None and not Path(begun, CHECKPOINT_WEIGHTS).is_file():
         note = f"{begun} is no checkpoint: name a folder such as runs/NAME/checkpoints/step-000500"
