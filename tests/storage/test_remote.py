@@ -12,6 +12,7 @@ from typing import Any
 import order_world
 import pytest
 import wan
+from config_world import changed, smallest
 from latentmake import digest
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
@@ -22,7 +23,6 @@ from latentmake.plan.orders import WorkOrder
 from latentmake.sources import items as dataset
 from latentmake.sources import s3
 from s3_server import Bucket
-from test_config import changed, smallest
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from config_world import changed, smallest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config import Config, Dataset, Dtype, Resolution, nearest, parse
@@ -15,31 +16,6 @@ from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from pydantic import ValidationError
-
-
-def smallest() -> dict[str, Any]:
-    return {
-        "datasets": {"cats": {"path": "data/cats"}},
-        "models": {"tiny": {"vae": "vae", "text": ["text_encoder"], "unet": "unet"}},
-        "runs": {
-            "first": {
-                "datasets": ["cats"],
-                "model": "tiny",
-                "resolutions": [64],
-                "trainer": {"kind": "sd"},
-            }
-        },
-    }
-
-
-def changed(*path: Any, value: Any) -> dict[str, Any]:
-    """Return the smallest configuration with one value put at a path."""
-    values = smallest()
-    section: Any = values
-    for key in path[:-1]:
-        section = section.setdefault(key, {}) if isinstance(section, dict) else section[key]
-    section[path[-1]] = value
-    return values
 
 
 def message(values: dict[str, Any]) -> str:

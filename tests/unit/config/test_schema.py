@@ -11,10 +11,11 @@ from typing import Any, get_args
 import jsonschema
 import pytest
 import yaml
+from config_world import changed, smallest
 from hypothesis import given, settings
 from latentmake.config import Config, json_schema, parse
 from pydantic import BaseModel
-from test_config import MISTAKES, changed, configurations, smallest
+from test_config import MISTAKES, configurations
 
 FOLDER = Path(__file__).parents[3] / "config"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
