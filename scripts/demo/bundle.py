@@ -92,7 +92,7 @@ def _check_replaceable(folder: Path) -> None:
         raise ModelError(
             "holds something other than a model bundle",
             where=folder,
-            mend="name another folder or remove this one",
+            hint="name another folder or remove this one",
         )
 
 

@@ -70,7 +70,7 @@ def of_order(order: Path) -> Backend:
         raise TrainingError(
             "is not an order of a known trainer",
             where=order,
-            mend="give the build's command again, which writes it anew",
+            hint="give the build's command again, which writes it anew",
         ) from None
 
 

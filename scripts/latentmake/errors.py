@@ -28,16 +28,16 @@ class LatentmakeError(Exception):
 class UserError(LatentmakeError):
     """A user's mistake: what is wrong, where (file, folder or key), and the hint to repair it."""
 
-    def __init__(self, what: str, *, where: str | os.PathLike[str] = "", mend: str = "") -> None:
+    def __init__(self, what: str, *, where: str | os.PathLike[str] = "", hint: str = "") -> None:
         self.what = what
         self.where = os.fspath(where)
-        self.mend = mend
+        self.hint = hint
         super().__init__(str(self))
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        mend = f"; {self.mend}" if self.mend else ""
-        return " ".join(f"{place}{self.what}{mend}".split())
+        hint = f"; {self.hint}" if self.hint else ""
+        return " ".join(f"{place}{self.what}{hint}".split())
 
 
 class ConfigError(UserError):
@@ -95,7 +95,7 @@ def storage_error(error: Exception, where: str | os.PathLike[str]) -> StorageErr
         return None
     what, hint = fault
     hint = f"{hint} and give the same command again: finished work is kept"
-    return StorageError(what, where=where, mend=hint)
+    return StorageError(what, where=where, hint=hint)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""One bad file is named, with its mend, and stops no other; nothing shows a traceback."""
+"""One bad file is named, with its hint, and stops no other; nothing shows a traceback."""
 
 from __future__ import annotations
 
@@ -290,9 +290,9 @@ def test_what_lies_in_the_cache_folder_hangs_nothing_and_is_replaced_or_named(
     lost.mkdir()
     (lost / "notes.md").write_text("mine")
     place = "cache/shapes/micro/16/bee.latents.safetensors"
-    mend = "where a cache file belongs; move it away or remove it"
+    hint = "where a cache file belongs; move it away or remove it"
     for target in ("caches_tiny", "status_tiny", place):
-        _fails(built, f"error: {place}: is a folder, {mend}", target=target)
+        _fails(built, f"error: {place}: is a folder, {hint}", target=target)
     shutil.rmtree(folder)
     folder.write_text("mine")
     _fails(built, "error: cache/shapes/micro/16: is a file, where a folder of caches belongs; move")

@@ -105,7 +105,7 @@ def carry_out(
                 raise SourceError(
                     f"{len(job.failed)} of {len(order.items)} items are faulty: "
                     + " | ".join(job.failed.values()),
-                    mend="the others are done and kept; fix these and give the same command again",
+                    hint="the others are done and kept; fix these and give the same command again",
                 )
             todo = job.deliver()
     done = Receipt(
@@ -137,6 +137,6 @@ def _load(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
         raise ModelError(
             f"memory does not suffice for the encoders of {order.kind}",
             where=f"models.{order.model}",
-            mend="end other programs and give the same command again",
+            hint="end other programs and give the same command again",
         )
     return loaded

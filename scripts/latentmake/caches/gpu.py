@@ -101,7 +101,7 @@ def _folder() -> Path:
         raise StorageError(
             "is not a folder of yours, but must hold the locks of GPUs",
             where=folder,
-            mend="remove it, or set TMPDIR to a folder of your own",
+            hint="remove it, or set TMPDIR to a folder of your own",
         )
     return folder
 

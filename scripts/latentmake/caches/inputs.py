@@ -84,7 +84,7 @@ def stored_size(item: WorkItem, found: tuple[int, int] | None = None) -> Size:
         raise SourceError(
             "was changed after the build began",
             where=item.source or "",
-            mend="give the command again",
+            hint="give the command again",
         )
     return size
 
@@ -100,6 +100,6 @@ def caption_of(data: bytes, item: WorkItem, settings: Dataset) -> str:
         raise SourceError(
             "is an empty caption",
             where=item.place,
-            mend="describe the image, or set empty_caption: allow",
+            hint="describe the image, or set empty_caption: allow",
         )
     return caption

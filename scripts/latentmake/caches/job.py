@@ -182,7 +182,7 @@ class Job:
                 SourceError(
                     f"cannot be read ({error.strerror})",
                     where=error.filename or item.place,
-                    mend="check that the file exists and is readable",
+                    hint="check that the file exists and is readable",
                 )
             )
         if reading.fault is not None:
@@ -339,7 +339,7 @@ class Job:
 
     def _refuse(self, item: WorkItem, key: str, source: str, what: str, hint: str) -> None:
         self.refused[key] = (source, what, hint)
-        self.fail(item, source, str(SourceError(what, where=item.place, mend=hint)))
+        self.fail(item, source, str(SourceError(what, where=item.place, hint=hint)))
 
     def _refuse_too_large(self, sample: Sample) -> None:
         what = "memory does not suffice to encode it, even alone"

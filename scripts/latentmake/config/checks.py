@@ -49,10 +49,10 @@ def check_run(
         if settings.video:
             what = f"the dataset {dataset} holds videos, which {run.model} cannot encode"
             hint = f"set the `task` of models.{run.model} if it is a Wan model"
-            raise ConfigError(what, where=where, mend=hint)
+            raise ConfigError(what, where=where, hint=hint)
         if settings.control_directory:
             what = f"the dataset {dataset} has control images, which only Wan models use"
-            raise ConfigError(what, where=where, mend="leave out its `control_directory`")
+            raise ConfigError(what, where=where, hint="leave out its `control_directory`")
 
 
 def check_sides(sizes: Iterable[Resolution], step: int, where: str, reason: str) -> None:
@@ -68,7 +68,7 @@ def check_sides(sizes: Iterable[Resolution], step: int, where: str, reason: str)
             below = side // step * step
             near = " or ".join(str(each) for each in (below, below + step) if each > 0)
             what = f"{side} pixels are not a multiple of {reason}"
-            raise ConfigError(what, where=where, mend=f"use {near}")
+            raise ConfigError(what, where=where, hint=f"use {near}")
 
 
 def check_steps(sizes: Iterable[Resolution], steps: int, dataset: str) -> None:
@@ -81,7 +81,7 @@ def check_steps(sizes: Iterable[Resolution], steps: int, dataset: str) -> None:
     for size in sizes:
         if size.width * size.height < steps**2:
             what = f"{steps} is more than the resolution {size.name} has"
-            raise ConfigError(what, where=where, mend="use smaller steps or a larger resolution")
+            raise ConfigError(what, where=where, hint="use smaller steps or a larger resolution")
 
 
 def refuse_ineffective(name: str, dataset: Dataset, models: Mapping[str, Model]) -> None:
@@ -96,7 +96,7 @@ def refuse_ineffective(name: str, dataset: Dataset, models: Mapping[str, Model])
         if effective and not layouts & {*effective} and dataset.first_set(key):
             what = f"only caches of the layout {' or '.join(effective)} depend on this, and "
             what += f"{', '.join(sorted(models))} has others"
-            raise ConfigError(what, where=f"datasets.{name}.{key}", mend="leave it out")
+            raise ConfigError(what, where=f"datasets.{name}.{key}", hint="leave it out")
 
 
 def _check_trainer(name: str, run: Run, model: Model) -> None:
@@ -107,12 +107,12 @@ def _check_trainer(name: str, run: Run, model: Model) -> None:
         what = f"this trainer reads caches of the layout {trainer.layout}, and {run.model} has "
         what += model.layout
         hint = f"use kind: {_KINDS[model.layout]}, or set `layout` or `task` of models.{run.model}"
-        raise ConfigError(what, where=f"runs.{name}.trainer.kind", mend=hint)
+        raise ConfigError(what, where=f"runs.{name}.trainer.kind", hint=hint)
     key = trainer.network
     if getattr(model, key) is None:
         what = f"the model {run.model} has no `{key}` to train"
         hint = f"add `{key}` to models.{run.model}, or leave out the run's `trainer`"
-        raise ConfigError(what, where=f"runs.{name}.model", mend=hint)
+        raise ConfigError(what, where=f"runs.{name}.model", hint=hint)
 
 
 def _refuse_remote(name: str, datasets: Mapping[str, Dataset], program: str) -> None:
@@ -120,13 +120,13 @@ def _refuse_remote(name: str, datasets: Mapping[str, Dataset], program: str) -> 
         if settings.remote:
             what = f"the dataset {dataset} lies on S3; {program} reads folders on disk alone"
             hint = "copy it to a folder, or mount the bucket"
-            raise ConfigError(what, where=f"runs.{name}.datasets", mend=hint)
+            raise ConfigError(what, where=f"runs.{name}.datasets", hint=hint)
 
 
 def _require(name: str, program: ExternalProgram | None, key: str, title: str) -> None:
     if program is None:
         hint = f"the run {name} needs {title}: set {key}.path to its folder"
-        raise ConfigError("this key is missing", where=key, mend=hint)
+        raise ConfigError("this key is missing", where=key, hint=hint)
 
 
 def _check_musubi(
@@ -142,7 +142,7 @@ def _check_musubi(
     if boundary and not model.has_two_networks:
         what = f"{model.task} has one network, and no boundary between two"
         where = f"runs.{name}.trainer.timestep_boundary"
-        raise ConfigError(what, where=where, mend="leave it out")
+        raise ConfigError(what, where=where, hint="leave it out")
     step, sizes = model.spec.side, f"runs.{name}.resolutions"
     check_sides(run.resolutions, step, sizes, f"{step}: musubi-tuner would round them")
     _refuse_remote(name, datasets, "musubi-tuner")
@@ -152,16 +152,16 @@ def _check_musubi(
         if captions and captions.first_set("variants", "caption_dropout_every_n_epochs"):
             what = "musubi-tuner reads one text of an item"
             hint = "leave out `variants` and `caption_dropout_every_n_epochs`"
-            raise ConfigError(what, where=f"{where}.captions", mend=hint)
+            raise ConfigError(what, where=f"{where}.captions", hint=hint)
         if settings.fit == "bucket" and small:
             what = f"{small[0].name} is too small for musubi-tuner's buckets"
-            raise ConfigError(what, where=sizes, mend="use 32 or more")
+            raise ConfigError(what, where=sizes, hint="use 32 or more")
         if settings.bucket_steps != step:
             what = f"musubi-tuner's buckets go in steps of {step}"
-            raise ConfigError(what, where=f"{where}.bucket_reso_steps", mend="leave it out")
+            raise ConfigError(what, where=f"{where}.bucket_reso_steps", hint="leave it out")
         if str(model.task).endswith("-FC") and settings.control_directory is None:
             what = f"{model.task} needs control images"
-            raise ConfigError(what, where=f"{where}.control_directory", mend="name their folder")
+            raise ConfigError(what, where=f"{where}.control_directory", hint="name their folder")
 
 
 def _check_sdscripts(
@@ -181,7 +181,7 @@ def _check_sdscripts(
         if settings.captions and (key := settings.captions.first_set(*keys)):
             what = "sd-scripts cannot choose among the texts of an item by step or epoch"
             where = f"datasets.{dataset}.captions.{key}"
-            raise ConfigError(what, where=where, mend="leave it out")
+            raise ConfigError(what, where=where, hint="leave it out")
         if settings.fit == "bucket":
             _check_buckets(dataset, settings, run, model)
     if not isinstance(trainer, SdScriptsTrainer):
@@ -189,10 +189,10 @@ def _check_sdscripts(
     known = scripts_of(model.architecture)
     if trainer.script not in (None, *known):
         what, where = f"{trainer.script} does not train {model.architecture}", "trainer.script"
-        raise ConfigError(what, where=f"runs.{name}.{where}", mend=f"use {' or '.join(known)}")
+        raise ConfigError(what, where=f"runs.{name}.{where}", hint=f"use {' or '.join(known)}")
     if model.spec.caches_text and (flag := trainer.forbidden()):
         what, where = f"{flag} does not go with cached text", f"runs.{name}.trainer.arguments"
-        raise ConfigError(what, where=where, mend="leave it out, and see the dataset's `captions`")
+        raise ConfigError(what, where=where, hint="leave it out, and see the dataset's `captions`")
     _require(name, program, "sd_scripts", "sd-scripts")
 
 
@@ -204,17 +204,17 @@ def _check_buckets(name: str, dataset: Dataset, run: Run, model: Model) -> None:
             f"{steps} is not a multiple of {divisor}, as sd-scripts asks for {model.architecture}"
         )
         hint = f"use a multiple of {divisor}"
-        raise ConfigError(what, where=f"{where}.bucket_reso_steps", mend=hint)
+        raise ConfigError(what, where=f"{where}.bucket_reso_steps", hint=hint)
     if not least:
         what = f"{dataset.min_bucket_reso} is smaller than a step of {steps}"
-        raise ConfigError(what, where=f"{where}.min_bucket_reso", mend=f"use {steps} or more")
+        raise ConfigError(what, where=f"{where}.min_bucket_reso", hint=f"use {steps} or more")
     for size in run.resolutions:
         shorter, longer = sorted((size.width, size.height))
         refused = f"than the resolution {size.name} has, which sd-scripts refuses"
         if shorter < least:
             what, hint = f"{least} is more {refused}", f"set it to {shorter} or less"
-            raise ConfigError(what, where=f"{where}.min_bucket_reso", mend=hint)
+            raise ConfigError(what, where=f"{where}.min_bucket_reso", hint=hint)
         if longer > most:
             what, hint = f"{most} is less {refused}", f"set it to {longer} or more"
-            raise ConfigError(what, where=f"{where}.max_bucket_reso", mend=hint)
+            raise ConfigError(what, where=f"{where}.max_bucket_reso", hint=hint)
     check_steps(run.resolutions, steps, name)

@@ -58,7 +58,7 @@ def check_file(path: Path) -> None:
         raise _missing(path) from None
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise ConfigError(what, where=path, mend="name a file that can be read") from None
+        raise ConfigError(what, where=path, hint="name a file that can be read") from None
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ def check_file(path: Path) -> None:
         _check_yaml(path, text)
     else:
         if not isinstance(values, dict):
-            raise ConfigError("has no keys at its top level", where=path, mend=_TOP)
+            raise ConfigError("has no keys at its top level", where=path, hint=_TOP)
 
 
 def _missing(path: Path) -> ConfigError:
@@ -81,11 +81,11 @@ def _missing(path: Path) -> ConfigError:
         hint = "name your configuration by --configfile FILE"
     else:
         hint = "correct the path after --configfile"
-    return ConfigError(f"there is no such file in {Path.cwd()}", where=path, mend=hint)
+    return ConfigError(f"there is no such file in {Path.cwd()}", where=path, hint=hint)
 
 
 def _mistake(path: Path, line: int, what: str, hint: str) -> ConfigError:
-    return ConfigError(what, where=f"{path}, line {line + 1}", mend=hint)
+    return ConfigError(what, where=f"{path}, line {line + 1}", hint=hint)
 
 
 def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
@@ -94,7 +94,7 @@ def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ConfigError(f"the key `{twice}` occurs twice", where=path, mend="write it once")
+        raise ConfigError(f"the key `{twice}` occurs twice", where=path, hint="write it once")
     return values
 
 
@@ -104,7 +104,7 @@ def _check_yaml(path: Path, text: str) -> None:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
-            raise ConfigError("is empty", where=path, mend=_TOP)
+            raise ConfigError("is empty", where=path, hint=_TOP)
         if not isinstance(node, yaml.MappingNode):
             what = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
             line = node.start_mark.line
@@ -123,10 +123,10 @@ def _check_yaml(path: Path, text: str) -> None:
             what, hint = "a tab stands where YAML wants spaces", "indent with spaces"
         raise _mistake(path, line, what, error.note or hint) from None
     except RecursionError:
-        raise ConfigError("is nested too deeply", where=path, mend=hint) from None
+        raise ConfigError("is nested too deeply", where=path, hint=hint) from None
     except ValueError as error:
         what = f"has a value that cannot be read: {error}"
-        raise ConfigError(what, where=path, mend="write it in quotes") from None
+        raise ConfigError(what, where=path, hint="write it in quotes") from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -42,7 +42,7 @@ def refuse_unknown(kind: str, word: str, known: Collection[str], where: str) -> 
     if word not in known:
         guess = nearest(word, known)
         hint = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
-        raise ConfigError(f"there is no {kind} `{word}`", where=where, mend=hint)
+        raise ConfigError(f"there is no {kind} `{word}`", where=where, hint=hint)
 
 
 @cache
@@ -61,18 +61,18 @@ def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, obj
     if isinstance(context.get("error"), ConfigError):
         return str(context["error"])
     if error["type"] == "extra_forbidden":
-        return str(ConfigError("unknown key", where=where, mend=_hint(root, location, values)))
+        return str(ConfigError("unknown key", where=where, hint=_hint(root, location, values)))
     if error["type"] == "union_tag_invalid":
         what = f"there is no trainer {json.dumps(context.get('tag'))}"
         known = f"known: {context.get('expected_tags')}".replace("'", "")
-        return str(ConfigError(what, where=f"{where}.kind", mend=known))
+        return str(ConfigError(what, where=f"{where}.kind", hint=known))
     if error["type"] in ("missing", "union_tag_not_found"):
         key = where if error["type"] == "missing" else f"{where}.kind"
-        return str(ConfigError("this key is missing", where=key, mend="add it"))
+        return str(ConfigError("this key is missing", where=key, hint="add it"))
     what, hint = _rule(error)
     if not isinstance(error["input"], dict | BaseModel):
         what = f"{json.dumps(error['input'], default=str, ensure_ascii=False)} {what}"
-    return str(ConfigError(what, where=where.removesuffix(".[key]"), mend=hint))
+    return str(ConfigError(what, where=where.removesuffix(".[key]"), hint=hint))
 
 
 def _rule(error: ErrorDetails) -> tuple[str, str]:

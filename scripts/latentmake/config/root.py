@@ -56,7 +56,7 @@ class Config(Closed):
                     f"the folder {name} bears the name of a run: `compare_{name}` could be either"
                 )
                 hint = "give it another name"
-                raise ConfigError(what, where=f"folders.{name}", mend=hint)
+                raise ConfigError(what, where=f"folders.{name}", hint=hint)
         return self
 
     @model_validator(mode="after")
@@ -92,7 +92,7 @@ class Config(Closed):
 def _no_doubles(where: str, words: list[str]) -> None:
     for word in words:
         if words.count(word) > 1:
-            raise ConfigError(f"`{word}` is named twice", where=where, mend="name it once")
+            raise ConfigError(f"`{word}` is named twice", where=where, hint="name it once")
 
 
 def parse(values: Mapping[str, object]) -> Config:

@@ -61,7 +61,7 @@ def plan_store(facts: Facts, plan: RunPlan, run: Run) -> dict[str, Any]:
         raise CacheError(
             "has caches that are not up to date",
             where=f"run {plan.name}",
-            mend=f"bring them up to date first: caches_{plan.name}, or train_{plan.name}",
+            hint=f"bring them up to date first: caches_{plan.name}, or train_{plan.name}",
         )
     archives: dict[str, str] = {}
     for part, paths in _paths(plan, run).items():
@@ -90,7 +90,7 @@ def plan_fetch(facts: Facts, plan: RunPlan, run: Run) -> dict[str, Any]:
         raise StorageError(
             f"nothing of the run {plan.name} is stored in {root}",
             where=_WHERE,
-            mend=f"give store_{plan.name} where its caches are",
+            hint=f"give store_{plan.name} where its caches are",
         )
     wanted = {
         f"{root}/{stored['archives'][_key(part)]}.tar": [stale.path for stale in state.stale]
@@ -124,7 +124,7 @@ def pack(order: Path, archive: Path) -> None:
                 cachefile.read_header(name)
                 data = Path(name).read_bytes()
             except FileNotFoundError:
-                raise CacheError("is gone", where=name, mend="build again") from None
+                raise CacheError("is gone", where=name, hint="build again") from None
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), _MODE
             tar.addfile(entry, io.BytesIO(data))
@@ -176,7 +176,7 @@ def _members(archive: Path, place: str, names: set[str]) -> Iterator[tuple[str, 
                     yield member.name, file.read()
     except tarfile.TarError as error:
         raise StorageError(
-            f"is damaged ({error})", where=place, mend="remove it there, and store it again"
+            f"is damaged ({error})", where=place, hint="remove it there, and store it again"
         ) from None
 
 
@@ -190,13 +190,13 @@ def check_plugin(config: Config) -> None:
         raise ConfigError(
             "Snakemake's storage plugin for S3 is missing",
             where=_WHERE,
-            mend="install it: pip install -r envs/requirements-s3.lock",
+            hint="install it: pip install -r envs/requirements-s3.lock",
         )
 
 
 def _root(config: Config) -> str:
     if config.storage is None:
-        raise ConfigError("this key is missing", where=_WHERE, mend="set it to s3://bucket/folder")
+        raise ConfigError("this key is missing", where=_WHERE, hint="set it to s3://bucket/folder")
     return s3.normalized(config.storage.caches)
 
 
@@ -211,7 +211,7 @@ def _newest(root: str, run: str) -> tuple[str, dict[str, Any] | None]:
         found = json.loads(s3.read(place)[0])
         return place, {"archives": dict(found["archives"]), "lock": found["lock"]}
     except (ValueError, LookupError, TypeError):
-        raise StorageError("is damaged", where=place, mend="remove it there") from None
+        raise StorageError("is damaged", where=place, hint="remove it there") from None
 
 
 def _key(part: Part) -> str:

@@ -76,7 +76,7 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
                     f"has {image.width} x {image.height} pixels, more than {max_pixels} in all "
                     "(a decompression bomb?)",
                     where=path,
-                    mend="scale it down, or raise max_image_pixels of the dataset",
+                    hint="scale it down, or raise max_image_pixels of the dataset",
                 )
             yield image
     except SourceError:
@@ -84,10 +84,10 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
     except UnidentifiedImageError:
         what = "is not an image that Pillow can read"
         hint = "save it anew as PNG or JPEG, or remove it"
-        raise SourceError(what, where=path, mend=hint) from None
+        raise SourceError(what, where=path, hint=hint) from None
     except Exception as error:  # a decoder may raise anything at all for a damaged file
         what = f"is damaged or cut short ({error})"
-        raise SourceError(what, where=path, mend="replace or remove it") from None
+        raise SourceError(what, where=path, hint="replace or remove it") from None
 
 
 @contextmanager
@@ -107,23 +107,23 @@ def opened_video(file: BinaryIO, path: str) -> Iterator[tuple[InputContainer, Vi
         with av.open(file, "r", container_options={"protocol_whitelist": "none"}) as container:
             what, hint = "is damaged or cut short", "convert it, replace or remove it"
             if not container.streams.video:
-                raise SourceError("holds no video stream", where=path, mend="remove it")
+                raise SourceError("holds no video stream", where=path, hint="remove it")
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 codec = "is coded in a way that this FFmpeg cannot decode, or is cut short"
-                raise SourceError(codec, where=path, mend=_CONVERT)
+                raise SourceError(codec, where=path, hint=_CONVERT)
             # Files are read side by side already; FFmpeg's threads could only wait for each other.
             stream.codec_context.thread_count = 1
             yield container, stream
     except SourceError:
         raise
     except Exception as error:
-        raise SourceError(f"{what} ({_reason(error)})", where=path, mend=hint) from None
+        raise SourceError(f"{what} ({_reason(error)})", where=path, hint=hint) from None
 
 
 def _refuse_empty(file: BinaryIO, path: str) -> None:
     if not file.read(1):
-        raise SourceError("is an empty file", where=path, mend="replace or remove it")
+        raise SourceError("is an empty file", where=path, hint="replace or remove it")
     file.seek(0)
 
 
@@ -139,7 +139,7 @@ def _file(path: str) -> Iterator[BinaryIO]:
     except OSError as error:
         what = f"cannot be read ({_reason(error)})"
         hint = "check that the file exists and is readable"
-        raise SourceError(what, where=path, mend=hint) from None
+        raise SourceError(what, where=path, hint=hint) from None
 
 
 def probe_image(path: str) -> Media:
@@ -161,7 +161,7 @@ def probe_video(path: str) -> Media:
             with opened_video(file, path) as (container, _):
                 counted = _count_frames(container)
     if counted is None:
-        raise SourceError("holds not one frame", where=path, mend="replace or remove it")
+        raise SourceError("holds not one frame", where=path, hint="replace or remove it")
     return counted
 
 

@@ -94,7 +94,7 @@ def sync(
         raise storage_error(error, where) or StorageError(
             f"cannot be written ({error.strerror})",
             where=where,
-            mend="correct `publish.path`, or mount it for writing, and give the same command again",
+            hint="correct `publish.path`, or mount it for writing, and give the same command again",
         ) from None
     finally:
         if work.record:
@@ -203,7 +203,7 @@ def _reading(source: Path) -> Iterator[None]:
         raise SourceError(
             f"cannot be read ({error.strerror})",
             where=source,
-            mend="give the same command again, which looks at everything anew",
+            hint="give the same command again, which looks at everything anew",
         ) from None
 
 

@@ -53,7 +53,7 @@ def placement(
         raise SourceError(
             f"{error} ({image.width} x {image.height})",
             where=path,
-            mend="remove it, or leave out the dataset's `bucket_no_upscale`",
+            hint="remove it, or leave out the dataset's `bucket_no_upscale`",
         ) from None
     refuse_narrow(image, found, dataset.max_image_pixels, path)
     return found

@@ -83,7 +83,7 @@ def _another(weights: Weights, found: str, expected: Role, where: str) -> ModelE
     return ModelError(
         f"{named}holds {found}, not {_WORDS[expected]}",
         where=where,
-        mend=f"name the folder or file of {_WORDS[expected]}",
+        hint=f"name the folder or file of {_WORDS[expected]}",
     )
 
 
@@ -141,7 +141,7 @@ def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> 
                 raise TrainingError(
                     f"no layer of the UNet is named `{target}`",
                     where=f"{where}.target_modules",
-                    mend="the usual ones are to_q, to_k, to_v, to_out.0",
+                    hint="the usual ones are to_q, to_k, to_v, to_out.0",
                 )
     for key, parts in (("parts", trainer.parts), ("reinitialize", trainer.reinitialize)):
         for part in parts:
@@ -149,7 +149,7 @@ def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> 
                 raise TrainingError(
                     f"this UNet has no `{part}`",
                     where=f"{where}.{key}",
-                    mend="see how many blocks its config.json has; the first is 0",
+                    hint="see how many blocks its config.json has; the first is 0",
                 )
 
 
@@ -193,7 +193,7 @@ def read_schedule(
         raise ModelError(
             "this noise schedule is missing or damaged",
             where=file,
-            mend="set the model's `scheduler` to the folder of a diffusers scheduler",
+            hint="set the model's `scheduler` to the folder of a diffusers scheduler",
         ) from None
     flows = str(config.get("_class_name", "")).startswith("FlowMatch")
     if flows and prediction in ("epsilon", "v_prediction"):
@@ -201,7 +201,7 @@ def read_schedule(
             f"this noise schedule is one of flow matching, and `prediction_type: {prediction}` one "
             "of diffusion",
             where=file,
-            mend="leave out the trainer's `prediction_type`, or set the model's `scheduler` to one "
+            hint="leave out the trainer's `prediction_type`, or set the model's `scheduler` to one "
             "of diffusion",
         )
     predicted = prediction or config.get("prediction_type", "epsilon")
@@ -209,7 +209,7 @@ def read_schedule(
         raise ModelError(
             f"a network that predicts `{predicted}` cannot be trained",
             where=file,
-            mend="set the trainer's `prediction_type` to epsilon, v_prediction or flow_matching",
+            hint="set the trainer's `prediction_type` to epsilon, v_prediction or flow_matching",
         )
     return config
 

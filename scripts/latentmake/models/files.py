@@ -52,7 +52,7 @@ def weights_files(weights: Weights) -> list[Path]:
             raise ModelError(
                 "is not a .safetensors file",
                 where=path,
-                mend="name a diffusers folder or convert it to safetensors",
+                hint="name a diffusers folder or convert it to safetensors",
             )
         config = config_file(weights)
         return [path] if config is None else [config, path]
@@ -62,7 +62,7 @@ def weights_files(weights: Weights) -> list[Path]:
         raise ModelError(
             "this model folder has no config.json",
             where=path,
-            mend="name the complete folder of one network, such as .../vae",
+            hint="name the complete folder of one network, such as .../vae",
         )
     for suffix in ("safetensors", "bin"):
         for stem in _STEMS:
@@ -73,7 +73,7 @@ def weights_files(weights: Weights) -> list[Path]:
     raise ModelError(
         "this model folder holds no weights",
         where=path,
-        mend=f"it should hold {_STEMS[0]}.safetensors or {_STEMS[1]}.safetensors; copy it again",
+        hint=f"it should hold {_STEMS[0]}.safetensors or {_STEMS[1]}.safetensors; copy it again",
     )
 
 
@@ -93,7 +93,7 @@ def encoder_files(model: Model, weights: Weights) -> list[Path]:
         raise ModelError(
             f"is none of {', '.join(_ORIGINAL_SUFFIXES)}",
             where=path,
-            mend="name the file of weights",
+            hint="name the file of weights",
         )
     config = None if weights.config is None else config_file(weights)
     return [path] if config is None else [config, path]
@@ -112,18 +112,18 @@ def refuse_missing(weights: Weights) -> None:
     if not path.is_absolute() and len(path.parts) == 2 and not Path(path.parts[0]).exists():
         hint += f", or name a model of the hub as {{hub: {path}, revision: ...}}, with its commit"
         hint += " (40 hex digits)"
-    raise ModelError("this model does not exist", where=path, mend=hint)
+    raise ModelError("this model does not exist", where=path, hint=hint)
 
 
 def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise ModelError("is not an index of weights", where=index, mend="copy it again") from None
+        raise ModelError("is not an index of weights", where=index, hint="copy it again") from None
     shards = [index.parent / Path(str(name)).name for name in names]
     for shard in shards:
         if not shard.is_file():
-            raise ModelError("these weights are missing", where=shard, mend="copy the model again")
+            raise ModelError("these weights are missing", where=shard, hint="copy the model again")
     return shards
 
 
@@ -142,7 +142,7 @@ def config_file(weights: Weights) -> Path | None:
     named = Path(weights.config)
     named = named / "config.json" if named.is_dir() else named
     if not named.is_file():
-        raise ModelError("this configuration does not exist", where=named, mend="correct `config`")
+        raise ModelError("this configuration does not exist", where=named, hint="correct `config`")
     return named
 
 
@@ -161,7 +161,7 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"cannot be read ({error})", where=path, mend="copy the model again"
+            f"cannot be read ({error})", where=path, hint="copy the model again"
         ) from None
     return found
 
@@ -179,10 +179,10 @@ def projection_file(path: str) -> Path:
     place = Path(path)
     if place.is_file():
         if place.suffix != ".safetensors":
-            raise ModelError("is not a .safetensors file", where=place, mend=hint)
+            raise ModelError("is not a .safetensors file", where=place, hint=hint)
         return place
     if not place.is_dir():
-        raise ModelError("this projection does not exist", where=place, mend="correct its path")
+        raise ModelError("this projection does not exist", where=place, hint="correct its path")
     folders = [place]
     if (place / "model_index.json").is_file():
         folders = sorted(each for each in place.glob("*projection*") if each.is_dir())
@@ -192,7 +192,7 @@ def projection_file(path: str) -> Path:
         raise ModelError(
             f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}",
             where=place,
-            mend=hint,
+            hint=hint,
         )
     return found[0]
 
@@ -230,6 +230,6 @@ def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
     if not files:
         usual = "name its folder as `tokenizer` beside the text encoder's `path`"
         raise ModelError(
-            "there is no tokenizer here", where=folder, mend=_UMT5_TOKENIZER if umt5 else usual
+            "there is no tokenizer here", where=folder, hint=_UMT5_TOKENIZER if umt5 else usual
         )
     return files

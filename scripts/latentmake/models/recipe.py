@@ -65,7 +65,7 @@ def _files_digest(files: list[Path], file_digest: FileDigest) -> str:
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
         hint = "check the file's permissions"
-        raise ModelError(what, where=str(error.filename), mend=hint) from None
+        raise ModelError(what, where=str(error.filename), hint=hint) from None
 
 
 def projection_digest(
@@ -109,7 +109,7 @@ def training_digest(
         schedule_digest = _files_digest([schedule], file_digest)
     else:
         hint = "name the folder of a diffusers scheduler as the model's `scheduler`"
-        raise ModelError("this noise schedule does not exist", where=schedule, mend=hint)
+        raise ModelError("this noise schedule does not exist", where=schedule, hint=hint)
     parts = [weights_digest(unet, file_digest), schedule_digest]
     if text_projection is not None:
         new = text_projection == NEW

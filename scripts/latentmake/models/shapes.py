@@ -72,7 +72,7 @@ def vae_factor(weights: Weights) -> int | None:
         raise ModelError(
             "this is not the configuration of an AutoencoderKL",
             where=config_file(weights) or "",
-            mend="name the folder of a VAE",
+            hint="name the folder of a VAE",
         ) from None
 
 
@@ -117,7 +117,7 @@ def _projected_width(projection: str) -> int:
         (shape,) = (each.shape for each in tensors if len(each.shape) == 2)
     except (OSError, ValueError):
         raise ModelError(
-            "is no linear projection", where=file, mend="name the file of a linear layer"
+            "is no linear projection", where=file, hint="name the file of a linear layer"
         ) from None
     return int(shape[0])
 

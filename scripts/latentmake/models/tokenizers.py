@@ -67,7 +67,7 @@ def load(weights: TextWeights) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"cannot be loaded as a tokenizer ({first_line(error)})",
             where=place,
-            mend="name the complete folder of one",
+            hint="name the complete folder of one",
         ) from None
 
 

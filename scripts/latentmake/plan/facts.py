@@ -124,7 +124,7 @@ class Facts:
     def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""
         self.unreadable.setdefault(dataset, {}).update(
-            (stem, Fault(error.where, stem, error.what, error.mend))
+            (stem, Fault(error.where, stem, error.what, error.hint))
             for stem, error in unreadable.items()
         )
         self._items = {asked: made for asked, made in self._items.items() if asked[0] != dataset}
@@ -197,7 +197,7 @@ class Facts:
                     raise
                 where = f"models.{model}.{'vae' if kind == 'latents' else 'text'}"
                 what = f"{error.where}: {error.what}"
-                raise ModelError(what, where=where, mend=error.mend) from None
+                raise ModelError(what, where=where, hint=error.hint) from None
         return self._recipes[asked]
 
     def _recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
@@ -207,7 +207,7 @@ class Facts:
             return {}
         if wrong := encoder_fault(settings, kind):
             where = f"models.{model}.{wrong[0]}"
-            raise ModelError(wrong[1], where=where, mend="name the right file")
+            raise ModelError(wrong[1], where=where, hint="name the right file")
         data = self.config.datasets.get(dataset)
         found = recipe.make(kind, data, settings, self.memo.digest_of_file)
         if settings.scripted and self.config.musubi_tuner is not None:

@@ -48,7 +48,7 @@ class Source(NamedTuple):
 def unreadable(path: str, error: OSError) -> SourceError:
     """Return the fault of a source that cannot be read."""
     what = f"cannot be read ({error.strerror})"
-    return SourceError(what, where=path, mend="check that the file exists and is readable")
+    return SourceError(what, where=path, hint="check that the file exists and is readable")
 
 
 class Keys:

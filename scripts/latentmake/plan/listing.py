@@ -54,7 +54,7 @@ class Folder:
                 continue
             except OSError as error:
                 what = f"cannot be read ({error.strerror})"
-                raise CacheError(what, where=folder, mend="check its permissions") from None
+                raise CacheError(what, where=folder, hint="check its permissions") from None
             self._folders.append((folder, entries))
         digests = [(folder, fingerprint(entries)) for folder, entries in self._folders]
         self.fingerprint = fingerprint(sorted(digests))

@@ -177,7 +177,7 @@ def write_manifest(
         raise DatasetError(
             f"{len(lines)} faulty: {' | '.join(dict.fromkeys(lines))}",
             where=f"run {order.run}",
-            mend="all other items are done; set on_error: skip to train without these",
+            hint="all other items are done; set on_error: skip to train without these",
         )
     without = {(name, fault["stem"]) for name, each in skipped.items() for fault in each}
     layout = layouts.of(order.layout)
@@ -251,10 +251,10 @@ def _key_of(path: str) -> str:
     try:
         return cachefile.read_header(path).key
     except FileNotFoundError:
-        raise CacheError("this cache file is gone", where=path, mend="run again") from None
+        raise CacheError("this cache file is gone", where=path, hint="run again") from None
     except OSError as error:
         raise CacheError(
-            f"this cache file cannot be read ({error.strerror})", where=path, mend="remove it"
+            f"this cache file cannot be read ({error.strerror})", where=path, hint="remove it"
         ) from None
 
 

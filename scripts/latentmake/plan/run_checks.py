@@ -44,5 +44,5 @@ def check_resolutions(facts: Facts, name: str, run: Run) -> None:
         if steps % factor:
             where = f"datasets.{dataset}.bucket_reso_steps"
             what = f"{steps} is not a multiple of {reason}"
-            raise ConfigError(what, where=where, mend=f"use a multiple of {factor}")
+            raise ConfigError(what, where=where, hint=f"use a multiple of {factor}")
         check_steps(run.resolutions, steps, dataset)

@@ -45,13 +45,13 @@ def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
             return _single(facts, dataset, model, part, source, named)
     for fault in () if dataset == PROMPTS else facts.known_faults(dataset, model):
         if layout.base(fault.stem) in bases:
-            raise SourceError(fault.what, where=fault.path, mend=fault.mend)
+            raise SourceError(fault.what, where=fault.path, hint=fault.hint)
     paths = (named.path for _, _, named in _targets(facts, dataset, model, place))
     names = {each.split("/", 4)[4]: each for each in paths}
-    mend = "check the name of its folder"
+    hint = "check the name of its folder"
     if names:
-        mend = f"the nearest is {names[nearest(name, names) or min(names)]}"
-    raise ConfigError("no item has a cache file of this name", where=path, mend=mend)
+        hint = f"the nearest is {names[nearest(name, names) or min(names)]}"
+    raise ConfigError("no item has a cache file of this name", where=path, hint=hint)
 
 
 def _targets(
@@ -76,12 +76,12 @@ def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -
         facts.config.check_run("NAME", run)
         check_resolutions(facts, "NAME", run)
     except ConfigError as error:
-        raise ConfigError(error.what, where=path, mend=error.mend) from None
+        raise ConfigError(error.what, where=path, hint=error.hint) from None
     except ValidationError as error:
         raise ConfigError(
             f"{place} is no resolution that can be encoded ({error.errors()[0]['msg']})",
             where=path,
-            mend="use a resolution of a run",
+            hint="use a resolution of a run",
         ) from None
 
 

@@ -237,11 +237,11 @@ def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:
             for each in (folder, *folder.parents):
                 if str(each) in found or (os.path.lexists(each) and not each.is_dir()):
                     what = f"{_kind(each)}, where a folder of caches belongs"
-                    raise CacheError(what, where=each, mend="move it away or remove it")
+                    raise CacheError(what, where=each, hint="move it away or remove it")
             there[str(folder)] = folder.is_dir()
         if there[str(folder)] and Path(path).is_dir():
             what = "is a folder, where a cache file belongs"
-            raise CacheError(what, where=path, mend="move it away or remove it")
+            raise CacheError(what, where=path, hint="move it away or remove it")
 
 
 def _kind(path: Path) -> str:

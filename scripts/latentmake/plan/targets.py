@@ -38,8 +38,8 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
             word, name = "runs", target.split("/")[1]
         if word in _PER_RUN and name and "/" not in name and name not in runs:
             guess = nearest(name, runs)
-            mend = f"did you mean `{word}_{guess}`?" if guess else f"known: {', '.join(runs)}"
-            raise ConfigError(f"there is no run `{name}`", where=target, mend=mend)
+            hint = f"did you mean `{word}_{guess}`?" if guess else f"known: {', '.join(runs)}"
+            raise ConfigError(f"there is no run `{name}`", where=target, hint=hint)
         if name not in runs or word not in ("runs", *_PER_RUN):
             if target != "all" and "/" not in target and not target.startswith("encode_"):
                 continue  # another rule, or a target that there is not: see `check_known`
@@ -75,12 +75,12 @@ def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigEr
         return ConfigError(
             what,
             where=target,
-            mend=f"did you mean `{guess[0]}_{run}`?" if own else f"did you mean `{guess[0]}`?",
+            hint=f"did you mean `{guess[0]}_{run}`?" if own else f"did you mean `{guess[0]}`?",
         )
     if own:
-        return ConfigError(what, where=target, mend=f"of the run {run} there are {', '.join(own)}")
+        return ConfigError(what, where=target, hint=f"of the run {run} there are {', '.join(own)}")
     if target in _CLEANING:
         what += ": caches without an item are removed by a build"
     shown = [f"{word}_{{run}}" for word in _PER_RUN if any(n.startswith(f"{word}_") for n in named)]
-    mend = f"targets: all, {', '.join(shown)}, cache/...; runs: {', '.join(runs)}"
-    return ConfigError(what, where=target, mend=mend)
+    hint = f"targets: all, {', '.join(shown)}, cache/...; runs: {', '.join(runs)}"
+    return ConfigError(what, where=target, hint=hint)

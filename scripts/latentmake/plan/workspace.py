@@ -20,7 +20,7 @@ def check(home: Path, *, dry: bool) -> None:
         raise ConfigError(
             "Snakemake cannot read a Snakefile in a folder with braces in its path",
             where=home,
-            mend="rename the folder; those of datasets and models may have braces",
+            hint="rename the folder; those of datasets and models may have braces",
         )
     for name in _WRITTEN:
         folder = Path(name)
@@ -34,13 +34,13 @@ def check(home: Path, *, dry: bool) -> None:
             _try_to_write(folder)
         elif name == ".snakemake" and folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
             raise StorageError(  # a dry run makes folders there too
-                "no permission to write", where=folder, mend="give your user the right to write"
+                "no permission to write", where=folder, hint="give your user the right to write"
             )
 
 
 def _in_the_way(path: Path) -> StorageError:
     return StorageError(
-        "a file is in the place of a folder", where=path, mend="remove the file, or rename it"
+        "a file is in the place of a folder", where=path, hint="remove the file, or rename it"
     )
 
 
@@ -54,5 +54,5 @@ def _try_to_write(folder: Path) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise storage_error(error, folder) or StorageError(
-            f"cannot be written: {error.strerror}", where=folder, mend="check the folder"
+            f"cannot be written: {error.strerror}", where=folder, hint="check the folder"
         ) from None

@@ -118,7 +118,7 @@ def _index(source: Source) -> PictureIndex:
     raise TrainingError(
         f"the run {source.name} has no sample pictures",
         where=source.path,
-        mend=f"make them: snakemake --cores all train_{source.name}",
+        hint=f"make them: snakemake --cores all train_{source.name}",
     )
 
 
@@ -210,7 +210,7 @@ def compare(order_path: Path, page: Path, say: Callable[[str], object]) -> None:
         raise CacheError(
             "the order of the page is missing or damaged",
             where=order_path,
-            mend="give the same command again, which writes it anew",
+            hint="give the same command again, which writes it anew",
         ) from None
     view = gather(order.sources, say)
     text = view.page(state_of(order.sources, digest.of_file)).encode()

@@ -99,12 +99,12 @@ def resolve(target: str, config: Config) -> list[str]:
         raise ConfigError(
             f"can be read as {ways}",
             where=target,
-            mend=f"give the one whose name holds `{_BETWEEN}` another name",
+            hint=f"give the one whose name holds `{_BETWEEN}` another name",
         )
     (names,) = found
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ConfigError(f"`{twice[0]}` is named twice", where=target, mend="name it once")
+        raise ConfigError(f"`{twice[0]}` is named twice", where=target, hint="name it once")
     return names
 
 
@@ -125,12 +125,12 @@ def _unknown(target: str, text: str, known: Sequence[str]) -> ConfigError:
         names.append(_BETWEEN.join(pieces[:length]))
         del pieces[:length]
     wrong = next(name for name in names if name not in known)
-    mend = f"known: {', '.join(known)}"
+    hint = f"known: {', '.join(known)}"
     if guess := nearest(wrong, known):
         guesses = [name if name in known else nearest(name, known) for name in names]
         full = f"compare_{_BETWEEN.join(map(str, guesses))}"
-        mend = f"did you mean `{full if all(guesses) else guess}`?"
-    return ConfigError(f"there is no run or folder `{wrong}`", where=target, mend=mend)
+        hint = f"did you mean `{full if all(guesses) else guess}`?"
+    return ConfigError(f"there is no run or folder `{wrong}`", where=target, hint=hint)
 
 
 def plan_page(
@@ -182,18 +182,18 @@ def _has_pictures(source: Source) -> bool:
 def _without_pictures(target: str, source: Source, config: Config) -> UserError:
     if source.kind == "folder":
         return DatasetError(
-            "holds no images", where=f"{target}: {source.path}", mend=f"see folders.{source.name}"
+            "holds no images", where=f"{target}: {source.path}", hint=f"see folders.{source.name}"
         )
     if not hasattr(config.runs[source.name].trainer, "samples"):
         return ConfigError(
             f"the run {source.name} draws no sample pictures, for only the trainer sd does",
             where=target,
-            mend="name a folder of pictures drawn with it under `folders`, and compare that",
+            hint="name a folder of pictures drawn with it under `folders`, and compare that",
         )
     return TrainingError(
         f"the run {source.name} has no sample pictures yet",
         where=target,
-        mend=f"make them: snakemake --cores all train_{source.name}",
+        hint=f"make them: snakemake --cores all train_{source.name}",
     )
 
 
@@ -219,7 +219,7 @@ def pictures_in(source: Source) -> dict[str, Path]:
     where = f"folders.{source.name}"
     if not root.is_dir():
         raise DatasetError(
-            f"the folder {root} does not exist", where=where, mend="correct the path or create it"
+            f"the folder {root} does not exist", where=where, hint="correct the path or create it"
         )
     found: dict[str, Path] = {}
     for folder, folders, files in os.walk(root):
@@ -233,7 +233,7 @@ def pictures_in(source: Source) -> dict[str, Path]:
                 raise DatasetError(
                     f"{found[stem].name} and {path.name} differ in their ending alone",
                     where=where,
-                    mend="rename or remove one of them",
+                    hint="rename or remove one of them",
                 )
             found[stem] = path
     return dict(sorted(found.items(), key=lambda item: _natural(item[0])))

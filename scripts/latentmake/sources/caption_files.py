@@ -54,7 +54,7 @@ def read_caption(path: str) -> str:
         data = s3.read(path)[0] if s3.is_remote(path) else Path(path).read_bytes()
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
-        raise SourceError(what, where=path, mend="check the file's permissions") from None
+        raise SourceError(what, where=path, hint="check the file's permissions") from None
     return decode_caption(data, path)
 
 
@@ -76,7 +76,7 @@ def texts_of(
                 caption, tags = _sources(settings, making, files, item, entries.get(item.stem))
                 texts = variants(item.stem, caption, tags, making)
             except SourceError as error:
-                made.faults.append(Fault(error.where, item.stem, error.what, error.mend))
+                made.faults.append(Fault(error.where, item.stem, error.what, error.hint))
                 continue
             except CaptionError as error:
                 hint = "write {{ and }} for braces that are no wildcard, or correct it"
@@ -151,11 +151,11 @@ def _sources(
             names = " or ".join(f"{item.stem}{each}" for each in endings if each)
             listed = f", or an entry in {settings.metadata_file}" if settings.metadata_file else ""
             hint = f"write {names}{listed}, or set missing_caption: empty"
-            raise SourceError("has no caption", where=item.image, mend=hint)
+            raise SourceError("has no caption", where=item.image, hint=hint)
     elif settings.empty_caption == "error":
         what = "is an empty caption" if item.caption or item.tags else f"has an empty {item.stem}"
         hint = "describe the image, or set empty_caption: allow"
-        raise SourceError(what, where=_place(settings, item), mend=hint)
+        raise SourceError(what, where=_place(settings, item), hint=hint)
     return "", ""
 
 
@@ -178,5 +178,5 @@ def _of_both(text: str, entry: str | None, path: str, settings: Dataset, making:
     raise SourceError(
         f"says something else than {settings.metadata_file}",
         where=path,
-        mend="set metadata_captions: override or join, or leave one of them out",
+        hint="set metadata_captions: override or join, or leave one of them out",
     )

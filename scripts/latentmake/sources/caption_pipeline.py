@@ -63,7 +63,7 @@ def decode_caption(data: bytes, path: str) -> str:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise SourceError(
-            f"is not UTF-8 (byte {error.start + 1})", where=path, mend="save it as UTF-8"
+            f"is not UTF-8 (byte {error.start + 1})", where=path, hint="save it as UTF-8"
         ) from None
 
 

@@ -75,12 +75,12 @@ class Fault(NamedTuple):
     path: str
     stem: str
     what: str
-    mend: str
+    hint: str
 
     @property
     def line(self) -> str:
         """The fault as one line."""
-        return f"{self.path}: {self.what}; {self.mend}"
+        return f"{self.path}: {self.what}; {self.hint}"
 
 
 class Scan(NamedTuple):
@@ -116,11 +116,11 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
         except OSError as error:
             what = f"{error.filename} cannot be read ({error.strerror})"
             hint = "give your user permission to read it"
-            raise DatasetError(what, where=where, mend=hint) from None
+            raise DatasetError(what, where=where, hint=hint) from None
     else:
         what = "is not a folder" if Path(root).exists() else "does not exist"
         what = f"the dataset folder {root} {what}"
-        raise DatasetError(what, where=where, mend="correct the path or create it")
+        raise DatasetError(what, where=where, hint="correct the path or create it")
     return Scan(root, entries, fingerprint(entries))
 
 
@@ -220,7 +220,7 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         raise DatasetError(
             f"the dataset folder {root} holds no {kind}",
             where=f"datasets.{name}.path",
-            mend=_no_images(kind, extensions, scanned),
+            hint=_no_images(kind, extensions, scanned),
         )
     found: list[Item] = []
     for stem, candidates in images.items():

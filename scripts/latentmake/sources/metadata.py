@@ -38,7 +38,7 @@ def metadata_stat(dataset: str, file: str) -> SourceStat:
         raise DatasetError(
             f"{file} cannot be read ({error.strerror})",
             where=f"datasets.{dataset}.metadata_file",
-            mend="correct the path",
+            hint="correct the path",
         ) from None
 
 
@@ -66,7 +66,7 @@ def entries_of(dataset: str, file: str, root: str, memo: Memo) -> Listed:
     except sqlite3.Error as error:
         what = f"the entries of {file} cannot be kept ({error})"
         hint = "free space on the disk of .latentmake"
-    raise DatasetError(what, where=where, mend=hint)
+    raise DatasetError(what, where=where, hint=hint)
 
 
 def name_of(key: str, roots: Collection[str]) -> str:

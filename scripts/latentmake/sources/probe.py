@@ -65,7 +65,7 @@ def measured(
                 what = f"has no control in {control.root}"
                 hint = f"put {control.root}/{item.stem} there, or remove the item"
             if what:
-                raise SourceError(what, where=item.image, mend=hint)
+                raise SourceError(what, where=item.image, hint=hint)
             path, control_stat = controls.get(item.stem, (None, None))
             return item._replace(media=media, control=path, control_stat=control_stat)
 
@@ -73,7 +73,7 @@ def measured(
             try:
                 found.append(complete(item))
             except SourceError as error:
-                faults.append(Fault(item.image, item.stem, error.what, error.mend))
+                faults.append(Fault(item.image, item.stem, error.what, error.hint))
     return found, faults
 
 

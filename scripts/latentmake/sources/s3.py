@@ -101,7 +101,7 @@ def listing(folder: str, where: str, *, may_be_empty: bool = False) -> list[Entr
         ]
     if not (entries or may_be_empty):
         what = f"the dataset folder {folder} does not exist, or no object is in it"
-        raise DatasetError(what, where=where, mend="correct the path")
+        raise DatasetError(what, where=where, hint="correct the path")
     return [each for each in entries if _names_a_file(each[0])]
 
 
@@ -170,7 +170,7 @@ def _made_client() -> Any:
         raise DatasetError(
             "the Python package boto3 is missing",
             where="s3://",
-            mend="install it: pip install -r envs/requirements-s3.lock",
+            hint="install it: pip install -r envs/requirements-s3.lock",
         ) from None
     # What Snakemake's storage plugin is told counts here too; boto3 finds the rest by itself.
     told = {name: os.environ.get(f"{_PLUGIN}{each}") or None for name, each in _TOLD.items()}
@@ -204,7 +204,7 @@ def _explained(kind: type[UserError], path: str, where: str, error: Exception) -
         if code == "NoSuchBucket":
             bucket = path.removeprefix(_SCHEME).partition("/")[0]
             hint = "correct the name or create it"
-            return kind(f"there is no bucket {bucket}", where=where, mend=hint)
+            return kind(f"there is no bucket {bucket}", where=where, hint=hint)
         if code in _GONE and kind is StorageError:
             kind, what, hint = SourceError, "is gone since it was listed", "run again"
         elif code in _DENIED:
@@ -226,4 +226,4 @@ def _explained(kind: type[UserError], path: str, where: str, error: Exception) -
     else:
         return None
     about = "" if where == path else f"{path} "
-    return kind(f"{about}{what}", where=where, mend=hint)
+    return kind(f"{about}{what}", where=where, hint=hint)

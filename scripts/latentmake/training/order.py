@@ -175,18 +175,18 @@ def read_order(path: Path, kind: type[_Order]) -> _Order:
     Raises:
         TrainingError: it is missing, or not an order.
     """
-    mend = "give the build's command again, which writes it anew"
+    hint = "give the build's command again, which writes it anew"
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
         raise TrainingError(
-            f"the training order cannot be read ({error.strerror})", where=path, mend=mend
+            f"the training order cannot be read ({error.strerror})", where=path, hint=hint
         ) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "the file"
         raise TrainingError(
-            f"is not a training order ({key}: {first['msg']})", where=path, mend=mend
+            f"is not a training order ({key}: {first['msg']})", where=path, hint=hint
         ) from None
 
 
@@ -204,7 +204,7 @@ def lock_digest(path: str) -> str:
         raise TrainingError(
             "the lock of the run's caches is missing or damaged",
             where=path,
-            mend="delete it, and give the build's command again",
+            hint="delete it, and give the build's command again",
         )
     return str(lock["digest"])
 
@@ -229,5 +229,5 @@ def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:
         raise TrainingError(
             f"the manifest cannot be read ({error})",
             where=manifest,
-            mend="give the build's command again, which writes it anew",
+            hint="give the build's command again, which writes it anew",
         ) from None

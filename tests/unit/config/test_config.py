@@ -1,4 +1,4 @@
-"""Each mistake in a configuration is one line with key, value and mend; the valid is accepted."""
+"""Each mistake in a configuration is one line with key, value and hint; the valid is accepted."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_a_mistake_is_one_line_with_key_value_and_mend(name: str) -> None:
     assert [each for each in expected if each not in line] == []
     assert "Traceback" not in line
     assert "https://" not in line
-    assert ";" in line or "?" in line  # what is wrong, then the mend
+    assert ";" in line or "?" in line  # what is wrong, then the hint
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_path_stands_for_a_section_with_that_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "resolution", "key", "mend"),
+    ("dataset", "resolution", "key", "hint"),
     [
         ({}, 65, "runs.first.resolutions: 65 pixels", "use 64 or 72"),
         ({}, [64, 4], "runs.first.resolutions: 4 pixels", "use 8"),
@@ -360,7 +360,7 @@ def test_a_path_stands_for_a_section_with_that_path() -> None:
     ],
 )
 def test_sizes_that_cannot_be_are_refused_by_the_plan(
-    tmp_path: Path, dataset: dict[str, Any], resolution: Any, key: str, mend: str
+    tmp_path: Path, dataset: dict[str, Any], resolution: Any, key: str, hint: str
 ) -> None:
     (tmp_path / "a.png").touch()
     (tmp_path / "a.txt").touch()
@@ -370,7 +370,7 @@ def test_sizes_that_cannot_be_are_refused_by_the_plan(
     with pytest.raises(ConfigError) as caught:
         make_plan(facts, ["first"])
     assert str(caught.value).startswith(key)
-    assert mend in str(caught.value)
+    assert hint in str(caught.value)
 
 
 def test_a_parsed_configuration_cannot_be_changed() -> None:

@@ -41,7 +41,7 @@ def test_every_architecture_is_accepted_with_and_without_buckets(architecture: s
 
 
 @pytest.mark.parametrize(
-    ("architecture", "resolutions", "dataset", "begins", "mend"),
+    ("architecture", "resolutions", "dataset", "begins", "hint"),
     [
         ("sdxl", 500, {}, "runs.first.resolutions: 500 pixels", "use 496 or 504"),
         ("flux", 520, {}, "runs.first.resolutions: 520 pixels", "use 512 or 528"),
@@ -80,10 +80,10 @@ def test_every_architecture_is_accepted_with_and_without_buckets(architecture: s
     ],
 )
 def test_what_sd_scripts_refuses_is_refused_with_a_mend(
-    architecture: str, resolutions: Any, dataset: dict[str, Any], begins: str, mend: str
+    architecture: str, resolutions: Any, dataset: dict[str, Any], begins: str, hint: str
 ) -> None:
     said = line(values(architecture, resolutions, **dataset))
-    assert said.startswith(begins) and mend in said.partition("; ")[2]
+    assert said.startswith(begins) and hint in said.partition("; ")[2]
 
 
 @pytest.mark.parametrize(

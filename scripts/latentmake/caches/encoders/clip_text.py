@@ -133,7 +133,7 @@ def load_clip_text(
         )
         hint = "lower `clip_skip`" if model.clip_skip else hint
     if fault is not None:
-        raise ModelError(fault, where=place.path or place.hub or "", mend=hint)
+        raise ModelError(fault, where=place.path or place.hub or "", hint=hint)
     length = model.max_token_length
     return ClipTextEncoder(
         *loaded,

@@ -145,7 +145,7 @@ def refusing(weights: Weights, name: str, hint: str) -> Iterator[None]:
         raise ModelError(
             f"cannot be loaded as {name} ({first_line(error)})",
             where=weights.path or weights.hub or "",
-            mend=hint,
+            hint=hint,
         ) from None
 
 
@@ -166,7 +166,7 @@ def _read(path: Path) -> State:
         raise ModelError(
             "is no file of weights",
             where=path,
-            mend="name a folder, a .safetensors file or a .pth file",
+            hint="name a folder, a .safetensors file or a .pth file",
         )
     archive = zipfile.is_zipfile(path)  # files of torch before 1.6 are none and cannot be mapped
     try:
@@ -182,7 +182,7 @@ def _read(path: Path) -> State:
             hint = "take the weights as .safetensors"
         kind = ".safetensors" if path.suffix == ".safetensors" else "PyTorch"
         raise ModelError(
-            what or f"is cut short or no {kind} file", where=path, mend=hint or "copy it again"
+            what or f"is cut short or no {kind} file", where=path, hint=hint or "copy it again"
         ) from None
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
@@ -190,7 +190,7 @@ def _read(path: Path) -> State:
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
     ):
         raise ModelError(
-            "holds no table of weights", where=path, mend="name the file of one network"
+            "holds no table of weights", where=path, hint="name the file of one network"
         )
     return found
 

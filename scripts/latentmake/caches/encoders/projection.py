@@ -33,14 +33,14 @@ def load_projection(path: str) -> torch.nn.Linear:
         state = load_file(file)
     except (OSError, SafetensorError) as error:
         what = f"cannot be read ({error})"
-        raise ModelError(what, where=file, mend="copy the projection again") from None
+        raise ModelError(what, where=file, hint="copy the projection again") from None
     names = sorted(state, key=lambda name: -state[name].dim())  # the weight, then the bias
     if [state[name].dim() for name in names] not in ([2], [2, 1]):
         some = ", ".join(sorted(state)[:4])
         what = f"holds {len(state)} tensors ({some}), not one linear layer"
         hint = "name the file of a linear projection; one with code of its own needs "
         hint += "`trust_remote_code: true`, as a text encoder's `projection`"
-        raise ModelError(what, where=file, mend=hint)
+        raise ModelError(what, where=file, hint=hint)
     outputs, inputs = state[names[0]].shape
     layer = torch.nn.Linear(inputs, outputs, bias=len(names) == 2)
     try:
@@ -49,7 +49,7 @@ def load_projection(path: str) -> torch.nn.Linear:
         )
     except RuntimeError:
         what = f"`{names[1]}` does not fit `{names[0]}`"
-        raise ModelError(what, where=file, mend="copy it again") from None
+        raise ModelError(what, where=file, hint="copy it again") from None
     return layer
 
 
@@ -102,8 +102,8 @@ def text_projection(weights: TextWeights) -> torch.nn.Module | None:
         layer = getattr(pipeline, name)
     except Exception as error:  # code of others may fail in any way
         raise ModelError(
-            f"its projection cannot be loaded ({first_line(error)})", where=folder, mend=hint
+            f"its projection cannot be loaded ({first_line(error)})", where=folder, hint=hint
         ) from None
     if not isinstance(layer, torch.nn.Module):
-        raise ModelError(f"its `{name}` is not a network", where=folder, mend=hint)
+        raise ModelError(f"its `{name}` is not a network", where=folder, hint=hint)
     return layer.eval().requires_grad_(False)

@@ -86,7 +86,7 @@ def _load(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTra
             raise ModelError(
                 "a single file does not say what network it holds",
                 where=weights.path or "",
-                mend="name the folder of its config.json as `config`",
+                hint="name the folder of its config.json as `config`",
             )
         config = AutoConfig.from_pretrained(config_path.parent, local_files_only=True)
     model_class = _model_class(config, kind)

@@ -207,7 +207,7 @@ def _check_settings(config: Any, where: str) -> None:
             f"is the VAE of another model: its latents have {config['z_dim']} channels, not "
             f"{len(LATENTS_MEAN)}",
             where=where,
-            mend=_HINT,
+            hint=_HINT,
         )
     for name, values in (("latents_mean", LATENTS_MEAN), ("latents_std", LATENTS_STD)):
         if tuple(config[name]) != values:
@@ -215,7 +215,7 @@ def _check_settings(config: Any, where: str) -> None:
                 f"its configuration has another {name} than Wan, so that its latents would not "
                 "fit the DiT",
                 where=where,
-                mend=_HINT,
+                hint=_HINT,
             )
 
 

@@ -208,7 +208,7 @@ def _pictures(
 
 
 def _damaged(what: str, path: str) -> SourceError:
-    return SourceError(what, where=path, mend="convert it again, replace or remove it")
+    return SourceError(what, where=path, hint="convert it again, replace or remove it")
 
 
 def _cut(

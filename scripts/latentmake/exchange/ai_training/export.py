@@ -83,7 +83,7 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
         raise CacheError(
             f"{total[_LEFT]} files are not of latentmake's making and hold something else",
             where=f"export_{order.run}",
-            mend="all others are done; remove these, or set export.overwrite to true",
+            hint="all others are done; remove these, or set export.overwrite to true",
         )
     return total
 
@@ -133,7 +133,7 @@ def _export(order: ExportOrder, file: _File) -> str:
         raise CacheError(
             f"cannot be read ({error})",
             where=getattr(error, "filename", None) or file.cache,
-            mend="check that the file exists and is readable",
+            hint="check that the file exists and is readable",
         ) from None
     stamp = {name: metadata[name] for name in _STAMP}
     wanted = to_bytes(file.kind, file.padded, tensor, stamp)
@@ -177,5 +177,5 @@ def _write(path: Path, data: bytes, order: ExportOrder) -> None:
         raise StorageError(
             error.what,
             where=path.parent,
-            mend="make it writable, or set export.folder to another folder",
+            hint="make it writable, or set export.folder to another folder",
         ) from None

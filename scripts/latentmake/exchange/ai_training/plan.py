@@ -28,7 +28,7 @@ def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
         raise ConfigError(
             f"cannot be given together with {others[0]}",
             where=min(adopting),
-            mend="adopt first, then give the other command: it encodes the rest",
+            hint="adopt first, then give the other command: it encodes the rest",
         )
 
 
@@ -47,13 +47,13 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AdoptOrder:
                 f"the texts of {dataset} are not just what its caption files hold, as adopted "
                 "embeddings are",
                 where=f"adopt_{plan.name}",
-                mend=f"leave out models.{name}.adopt.text, so that they are encoded",
+                hint=f"leave out models.{name}.adopt.text, so that they are encoded",
             )
         if facts.config.datasets[dataset].remote:
             raise ConfigError(
                 f"the dataset {dataset} lies on S3, and caches are adopted from folders on disk",
                 where=f"adopt_{plan.name}",
-                mend="copy it to a folder, or let its caches be encoded",
+                hint="copy it to a folder, or let its caches be encoded",
             )
     kinds = {"latents": adopt.latents is not None, "text": adopt.text is not None}
     works = [order for order in plan.orders if order.dataset != PROMPTS and kinds[order.kind]]
@@ -61,7 +61,7 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AdoptOrder:
         raise ModelError(
             "this model is still to be made",
             where=f"models.{name}",
-            mend=f"give the build's command first (caches_{plan.name})",
+            hint=f"give the build's command first (caches_{plan.name})",
         )
     states = [(part, state) for part, state in plan.parts.items() if part.dataset != PROMPTS]
     stale = sum(len(order.paths) for order in works)
@@ -95,21 +95,21 @@ def plan_export(facts: Facts, plan: RunPlan, run: Run) -> ExportOrder:
             f"the run {plan.name} has the resolutions {', '.join(known)}, and ai-training's names "
             "have room for one",
             where="export.resolution",
-            mend="choose one of them",
+            hint="choose one of them",
         )
     part = known[0] if export.resolution is None else export.resolution.name
     if part not in known:
         raise ConfigError(
             f"the run {plan.name} has no resolution {part}",
             where="export.resolution",
-            mend=f"choose one of {', '.join(known)}",
+            hint=f"choose one of {', '.join(known)}",
         )
     for dataset in run.datasets:
         if facts.config.datasets[dataset].remote and export.folder is None:
             raise ConfigError(
                 f"the dataset {dataset} lies on S3, where nothing is written",
                 where="export.folder",
-                mend="name a folder on this disk",
+                hint="name a folder on this disk",
             )
     texts = _texts(run.model, model, adopt.text or [])
     return ExportOrder(
@@ -132,7 +132,7 @@ def _adopt(facts: Facts, run: Run) -> Adopt:
         raise ConfigError(
             "this key is missing",
             where=where,
-            mend="name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}",
+            hint="name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}",
         )
     for ending in [*([adopt.latents] if adopt.latents else []), *(adopt.text or [])]:
         caption = [
@@ -143,7 +143,7 @@ def _adopt(facts: Facts, run: Run) -> Adopt:
         if caption or f".{ending.lower().rpartition('.')[2]}" in IMAGE_EXTENSIONS:
             taken = f"a caption of {caption[0]}" if caption else "an image"
             raise ConfigError(
-                f"what ends in {ending} is taken for {taken}", where=where, mend="use another"
+                f"what ends in {ending} is taken for {taken}", where=where, hint="use another"
             )
     return adopt
 
@@ -171,5 +171,5 @@ def _unknown(where: str) -> ConfigError:
     return ConfigError(
         "no config.json on this disk says what its caches are like",
         where=where,
-        mend="name a folder that has one as `path`, or the file as `config`",
+        hint="name a folder that has one as `path`, or the file as `config`",
     )

@@ -106,7 +106,7 @@ class Installation:
             raise TrainingError(
                 f"this folder of {name} does not exist",
                 where=path,
-                mend=f"correct `{section}.path`",
+                hint=f"correct `{section}.path`",
             )
         for scripts in (folder / package, folder):
             if (scripts / script).is_file():
@@ -116,7 +116,7 @@ class Installation:
         raise TrainingError(
             f"no {script} lies in this folder{within}",
             where=path,
-            mend=f"set `{section}.path` to the folder of {knows}",
+            hint=f"set `{section}.path` to the folder of {knows}",
         )
 
     def script(self, name: str) -> Path:
@@ -127,7 +127,7 @@ class Installation:
         raise TrainingError(
             f"{self.program.name} has no {name}",
             where=self.folder,
-            mend=f"update it, or correct `{self.program.section}.path`",
+            hint=f"update it, or correct `{self.program.section}.path`",
         )
 
     @property
@@ -232,7 +232,7 @@ class Installation:
         return TrainingError(
             f"the Python of {self.program.name}'s environment cannot be used ({reason})",
             where=self.python,
-            mend=f"set `{self.program.section}.venv` to its virtual environment",
+            hint=f"set `{self.program.section}.venv` to its virtual environment",
         )
 
     def launcher(self, options: Sequence[str]) -> list[str] | None:
@@ -256,7 +256,7 @@ def _find_python(folder: Path, venv: str | None, section: str) -> tuple[Path, st
         raise TrainingError(
             "this virtual environment has no Python",
             where=venv,
-            mend=f"correct `{section}.venv`",
+            hint=f"correct `{section}.venv`",
         )
     for name in ("venv", ".venv"):
         if python := _python_of(folder / name):

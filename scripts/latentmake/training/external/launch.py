@@ -195,7 +195,7 @@ def _accept(
         raise TrainingError(
             f"run {run}: the trainer ended without an error, but wrote no {result} "
             f"({files.trained} {fault}); what it said last: {hint[:300]}",
-            mend=f"all output: {log}",
+            hint=f"all output: {log}",
         )
     atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
     atomic.link(files.trained, files.lora)
@@ -216,7 +216,7 @@ def _failure(
         flags = " ".join(each for each in unknown[1].split() if each.startswith("--"))
         return TrainingError(
             f"run {run}: this {trainer.name} is too old for {flags or unknown[1]}",
-            mend=f"update it, or leave that out; all output: {log}",
+            hint=f"update it, or leave that out; all output: {log}",
         )
     reason = usage[-1].strip() if usage else process.last_error(output, status)
     hints = [f"all output: {log}"]
@@ -224,4 +224,4 @@ def _failure(
         hints.insert(0, trainer.memory_hint)
     if resume.state is not None:
         hints.insert(0, f"where the state {resume.state} is to blame, delete it")
-    return TrainingError(f"run {run}: {reason}", mend="; ".join(hints))
+    return TrainingError(f"run {run}: {reason}", hint="; ".join(hints))

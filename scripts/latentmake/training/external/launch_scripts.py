@@ -190,7 +190,7 @@ def _passed(value: str) -> str:
         raise ConfigError(
             f"{value!r} cannot stand in a .ps1",
             where="trainer.arguments",
-            mend="leave out line breaks, and a backslash at the end of what has spaces",
+            hint="leave out line breaks, and a backslash at the end of what has spaces",
         )
     return _literal(re.sub(r'(\\*)"', r'\1\1\\"', value) or '""')
 
@@ -206,7 +206,7 @@ def _for_program(value: str) -> str:
         raise ConfigError(
             f"{value!r} cannot stand in a .bat",
             where="trainer.arguments",
-            mend="leave out line breaks, and signs such as & or % beside quotation marks",
+            hint="leave out line breaks, and signs such as & or % beside quotation marks",
         )
     value = re.sub(r'(\\*)"', r'\1\1\\"', value)
     return re.sub(r"(\\+)$", r"\1\1", value)

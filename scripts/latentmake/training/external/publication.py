@@ -74,6 +74,6 @@ def _left_out(facts: Facts, name: str) -> set[tuple[str, str]]:
         raise DatasetError(
             f"{len(lines)} faulty: {' | '.join(lines)}",
             where=f"run {name}",
-            mend="set on_error: skip to publish without these",
+            hint="set on_error: skip to publish without these",
         )
     return found

@@ -266,21 +266,21 @@ class Publication(ABC, Generic[Order]):
                 raise ConfigError(
                     f"this machine has no name for {publish.path}",
                     where="publish.path",
-                    mend="add the folder to publish.path_maps, or set a path of this machine",
+                    hint="add the folder to publish.path_maps, or set a path of this machine",
                 )
         unmounted = [_unmounted_drive(name) for name in local]
         if None not in unmounted:
             raise StorageError(
                 "this drive of Windows is not mounted",
                 where=str(unmounted[0]),
-                mend="mount it, or correct `publish.path`",
+                hint="mount it, or correct `publish.path`",
             )
         folder = Path(local[unmounted.index(None)])
         if glob.escape(str(folder)) != str(folder):
             raise ConfigError(
                 f"{folder} has one of [ ] * ? in it, with which {self.program} finds nothing",
                 where="publish.path",
-                mend="set a folder without them",
+                hint="set a folder without them",
             )
         for name, dataset in self.order.datasets.items():
             for source in (dataset.path, dataset.control_directory):
@@ -289,7 +289,7 @@ class Publication(ABC, Generic[Order]):
                         f"{folder} lies in the dataset {name}, which would grow by what is "
                         "published",
                         where="publish.path",
-                        mend="set a folder outside of all datasets",
+                        hint="set a folder outside of all datasets",
                     )
         return folder
 
@@ -342,7 +342,7 @@ def _blocks(order: ExternalOrder) -> dict[tuple[str, tuple[int, int]], str]:
                 raise ConfigError(
                     f"gives {dataset} the folder {name}, which is named like one of caches",
                     where="publish.folder",
-                    mend="let it end in {resolution}",
+                    hint="let it end in {resolution}",
                 )
             mine = f"{dataset} at {size}"
             for place in (name, f"{name}_cache", f"{name}_control"):
@@ -350,7 +350,7 @@ def _blocks(order: ExternalOrder) -> dict[tuple[str, tuple[int, int]], str]:
                     raise ConfigError(
                         f"gives {mine} and {taken[place]} of run {order.run} one folder, {place}",
                         where="publish.folder",
-                        mend="add {dataset} or {resolution}",
+                        hint="add {dataset} or {resolution}",
                     )
                 taken[place] = mine
             found[dataset, (width, height)] = name

@@ -105,8 +105,8 @@ def files_digests(
         found = []
     except OSError as error:
         raise ModelError(
-            f"cannot be read ({error.strerror})", where=place, mend="check the file's permissions"
+            f"cannot be read ({error.strerror})", where=place, hint="check the file's permissions"
         ) from None
     if not found:
-        raise ModelError(f"this `{key}` does not exist", where=place, mend="correct its path")
+        raise ModelError(f"this `{key}` does not exist", where=place, hint="correct its path")
     return found

@@ -31,7 +31,7 @@ def make_accelerator(settings: SdTrainer) -> Any:
         raise TrainingError(
             f"this machine does not compute in {settings.mixed_precision} ({error})",
             where="trainer.mixed_precision",
-            mend="set it to `no`",
+            hint="set it to `no`",
         ) from None
     refuse_sharded(str(accelerator.distributed_type.value))
     return accelerator
@@ -51,7 +51,7 @@ def set_up(unet: Any, settings: SdTrainer) -> None:
             raise TrainingError(
                 f"xformers cannot be used here ({first_line(error)})",
                 where="trainer.attention",
-                mend="pip install xformers on a machine with a GPU, or set it to `sdpa`",
+                hint="pip install xformers on a machine with a GPU, or set it to `sdpa`",
             ) from None
 
 

@@ -87,14 +87,14 @@ def read(folder: Path) -> tuple[Checkpoint, State]:
     Raises:
         TrainingError: it is missing, damaged or no checkpoint.
     """
-    mend = "name a folder such as runs/NAME/checkpoints/step-000500"
+    hint = "name a folder such as runs/NAME/checkpoints/step-000500"
     progress = Progress.read(folder / _PROGRESS)
     if progress is None:
-        raise TrainingError("is no checkpoint, or a damaged one", where=folder, mend=mend)
+        raise TrainingError("is no checkpoint, or a damaged one", where=folder, hint=hint)
     found = Checkpoint(folder, progress)
     state = load(found)
     if state is None:
-        raise TrainingError("this checkpoint is damaged", where=folder, mend=mend)
+        raise TrainingError("this checkpoint is damaged", where=folder, hint=hint)
     return found, state
 
 

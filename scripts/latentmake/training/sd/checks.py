@@ -53,7 +53,7 @@ def check_accelerate(config: Path) -> None:
         raise TrainingError(
             f"this configuration of accelerate cannot be read ({first_line(error)})",
             where=config,
-            mend="correct the trainer's `accelerate_config`, or make it by `accelerate config "
+            hint="correct the trainer's `accelerate_config`, or make it by `accelerate config "
             f"--config_file {config}`",
         ) from None
     if isinstance(content, dict):
@@ -70,5 +70,5 @@ def refuse_sharded(kind: str, where: str = "trainer.accelerate_config") -> None:
         raise TrainingError(
             f"the sd trainer does not train under {kind}",
             where=where,
-            mend="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
+            hint="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
         )

@@ -61,7 +61,7 @@ def train(
             raise TrainingError(
                 "the trainer ended without an error, but its weights are not there",
                 where=files.weights,
-                mend=f"see {log}, and give the same command again",
+                hint=f"see {log}, and give the same command again",
             )
     if not are_drawn(order, want):
         command = [sys.executable, "-m", "latentmake.training.sd.decode", str(order_path)]
@@ -95,7 +95,7 @@ def _caption_in(path: str) -> str | None:
         raise CacheError(
             f"this cache file cannot be read ({error})",
             where=path,
-            mend="delete it and give the build's command again, which encodes it anew",
+            hint="delete it and give the build's command again, which encodes it anew",
         ) from None
 
 
@@ -166,5 +166,5 @@ def _run(
     if status != 0:
         raise TrainingError(
             f"run {order.run}: {error or process.last_error(output, status)}",
-            mend=f"all output: {log}",
+            hint=f"all output: {log}",
         )

@@ -182,7 +182,7 @@ class Learner:
             raise TrainingError(
                 f"this checkpoint is of another network or optimizer ({error})",
                 where=where,
-                mend="train with the settings it was made with, or leave it out",
+                hint="train with the settings it was made with, or leave it out",
             ) from None
         # Checkpoints of the first release do not say it.
         if self.denoiser.lora and (alpha := rest.get("alpha")) not in (None, self._alpha):
@@ -190,5 +190,5 @@ class Learner:
                 f"this checkpoint's LoRA was trained with alpha {alpha:g}, and would be another "
                 f"network with {self._alpha:g}",
                 where=where,
-                mend=f"set the trainer's `alpha` to {alpha:g}",
+                hint=f"set the trainer's `alpha` to {alpha:g}",
             )

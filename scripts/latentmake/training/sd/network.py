@@ -93,17 +93,17 @@ def load_unet(weights: Weights) -> UNet:
         raise ModelError(
             f"the UNet cannot be loaded ({first_line(error)})",
             where=where,
-            mend="name the folder of a diffusers UNet, or copy it again",
+            hint="name the folder of a diffusers UNet, or copy it again",
         ) from None
     if missing:
         raise ModelError(
             f"the UNet's weights are incomplete: {missing[0]} and {len(missing) - 1} others are "
             "missing",
             where=where,
-            mend="copy the model again",
+            hint="copy the model again",
         )
     if unet.config.addition_embed_type is not None or unet.config.class_embed_type is not None:
-        raise ModelError("this UNet needs more conditions than text", where=where, mend=_ONLY)
+        raise ModelError("this UNet needs more conditions than text", where=where, hint=_ONLY)
     return unet
 
 
@@ -113,7 +113,7 @@ def _single_file(weights: Weights) -> UNet:
         raise ModelError(
             "a single file needs the configuration that describes it",
             where=weights.path or "",
-            mend="set the UNet's `config` to a folder with its config.json",
+            hint="set the UNet's `config` to a folder with its config.json",
         )
     check_kind(weights, "unet", weights.path or "")
     return _UNet.from_single_file(
@@ -153,7 +153,7 @@ def check_latents(unet: UNet, channels: int, where: str) -> None:
     if unet.config.in_channels != channels or unet.config.out_channels != channels:
         sides = f"{unet.config.in_channels} channels and gives {unet.config.out_channels}"
         raise ModelError(
-            f"the UNet takes {sides}, but the latents have {channels}", where=where, mend=_TOGETHER
+            f"the UNet takes {sides}, but the latents have {channels}", where=where, hint=_TOGETHER
         )
 
 
@@ -177,11 +177,11 @@ def make_projection(
             raise ModelError(
                 f"the UNet takes embeddings {width} wide, but the captions' are {text_width} wide",
                 where=where,
-                mend=f"{_TOGETHER}; or set the model's `text_projection` to `new`",
+                hint=f"{_TOGETHER}; or set the model's `text_projection` to `new`",
             )
         return None
     if len(widths) != 1:
-        raise ModelError("the UNet takes embeddings of several widths", where=where, mend=_TOGETHER)
+        raise ModelError("the UNet takes embeddings of several widths", where=where, hint=_TOGETHER)
     (inner,) = widths
     if text_projection == NEW:
         return torch.nn.Linear(text_width, inner)
@@ -191,7 +191,7 @@ def make_projection(
             f"projects from {layer.in_features} to {layer.out_features}, but the captions are "
             f"{text_width} wide and the UNet takes {inner}",
             where=text_projection,
-            mend="name another projection, or set `text_projection: new`",
+            hint="name another projection, or set `text_projection: new`",
         )
     return layer
 
@@ -256,7 +256,7 @@ def _add_lora(unet: UNet, trainer: SdTrainer) -> None:
         raise TrainingError(
             f"a LoRA cannot be put there ({first_line(error)})",
             where="trainer.target_modules",
-            mend="name linear or convolution layers",
+            hint="name linear or convolution layers",
         ) from None
 
 
@@ -343,7 +343,7 @@ def read_copy(denoiser: Denoiser, folder: Path) -> None:
         raise TrainingError(
             f"these trained weights cannot be read ({first_line(error)})",
             where=file,
-            mend="delete them and give the same command again, which trains them anew",
+            hint="delete them and give the same command again, which trains them anew",
         ) from None
 
 

@@ -87,7 +87,7 @@ def load_noise_schedule(
         raise ModelError(
             "this noise schedule is missing or damaged",
             where=scheduler,
-            mend="set the model's `scheduler` to the folder of a diffusers scheduler",
+            hint="set the model's `scheduler` to the folder of a diffusers scheduler",
         ) from None
     if prediction is not None:
         schedule.register_to_config(prediction_type=prediction)
@@ -122,7 +122,7 @@ class Objective:
             raise ModelError(
                 "the model's noise schedule is one of flow matching, which has no `snr_gamma`",
                 where="trainer.snr_gamma",
-                mend="leave it out",
+                hint="leave it out",
             )
 
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

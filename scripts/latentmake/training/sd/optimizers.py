@@ -28,7 +28,7 @@ def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
             raise TrainingError(
                 "adamw8bit needs bitsandbytes, which is not installed",
                 where="trainer.optimizer",
-                mend="pip install bitsandbytes, or choose another optimizer",
+                hint="pip install bitsandbytes, or choose another optimizer",
             ) from None
         found = AdamW8bit
     else:
@@ -63,7 +63,7 @@ def make_optimizer(
             raise TrainingError(
                 f"{settings.optimizer} has no argument `{key}`",
                 where="trainer.optimizer_arguments",
-                mend=f"it has {', '.join(known)}",
+                hint=f"it has {', '.join(known)}",
             )
     given: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.optimizer == "dadaptation":
@@ -74,7 +74,7 @@ def make_optimizer(
         raise TrainingError(
             f"{settings.optimizer} cannot be made with these arguments ({error})",
             where="trainer.optimizer_arguments",
-            mend="correct or leave them out",
+            hint="correct or leave them out",
         ) from None
 
 

@@ -62,7 +62,7 @@ def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> TrainingOrd
             )
     except ModelError as error:
         raise ModelError(
-            f"{error.where}: {error.what}", where=f"models.{run.model}.unet", mend=error.mend
+            f"{error.where}: {error.what}", where=f"models.{run.model}.unet", hint=error.hint
         ) from None
     samples, size = trainer.samples, trainer.samples.resolution or run.resolutions[0]
     guided = samples.guidance_scale > 1

@@ -152,7 +152,7 @@ class Training:
                     f"this checkpoint is of step {self.step}, and the training ends at step "
                     f"{self.steps}",
                     where=found.folder,
-                    mend="raise `steps` or `epochs`, which count from its beginning",
+                    hint="raise `steps` or `epochs`, which count from its beginning",
                 )
             _say(f"beginning at step {self.step} of {found.folder}")
         return False
@@ -277,7 +277,7 @@ class Training:
             f"the {'loss' if faulty else 'gradient'} is NaN or infinite at step {step}, for "
             f"{', '.join(files[:_NAMED])}{more}",
             where=f"run {self.order.run}",
-            mend=f"{precision}lower `learning_rate`{state}",
+            hint=f"{precision}lower `learning_rate`{state}",
         )
 
     def _refuse_not_finite(self, indices: Sequence[int]) -> None:
@@ -285,7 +285,7 @@ class Training:
         if files := find_not_finite(self.caches, indices):
             more = f"; so does {', '.join(files[1:_NAMED])}" if len(files) > 1 else ""
             more += f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
-            raise CacheError(f"holds NaN or infinite values{more}", where=files[0], mend=HINT)
+            raise CacheError(f"holds NaN or infinite values{more}", where=files[0], hint=HINT)
 
     def _losses(
         self, model: objective.Network, batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor
@@ -364,7 +364,7 @@ def main(arguments: Sequence[str]) -> int:
     except torch.OutOfMemoryError:
         memory = TrainingError(
             "the device has too little memory",
-            mend="lower `train_batch_size` (and raise `gradient_accumulation_steps`), set "
+            hint="lower `train_batch_size` (and raise `gradient_accumulation_steps`), set "
             "`gradient_checkpointing: true` or `mixed_precision: bf16`",
         )
         say_error(memory)

@@ -96,7 +96,7 @@ class Musubi(External[MusubiOrder]):
             if file.fault:
                 where = f"models.{order.model_name}.{file.key}"
                 fault = f"{file.place} {file.fault}" if file.place else file.fault
-                raise ModelError(fault, where=where, mend="name the right file")
+                raise ModelError(fault, where=where, hint="name the right file")
         refuse_failed(self.preflight(order, memory, models=models, quick=True))
 
     def deploy(self, order: MusubiOrder, files: RunFiles, say: Say) -> None:

@@ -103,7 +103,7 @@ def _run(order: WorkOrder, wanted: Sequence[Reading], folder: Path) -> ModelErro
         return None
     return ModelError(
         f"{script.name}: {process.last_error(output, status)}",
-        mend=f"finished caches are kept; all output: {log}",
+        hint=f"finished caches are kept; all output: {log}",
     )
 
 
@@ -113,7 +113,7 @@ def _file(path: str | None, key: str) -> str:
         raise ModelError(
             "musubi-tuner's scripts read the one original file of a network, not a folder or a hub",
             where=f"models.*.{key}",
-            mend="name that file, or leave out `encoder: musubi`",
+            hint="name that file, or leave out `encoder: musubi`",
         )
     return str(place.absolute())
 
@@ -177,7 +177,7 @@ def _take(
         refused = SourceError(
             f"musubi-tuner's cache of it {fault}",
             where=item.source or item.stem,
-            mend="see the log, or leave out `encoder: musubi`",
+            hint="see the log, or leave out `encoder: musubi`",
         )
         job.fail(item, reading.content, str(refused))
         return

@@ -79,18 +79,18 @@ def pick_attention(attention: str, installation: Installation, *, quick: bool = 
 def _insist(
     attention: str, installation: Installation, known: frozenset[str] | None, quick: bool
 ) -> None:
-    mend = "set `attention: auto`"
+    hint = "set `attention: auto`"
     if known is not None and f"--{attention}" not in known:
         raise TrainingError(
             f"this version of musubi-tuner is too old for --{attention}",
             where=installation.folder,
-            mend=f"update it, or {mend}",
+            hint=f"update it, or {hint}",
         )
     if attention == "sage_attn" and installation.sources.refuses_sage:
         raise TrainingError(
             "this version of musubi-tuner refuses to train with --sage_attn",
             where=installation.folder,
-            mend=mend,
+            hint=hint,
         )
     modules = _MODULES.get(attention, ())
     there: Mapping[str, bool] = installation.can_import(modules) if modules else {}
@@ -100,5 +100,5 @@ def _insist(
         raise TrainingError(
             f"musubi-tuner's environment cannot import {modules[0]}, which --{attention} needs",
             where=installation.python,
-            mend=f"install it there, or {mend}",
+            hint=f"install it there, or {hint}",
         )

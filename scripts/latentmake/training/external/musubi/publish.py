@@ -51,11 +51,11 @@ class MusubiPublication(Publication[MusubiOrder]):
             raise ConfigError(
                 "this key is missing",
                 where="musubi_tuner",
-                mend="set musubi_tuner.path to its folder, which the published scripts go to",
+                hint="set musubi_tuner.path to its folder, which the published scripts go to",
             )
         if model.dit is None:
             raise ConfigError(
-                "this key is missing", where=f"{where}.dit", mend="name the network to be trained"
+                "this key is missing", where=f"{where}.dit", hint="name the network to be trained"
             )
         self._dit = model.dit
         self._vae = self._weights(model.vae, f"{where}.vae", "the latents")
@@ -72,7 +72,7 @@ class MusubiPublication(Publication[MusubiOrder]):
             raise ConfigError(
                 f"{weights.hub} lies on the hub, and a published script needs a file",
                 where=where,
-                mend="download the original weights, and set `path` to their file",
+                hint="download the original weights, and set `path` to their file",
             )
         if not Path(weights.path).is_dir():
             return weights.path
@@ -81,7 +81,7 @@ class MusubiPublication(Publication[MusubiOrder]):
             raise ConfigError(
                 fault,
                 where=where,
-                mend="name the file of the original weights, or set `publish.caches: true`",
+                hint="name the file of the original weights, or set `publish.caches: true`",
             )
         note = f"{fault}: the published scripts train from the caches and do not cache {what}"
         self._left_out[where.rpartition(".")[2]] = note
@@ -197,7 +197,7 @@ class MusubiPublication(Publication[MusubiOrder]):
         for path in {path for path in files.values() if isinstance(path, Path)}:
             if not path.is_file():
                 kind = CacheError if path.suffix == ".safetensors" else SourceError
-                raise kind("is not there", where=path, mend="give the same command again")
+                raise kind("is not there", where=path, hint="give the same command again")
         return files
 
     def _latents_settings(self, dataset: str, resolution: tuple[int, int]) -> list[Any]:

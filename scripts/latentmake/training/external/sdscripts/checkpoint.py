@@ -26,26 +26,26 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
     place = Path(order.model.checkpoint or "")
     if not place.exists():
         raise ModelError(
-            f"{place} does not exist", where=f"{where}.checkpoint", mend="correct its path"
+            f"{place} does not exist", where=f"{where}.checkpoint", hint="correct its path"
         )
     if place.is_dir() and order.model.spec.single_file:
         raise ModelError(
             f"{place} is a folder, and sd-scripts reads {order.architecture} from one file",
             where=f"{where}.checkpoint",
-            mend="name the .safetensors file of the original release",
+            hint="name the .safetensors file of the original release",
         )
     if place.suffix == ".safetensors" and (fault := _fault(place, order.architecture)):
         raise ModelError(
             f"{place} {fault}",
             where=f"{where}.checkpoint",
-            mend=f"name a checkpoint of {order.architecture}",
+            hint=f"name a checkpoint of {order.architecture}",
         )
     for flag, path in encoder_places(order).items():
         if not Path(path).is_file() and order.architecture == "flux":
             raise ModelError(
                 f"{path} is no file, which sd-scripts' {flag} has to be",
                 where=f"{where}.{'vae' if flag == '--ae' else 'text'}",
-                mend=f"name the file there, or add [{flag}, FILE] to the trainer's `arguments`",
+                hint=f"name the file there, or add [{flag}, FILE] to the trainer's `arguments`",
             )
 
 

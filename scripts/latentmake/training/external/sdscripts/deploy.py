@@ -103,7 +103,7 @@ def _texts(row: ManifestRow, settings: Dataset) -> list[str]:
             raise SourceError(
                 f"cannot be read ({error.strerror})",
                 where=row.caption or "",
-                mend="give the same command again",
+                hint="give the same command again",
             ) from None
         texts = [caption_of(data, item, settings)]
     return [" ".join(text.splitlines()) for text in texts]
@@ -123,11 +123,11 @@ def _add(files: Files, name: str, source: str) -> None:
         raise SourceError(
             f"would be deployed as {name}, as another is",
             where=source,
-            mend="rename one of them",
+            hint="rename one of them",
         )
     path = Path(source)
     if not path.is_file():
-        raise CacheError("is not there", where=path, mend="give the same command again")
+        raise CacheError("is not there", where=path, hint="give the same command again")
     files[name] = path
 
 
@@ -140,7 +140,7 @@ def _refuse_shadows(files: Files, metadata: Mapping[str, Mapping[str, Any]]) -> 
                 raise SourceError(
                     f"is named like a cache file of another item ({old})",
                     where=str(files[f"{block}/{image}"]),
-                    mend="rename it",
+                    hint="rename it",
                 )
 
 
@@ -150,7 +150,7 @@ def _refuse_old(folder: Path, name: str) -> None:
         raise TrainingError(
             "is a cache of an old kind, which sd-scripts would prefer",
             where=old,
-            mend="remove it",
+            hint="remove it",
         )
 
 

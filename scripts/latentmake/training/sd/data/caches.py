@@ -67,11 +67,11 @@ def read_items(manifest: Path) -> list[Item]:
     Raises:
         TrainingError: the manifest is missing, damaged or empty.
     """
-    mend = "give the build's command again, which writes it anew"
+    hint = "give the build's command again, which writes it anew"
     try:
         lines = manifest.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        raise TrainingError("the manifest cannot be read", where=manifest, mend=mend) from None
+        raise TrainingError("the manifest cannot be read", where=manifest, hint=hint) from None
     items: list[Item] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -80,14 +80,14 @@ def read_items(manifest: Path) -> list[Item]:
                 raise ValueError("caches are missing")
         except ValueError:  # pydantic's too
             raise TrainingError(
-                f"line {number} of the manifest is damaged", where=manifest, mend=mend
+                f"line {number} of the manifest is damaged", where=manifest, hint=hint
             ) from None
         if item.aside is None:
             items.append(item)
     if not items:
         what = f"all {len(lines)} items were skipped" if lines else "the manifest has no items"
         raise TrainingError(
-            f"nothing to train on: {what}", where=manifest, mend="see the run's datasets"
+            f"nothing to train on: {what}", where=manifest, hint="see the run's datasets"
         )
     return items
 
@@ -151,7 +151,7 @@ class Caches:
                 raise CacheError(
                     f"has {each.shape[side]} {what}, but {counts[usual]} others have {usual}",
                     where=each.path,
-                    mend=HINT,
+                    hint=HINT,
                 )
         return usual
 
@@ -174,7 +174,7 @@ class Caches:
                     f"its latents have the shape {list(other.shape)}, but those of {first.path} in "
                     f"the same batch {list(first.shape)}",
                     where=other.path,
-                    mend="make batches of one shape",
+                    hint="make batches of one shape",
                 )
         latents = self._stack([each.latents for each in examples], torch.float32, pin)
         for row, example in zip(latents, examples, strict=True):

@@ -83,7 +83,7 @@ class Stored(NamedTuple):
                 raise CacheError(
                     "has another shape or scale than when the training began",
                     where=self.path,
-                    mend="give the build's command again",
+                    hint="give the build's command again",
                 )
             if not _read(now, place):
                 raise _damaged(self.path, "it changes while it is read")
@@ -118,9 +118,9 @@ def _damaged(path: str, error: object) -> CacheError:
         return CacheError(
             "this cache file is missing",
             where=path,
-            mend="give the build's command again, which encodes it anew",
+            hint="give the build's command again, which encodes it anew",
         )
-    return CacheError(f"this cache file cannot be read ({error})", where=path, mend=HINT)
+    return CacheError(f"this cache file cannot be read ({error})", where=path, hint=HINT)
 
 
 def _scale(
@@ -133,7 +133,7 @@ def _scale(
             return float(metadata.get(key, default))
         except (ValueError, TypeError):
             said = f"has no number `{key}` in its header"
-            raise CacheError(said, where=path, mend=HINT) from None
+            raise CacheError(said, where=path, hint=HINT) from None
 
     pixels = None
     if "pixel_width" in metadata:
@@ -144,7 +144,7 @@ def _scale(
                 f"`{LATENTS}` has the shape {list(shape)}, which does not fit its image of "
                 f"{width:g} x {number('pixel_height'):g} pixels",
                 where=path,
-                mend=HINT,
+                hint=HINT,
             )
     return number("scaling_factor"), number("shift_factor", "0.0"), pixels
 
@@ -165,9 +165,9 @@ def inspect(path: str | os.PathLike[str], name: str) -> Stored:
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
     if len(shape) != _DIMENSIONS[name] or 0 in shape:
-        raise CacheError(f"`{name}` has the shape {list(shape)}", where=path, mend=HINT)
+        raise CacheError(f"`{name}` has the shape {list(shape)}", where=path, hint=HINT)
     if stored_as not in _DTYPES:
-        raise CacheError(f"`{name}` is stored as {stored_as}", where=path, mend=HINT)
+        raise CacheError(f"`{name}` is stored as {stored_as}", where=path, hint=HINT)
     scaling, shift, pixels = 1.0, 0.0, None
     if name == LATENTS:
         scaling, shift, pixels = _scale(path, head.metadata, shape)
@@ -202,5 +202,5 @@ def read_text(path: str) -> torch.Tensor:
     """
     text = inspect(path, HIDDEN_STATE).read().float()
     if not torch.isfinite(text).all():
-        raise CacheError("holds NaN or infinite values", where=path, mend=HINT)
+        raise CacheError("holds NaN or infinite values", where=path, hint=HINT)
     return text
