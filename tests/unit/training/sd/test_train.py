@@ -39,7 +39,7 @@ from trainer_world import TEXT_WIDTH, make_manifest, make_order, make_unet, writ
 
 STEPS = 40
 TRAIN = "latentmake.training.sd.train"
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+SCRIPTS = Path(__file__).parents[4] / "scripts"
 SETTINGS: dict[str, Any] = {
     "steps": STEPS,
     "rank": 4,

@@ -55,7 +55,7 @@ def test_accelerate_knows_all_these_options() -> None:
     # It reads all options, then has no such script, or on this machine no GPU, to launch.
     done = subprocess.run(
         [*command[:3], "--help", "--multi_gpu"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "scripts")},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4] / "scripts")},
         capture_output=True,
         text=True,
         check=False,

@@ -172,7 +172,7 @@ def test_a_python_that_cannot_run_is_named(tmp_path: Path) -> None:
 
 
 def test_its_variables_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = Path(__file__).parents[3] / "scripts"
+    package = Path(__file__).parents[5] / "scripts"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), "/elsewhere"]))
     monkeypatch.setenv("SNAKEMAKE_PROFILE", "x")
     folder = stand_in(tmp_path, scripts="src/musubi_tuner")
