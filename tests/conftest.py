@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,6 +54,15 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(folder)
             whole.touch()
     return folder
+
+
+@pytest.fixture(scope="module")
+def preloading() -> Iterator[None]:
+    """Let trainings that a module's tests start find their libraries imported."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in preloaded.environment().items():
+            patched.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import world
 import yaml
-from project import PARTS, ROOT, Project, Result, wait_until
+from project import ROOT, Project, Result, wait_until
 
 
 def is_up() -> bool:
@@ -72,45 +71,22 @@ def submitted(result: Result) -> list[str]:
     )
 
 
-@pytest.fixture
-def sample(tmp_path: Path) -> Iterator[ClusterProject]:
-    """The sample that comes with the project, with a training of fewer steps."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for part in (*PARTS, "data", "config"):
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, folder / part, ignore=ignored)
-        else:
-            shutil.copy2(ROOT / part, folder / part)
-    project = ClusterProject(folder)
-
-    def change(values: dict[str, Any]) -> None:
-        values["cluster"] = CLUSTER
-        values["runs"]["michael_gove"]["resolutions"] = [64]
-        values["runs"]["michael_gove"]["trainer"].update(
-            steps=20, samples={"guidance_scale": 1.5, "num_inference_steps": 4}
-        )
-
-    project.configure(change)
-    yield project
-
-
-def test_the_sample_is_trained_and_an_edited_caption_is_one_job_of_one_item(
-    sample: ClusterProject,
+def test_a_run_is_trained_and_an_edited_caption_is_one_job_of_one_item(
+    tmp_path: Path, micro: Path
 ) -> None:
-    result = sample.run("train_michael_gove")
-    assert (sample / "runs/michael_gove/pytorch_lora_weights.safetensors").is_file()
-    assert {"train", "sample_model"} <= set(submitted(result))
-    shutil.rmtree(sample / "logs")
-    caption = sorted((sample / "data/michael_gove").glob("*.txt"))[0]
-    caption.write_text("something else altogether")
-    result = sample.run("caches_michael_gove")
+    project = make(tmp_path / "project", micro)
+    project.configure(lambda values: values["runs"]["tiny"].update(trainer=world.training()))
+    result = project.run("train_tiny")
+    assert (project / "runs/tiny/pytorch_lora_weights.safetensors").is_file()
+    assert submitted(result)[-1] == "train" and len(submitted(result)) == 3
+    shutil.rmtree(project / "logs")
+    (project / "data/shapes/cat.txt").write_text("something else altogether")
+    result = project.run("caches_tiny")
     (rule,) = submitted(result)
-    assert rule.startswith("encode_text_michael_gove")
-    assert "text of michael_gove: 1 encoded, 0 taken" in logs(sample, "text")
-    assert not (sample / "logs/latents").exists()
-    assert sample.run("caches_michael_gove").idle
+    assert rule.startswith("encode_text_shapes")
+    assert "text of shapes: 1 encoded, 0 taken" in logs(project, "text")
+    assert not (project / "logs/latents").exists()
+    assert project.run("caches_tiny").idle
 
 
 def test_jobs_side_by_side_never_share_a_gpu(tmp_path: Path, micro: Path) -> None:

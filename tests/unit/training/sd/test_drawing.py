@@ -21,6 +21,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_world import make_order, make_unet, write_order
 
+pytestmark = pytest.mark.usefixtures("preloading")
+
 SETTINGS: dict[str, Any] = {
     "steps": 4,
     "learning_rate": 1e-2,
