@@ -35,10 +35,15 @@ settings.load_profile("shared")
 
 # What waits or builds longest, so that no worker is left with it at the end.
 FIRST = ("test_slurm.py", "test_wan.py")
+# Folders whose tests start real builds, clusters or servers.
+SLOW = ("slurm", "storage", "trainers", "workflow")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in FIRST)
+    for item in items:
+        if item.path.parent.name in SLOW:
+            item.add_marker("slow")
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
