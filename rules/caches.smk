@@ -40,7 +40,7 @@ for kind, part in (("latents", RESOLUTION), ("text", f"{RESOLUTION}|{TEXT}")):
         output:
             CACHE_FILE,
         log:
-            f"logs/{kind}/{{dataset}}/{{model}}/{{part}}/{{stem}}{{ending}}.log",
+            f"logs/{kind}/{{dataset}}/{{model}}/{{part}}{{ending}}/{{stem}}.log",
         wildcard_constraints:
             part=part,
             ending="|".join(map(re.escape, layouts.endings(kind))),

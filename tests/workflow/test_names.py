@@ -91,3 +91,12 @@ def test_one_cache_file_asked_for_by_name(built: Project) -> None:
     assert wrong.returncode != 0
     assert "Traceback" not in wrong.output
     assert "nobody" in wrong.output
+
+
+def test_one_cache_file_of_the_longest_name(built: Project) -> None:
+    stem = "".join(map(str, range(1000)))[:235]
+    world.draw(built / f"data/shapes/{stem}.png", 50)
+    (built / f"data/shapes/{stem}.txt").write_text("a long name")
+    name = f"cache/shapes/micro/16/{stem}.latents.safetensors"
+    assert built.run(name).encoded() == Counts(encoded=1)
+    assert built.run(name).idle
