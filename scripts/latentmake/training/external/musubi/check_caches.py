@@ -15,7 +15,7 @@ from pathlib import Path
 
 from latentmake import layouts
 from latentmake.errors import SourceError
-from latentmake.files.safetensors import Head, read_head
+from latentmake.files.safetensors import Tensor, read_head
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.layouts import musubi
 from latentmake.sources.caption_files import read_caption
@@ -92,9 +92,11 @@ def _check_place(path: Path, folder: str, stem: str) -> None:
         raise _FaultError(f"is not named as {stem} is")
 
 
-def _read(path: Path) -> Head:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors by name, and the metadata."""
     try:
         head = read_head(path)
+        tensors = head.tensors
     except FileNotFoundError:
         raise _FaultError("is missing") from None
     except OSError as error:
@@ -103,7 +105,7 @@ def _read(path: Path) -> Head:
         raise _FaultError(str(error)) from None
     if head.metadata.get("architecture") != "wan":
         raise _FaultError("is not a cache of Wan (architecture in its header)")
-    return head
+    return tensors, head.metadata
 
 
 def _check_latents(
@@ -112,12 +114,12 @@ def _check_latents(
     name = _LATENTS_NAME.fullmatch(path.name)
     if name is None:
         raise _FaultError("is not named as latents of Wan are")
-    head = _read(path)
+    tensors, metadata = _read(path)
     width, height = int(name["w"]), int(name["h"])
-    if (head.metadata.get("width"), head.metadata.get("height")) != (str(width), str(height)):
+    if (metadata.get("width"), metadata.get("height")) != (str(width), str(height)):
         raise _FaultError("has another width or height in its header than in its name")
     frames: dict[str, str] = {}
-    for key, tensor in head.tensors.items():
+    for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
         if match is None:
             continue
@@ -137,7 +139,7 @@ def _check_latents(
         raise _FaultError(f"holds no {' and no '.join(missing)}")
     if len({frames[what] for what in needed}) != 1:
         raise _FaultError("holds latents of different shapes")
-    if order.model.needs_clip and not any(key.startswith("clip_") for key in head.tensors):
+    if order.model.needs_clip and not any(key.startswith("clip_") for key in tensors):
         raise _FaultError(f"holds no clip, which {order.model.task} needs")
     expected = _expected(order, row, name, resolution)
     if frames["latents"] != expected:
@@ -171,13 +173,13 @@ def _check_text(path: Path, caption: str | None, checked: set[tuple[int, int]]) 
     # One file under several names, a folder each, is read once.
     if (stat.st_dev, stat.st_ino) in checked:
         return
-    head = _read(path)
-    texts = [tensor for key, tensor in head.tensors.items() if key.startswith("varlen_t5_")]
+    tensors, metadata = _read(path)
+    texts = [tensor for key, tensor in tensors.items() if key.startswith("varlen_t5_")]
     if len(texts) != 1 or len(texts[0].shape) != 2 or texts[0].shape[0] < 1:
         raise _FaultError("holds no embedding (varlen_t5) of one token or more")
-    if "caption1" not in head.metadata:
+    if "caption1" not in metadata:
         raise _FaultError("does not say its caption (caption1)")
-    if caption is not None and head.metadata["caption1"] != caption:
+    if caption is not None and metadata["caption1"] != caption:
         raise _FaultError("was made from another caption")
     checked.add((stat.st_dev, stat.st_ino))
 

@@ -104,6 +104,10 @@ def shorten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def misname_dtypes(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"dtype"', b'"dtyqe"'))
+
+
 def rewrite(**changes: Any) -> Any:
     return lambda path: put_latents(path, **{"size": (80, 64), "latent": (1, 8, 8), **changes})
 
@@ -113,6 +117,7 @@ def rewrite(**changes: Any) -> Any:
     [
         (Path.unlink, "is missing"),
         (shorten, "is cut short or has grown"),
+        (misname_dtypes, "has a damaged header"),
         (lambda path: path.write_bytes(b"x" * 20), "no safetensors file"),
         (lambda path: put_text(path, "a red square"), "has another width or height"),
         (lambda path: put_weights(path, "x"), "is not a cache of Wan"),
@@ -148,6 +153,7 @@ def test_latents_that_the_trainer_cannot_use_fail(
     [
         (Path.unlink, "is missing"),
         (shorten, "is cut short"),
+        (misname_dtypes, "has a damaged header"),
         (lambda path: put_text(path, "an old caption"), "was made from another caption"),
         (lambda path: put_weights(path, "x"), "is not a cache of Wan"),
     ],
