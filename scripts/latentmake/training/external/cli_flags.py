@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,11 +22,7 @@ from latentmake.index.memo import Memo, remembered
 __all__ = ["Sources"]
 
 _MAX_FILES = 2000
-# As `ast.unparse` writes them: a condition on sage attention alone, an end of the program.
-_SAGE = re.compile(
-    r"(\w+\.)*sage_attn( (is|==) True)?|getattr\(\w+, 'sage_attn'(, \w+)?\)|'--sage_attn' in .+"
-)
-_ENDS = re.compile(r"raise\b|([\w.]+\.)?(error|exit|_exit|quit)\(")
+_ENDS = frozenset({"error", "exit", "_exit", "quit"})  # parser.error, sys.exit and their like
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ class Sources:
         def find() -> tuple[dict[str, Any], list[Path]]:
             return _Reader(script, roots).facts()
 
-        question = ["sources 3", str(script), [str(root) for root in roots]]
+        question = ["sources 4", str(script), [str(root) for root in roots]]
         facts: dict[str, Any] = remembered(memory, question, find)
         lists = {key: frozenset(each) for key, each in facts.items() if isinstance(each, list)}
         return cls(**{**facts, **lists})
@@ -195,9 +190,7 @@ class _Reader:
                         parts, body = [part], [ast.Raise()]
                     case _:
                         continue
-                if any(_SAGE.fullmatch(ast.unparse(part)) for part in parts) and any(
-                    _ENDS.match(ast.unparse(statement)) for statement in body
-                ):
+                if any(map(_means_sage, parts)) and any(map(_ends, body)):
                     return True
         return False
 
@@ -243,3 +236,26 @@ def _imports(
 
 def _is_main(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "id='__name__'" in ast.dump(node.test)
+
+
+def _means_sage(test: ast.expr) -> bool:
+    """Whether an expression is true if and only if sage attention is chosen."""
+    match test:
+        case ast.Attribute(attr="sage_attn") | ast.Name(id="sage_attn"):
+            return True
+        case ast.Compare(left=ast.Constant(value="--sage_attn"), ops=[ast.In()]):
+            return True
+        case ast.Compare(left, [ast.Is() | ast.Eq()], [ast.Constant(value=True)]):
+            return _means_sage(left)
+        case ast.Call(ast.Name(id="getattr"), [_, ast.Constant(value="sage_attn"), *_]):
+            return True
+    return False
+
+
+def _ends(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Raise():
+            return True
+        case ast.Expr(ast.Call(ast.Attribute(attr=name) | ast.Name(id=name))):
+            return name in _ENDS
+    return False
