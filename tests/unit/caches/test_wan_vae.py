@@ -268,6 +268,15 @@ def test_a_single_file_in_the_names_of_diffusers_serves(
         assert torch.equal(load_wan_vae(weights, CPU, EXACT).encode(video(1), EXACT), expected)
 
 
+@pytest.mark.parametrize("form", [".pth", ".safetensors"])
+def test_a_single_file_in_the_originals_names_may_have_a_configuration(
+    places: dict[str, Path], form: str
+) -> None:
+    expected = loaded(places["folder"]).encode(video(1), EXACT)
+    weights = Weights(path=str(places[form]), config=str(places["folder"]))
+    assert torch.equal(load_wan_vae(weights, CPU, EXACT).encode(video(1), EXACT), expected)
+
+
 def test_the_configuration_of_a_dit_beside_the_file_is_not_the_vaes(
     places: dict[str, Path], tmp_path: Path
 ) -> None:

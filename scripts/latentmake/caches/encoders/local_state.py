@@ -65,10 +65,11 @@ def load_network(kind: Kind, weights: Weights) -> Any:
     with refusing(weights, kind.name, kind.hint):
         if weights.hub is not None:
             return pretrained(kind.from_pretrained, weights, foreign=kind.foreign)
-        config = None
-        # Beside Wan's original files lies the config.json of its DiT.
-        if weights.config is not None or not Path(weights.path or "").is_file():
+        config, single = None, Path(weights.path or "").is_file()
+        if not single:
             weights_files(weights)  # names what is missing
+        # Beside Wan's original files lies the config.json of its DiT.
+        if weights.config is not None or not single:
             config = network_config(weights) or {}
             own = list(filter(None, map(config.get, ("_class_name", "model_type"))))
             if own and not set(own) & set(kind.models):
