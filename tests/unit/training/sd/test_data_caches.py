@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -287,6 +290,33 @@ def test_a_file_that_was_written_anew_is_read_as_it_is_now(manifest: Path) -> No
     batches = list(prefetched(caches, [[0], [0, 2]]))
     for batch in batches:
         assert torch.equal(batch.latents[0], (changed["latents"] - SHIFT) * SCALING)
+
+
+def test_a_file_whose_handle_became_stale_is_read_again(
+    manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches = Caches(read_items(manifest), memory=0)
+    expected = caches.batch([0]).latents
+    read, failures = os.preadv, [OSError(errno.ESTALE, "Stale file handle")]
+
+    def preadv(*arguments: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert torch.equal(caches.batch([0]).latents, expected)
+    assert not failures
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_file_is_named(manifest: Path) -> None:
+    caches = Caches(read_items(manifest), memory=0)
+    path = Path(caches.examples[0].latents.path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CacheError, match="is no regular file"):
+        list(prefetched(caches, [[0]]))
 
 
 def test_a_cache_of_values_that_are_no_numbers_reaches_the_network_as_such(tmp_path: Path) -> None:

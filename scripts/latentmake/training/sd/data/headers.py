@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import prod
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ _DTYPES = {
 _DIMENSIONS = {LATENTS: 3, HIDDEN_STATE: 2}
 _THREADS = 8  # that read headers: a disk or a network answers several at once
 _CHUNK = 256  # files a thread takes at a time
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # so that a pipe is no endless wait
 
 
 class Stored(NamedTuple):
@@ -75,16 +77,17 @@ class Stored(NamedTuple):
         Raises:
             CacheError: the file is missing or damaged, or has another shape or scale now.
         """
-        try:
+        with suppress(OSError):  # a file that is replaced meanwhile, on a network's file system
             if _read(self, place):
                 return
-            now = inspect(self.path, self.name)
-            if now._replace(state=self.state, start=self.start, pixels=self.pixels) != self:
-                raise CacheError(
-                    "has another shape or scale than when the training began",
-                    where=self.path,
-                    hint="give the build's command again",
-                )
+        now = inspect(self.path, self.name)
+        if now._replace(state=self.state, start=self.start, pixels=self.pixels) != self:
+            raise CacheError(
+                "has another shape or scale than when the training began",
+                where=self.path,
+                hint="give the build's command again",
+            )
+        try:
             if not _read(now, place):
                 raise _damaged(self.path, "it changes while it is read")
         except OSError as error:
@@ -94,7 +97,7 @@ class Stored(NamedTuple):
 def _read(stored: Stored, place: torch.Tensor) -> bool:
     """Read a tensor; False where the file is not the one whose header is known."""
     memory = place.view(-1).view(torch.uint8).numpy().data
-    file = os.open(stored.path, os.O_RDONLY | os.O_CLOEXEC)
+    file = os.open(stored.path, _FLAGS)
     try:
         if _state(os.fstat(file)) != stored.state:
             return False
