@@ -20,7 +20,7 @@ MODULES = sorted([*PACKAGE.rglob("*.py"), *DEMO.rglob("*.py")])
 
 def pins(name: str) -> dict[str, str]:
     lines = (ROOT / "envs" / name).read_text().splitlines()
-    return dict(line.split("==") for line in lines if "==" in line)
+    return dict(line.strip(" -").split("==") for line in lines if "==" in line)
 
 
 @pytest.mark.parametrize("name", ["encode.yaml", "train.yaml"])
@@ -35,6 +35,19 @@ def test_environments_pin_what_the_lock_pins(name: str) -> None:
     assert {each: each.partition("==")[2] for each in listed} == {
         each: lock[each.partition("==")[0]] for each in listed
     }
+
+
+def test_the_encoding_environment_has_the_imports_of_an_external_encoder() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
+    along = {"psutil", "pydantic-core", "pyyaml"}  # installed with accelerate and pydantic
+    missing = {each.replace("-", "_") for each in named - along - pins("encode.yaml").keys()}
+    code = f"""import sys
+sys.path.insert(0, {str(PACKAGE.parent)!r})
+sys.modules.update(dict.fromkeys({sorted(missing)}))
+import latentmake.training.external.musubi.encode"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_both_locks_agree() -> None:
