@@ -116,14 +116,19 @@ def missing_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
     for each in arguments:
         value = _split(each)[1]
         named = value.endswith(_READ) and "://" not in value and " " not in value
-        if named and _place(value) is None and not (folder / value).exists():
+        if named and _place(value) is None and not _exists(folder / value):
             yield value
 
 
 def _split(argument: str) -> tuple[str, str]:
     """Return what stands up to an equals sign, and the value behind it."""
     key, equals, value = argument.partition("=")
-    return (f"{key}=", value) if equals and not Path(argument).exists() else ("", argument)
+    return (f"{key}=", value) if equals and not _exists(argument) else ("", argument)
+
+
+def _exists(path: Path | str) -> bool:
+    """Whether a path exists; one that is too long for the system does not."""
+    return os.path.exists(path)  # noqa: PTH110
 
 
 def _place(value: str) -> str | None:
@@ -132,8 +137,4 @@ def _place(value: str) -> str | None:
     looks = path != value or os.sep in value or bool(Path(value).suffix)
     if value.startswith("-") or not looks:
         return None
-    try:
-        there = Path(path).exists()
-    except (OSError, ValueError):
-        return None
-    return absolute(path) if there else None
+    return absolute(path) if _exists(path) else None

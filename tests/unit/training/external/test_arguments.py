@@ -77,3 +77,9 @@ def test_a_schedule_that_ends_depends_on_the_number_of_steps(
     arguments: list[str], depends: bool
 ) -> None:
     assert depends_on_length(arguments) == depends
+
+
+def test_a_long_argument_is_no_path(tmp_path: Path) -> None:
+    long = ["conv=" + "1," * 200, "a." + "x" * 300, "y" * 300 + ".txt"]
+    assert with_paths(long) == long
+    assert [*missing_files(long, tmp_path)] == [long[2]]
