@@ -35,7 +35,7 @@ Kind = Literal[
     "UNet",
 ]
 Role = Literal["vae", "unet", "text", ""]
-"""Key of a model that takes such a network, if any but Wan's own."""
+"""Key of a model that takes such a network, if any but Wan's own; `unet` takes SD 3 too."""
 
 # In this order: an image-to-video DiT has more than one mark, a LoRA contains its network's names.
 _KINDS: tuple[tuple[Kind, Role, str], ...] = (
@@ -43,7 +43,7 @@ _KINDS: tuple[tuple[Kind, Role, str], ...] = (
     ("Wan DiT", "", r"\.(self_attn\.q|cross_attn\.k)\.|^patch_embedding\.|^blocks\.0\.attn1\."),
     (
         "transformer of another model",
-        "",
+        "unet",
         r"^(double_blocks|single_blocks|transformer_blocks|joint_blocks)\.",
     ),
     ("UNet", "unet", r"^(down_blocks|input_blocks|up_blocks)\."),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import world
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -22,6 +23,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.training.order import TrainingOrder, read_order
 from latentmake.training.sd.objective import load_noise_schedule
+from safetensors.numpy import save_file
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -77,6 +79,21 @@ def test_a_network_of_another_kind_is_refused(
 def test_the_right_network_passes_as_folder_and_as_file(project: dict[str, Any], name: str) -> None:
     for path in (f"models/micro/{name}", lone(name)):
         check_kind(Weights(path=path), name.removesuffix("_encoder"), "here")
+
+
+def test_a_complete_checkpoint_of_a_transformer_passes_for_its_network_and_vae(
+    tmp_path: Path,
+) -> None:
+    parts = ("model.diffusion_model.joint_blocks.0.x", "first_stage_model.decoder.conv_in.weight")
+    for number in (1, 2):
+        tensors = {name: np.zeros(1, np.float32) for name in parts[:number]}
+        save_file(tensors, tmp_path / f"{number}.safetensors")
+    checkpoint, alone = (Weights(path=f"{tmp_path}/{number}.safetensors") for number in (2, 1))
+    check_kind(checkpoint, "unet", "here")
+    check_kind(checkpoint, "vae", "here")
+    check_kind(alone, "unet", "here")
+    with pytest.raises(ModelError, match="transformer of another model, not a VAE"):
+        check_kind(alone, "vae", "here")
 
 
 @pytest.mark.parametrize(
