@@ -34,7 +34,7 @@ def replacing(path: Path, *, one_writer: bool = False) -> Iterator[Path]:
     """Yield a temporary name whose file takes a path's place at the end of the `with`.
 
     The path's folder is made where it is missing. With `one_writer` the temporary name is the same
-    each time, so that the next call writes over what a killed one left.
+    each time, so that the next call removes what a killed one left.
     """
     # Short, whatever the name's length; process and thread tell writers of one name apart.
     unique = digest.of_bytes(path.name.encode())[:16]
@@ -43,6 +43,8 @@ def replacing(path: Path, *, one_writer: bool = False) -> Iterator[Path]:
     temporary = path.with_name(f".{unique}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Left by a killed `link` it is another name of a finished file, which would be overwritten.
+        temporary.unlink(missing_ok=True)
         yield temporary
         temporary.replace(path)
         temporary.unlink(missing_ok=True)  # rename does nothing between two names of one file
@@ -82,7 +84,6 @@ def write(path: Path, data: bytes) -> None:
 def link(existing: Path, path: Path) -> None:
     """Give a finished file a second name, replacing what bears it; copy where links fail."""
     with replacing(path) as temporary:
-        temporary.unlink(missing_ok=True)
         try:
             os.link(existing, temporary)
         except OSError:

@@ -230,7 +230,6 @@ def _link(existing: Path, path: Path) -> bool:
     """Give a file a second name; return False where the file system cannot."""
     with contextlib.suppress(OSError, StorageError):  # the copy made instead meets it too
         with atomic.replacing(path, one_writer=True) as temporary:
-            temporary.unlink(missing_ok=True)
             os.link(existing, temporary)
         return True
     return False
