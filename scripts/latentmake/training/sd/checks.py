@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,7 +49,8 @@ def check_accelerate(config: Path) -> None:
         TrainingError: it cannot be read, or shards the model or the optimizer.
     """
     try:
-        content = yaml.safe_load(config.read_bytes())  # JSON is YAML
+        load = json.loads if config.suffix == ".json" else yaml.safe_load  # as accelerate does
+        content = load(config.read_bytes())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise TrainingError(
             f"this configuration of accelerate cannot be read ({first_line(error)})",

@@ -515,6 +515,13 @@ def test_a_missing_configuration_of_accelerate_is_named(tmp_path: Path) -> None:
         train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json")
 
 
+def test_a_configuration_of_accelerate_may_be_json_with_tabs(tmp_path: Path) -> None:
+    config = tmp_path / "accelerate.json"
+    config.write_text('{\n\t"distributed_type": "NO"\n}\n')
+    order = make_order(tmp_path, accelerate_config=str(config))
+    assert all(each.verdict == "ok" for each in check_settings(order.trainer))
+
+
 @pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP"])
 def test_accelerate_may_not_shard_the_optimizer(tmp_path: Path, kind: str) -> None:
     config = tmp_path / "accelerate.yaml"
