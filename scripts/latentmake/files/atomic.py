@@ -52,6 +52,8 @@ def replacing(path: Path, *, one_writer: bool = False) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # on a read-only disk even that is refused
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
+            if error.filename in (None, os.fspath(temporary)):
+                error.filename = os.fspath(path)
             raise storage_error(error, path) or error from None
         raise
 

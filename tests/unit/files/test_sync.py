@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.files.sync import RECORD, Changes, sync
 
@@ -120,3 +123,21 @@ def test_nothing_is_written_through_a_link_that_a_killed_call_left(
         atomic.write(path, b"another")
     assert finished.read_bytes() == b"whole"
     assert path.read_bytes() == b"another"
+
+
+def test_a_file_that_cannot_be_copied_is_named_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").write_bytes(b"whole")
+    path, real = tmp_path / "folder" / "name", Path.open
+
+    def fails(self: Path, mode: str = "r", *args: Any) -> Any:
+        if mode == "wb" and self.parent == path.parent:
+            raise OSError(errno.EIO, "Input/output error", str(self))
+        return real(self, mode, *args)
+
+    with monkeypatch.context() as patched, pytest.raises(StorageError) as error:
+        patched.setattr(atomic, "write", lambda path, data: None)
+        patched.setattr(Path, "open", fails)
+        sync(path.parent, {path.name: tmp_path / "source"})
+    assert str(error.value).startswith(f"{path}: cannot be written (Input/output error); ")
