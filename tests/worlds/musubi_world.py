@@ -266,7 +266,6 @@ def make_run(
         resolutions=list(resolutions),
         model_name="wan",
         model=Model.model_validate({**section, **(model or {})}),
-        weights="w" * 64,
         trainer=MusubiTrainer.model_validate({"kind": "musubi", "max_train_epochs": 4, **trainer}),
         musubi_tuner=None if tuner is None else ExternalProgram(path=os.fspath(tuner)),
         publish=Publish(),

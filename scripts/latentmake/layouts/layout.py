@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -45,7 +46,7 @@ class Named(NamedTuple):
     clip: Clip | None = None
 
 
-class Layout:
+class Layout(ABC):
     """A layout with everything that may differ between layouts; the defaults are the usual answers.
 
     A part of a dataset and model is a resolution (`64`, `512x768`) or a text (`text`, `text.1`).
@@ -127,8 +128,9 @@ class Layout:
             return ""
         return self._resizing(resolution, image, settings, clip)
 
+    @abstractmethod
     def _resizing(self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None) -> str:
-        raise NotImplementedError
+        """Return the part of a latent's key; see `variant`."""
 
     def base(self, stem: str) -> str:
         """Return the beginning of the names of an item's cache files."""

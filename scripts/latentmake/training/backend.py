@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ __all__ = ["Backend", "Say"]
 Say = Callable[[str], None]
 
 
-class Backend:
+class Backend(ABC):
     """A trainer; all but `plan` and `train` are optional.
 
     A subclass imports what it needs inside its methods: planning loads no trainer.
@@ -28,6 +29,7 @@ class Backend:
 
     publishes = False
 
+    @abstractmethod
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run, and decide whether there is anything to train.
 
@@ -39,21 +41,21 @@ class Backend:
         Raises:
             UserError: the training could not be carried out.
         """
-        raise NotImplementedError
 
     def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
         """Check what a run needs besides its caches; files of a `current` manifest too."""
         del order, current
         return ()
 
+    @abstractmethod
     def train(
         self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
     ) -> None:
         """Bring the trained weights of an order file up to date; the receipt is written last."""
-        raise NotImplementedError
 
     def check_publication(self, facts: Facts, run: str) -> None:
         """Refuse a publication whose files the trainer would refuse; raises UserError."""
+        del facts, run
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         """Write the order of a publication of items of another manifest than the run's."""

@@ -68,18 +68,12 @@ def train(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
     say = partial(_say, log)
-    checked = not order.weights
-    if checked:  # first, since networks take a while to read
-        passed(trainer.job_findings(order), say)
-        weights = _digest_with_receipt(partial(trainer.weights_digest, order))
-        order = order.model_copy(update={"weights": weights})
-    want = wanted(order)
+    passed(trainer.job_findings(order), say)  # first, since networks take a while to read
+    want = wanted(order, _digest_with_receipt(partial(trainer.weights_digest, order)))
     record = Record.read(files.record)
     if record is not None and record.wanted == want and not _fault(files.lora):
         say(f"{order.run}: already trained on exactly this: {files.lora}")
     else:
-        if not checked:
-            passed(trainer.job_findings(order), say)
         record = _train(trainer, order, files, want, say, log, processes, threads)
     Receipt(run=order.run, **dict(record)).write(receipt)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from latentmake.plan.parts import run_folder
 __all__ = ["ExternalOrder", "fields_of"]
 
 
-class ExternalOrder(BaseModel):
+class ExternalOrder(BaseModel, ABC):
     """Fields that all external trainers share; paths are relative to the working directory.
 
     Attributes:
@@ -25,7 +26,6 @@ class ExternalOrder(BaseModel):
         output: folder that gets what is trained.
         datasets: name -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
-        weights: digest of the networks that are trained; "" where the job has to find it.
         trained: whether the run has a trainer; without one it is published alone.
         planned: time in nanoseconds: no two orders are the same file to Snakemake.
     """
@@ -40,15 +40,14 @@ class ExternalOrder(BaseModel):
     resolutions: list[tuple[int, int]]
     model_name: str
     model: Model
-    weights: str = ""
     trained: bool = True
     trainer: MusubiTrainer | SdScriptsTrainer
     publish: Publish
     planned: int = 0
 
+    @abstractmethod
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
-        raise NotImplementedError
 
     def write(self) -> Path:
         """Write the order, and return its path."""

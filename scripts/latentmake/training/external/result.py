@@ -63,11 +63,12 @@ class Receipt(Record):
     run: str
 
 
-def wanted(order: ExternalOrder) -> Wanted:
-    """Return the digests that a LoRA of this order must come from; raises TrainingError."""
-    return Wanted(
-        data=lock_digest(order.lock), settings=order.settings_digest(), weights=order.weights
-    )
+def wanted(order: ExternalOrder, weights: str) -> Wanted:
+    """Return the digests that a LoRA of this order must come from; raises TrainingError.
+
+    `weights` is the digest of the networks that are trained.
+    """
+    return Wanted(data=lock_digest(order.lock), settings=order.settings_digest(), weights=weights)
 
 
 def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> bool:

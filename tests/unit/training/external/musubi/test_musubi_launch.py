@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latentmake import digest
 from latentmake.errors import TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.result import Record, RunFiles, wanted
 from latentmake.training.external.resume import prepare
-from musubi_world import RUN, called, install, make_run, stand_in, write_order
+from latentmake.training.order import Wanted
+from musubi_world import RUN, WAN_DIT, called, install, make_run, put_weights, stand_in, write_order
 
 LORA = Path(f"runs/{RUN}/{RUN}.safetensors")
 WORK = Path(f"runs/{RUN}/output")
@@ -50,9 +52,13 @@ def refused(order: MusubiOrder, match: str) -> str:
     return str(caught.value)
 
 
+def wanted_of(order: MusubiOrder) -> Wanted:
+    return wanted(order, Musubi().weights_digest(order, digest.of_file))
+
+
 def is_trained(order: MusubiOrder) -> bool:
     record = Record.read(RunFiles(order.run, order.output).record)
-    return record is not None and record.wanted == wanted(order) and LORA.is_file()
+    return record is not None and record.wanted == wanted_of(order) and LORA.is_file()
 
 
 def epochs(path: Path = LORA) -> int:
@@ -75,7 +81,7 @@ def test_a_training_ends_with_a_lora_a_record_and_a_receipt(root: Path, tuner: P
     assert is_trained(order)
     receipt = json.loads(RECEIPT.read_text())
     assert (receipt["run"], receipt["weights"]) == (RUN, str(LORA))
-    assert receipt["wanted"] == wanted(order).model_dump()
+    assert receipt["wanted"] == wanted_of(order).model_dump()
 
 
 def test_the_trainer_runs_in_its_own_folder_and_environment(
@@ -124,7 +130,7 @@ def test_anything_else_is_trained_anew(root: Path, tuner: Path, change: str) -> 
     lock = "another" if change == "data" else "one"
     order = make_run(root, tuner=tuner, lock=lock, **settings)
     if change == "weights":
-        order = order.model_copy(update={"weights": "x" * 64})
+        put_weights(root / "models/dit.safetensors", *WAN_DIT, "blocks.1.self_attn.q.weight")
     if change == "lora":
         LORA.write_bytes(b"damaged")
     launch(order)
@@ -252,9 +258,9 @@ def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
     order = interrupted(root, tuner, monkeypatch, "killed 3")
     layout = RunFiles(order.run, order.output)
     before = layout.progress.read_bytes()
-    assert prepare(layout, RUN, wanted(order), epochs=4).done == 3
+    assert prepare(layout, RUN, wanted_of(order), epochs=4).done == 3
     layout.progress.write_bytes(before)  # as if killed before it was written
-    assert prepare(layout, RUN, wanted(order), epochs=4).done == 3
+    assert prepare(layout, RUN, wanted_of(order), epochs=4).done == 3
     launch(order)
     assert flag(tuner, "max_train_epochs") == "1"
     assert epochs() == 4
