@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
-import torch
 from exact_world import error, narrow_vae, pictures
 from latentmake.caches.encoders.vae import encode_images
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BOUND = 1e-5  # of the largest value
 PICTURES = pictures()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", PICTURES)
