@@ -2,8 +2,16 @@
 
 The package knows nothing of Snakemake: the Snakefile and the entries in `scripts/` hand it plain
 values. Importing this name, or any of the planning modules (`config`, `dataset`, `recipe`, `memo`,
-`plan`, `layouts`), never imports torch.
+`plan`, `layouts`), never imports torch: the datasets for training loops are imported on first use.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from latentmake.training.cached_clips import CachedClipDataset
+    from latentmake.training.clip_dataset import ClipDataset
+    from latentmake.training.collate import collate_fn
 
 __version__ = "0.1.0"
 
@@ -11,4 +19,17 @@ PLAN_VERSION = 1
 """Raised when the same files and settings would be judged otherwise: which files make an item, how
 captions are read and composed, what is stale. No remembered verdict of before is then believed."""
 
-__all__ = ["PLAN_VERSION", "__version__"]
+__all__ = ["PLAN_VERSION", "CachedClipDataset", "ClipDataset", "__version__", "collate_fn"]
+
+_LAZY = {
+    "CachedClipDataset": "latentmake.training.cached_clips",
+    "ClipDataset": "latentmake.training.clip_dataset",
+    "collate_fn": "latentmake.training.collate",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,159 @@
+"""ClipDataset: clips of videos as a torch dataset, cut while they are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset as TorchDataset
+
+from latentmake.caches.pixels.wan import read_clips
+from latentmake.config import Config, parse
+from latentmake.errors import ConfigError, DatasetError, SourceError
+from latentmake.geometry.buckets import Size
+from latentmake.index.memo import Memo
+from latentmake.layouts.musubi import Musubi
+from latentmake.plan.clip_list import ListedClip, listed_clips
+from latentmake.plan.facts import Facts
+from latentmake.sources.caption_files import read_caption
+
+__all__ = ["ClipDataset"]
+
+_NAME = "source"
+_SIDE = 16  # of a Wan network's patches, in pixels
+
+
+class _Clips(Musubi):
+    """Names of clips, of which no cache is made: those of two folders may be the same."""
+
+    def base(self, stem: str) -> str:
+        return stem
+
+
+class _Listing(Facts):
+    def layout(self, model: str) -> Musubi:
+        return _Clips()
+
+
+class ClipDataset(TorchDataset[dict[str, Any]]):
+    """Clips of a folder of videos, or of a JSONL list of videos or of .npz clips.
+
+    Nothing is written: a clip is the name of a video and the place of its frames. Its pixels are
+    those that the caches of a run of one `[width, height]` with `fit: crop` are made of: scaled to
+    cover the size, cut around the centre. It can be pickled, and holds no open file.
+
+    Args:
+        source: folder with a caption file beside each video, or a JSONL file of objects with
+            `video` (or `file_name`, `path`) and `prompt` (or `text`, `caption`).
+        frames: of a clip, 4 n + 1.
+        height: of a frame, a multiple of 16, in pixels.
+        width: likewise.
+        stride: every so many frames of a file one is taken.
+        source_fps: frame rate of the files: frames are dropped to get 16 a second. By default each
+            frame is kept.
+        settings: further keys of a dataset in the configuration: `frame_extraction: "chunk"` for
+            all clips of a video one after the other (by default its first alone),
+            `missing_caption`, `captions`, ...
+
+    Raises:
+        UserError: a setting is wrong, or videos or captions are faulty, which are named; with
+            `on_error: "skip"` these are left out.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        frames: int = 81,
+        height: int = 480,
+        width: int = 832,
+        stride: int = 1,
+        source_fps: float | None = None,
+        **settings: Any,
+    ) -> None:
+        _check(frames, height, width, stride)
+        self.source = os.fspath(source)
+        config = _config(
+            {
+                "path": self.source,
+                "target_frames": frames,
+                **({"sample_stride": stride} if stride != 1 else {}),
+                **({"source_fps": source_fps} if source_fps is not None else {}),
+                **settings,
+            },
+            (width, height),
+        )
+        self._settings = config.datasets[_NAME]
+        self._size = Size(width, height)
+        facts = _Listing(config, Memo(None))
+        items, faults = facts.items(_NAME, _NAME)
+        if faults and self._settings.on_error != "skip":
+            lines = " | ".join(fault.line for fault in faults)
+            hint = 'correct or remove them, or give on_error="skip"'
+            raise DatasetError(f"{len(faults)} faulty: {lines}", where=self.source, hint=hint)
+        clips = list(listed_clips(items, facts.layout(_NAME), self._settings))
+        prompts: dict[str, str] = {}
+        for clip in clips:
+            if clip.stem not in prompts:
+                prompts[clip.stem] = _prompt(clip)
+        self._clips = clips * self._settings.num_repeats
+        self._prompts = prompts
+
+    def __len__(self) -> int:
+        return len(self._clips)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Read a clip.
+
+        Returns:
+            `pixel_values` [F, 3, H, W], float32, -1 to 1; `prompt`; `row`: `video`, `first_frame`
+            (its index in the file), and the other columns of a list.
+
+        Raises:
+            SourceError: the video is damaged, gone, or was changed since it was listed.
+        """
+        clip = self._clips[index]
+        path, fps = clip.path, self._settings.source_fps
+        limit = self._settings.max_image_pixels
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            what = f"cannot be read ({error.strerror})"
+            hint = "check that the file exists and is readable"
+            raise SourceError(what, where=path, hint=hint) from None
+        (pixels,) = read_clips(data, path, fps, [(self._size, clip.clip)], max_pixels=limit)
+        values = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+        return {
+            "pixel_values": values.float() / 127.5 - 1.0,
+            "prompt": self._prompts[clip.stem],
+            "row": {"video": path, "first_frame": clip.indices(fps)[0]},
+        }
+
+
+def _check(frames: int, height: int, width: int, stride: int) -> None:
+    """Refuse numbers that no clip of Wan's can have; a ConfigError names the argument."""
+    if frames < 1 or frames % 4 != 1:
+        below = max((frames - 1) // 4 * 4 + 1, 1)
+        what, hint = f"frames={frames} is not 4 n + 1", f"use {below} or {below + 4}"
+        raise ConfigError(what, where="ClipDataset", hint=hint)
+    for name, side in (("height", height), ("width", width)):
+        if side < _SIDE or side % _SIDE:
+            hint = f"use {max(side // _SIDE, 1) * _SIDE}"
+            what = f"{name}={side} is not a multiple of {_SIDE}"
+            raise ConfigError(what, where="ClipDataset", hint=hint)
+    if stride < 1:
+        raise ConfigError(f"stride={stride} is below 1", where="ClipDataset", hint="use 1 or more")
+
+
+def _config(dataset: dict[str, Any], resolution: tuple[int, int]) -> Config:
+    """Return the configuration of a run of one dataset, whose encoders nobody reads."""
+    model = {"task": "t2v-1.3B", "vae": "-", "text": {"path": "-", "tokenizer": "-"}}
+    run = {"datasets": [_NAME], "model": _NAME, "resolutions": [list(resolution)]}
+    return parse({"datasets": {_NAME: dataset}, "models": {_NAME: model}, "runs": {_NAME: run}})
+
+
+def _prompt(clip: ListedClip) -> str:
+    if clip.text is not None:
+        return clip.text
+    return read_caption(clip.caption) if clip.caption else ""
