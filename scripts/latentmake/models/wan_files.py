@@ -17,6 +17,7 @@ __all__ = [
     "model_files",
     "networks",
     "number_format",
+    "other_task",
 ]
 
 DIT: Kind = "Wan DiT"
@@ -129,15 +130,15 @@ def _dit(model: Model, key: str, place: str | None) -> ModelFile:
     found = _original(_inspected(key, place, DIT), True)
     if found.fault or found.content is None or model.task is None:
         return found
-    if fault := _other_task(model.task, found.content):
+    if fault := other_task(model.task, found.content):
         return found._replace(fault=fault)
     if weight_file(Path(place)).suffix != ".safetensors":
         return found._replace(doubt="is no .safetensors file, which alone musubi-tuner reads")
     return found
 
 
-def _other_task(task: str, content: Content) -> str | None:
-    """Return why a DiT is another task's; sizes of no Wan model are ignored."""
+def other_task(task: str, content: Content) -> str | None:
+    """Return why a DiT is another task's; None where it fits, or has the sizes of no Wan model."""
     family, _, size = task.removesuffix("-FC").partition("-")
     channels = _CONTROL_CHANNELS if task.endswith("-FC") else _CHANNELS[family]
     for name, tensor in content.tensors.items():

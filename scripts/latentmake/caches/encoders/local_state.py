@@ -23,7 +23,16 @@ from latentmake.models import weight_kinds
 from latentmake.models.files import network_config, weights_files
 from latentmake.models.weight_kinds import PICKLES
 
-__all__ = ["Kind", "State", "load_network", "pretrained", "refuse_faults", "refusing"]
+__all__ = [
+    "Kind",
+    "State",
+    "fill",
+    "load_network",
+    "local_state",
+    "pretrained",
+    "refuse_faults",
+    "refusing",
+]
 
 State = dict[str, torch.Tensor]
 
@@ -74,7 +83,7 @@ def load_network(kind: Kind, weights: Weights) -> Any:
             own = list(filter(None, map(config.get, ("_class_name", "model_type"))))
             if own and not set(own) & set(kind.models):
                 raise ValueError(f"it is {own[0]}, not {kind.models[0]}")
-        state = _local_state(weights)
+        state = local_state(weights)
         found = [content for content, _ in weight_kinds.kinds_of(state)]
         if not found:
             first = next(iter(state), None)
@@ -90,7 +99,7 @@ def load_network(kind: Kind, weights: Weights) -> Any:
         except Exception as error:  # each library has its own for this
             what = "has a configuration that no network can have"
             raise ValueError(f"{what}: {first_line(error)}") from None
-        _fill(network, state)
+        fill(network, state)
     return network
 
 
@@ -150,7 +159,7 @@ def refusing(weights: Weights, name: str, hint: str) -> Iterator[None]:
         ) from None
 
 
-def _local_state(weights: Weights) -> State:
+def local_state(weights: Weights) -> State:
     """Read all weights of a local folder or single file, mapped from it where its format allows."""
     path = Path(weights.path or "")
     if path.is_file():
@@ -196,7 +205,7 @@ def _read(path: Path) -> State:
     return found
 
 
-def _fill(network: torch.nn.Module, state: State) -> None:
+def fill(network: torch.nn.Module, state: State) -> None:
     """Give a network on the meta device exactly its weights, in their own dtype."""
     expected = network.state_dict()
     refuse_faults(

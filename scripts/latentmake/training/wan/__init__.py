@@ -1,0 +1,1 @@
+"""The trainer `wan`: LoRAs of Wan's networks."""

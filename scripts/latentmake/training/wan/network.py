@@ -1,0 +1,120 @@
+"""Wan's network for training: loaded from any of its forms, and given a LoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from diffusers import WanTransformer3DModel
+from peft import LoraConfig
+
+from latentmake.caches.encoders.local_state import fill, local_state, refusing
+from latentmake.config import Weights
+from latentmake.errors import ModelError
+from latentmake.models.wan_dit import HINT, IGNORED, check_targets, read_dit
+from latentmake.models.wan_names import to_diffusers
+
+__all__ = ["Transformer", "add_lora", "count_parameters", "load_transformer"]
+
+Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
+_Transformer: Transformer = WanTransformer3DModel
+
+
+def load_transformer(
+    path: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    high_noise: bool = False,
+    where: str = "",
+) -> Transformer:
+    """Load Wan's network on the CPU, frozen.
+
+    Weights that have their dtype already are mapped from the files; others take memory once. What
+    diffusers keeps in float32 (`_keep_in_fp32_modules`) is float32 whatever the dtype.
+
+    Args:
+        path: a diffusers folder, of the network or its pipeline; a folder of the original release;
+            or a .safetensors file in diffusers' or the original names.
+        dtype: of the other weights.
+        high_noise: of Wan 2.2's two networks in a pipeline's folder, whether it is that for high
+            noise.
+        where: key of the path in the configuration, for messages.
+
+    Raises:
+        ModelError: it is missing, damaged, incomplete, or no DiT that can be trained.
+    """
+    try:
+        return _load(path, dtype, high_noise)
+    except ModelError as error:
+        if not where:
+            raise
+        what = f"{error.where}: {error.what}" if error.where else error.what
+        raise ModelError(what, where=where, hint=error.hint) from None
+
+
+def _load(path: str, dtype: torch.dtype, high_noise: bool) -> Transformer:
+    dit = read_dit(path, high_noise=high_noise)
+    weights = Weights(path=str(dit.place))
+    with refusing(weights, "Wan's DiT", HINT):
+        state = {
+            to_diffusers(name): value
+            for name, value in local_state(weights).items()
+            if IGNORED not in name
+        }
+        with torch.device("meta"):  # without memory for weights
+            transformer = _Transformer.from_config(dit.config)
+        fill(transformer, state)
+        del state
+        kept = set(_Transformer._keep_in_fp32_modules)
+        for name, parameter in transformer.named_parameters():
+            exact = kept.intersection(name.split("."))
+            parameter.data = parameter.data.to(torch.float32 if exact else dtype)
+        # Its tables are no weights, and still on the meta device.
+        rope = transformer.rope
+        transformer.rope = type(rope)(rope.attention_head_dim, rope.patch_size, rope.max_seq_len)
+    return transformer.train()
+
+
+def add_lora(
+    transformer: Transformer,
+    *,
+    rank: int,
+    target_modules: Sequence[str],
+    alpha: float | None = None,
+    where: str = "trainer.target_modules",
+) -> None:
+    """Freeze a network and add a float32 LoRA to it, by peft; it changes nothing yet.
+
+    New weights are drawn from torch's global generator.
+
+    Args:
+        transformer: changed in place.
+        rank: of the LoRA.
+        target_modules: layers, by their names or the ends of these.
+        alpha: the LoRA's output is multiplied by alpha / rank; None for the rank.
+        where: key of `target_modules`, for messages.
+
+    Raises:
+        TrainingError: one of `target_modules` fits no linear layer of a block.
+    """
+    shapes = {name: tuple(each.shape) for name, each in transformer.named_parameters()}
+    check_targets(target_modules, shapes, where)
+    transformer.requires_grad_(False)
+    transformer.add_adapter(
+        LoraConfig(
+            r=rank,
+            lora_alpha=rank if alpha is None else alpha,
+            init_lora_weights="gaussian",
+            target_modules=list(target_modules),
+        )
+    )
+    for parameter in transformer.parameters():
+        if parameter.requires_grad:  # the optimizer needs small differences
+            parameter.data = parameter.data.float()
+
+
+def count_parameters(network: torch.nn.Module) -> tuple[int, int]:
+    """Return the numbers of trained and of all parameters."""
+    numbers = [(each.numel(), each.requires_grad) for each in network.parameters()]
+    return sum(number for number, trained in numbers if trained), sum(each for each, _ in numbers)

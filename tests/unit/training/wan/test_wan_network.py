@@ -1,0 +1,217 @@
+"""Wan's network is loaded from every form with exactly its weights, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import WanTransformer3DModel
+from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
+from dit_world import (
+    forms,
+    image_dit,
+    inputs,
+    original_config,
+    original_dit,
+    tiny_dit,
+    write_file,
+    write_shards,
+)
+from latentmake.errors import ModelError, TrainingError
+from latentmake.models.wan_names import original_layer, to_diffusers
+from latentmake.training.wan.network import add_lora, count_parameters, load_transformer
+from wan_world import write_wan_vae
+
+TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
+
+
+def refusal(path: Path, **named: Any) -> str:
+    """Return the one line in which a network is refused."""
+    with pytest.raises(ModelError) as caught:
+        load_transformer(str(path), **named)
+    line = str(caught.value)
+    assert "\n" not in line and "; " in line
+    assert line.count(str(path)) == 1
+    return line
+
+
+def frames_dit() -> Any:
+    """That of first and last frame: with a position embedding of both pictures' tokens."""
+    return image_dit(pos_embed_seq_len=10)
+
+
+@pytest.mark.parametrize("make", [tiny_dit, image_dit, frames_dit])
+def test_every_form_gives_the_same_network(tmp_path: Path, make: Any) -> None:
+    dit = make()
+    given = inputs(dit)
+    expected = dit(**given).sample
+    for kind, path in forms(dit, tmp_path).items():
+        loaded = load_transformer(str(path), dtype=torch.float32)
+        state = loaded.state_dict()
+        assert state.keys() == dit.state_dict().keys(), kind
+        assert all(torch.equal(state[name], value) for name, value in dit.state_dict().items())
+        assert torch.equal(loaded(**given).sample, expected), kind
+        assert not any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+@pytest.mark.parametrize("make", [tiny_dit, image_dit])
+def test_names_are_those_of_diffusers_own_conversion(make: Any) -> None:
+    state = make().state_dict()
+    assert convert_wan_transformer_to_diffusers(original_dit(state)).keys() == state.keys()
+    for name, original in zip(state, original_dit(state), strict=True):
+        assert to_diffusers(original) == to_diffusers(name) == name
+        if name.endswith(".weight") and name.startswith("blocks."):
+            layer = name.removesuffix(".weight")
+            assert f"{original_layer(layer)}.weight" == original
+
+
+def test_a_network_in_bfloat16_is_that_of_diffusers(tmp_path: Path) -> None:
+    paths = forms(tiny_dit(), tmp_path)
+    diffusers: Any = WanTransformer3DModel
+    expected = diffusers.from_pretrained(paths["folder"], torch_dtype=torch.bfloat16)
+    for kind in ("folder", "original file"):
+        loaded = load_transformer(str(paths[kind]), dtype=torch.bfloat16)
+        for name, value in expected.state_dict().items():
+            assert loaded.state_dict()[name].dtype == value.dtype, name
+            assert torch.equal(loaded.state_dict()[name], value), name
+    kinds = {each.dtype for each in loaded.parameters()}
+    assert kinds == {torch.bfloat16, torch.float32}
+
+
+def test_heads_of_a_lone_file_are_128_wide(tmp_path: Path) -> None:
+    wide = tiny_dit(heads=2, head=128, num_layers=1)
+    file = write_file(original_dit(wide.state_dict()), tmp_path / "wide.safetensors")
+    assert load_transformer(str(file)).config.num_attention_heads == 2
+    # A configuration of another network beside it changes nothing, and none that is damaged.
+    beside = tmp_path / "config.json"
+    for content in (json.dumps(original_config(tiny_dit())), "{", '{"_class_name": "UNet"}'):
+        beside.write_text(content)
+        assert load_transformer(str(file)).config.num_attention_heads == 2
+    beside.write_text(json.dumps({**original_config(wide), "num_heads": 4}))
+    assert load_transformer(str(file)).config.num_attention_heads == 4
+    narrow = write_file(tiny_dit().state_dict(), tmp_path / "narrow/dit.safetensors")
+    assert "24 wide, and no config.json" in refusal(narrow)
+
+
+def test_a_pipeline_of_two_networks_has_the_one_for_low_noise_second(tmp_path: Path) -> None:
+    high, low = tiny_dit(), tiny_dit(ffn_dim=48)
+    high.save_pretrained(tmp_path / "transformer")
+    low.save_pretrained(tmp_path / "transformer_2")
+    assert load_transformer(str(tmp_path)).config.ffn_dim == 48
+    assert load_transformer(str(tmp_path), high_noise=True).config.ffn_dim == 40
+
+
+def test_weights_of_another_kind_or_number_format_are_refused(tmp_path: Path) -> None:
+    state = tiny_dit().state_dict()
+    name = "blocks.0.attn1.to_q.weight"
+    for content, fault in (
+        ({k: v for k, v in state.items() if k != name}, f"lacks {name}"),
+        ({k: v for k, v in state.items() if not k.startswith("blocks.0.ffn")}, "lacks blocks.0.ff"),
+        ({**state, "vace_blocks.0.proj.weight": torch.ones(1)}, "holds vace_blocks.0.proj.weight"),
+        ({**state, name: torch.ones(24, 23)}, "of shape [24, 23] instead of [24, 24]"),
+        ({**state, name: state[name].to(torch.float8_e4m3fn)}, "in fp8; the trainer wan needs"),
+        ({"blocks.0.lora_A.weight": torch.ones(2, 2)}, "is a LoRA, not a Wan DiT"),
+        ({"something": torch.ones(2)}, "is another network"),
+    ):
+        file = write_file(content, tmp_path / "bad" / "dit.safetensors")
+        (file.parent / "config.json").write_text(json.dumps(original_config(tiny_dit())))
+        assert fault in refusal(file)
+    assert "a Wan VAE" in refusal(write_wan_vae(tmp_path)[".safetensors"])
+    assert "is not a .safetensors file" in refusal(write_wan_vae(tmp_path)[".pth"])
+    assert "does not exist" in refusal(tmp_path / "nothing" / "here")
+    (tmp_path / "empty").mkdir()
+    assert "no config.json" in refusal(tmp_path / "empty")
+
+
+def test_damaged_folders_are_refused(tmp_path: Path) -> None:
+    dit = tiny_dit()
+    whole = forms(dit, tmp_path / "whole")
+    folder = tmp_path / "folder"
+
+    def fresh(kind: str) -> Path:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole[kind], folder)
+        return folder
+
+    shard = next(fresh("original folder").glob("*00002-of*"))
+    shard.unlink()
+    with pytest.raises(ModelError, match=f"{shard.name}: these weights are missing"):
+        load_transformer(str(folder))
+    cut = next(fresh("sharded folder").glob("*00002-of*"))
+    cut.write_bytes(cut.read_bytes()[:-1])
+    with pytest.raises(ModelError, match=f"{cut.name}: is cut short"):
+        load_transformer(str(folder))
+    config = fresh("folder") / "config.json"
+    said = json.loads(config.read_text())
+    for change, fault in (
+        ({"num_layers": 3}, "has num_layers 2, and its config.json says 3"),
+        ({"num_attention_heads": 7}, "its config.json says 7 heads"),
+        ({"_class_name": "WanVACETransformer3DModel"}, "is a WanVACETransformer3DModel, not a"),
+    ):
+        config.write_text(json.dumps({**said, **change}))
+        assert fault in refusal(folder)
+    config.write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
+        load_transformer(str(folder))
+    # The last block is in none of the shards: the configuration still says two.
+    state = original_dit(dit.state_dict())
+    write_shards({k: v for k, v in state.items() if "blocks.1" not in k}, tmp_path / "short")
+    (tmp_path / "short/config.json").write_text(json.dumps(original_config(dit)))
+    assert "has num_layers 1" in refusal(tmp_path / "short")
+
+
+def test_a_key_of_the_configuration_is_named(tmp_path: Path) -> None:
+    line = refusal(tmp_path / "gone" / "dit.safetensors", where="models.wan.dit")
+    assert line.startswith("models.wan.dit: ")
+
+
+def test_bfloat16_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
+    dit = tiny_dit(heads=8, head=128, num_layers=4, ffn_dim=4096)
+    dit = dit.to(torch.bfloat16)
+    file = write_file(dit.state_dict(), tmp_path / "dit.safetensors")
+    size = file.stat().st_size
+    assert size > 80e6
+
+    def held() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        (anonymous,) = (line.split()[1] for line in lines if line.startswith("RssAnon"))
+        return int(anonymous) * 1024
+
+    before = held()
+    loaded = load_transformer(str(file))
+    assert held() - before < 0.2 * size
+    assert sum(each.numel() for each in loaded.parameters()) * 2 > 0.98 * size
+
+
+def test_a_lora_is_float32_over_a_frozen_network_and_changes_nothing_yet(tmp_path: Path) -> None:
+    loaded = load_transformer(str(forms(tiny_dit(), tmp_path)["folder"]))
+    given = {name: value.bfloat16() for name, value in inputs(loaded).items()}
+    before = loaded(**given).sample
+    everything = sum(each.numel() for each in loaded.parameters())
+    add_lora(loaded, rank=4, alpha=2, target_modules=TARGETS)
+    trained = {name: each for name, each in loaded.named_parameters() if each.requires_grad}
+    assert {each.dtype for each in trained.values()} == {torch.float32}
+    assert all("lora_" in name for name in trained)
+    # 2 blocks, 2 attentions, 4 layers of 24 x 24 each, 2 matrices of 4 x 24
+    assert count_parameters(loaded) == (2 * 2 * 4 * 2 * 4 * 24, everything + 2 * 2 * 4 * 2 * 4 * 24)
+    assert torch.equal(loaded(**given).sample, before)
+
+
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [
+        ("to_x", "no layer of the DiT is named `to_x`"),
+        ("o_q", "no layer of the DiT is named `o_q`"),
+        ("proj_out", "`proj_out` fits proj_out, which is no linear layer of a block"),
+        ("norm_q", "`norm_q` fits blocks.0.attn1.norm_q, which is no linear layer"),
+    ],
+)
+def test_a_target_that_cannot_have_a_lora_is_refused(target: str, fault: str) -> None:
+    with pytest.raises(TrainingError) as caught:
+        add_lora(tiny_dit(), rank=4, target_modules=["to_q", target], where="runs.a.trainer.x")
+    assert str(caught.value).startswith(f"runs.a.trainer.x: {fault}")
+    assert "; the usual ones are to_q" in str(caught.value)
