@@ -366,6 +366,7 @@ VIDEOS: dict[Key, Change] = {
     ("datasets", "frame_sample"): refused(2, "frame_sample"),
     ("datasets", "max_frames"): refused(5, "max_frames"),
     ("datasets", "source_fps"): refused(24.0, "source_fps"),
+    ("datasets", "sample_stride"): refused(2, "sample_stride"),
 }
 WAN: dict[Key, Change] = {
     ("models", "dit"): refused("models/x.safetensors", ABOUT_WAN),

@@ -47,7 +47,8 @@ CHANGES: dict[Key, Change] = {
     ("datasets", "frame_sample"): Change(3, before={"frame_extraction": "uniform"}),
     ("datasets", "max_frames"): Change(9, before={"frame_extraction": "full"}),
     ("datasets", "source_fps"): Change(24.0),
-    ("datasets", "fit"): refused("crop", "fit: bucket"),
+    ("datasets", "sample_stride"): Change(2),
+    ("datasets", "fit"): Change("crop"),
     ("datasets", "bucket_no_upscale"): refused(True, "bucket_no_upscale"),
 }
 

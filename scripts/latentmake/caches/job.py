@@ -226,11 +226,12 @@ class Job:
             size = upright_size(data, item.source, settings)
             reading.sources[item.source] += [*size, settings.exif_rotation]
         variant = self.order.layout.variant
+        turned = item.media.rotation if item.media else 0
         return {
             target: cachefile.target_key(
                 reading.content,
                 self.recipe_digest,
-                variant(target.size, size, settings, target.clip),
+                variant(target.size, size, settings, target.clip, item.span, turned),
             )
             for target in item.targets
         }

@@ -156,6 +156,10 @@ def _check_musubi(
         if settings.fit == "bucket" and small:
             what = f"{small[0].name} is too small for musubi-tuner's buckets"
             raise ConfigError(what, where=sizes, hint="use 32 or more")
+        if settings.video and settings.fit == "crop" and model.scripted:
+            what = "musubi-tuner's scripts put clips into buckets"
+            hint = f"leave it out, or leave out `encoder` of models.{run.model}"
+            raise ConfigError(what, where=f"{where}.fit", hint=hint)
         if settings.bucket_steps != step:
             what = f"musubi-tuner's buckets go in steps of {step}"
             raise ConfigError(what, where=f"{where}.bucket_reso_steps", hint="leave it out")

@@ -110,6 +110,8 @@ class Dataset(Closed):
     """uniform: clips of a video."""
     max_frames: Number = Field(129, ge=1, json_schema_extra=_CLIPS)
     """full: frames kept of a video."""
+    sample_stride: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
+    """Every n-th frame of a video is used, after the conversion by source_fps."""
     source_fps: float | None = Field(
         None, gt=0, json_schema_extra=Shapes("latents", layouts=("musubi",))
     )
@@ -172,12 +174,12 @@ class Dataset(Closed):
     @model_validator(mode="after")
     def _clips(self) -> Self:
         if self.target_frames is None:
-            about = ("frame_extraction", "frame_stride", "frame_sample", "max_frames", "source_fps")
-            if key := self.first_set(*about):
+            about = ("frame_extraction", "frame_stride", "frame_sample", "max_frames")
+            if key := self.first_set(*about, "sample_stride", "source_fps"):
                 raise ValueError(f"`{key}` is about videos: it needs `target_frames`")
             return self
-        if self.fit != "bucket" or self.bucket_no_upscale:
-            raise ValueError("clips of videos need `fit: bucket` without `bucket_no_upscale`")
+        if self.bucket_no_upscale:
+            raise ValueError("clips of videos have no `bucket_no_upscale`: leave it out")
         for frames in self.target_frames:
             if frames % 4 != 1:
                 below = max((frames - 1) // 4 * 4 + 1, 1)

@@ -48,11 +48,15 @@ class Media(NamedTuple):
 
     Attributes:
         frames: of a video; 0 stands for an image.
+        timing: durations of a video's frames (`geometry.timing`); "" where they do not count.
+        rotation: degrees clockwise by which a video's frames are to be turned.
     """
 
     width: int
     height: int
     frames: int
+    timing: str = ""
+    rotation: int = 0
 
 
 @contextmanager

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import count as counting
 from itertools import groupby
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-__all__ = ["Clip", "clips", "kept_indices", "time_indices"]
+from latentmake.geometry.timing import Timing
+
+__all__ = ["Clip", "SourceFps", "Span", "clips", "kept_indices", "time_indices"]
+
+SourceFps = float | Literal["auto"] | None
+"""Frame rate of a file; `auto`: its own timestamps; None keeps each frame."""
 
 WAN_FPS = 16.0
 
@@ -21,6 +26,25 @@ class Clip(NamedTuple):
 
     start: int
     frames: int
+
+
+class Span(NamedTuple):
+    """The frames of a file that an item uses; the default is all of them.
+
+    Attributes:
+        first: index in the file of the first one.
+        frames: number after all thinning; None: to the end of the file.
+        stride: every n-th frame is kept, of those that the conversion of the frame rate left.
+        single: whether they are one clip, whatever the settings of clips say.
+    """
+
+    first: int = 0
+    frames: int | None = None
+    stride: int = 1
+    single: bool = False
+
+
+_ALL = Span()
 
 
 def time_indices(source_fps: float | None) -> Iterator[int]:
@@ -39,13 +63,31 @@ def time_indices(source_fps: float | None) -> Iterator[int]:
             time += step
 
 
-def kept_indices(count: int, source_fps: float | None) -> list[tuple[int, int]]:
+def kept_indices(
+    count: int, source_fps: SourceFps, span: Span = _ALL, timing: str = ""
+) -> list[tuple[int, int]]:
     """Return which of `count` frames are kept: (index in the file, index in time) of each.
 
-    Below 16 frames a second all are kept, and their indices in time have gaps.
+    Conversion of the frame rate comes first, counted from the first frame of the span, then its
+    stride. Below 16 frames a second all frames are kept, and their indices in time have gaps; with
+    `auto` frames are repeated there, so that indices in the file may be equal.
+
+    Args:
+        count: frames in the file.
+        source_fps: its frame rate.
+        span: the part of the file.
+        timing: durations of its frames, see `Timing`; needed with `auto`.
+
+    Raises:
+        ValueError: `auto` without the durations of all frames.
     """
-    times = zip(range(count), time_indices(source_fps), strict=False)
-    return [next(frames) for _, frames in groupby(times, key=lambda frame: frame[1])]
+    if source_fps == "auto":
+        chosen = Timing.parse(timing).at_rate(int(WAN_FPS), span.first)
+        kept = [(index, time) for time, index in enumerate(chosen) if index < count]
+    else:
+        times = zip(range(span.first, count), time_indices(source_fps), strict=False)
+        kept = [next(frames) for _, frames in groupby(times, key=lambda frame: frame[1])]
+    return kept[:: span.stride][: span.frames]
 
 
 def clips(
@@ -56,7 +98,9 @@ def clips(
     frame_stride: int,
     frame_sample: int,
     max_frames: int,
-    source_fps: float | None,
+    source_fps: SourceFps,
+    span: Span = _ALL,
+    timing: str = "",
 ) -> list[Clip]:
     """Return the clips of a video, shorter lengths first, each by its place, none twice.
 
@@ -71,18 +115,22 @@ def clips(
         frame_sample: clips of each length.
         max_frames: most frames of the one clip of `full`.
         source_fps: frame rate of the file; None keeps each frame.
+        span: the part of the file that clips are cut from; a single one is one clip of its length.
+        timing: durations of its frames, needed with `auto`.
 
     Raises:
-        ValueError: `frame_extraction` is none of these.
+        ValueError: `frame_extraction` is none of these, or `auto` without durations.
     """
     lengths = sorted({_rounded(length) for length in target_frames})
-    kept = kept_indices(count, source_fps)
+    kept = kept_indices(count, source_fps, span, timing)
+    if span.single:
+        return [Clip(0, len(kept))] if len(kept) == span.frames else []
     if frame_extraction == "uniform" and frame_sample == 1:
         frame_extraction = "head"
     if frame_extraction == "head":
         # It stops reading by time: a file below 16 frames a second ends before its clip is full.
         longest = max(lengths, default=0)
-        kept = [(index, time) for index, time in kept if time < longest]
+        kept = [(index, time) for index, time in kept if time < longest * span.stride]
     if frame_extraction == "full":
         length = _rounded(min(len(kept), max_frames))
         return [Clip(0, length)] if length > 0 else []

@@ -262,11 +262,12 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     def media_below(self, folder: str) -> dict[str, tuple[SourceStat, Media]]:
         """Return stat, size and length of every known image and video below a folder."""
         found = self._media.below(folder).items()
-        return {path: (stat, Media(*map(int, text.split()))) for path, (stat, text) in found}
+        known = {path: (stat, _media(text)) for path, (stat, text) in found}
+        return {path: (stat, media) for path, (stat, media) in known.items() if media is not None}
 
     def learn_media(self, path: str, stat: SourceStat, media: Media) -> None:
         """Remember an image's or a video's size and length."""
-        self._media.learn(path, stat, " ".join(map(str, media)))
+        self._media.learn(path, stat, json.dumps(media))
 
     def pictures(self, contents: Iterable[str], *, upright: bool) -> dict[str, Size]:
         """Return the known sizes of images, as EXIF turns them or not, by their files' digests."""
@@ -364,6 +365,14 @@ def _stats(paths: Iterable[str]) -> dict[str, list[int] | None]:
         with contextlib.suppress(OSError):
             found[path] = list(target_stat(os.stat(path)))  # noqa: PTH116 -- hundreds of files
     return found
+
+
+def _media(text: str) -> Media | None:
+    """Read the size and length of an image or video; None where timestamps are to be learnt."""
+    if text.startswith("["):
+        return Media(*json.loads(text))
+    width, height, frames = map(int, text.split())  # as it was written before
+    return None if frames else Media(width, height, 0)
 
 
 @contextlib.contextmanager

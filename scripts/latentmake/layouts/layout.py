@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 from latentmake.config import Dataset
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip
+from latentmake.geometry.clips import Clip, Span
 
 __all__ = ["DROPPED", "SIZED", "Layout", "Named", "kind_of", "size_of"]
 
@@ -95,9 +95,15 @@ class Layout(ABC):
         return f"cache/{dataset}/{model}/{part}"
 
     def named(
-        self, folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
+        self,
+        folder: str,
+        part: str,
+        stem: str,
+        media: Media | None,
+        settings: Dataset | None,
+        span: Span | None = None,
     ) -> Sequence[Named]:
-        """Return the targets of one item in one part's folder."""
+        """Return the targets of one item in one part's folder; `span` is its part of a video."""
         if kind_of(part) == "text":
             return (Named(f"{folder}/{stem}{self.text_ending}"),)
         size = ""
@@ -106,12 +112,18 @@ class Layout(ABC):
             size = f"_{media.width:04d}x{media.height:04d}"
         return (Named(f"{folder}/{stem}{size}{self.latents_ending}"),)
 
-    def clips(self, media: Media, settings: Dataset) -> list[Clip]:
-        """Return the clips that are made of a video."""
+    def clips(self, media: Media, settings: Dataset, span: Span | None = None) -> list[Clip]:
+        """Return the clips that are made of a video, or of a span of it."""
         return []
 
     def variant(
-        self, resolution: Size | None, image: Size, settings: Dataset | None, clip: Clip | None
+        self,
+        resolution: Size | None,
+        image: Size,
+        settings: Dataset | None,
+        clip: Clip | None,
+        span: Span | None = None,
+        rotation: int = 0,
     ) -> str:
         """Return the part of a target's key for resizing and clips; "" for text.
 
@@ -120,16 +132,21 @@ class Layout(ABC):
             image: size of the source, in pixels: upright for `plain`, as stored for the others.
             settings: the dataset's section of the configuration.
             clip: frames of a video that it is made of.
+            span: part of the video that the clip's frames are counted in.
+            rotation: degrees clockwise by which frames are turned before anything else.
 
         Raises:
             SourceError: no target can be made of a source of this size.
         """
         if resolution is None or settings is None:
             return ""
-        return self._resizing(resolution, image, settings, clip)
+        turned = f":r{rotation}" if rotation else ""
+        return self._resizing(resolution, image, settings, clip, span or Span()) + turned
 
     @abstractmethod
-    def _resizing(self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None) -> str:
+    def _resizing(
+        self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None, span: Span
+    ) -> str:
         """Return the part of a latent's key; see `variant`."""
 
     def base(self, stem: str) -> str:

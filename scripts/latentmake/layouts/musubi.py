@@ -19,7 +19,7 @@ from latentmake.config import Dataset
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size, wan_size
-from latentmake.geometry.clips import Clip, clips
+from latentmake.geometry.clips import Clip, Span, clips
 from latentmake.layouts.layout import Layout, Named, kind_of, size_of
 
 __all__ = [
@@ -61,7 +61,13 @@ class Musubi(Layout):
         return stem.rpartition("/")[2]
 
     def named(
-        self, folder: str, part: str, stem: str, media: Media | None, settings: Dataset | None
+        self,
+        folder: str,
+        part: str,
+        stem: str,
+        media: Media | None,
+        settings: Dataset | None,
+        span: Span | None = None,
     ) -> Sequence[Named]:
         """Return the targets of one item: its text, an image's latents, or those of each clip."""
         stem = self.base(stem)
@@ -70,15 +76,18 @@ class Musubi(Layout):
         assert media is not None
         resolution = size_of(part)
         assert resolution is not None
-        size = wan_size(Size(media.width, media.height), resolution, bucket=True, no_upscale=False)
+        bucket = settings.fit == "bucket"
+        size = wan_size(
+            Size(media.width, media.height), resolution, bucket=bucket, no_upscale=False
+        )
         shape = f"{size.width:04d}x{size.height:04d}"
         return [
             Named(f"{folder}/{stem}_{x.start:05d}-{x.frames:03d}_{shape}{LATENTS_ENDING}", x)
-            for x in self.clips(media, settings)
+            for x in self.clips(media, settings, span)
         ]
 
-    def clips(self, media: Media, settings: Dataset) -> list[Clip]:
-        """Return the clips that are made of a video."""
+    def clips(self, media: Media, settings: Dataset, span: Span | None = None) -> list[Clip]:
+        """Return the clips that are made of a video, or of a span of it."""
         return clips(
             media.frames,
             target_frames=settings.target_frames or [],
@@ -87,11 +96,17 @@ class Musubi(Layout):
             frame_sample=settings.frame_sample,
             max_frames=settings.max_frames,
             source_fps=settings.source_fps,
+            span=span or Span(),
+            timing=media.timing,
         )
 
-    def _resizing(self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None) -> str:
+    def _resizing(
+        self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None, span: Span
+    ) -> str:
         """Return the size that pictures are resized to, and a clip's frames.
 
+        Where each frame of a file is kept, a clip's first frame is that of the file, so that equal
+        clips of different spans have the same key.
         A control video is first resized to a bucket of its own, which depends on the resolution.
         """
         bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
@@ -100,7 +115,11 @@ class Musubi(Layout):
         if clip is None:
             return name
         controlled = f"@{resolution.width}x{resolution.height}" * bool(settings.control_directory)
-        return f"{name}:{clip.start}-{clip.frames}{controlled}"
+        start, first = clip.start, span.first
+        if settings.source_fps is None:
+            start, first = first + start * span.stride, 0
+        thinned = f"x{span.stride}" * (span.stride > 1) + f"+{first}" * (first > 0)
+        return f"{name}:{start}-{clip.frames}{thinned}{controlled}"
 
     def owners(self, name: str) -> Sequence[str]:
         """Return the bases that a file of a folder may belong to: as text, image or clip."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from latentmake.config import Dataset
 from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
 from latentmake.geometry.buckets import Size, placement
-from latentmake.geometry.clips import Clip
+from latentmake.geometry.clips import Clip, Span
 from latentmake.layouts.layout import Layout
 
 __all__ = [
@@ -47,7 +47,9 @@ class Plain(Layout):
     any_size = True
     lists_sources = False
 
-    def _resizing(self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None) -> str:
+    def _resizing(
+        self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None, span: Span
+    ) -> str:
         return placement(image, resolution, settings).name
 
 

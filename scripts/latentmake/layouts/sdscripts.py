@@ -15,7 +15,7 @@ from __future__ import annotations
 from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip
+from latentmake.geometry.clips import Clip, Span
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.layouts.layout import SIZED, Layout
 
@@ -52,7 +52,9 @@ class SdScripts(Layout):
         longest = max(f"_00000x00000{self.latents_ending}", self.text_ending or "", key=len)
         self.longest_ending = f"{longest}.v000"
 
-    def _resizing(self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None) -> str:
+    def _resizing(
+        self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None, span: Span
+    ) -> str:
         return placement(image, resolution, settings, self.architecture).name
 
     def size(self, path: str) -> Size:

@@ -84,8 +84,16 @@ def minutes_of(memo: Memo, order: WorkOrder) -> float | None:
 
 def work_item(source: Source, targets: Sequence[Target], content: str | None = None) -> WorkItem:
     """Return the item of a source and its targets; `content` is the source's digest, if known."""
-    media, control = source.media, source.control
-    return WorkItem(source.stem, source.path, source.text, tuple(targets), control, media, content)
+    return WorkItem(
+        source.stem,
+        source.path,
+        source.text,
+        tuple(targets),
+        source.control,
+        source.media,
+        content,
+        source.span,
+    )
 
 
 def work_order(

@@ -13,7 +13,7 @@ from latentmake.errors import SourceError
 from latentmake.files.cachefile import Header, target_key
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip
+from latentmake.geometry.clips import Clip, Span
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout, size_of
 from latentmake.sources import s3
@@ -34,6 +34,7 @@ class Source(NamedTuple):
         path: the image or caption file; None where `text` replaces it.
         control: the control image or video, if any.
         media: size and length of an image or video, where the layout's names contain them.
+        span: the part of a video that its clips are counted in; None stands for all of it.
     """
 
     stem: str
@@ -43,6 +44,7 @@ class Source(NamedTuple):
     control: str | None = None
     control_stat: SourceStat | None = None
     media: Media | None = None
+    span: Span | None = None
 
 
 def unreadable(path: str, error: OSError) -> SourceError:
@@ -201,7 +203,8 @@ class Keys:
         if size is None:
             return None
         try:
-            return self._layout.variant(resolution, size, self._settings, clip)
+            turned = source.media.rotation if source.media else 0
+            return self._layout.variant(resolution, size, self._settings, clip, source.span, turned)
         except SourceError:  # which the job names
             return None
 

@@ -134,7 +134,9 @@ def manifest_items(
             targets = {
                 part: [
                     (named.path, keys.get(named.path))
-                    for named in layout.named(folder, part, item.stem, item.media, settings)
+                    for named in layout.named(
+                        folder, part, item.stem, item.media, settings, item.span
+                    )
                 ]
                 for part, folder, keys in parts
             }

@@ -21,7 +21,7 @@ from latentmake.config import Dataset, ExternalProgram, Model
 from latentmake.files import atomic
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip
+from latentmake.geometry.clips import Clip, Span
 from latentmake.layouts import Layout
 
 __all__ = ["FOLDER", "KEPT_SECONDS", "RUNS", "Target", "WorkItem", "WorkOrder", "run_order"]
@@ -63,6 +63,7 @@ class WorkItem(NamedTuple):
         control: path of the control image or video, if any.
         media: size and length of the image or video, where the names of targets contain them.
         content: digest of the source when the order was written, if it was known.
+        span: the part of a video that its clips are counted in; None stands for all of it.
     """
 
     stem: str
@@ -72,6 +73,7 @@ class WorkItem(NamedTuple):
     control: str | None = None
     media: Media | None = None
     content: str | None = None
+    span: Span | None = None
 
     @property
     def place(self) -> str:
@@ -228,9 +230,10 @@ class WorkOrder:
 
 
 def _item(values: list[Any]) -> WorkItem:
-    stem, source, text, targets, control, media, content = values
-    made = tuple(map(_target, targets))
-    return WorkItem(stem, source, text, made, control, Media(*media) if media else None, content)
+    stem, source, text, targets, control, media, content, *others = values
+    made, size = tuple(map(_target, targets)), Media(*media) if media else None
+    span = Span(*others[0]) if others and others[0] else None  # orders of before have none
+    return WorkItem(stem, source, text, made, control, size, content, span)
 
 
 def _target(values: list[Any]) -> Target:

@@ -149,6 +149,7 @@ def source_of(part: str, item: Item) -> Source:
             control=item.control,
             control_stat=item.control_stat,
             media=item.media,
+            span=item.span,
         )
     if item.texts is not None:
         variant = part.partition(".")[2]

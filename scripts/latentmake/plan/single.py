@@ -65,7 +65,8 @@ def _targets(
             continue
         for source in _sources(facts, dataset, model, part):
             if bases is None or layout.base(source.stem) in bases:
-                for named in layout.named(folder, part, source.stem, source.media, settings):
+                media, span = source.media, source.span
+                for named in layout.named(folder, part, source.stem, media, settings, span):
                     yield part, source, named
 
 

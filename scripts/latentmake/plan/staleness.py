@@ -152,7 +152,8 @@ def evaluate(
     for part, wanted in sources.items():
         folder = layout.folder(dataset, model, part)
         names = [
-            (each, layout.named(folder, part, each.stem, each.media, settings)) for each in wanted
+            (each, layout.named(folder, part, each.stem, each.media, settings, each.span))
+            for each in wanted
         ]
         expected.update(named.path for _, several in names for named in several)
         if s3.is_remote(root) and recipes[part] != PENDING:

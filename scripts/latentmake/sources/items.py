@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError
 from latentmake.files.media import VIDEO_EXTENSIONS, Media
+from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat
 from latentmake.layouts.plain import LATENTS_ENDING
 from latentmake.sources import s3
@@ -51,6 +52,8 @@ class Item(NamedTuple):
         control: its control image or video.
         media: size and length, where the layout's names need them.
         texts: the variants of its text; None where it is what the caption file holds.
+        span: the part of a video that its clips are cut from; None stands for all of it.
+        row: the other columns of its row, where the dataset is a list.
     """
 
     stem: str
@@ -64,6 +67,8 @@ class Item(NamedTuple):
     control_stat: SourceStat | None = None
     media: Media | None = None
     texts: list[str] | None = None
+    span: Span | None = None
+    row: dict[str, Any] | None = None
 
 
 _File = tuple[str, SourceStat] | tuple[None, None]
@@ -188,6 +193,7 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     root = scanned.root
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
     kind = "video" if dataset.video else "image"
+    span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
     images: dict[str, list[tuple[str, SourceStat]]] = {}
     texts: dict[str, dict[str, tuple[str, SourceStat]]] = {
         ending: {} for ending in (dataset.caption_extension, dataset.tags_extension) if ending
@@ -229,7 +235,8 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         if wrong := _fault(dataset, root, stem, files, own, other_case):
             faults.append(wrong)
         else:
-            found.append(Item(stem, *files[0], *chain(*own.values())))  # type: ignore[arg-type]
+            item = Item(stem, *files[0], *chain(*own.values()))  # type: ignore[arg-type]
+            found.append(item._replace(span=span))
     article = "an" if kind == "image" else "a"
     for ending, left in texts.items():
         one = "a caption" if ending == dataset.caption_extension else "a file of tags"

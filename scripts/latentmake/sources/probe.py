@@ -58,7 +58,7 @@ def measured(
                 hint = "rename one of them"
             elif len(name.encode()) > 255:
                 what = "has a name too long for its cache file"
-            elif settings.video and not layout.clips(media, settings):
+            elif settings.video and not layout.clips(media, settings, item.span):
                 what = f"has {media.frames} frames, too few for any clip of target_frames"
                 hint = "use shorter clips, or remove it"
             elif control is not None and item.stem not in controls:

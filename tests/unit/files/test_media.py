@@ -79,18 +79,18 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_video_has_the_frames_that_decoding_gives(tmp_path: Path, name: str) -> None:
     path = write_kind(tmp_path, name)
-    assert probe_video(str(path)) == decoded(path) == (64, 48, 24)
+    assert probe_video(str(path))[:3] == decoded(path) == (64, 48, 24)
 
 
 @pytest.mark.parametrize("flags", ["faststart", "frag_keyframe+empty_moov"])
 def test_mp4_of_any_order_is_counted(tmp_path: Path, flags: str) -> None:
     path = write_video(tmp_path / "a.mp4", "libx264", container={"movflags": flags}, bf="3", g="8")
-    assert probe_video(str(path)) == decoded(path) == (64, 48, 24)
+    assert probe_video(str(path))[:3] == decoded(path) == (64, 48, 24)
 
 
 def test_av1_is_counted(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", "libsvtav1", 9, preset="12")
-    assert probe_video(str(path)) == decoded(path) == (64, 48, 9)
+    assert probe_video(str(path))[:3] == decoded(path) == (64, 48, 9)
 
 
 def test_frames_before_the_beginning_that_an_edit_list_sets_are_not_counted(
@@ -101,7 +101,7 @@ def test_frames_before_the_beginning_that_an_edit_list_sets_are_not_counted(
         whole, tmp_path / "cut.mp4", earlier=0.3, container={"avoid_negative_ts": "disabled"}
     )
     assert packets(cut) == 24
-    assert probe_video(str(cut)) == decoded(cut)
+    assert probe_video(str(cut))[:3] == decoded(cut)
     assert probe_video(str(cut)).frames < 24
 
 
@@ -123,14 +123,14 @@ def test_frames_that_refer_to_what_was_cut_off_are_not_counted(
 ) -> None:
     whole = write_video(tmp_path / "whole.mkv", codec, 48, **options)
     cut = rewrap(whole, tmp_path / "cut.mkv", skip_keys=1)
-    assert probe_video(str(cut)) == decoded(cut)
+    assert probe_video(str(cut))[:3] == decoded(cut)
     assert probe_video(str(cut)).frames < packets(cut)
 
 
 def test_interlaced_frames_are_counted_by_the_frame(tmp_path: Path) -> None:
     options = {"x264-params": "interlaced=1:tff=1"}
     path = write_video(tmp_path / "a.mp4", "libx264", size=(64, 64), **options)
-    assert probe_video(str(path)) == decoded(path) == (64, 64, 24)
+    assert probe_video(str(path))[:3] == decoded(path) == (64, 64, 24)
 
 
 @pytest.mark.parametrize("ending", ["avi", "mkv", "mp4"])
@@ -150,7 +150,7 @@ def test_a_packet_without_a_picture_is_not_counted(tmp_path: Path, ending: str) 
             packet.stream = copy
             new.mux(packet)
     assert packets(path) == 12
-    assert probe_video(str(path)) == decoded(path) == (64, 48, 11)
+    assert probe_video(str(path))[:3] == decoded(path) == (64, 48, 11)
 
 
 def test_a_turned_video_keeps_its_stored_size(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_turned_video_keeps_its_stored_size(tmp_path: Path) -> None:
     whole.write_bytes(data)
     with av.open(str(whole)) as file:
         assert abs(next(file.decode(video=0)).rotation) == 90
-    assert probe_video(str(whole)) == (64, 48, 5)
+    assert probe_video(str(whole))[:3] == (64, 48, 5)
 
 
 # -- what is no video, and what is no longer one --------------------------------------------------
@@ -221,7 +221,7 @@ def test_a_file_cut_short_is_named_or_has_the_frames_that_are_left(
     except (av.error.FFmpegError, IndexError):
         refusal(whole)
     else:
-        assert probe_video(str(whole)) == expected
+        assert probe_video(str(whole))[:3] == expected
 
 
 def test_mp4_cut_short_is_named(tmp_path: Path) -> None:
