@@ -414,6 +414,26 @@ PUBLICATION: dict[Key, Any] = {
     ("publish", "powershell"): True,
     ("publish", "folder"): "{run}_{dataset}_{resolution}",
 }
+PROMPT: dict[Key, Change] = {("prompt",): nothing("a cat", "of generate_{run} alone")}
+GENERATION: dict[Key, Change] = {
+    ("runs", "generate", name): refused(value, "runs.tiny.generate: its trainer generates no clips")
+    for name, value in {
+        "prompts": ["a cat"],
+        "negative_prompt": "blurred",
+        "videos": 2,
+        "frames": 5,
+        "resolution": 32,
+        "num_inference_steps": 2,
+        "guidance_scale": 2.0,
+        "flow_shift": 2.0,
+        "scheduler": "euler",
+        "seed": 1,
+        "fps": 8,
+        "base": False,
+    }.items()
+} | {
+    ("runs", "generate", "prompt_file"): refused("gone.txt", "gone.txt cannot be read"),
+}
 EXPORT: dict[Key, Change] = {
     ("export", "folder"): nothing("elsewhere", "of export_{run} alone"),
     ("export", "resolution"): nothing(32, "of export_{run} alone"),

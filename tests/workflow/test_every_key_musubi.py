@@ -95,6 +95,8 @@ CHANGES: dict[Key, Change] = {
     **every_key.MACHINES,
     **every_key.VIDEOS,
     **every_key.EXPORT,
+    **every_key.PROMPT,
+    **every_key.GENERATION,
     # -- datasets
     ("datasets", "captions", "variants"): refused(2, "musubi-tuner reads one text"),
     ("datasets", "captions", "caption_dropout_rate"): refused(0.5, "variants"),

@@ -111,6 +111,8 @@ CHANGES: dict[Key, Change] = {
     **every_key.VIDEOS,
     **every_key.WAN,
     **every_key.EXPORT,
+    **every_key.PROMPT,
+    **every_key.GENERATION,
     # -- datasets
     ("datasets", "bucket_reso_steps"): Change(16),
     ("datasets", "min_bucket_reso"): refused(64, "min_bucket_reso"),

@@ -99,6 +99,8 @@ CHANGES: dict[Key, Change] = {
     **every_key.VIDEOS,
     **every_key.WAN,
     **every_key.EXPORT,
+    **every_key.PROMPT,
+    **every_key.GENERATION,
     # -- datasets
     ("datasets", "captions", "caption_separator"): Change("/"),
     ("datasets", "captions", "caption_dropout_every_n_epochs"): refused(2, "epoch"),

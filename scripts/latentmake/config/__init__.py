@@ -11,6 +11,7 @@ from latentmake.config.captions import Captions
 from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution, resolution_name
+from latentmake.config.generation import Generation
 from latentmake.config.machines import Export, ExternalProgram, Folder, PathMap, Publish, Storage
 from latentmake.config.mistakes import nearest
 from latentmake.config.models import Adopt, Location, Model, TextWeights, WanTask, Weights
@@ -31,6 +32,7 @@ __all__ = [
     "Export",
     "ExternalProgram",
     "Folder",
+    "Generation",
     "Location",
     "Model",
     "MusubiTrainer",

@@ -103,6 +103,7 @@ def _hint(root: type[BaseModel], location: Location, values: Mapping[str, object
     if likely := difflib.get_close_matches(key.lower(), here.keys, n=1, cutoff=0.8):
         return f"did you mean `{likely[0]}`?"
     others = [each for each in known if key in each.keys and each is not here]
+    others.sort(key=lambda each: each.pattern[: len(here.pattern)] != here.pattern)  # its own first
     for other in others:
         if other.kind in (None, kind):
             return f"`{key}` belongs to {other.shown or 'the top level'}"

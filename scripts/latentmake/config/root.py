@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from latentmake.config.checks import check_run, refuse_ineffective
 from latentmake.config.cluster import Batch, Cluster
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Name
+from latentmake.config.generation import Generation, Prompt, prompt_of_command
+from latentmake.config.generation_checks import check_generation
 from latentmake.config.machines import Export, ExternalProgram, FolderField, Publish, Storage, Store
 from latentmake.config.mistakes import line_of, refuse_unknown
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
+from latentmake.config.shapes import CLIPS
 from latentmake.errors import ConfigError
 
 __all__ = ["Config", "parse"]
@@ -48,6 +51,11 @@ class Config(Closed):
     folders: dict[Name, FolderField] = Field({})
     """Folders of images that compare_... shows beside runs."""
 
+    prompt: Annotated[Prompt | None, BeforeValidator(prompt_of_command)] = Field(
+        None, json_schema_extra=CLIPS
+    )
+    """A prompt for generate_{run} in place of its own: `--config prompt="..."`."""
+
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
         for name in self.folders:
@@ -72,6 +80,13 @@ class Config(Closed):
             refuse_ineffective(name, dataset, models)
         return self
 
+    def generation(self, run: Run) -> Generation:
+        """Return the settings of a run's clips, with the prompt of the command line."""
+        settings = run.generate or Generation()
+        if self.prompt is None:
+            return settings
+        return settings.model_copy(update={"prompts": [self.prompt]})
+
     def check_run(self, name: str, run: Run) -> None:
         """Check a run against its datasets, its model and its trainer.
 
@@ -87,6 +102,7 @@ class Config(Closed):
         programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
         own = {dataset: self.datasets[dataset] for dataset in run.datasets}
         check_run(name, run, model, own, programs.get(model.layout))
+        check_generation(name, run, model)
 
 
 def _no_doubles(where: str, words: list[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from latentmake.config.fields import Closed, ResolutionField, listed
+from latentmake.config.generation import Generation
 from latentmake.config.shapes import MANIFEST, Shapes
 from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, SdTrainer
 
@@ -34,3 +35,5 @@ class Run(Closed):
         Annotated[SdTrainer | MusubiTrainer | SdScriptsTrainer, Field(discriminator="kind")] | None
     ) = None
     """Trainer and its settings; without it the run is its caches alone."""
+    generate: Generation | None = None
+    """Clips that generate_{run} makes."""

@@ -15,6 +15,7 @@ from pydantic.config import JsonDict
 from latentmake.config.fields import Closed
 
 __all__ = [
+    "CLIPS",
     "GEOMETRY",
     "LATENTS",
     "MACHINE",
@@ -30,7 +31,9 @@ __all__ = [
     "shaping",
 ]
 
-Kind = Literal["latents", "text", "manifest", "weights", "pictures", "publication", "machine"]
+Kind = Literal[
+    "latents", "text", "manifest", "weights", "pictures", "clips", "publication", "machine"
+]
 
 
 class Shapes:
@@ -74,6 +77,7 @@ TEXT = Shapes("text")
 MANIFEST = Shapes("manifest")
 WEIGHTS = Shapes("weights")
 PICTURES = Shapes("pictures")
+CLIPS = Shapes("clips")
 PUBLICATION = Shapes("publication")
 MACHINE = Shapes("machine")
 

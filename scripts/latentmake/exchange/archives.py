@@ -64,7 +64,7 @@ def plan_store(facts: Facts, plan: RunPlan, run: Run) -> dict[str, Any]:
             hint=f"bring them up to date first: caches_{plan.name}, or train_{plan.name}",
         )
     archives: dict[str, str] = {}
-    for part, paths in _paths(plan, run).items():
+    for part, paths in _paths(facts.config, plan, run).items():
         name = f"{_key(part)}.{(plan.parts[part].keys or '')[:20]}"
         archives[_key(part)] = name
         atomic.write(ARCHIVES / f"{name}.json", json.dumps({"paths": sorted(paths)}).encode())
@@ -218,7 +218,7 @@ def _key(part: Part) -> str:
     return "/".join(part)
 
 
-def _paths(plan: RunPlan, run: Run) -> dict[Part, list[str]]:
+def _paths(config: Config, plan: RunPlan, run: Run) -> dict[Part, list[str]]:
     """Return the cache files of each part, as the run's manifest names them."""
     found: defaultdict[Part, list[str]] = defaultdict(list)
     with (run_folder(plan.name) / "manifest.jsonl").open(encoding="utf-8") as lines:
@@ -229,7 +229,7 @@ def _paths(plan: RunPlan, run: Run) -> dict[Part, list[str]]:
                     found[part] += [paths] if isinstance(paths, str) else paths
     if prompts := prompts_of(run):
         part = Part(PROMPTS, run.model, "text")
-        found[part] = [prompt_path(run.model, text) for text in prompts]
+        found[part] = [prompt_path(config, run.model, text) for text in prompts]
     return found
 
 

@@ -5,7 +5,7 @@ Only the process that the user started plans. It imports no torch and opens no f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import latentmake
@@ -20,7 +20,18 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.keys import PENDING, Source, unreadable
 from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.manifest_job import plan_manifest
-from latentmake.plan.parts import PROMPTS, Part, Plan, RunPlan, parts_of, prompt_sources, source_of
+from latentmake.plan.parts import (
+    PROMPTS,
+    Part,
+    Plan,
+    RunPlan,
+    generation_prompts,
+    known_prompts,
+    parts_of,
+    prompt_sources,
+    prompts_of,
+    source_of,
+)
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.run_checks import check_run
 from latentmake.plan.staleness import Evaluation
@@ -33,27 +44,36 @@ _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
 
 
-def make_plan(facts: Facts, names: Iterable[str], *, force: bool = False) -> Plan:
+def make_plan(
+    facts: Facts, names: Iterable[str], *, force: bool = False, generated: Collection[str] = ()
+) -> Plan:
     """Plan some runs, and write the orders of the batch and manifest jobs that have work to do.
 
-    With `force` manifests have, in any case.
+    Args:
+        facts: of the configuration.
+        names: of the runs.
+        force: whether manifests have work to do in any case.
+        generated: runs whose clips are asked for, so that the prompts of these are encoded.
     """
     runs = {name: facts.config.runs[name] for name in names}
     learn_receipts(facts.memo)
     needed: dict[tuple[str, str], dict[str, set[str]]] = {}
+    parts = {
+        name: parts_of(facts.config, run, generated=name in generated) for name, run in runs.items()
+    }
     for name, run in runs.items():
         check_run(facts, name, run)
-        for part in parts_of(facts.config, run):
+        for part in parts[name]:
             asked = needed.setdefault((part.dataset, part.model), {})
             asked.setdefault(part.name, set()).add(name)
-    states = _evaluate_all(facts, runs, needed)
+    states = _evaluate_all(facts, runs, needed, generated)
     reuse.mark(facts.memo, [*states.values()])
     plans = {
         name: RunPlan(
             name,
             parts={
                 Part(dataset, run.model, part): state
-                for dataset in dict.fromkeys(part.dataset for part in parts_of(facts.config, run))
+                for dataset in dict.fromkeys(part.dataset for part in parts[name])
                 for part, state in states[dataset, run.model].parts.items()
                 if name in needed[dataset, run.model].get(part, {name})
             },
@@ -75,15 +95,18 @@ def make_plan(facts: Facts, names: Iterable[str], *, force: bool = False) -> Pla
 
 
 def _evaluate_all(
-    facts: Facts, runs: Mapping[str, Run], needed: _Needed
+    facts: Facts, runs: Mapping[str, Run], needed: _Needed, generated: Collection[str]
 ) -> dict[tuple[str, str], Evaluation]:
     states: dict[tuple[str, str], Evaluation] = {}
     pending = list(needed)
     while pending:
         dataset, model = pending.pop(0)
         if dataset == PROMPTS:
-            using = [run for run in runs.values() if run.model == model]
-            states[dataset, model] = _evaluate_prompts(facts, model, using)
+            using = {name: run for name, run in runs.items() if run.model == model}
+            texts = {text for run in using.values() for text in prompts_of(run)}
+            for name in using.keys() & {*generated}:
+                texts |= {*generation_prompts(facts.config, using[name])}
+            states[dataset, model] = _evaluate_prompts(facts, model, texts)
             continue
         state = _evaluate_dataset(facts, dataset, model, [*needed[dataset, model]])
         states[dataset, model] = state
@@ -170,10 +193,10 @@ def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceE
     return found
 
 
-def _evaluate_prompts(facts: Facts, model: str, runs: Iterable[Run]) -> Evaluation:
-    """Return the state of the prompts of some runs of one model."""
-    sharing = [run for run in facts.config.runs.values() if run.model == model]
-    owned = {source.stem for source in prompt_sources(sharing)}
+def _evaluate_prompts(facts: Facts, model: str, texts: Iterable[str]) -> Evaluation:
+    """Return the state of some prompts of one model; those of all its runs have an owner."""
+    owned = {source.stem for source in prompt_sources(known_prompts(facts.config, model))}
     found = Folder(f"cache/{PROMPTS}/{model}").listing()
-    sources = {"text": prompt_sources(runs)}
-    return evaluate(facts, PROMPTS, model, sources, owned=owned, found=found)
+    return evaluate(
+        facts, PROMPTS, model, {"text": prompt_sources(texts)}, owned=owned, found=found
+    )

@@ -18,7 +18,7 @@ from latentmake.plan.batches import work_item, work_order
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Source
 from latentmake.plan.orders import Target, WorkOrder
-from latentmake.plan.parts import PROMPTS, prompt_sources, source_of, text_parts
+from latentmake.plan.parts import PROMPTS, known_prompts, prompt_sources, source_of, text_parts
 from latentmake.plan.planner import evaluate
 from latentmake.plan.run_checks import check_resolutions
 
@@ -88,8 +88,7 @@ def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -
 
 def _sources(facts: Facts, dataset: str, model: str, part: str) -> list[Source]:
     if dataset == PROMPTS:
-        runs = [run for run in facts.config.runs.values() if run.model == model]
-        return prompt_sources(runs) if part == "text" else []
+        return prompt_sources(known_prompts(facts.config, model)) if part == "text" else []
     if part.startswith("text.") and part not in text_parts(facts.config.datasets[dataset]):
         return []
     return [source_of(part, item) for item in facts.items(dataset, model)[0]]

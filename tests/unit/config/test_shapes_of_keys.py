@@ -22,6 +22,7 @@ WORDS: dict[Kind, set[str]] = {
     "manifest": {"training"},
     "weights": {"training"},
     "pictures": {"pictures"},
+    "clips": {"clips"},
     "publication": {"publication"},
     "machine": {"nothing"},
 }

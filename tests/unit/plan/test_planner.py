@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import latentmake
 import pytest
@@ -10,10 +12,12 @@ from latentmake.config import parse
 from latentmake.errors import UserError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
+from latentmake.plan.parts import awaits_prompts, prompt_path
 from latentmake.plan.planner import make_plan
 from latentmake.plan.single import single
+from PIL import Image
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "datasets": {"cats": {"path": "data"}},
     "models": {"tiny": {"vae": "vae", "text": "text"}},
     "runs": {"first": {"datasets": "cats", "model": "tiny", "resolutions": [64]}},
@@ -81,3 +85,69 @@ def test_a_cache_file_of_no_item_is_answered_with_the_nearest(
     with pytest.raises(UserError) as caught:
         single(facts, f"{folder}{asked}.safetensors")
     assert line.format(folder) in str(caught.value)
+
+
+# -- prompts --------------------------------------------------------------------------------------
+
+WAN = {
+    "datasets": {"cats": {"path": "data", "fit": "bucket"}},
+    "models": {"wan": {"task": "t2v-1.3B", "vae": "vae", "text": "text"}},
+    "runs": {"first": {"datasets": "cats", "model": "wan", "resolutions": [64]}},
+}
+TINY = {
+    **CONFIG,
+    "models": {"tiny": {"vae": "vae", "text": "text", "unet": "unet"}},
+    "runs": {"first": {**CONFIG["runs"]["first"], "trainer": {"kind": "sd"}}},
+}
+
+
+@pytest.fixture
+def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "data/a.png")
+    (tmp_path / "data/a.txt").write_text("a caption")
+    return tmp_path
+
+
+def facts_of(values: dict[str, Any]) -> Facts:
+    return Facts(parse(values), Memo(None), buildable=["vae", "text", "unet"])
+
+
+def prompts_to_encode(values: dict[str, Any], *generated: str) -> dict[str, str]:
+    """Return the texts of prompts, with their cache files, that a plan would encode."""
+    plan = make_plan(facts_of(values), ["first"], generated=generated)
+    return {
+        item.text or "": target.path
+        for order in plan.orders
+        if order.dataset == "_prompts"
+        for item in order.items
+        for target in item.targets
+    }
+
+
+def test_prompts_lie_where_the_layout_has_texts(cats: Path) -> None:
+    values = {**WAN, "prompt": "a boat"}
+    found = prompts_to_encode(values, "first")
+    assert found.keys() == {"a boat", ""}
+    for text, path in found.items():
+        assert re.fullmatch(r"cache/_prompts/wan/text/[0-9a-f]{20}_wan_te\.safetensors", path)
+        assert prompt_path(parse(values), "wan", text) == path
+
+
+def test_prompts_of_clips_are_encoded_when_clips_are_asked_for(cats: Path) -> None:
+    assert not prompts_to_encode({**WAN, "prompt": "a boat"})
+    trained = prompts_to_encode(TINY)
+    assert trained.keys() == {""}
+    assert trained[""].endswith(".text.safetensors")
+
+
+def test_a_new_prompt_of_clips_leaves_those_of_the_training_as_they_are(cats: Path) -> None:
+    values = {**TINY, "prompt": "a boat"}
+    facts = facts_of(values)
+    plan = make_plan(facts, ["first"], generated=["first"]).runs["first"]
+    trainer = facts.config.runs["first"].trainer
+    assert trainer is not None
+    assert awaits_prompts(plan, trainer.prompts)
+    assert awaits_prompts(plan, ["a boat"])
+    assert not awaits_prompts(plan, ["a car"])

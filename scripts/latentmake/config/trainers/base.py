@@ -46,11 +46,13 @@ class Trainer(Closed):
     Attributes:
         layout: the layout whose caches it reads.
         network: the model's key that names what is trained.
+        generates: whether `generate_{run}` makes clips by what it trained.
     """
 
     shapes: ClassVar[Shapes] = WEIGHTS
     layout: ClassVar[str]
     network: ClassVar[str]
+    generates: ClassVar[bool] = False
 
     @property
     def prompts(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -14,8 +13,8 @@ from latentmake.config.fields import (
     Number,
     Resolution,
     ResolutionField,
-    expanded,
 )
+from latentmake.config.prompts import with_prompt_file
 from latentmake.config.shapes import MACHINE, PICTURES, Shapes
 from latentmake.config.trainers.base import (
     ACCUMULATION,
@@ -53,20 +52,7 @@ class Samples(Closed):
     @model_validator(mode="before")
     @classmethod
     def _read_prompts(cls, values: Any) -> Any:
-        """Put a file's lines in the place of its name, so that its content decides."""
-        if not isinstance(values, dict) or not isinstance(values.get("prompt_file"), str):
-            return values
-        if values.get("prompts"):
-            raise ValueError("has both `prompts` and `prompt_file`: leave one out")
-        name = expanded(values["prompt_file"])
-        try:
-            lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"`prompt_file` {name} cannot be read ({error})") from None
-        prompts = [line.strip() for line in lines if line.strip()]
-        if not prompts:
-            raise ValueError(f"`prompt_file` {name} holds no prompt: write one a line")
-        return {**values, "prompts": prompts, "prompt_file": None}
+        return with_prompt_file(values)
 
 
 UNetPart = Annotated[str, StringConstraints(pattern=UNET_PART)]

@@ -12,7 +12,7 @@ from latentmake.models import recipe
 from latentmake.models.checks import check_names, parameter_names, read_schedule, schedule_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
-from latentmake.plan.parts import PROMPTS, RunPlan, prompt_path, run_folder
+from latentmake.plan.parts import RunPlan, awaits_prompts, prompt_path, run_folder
 from latentmake.training.checks import refuse_failed
 from latentmake.training.order import Prompt, TextSchedule, TrainingOrder
 from latentmake.training.result import Record, RunFiles, checkpoint_digest, wanted_of
@@ -78,10 +78,11 @@ def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> TrainingOrd
         scheduler=scheduler,
         vae=model.vae,
         prompts=[
-            Prompt(prompt=text, text=prompt_path(run.model, text)) for text in samples.prompts
+            Prompt(prompt=text, text=prompt_path(facts.config, run.model, text))
+            for text in samples.prompts
         ],
         captions=0 if samples.prompts else _CAPTIONS,
-        negative=prompt_path(run.model, samples.negative_prompt) if guided else None,
+        negative=prompt_path(facts.config, run.model, samples.negative_prompt) if guided else None,
         sample_size=(size.width, size.height),
         trainer=trainer,
         texts=_text_schedules(facts, run),
@@ -91,8 +92,7 @@ def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> TrainingOrd
 
 def _is_trained(order: TrainingOrder, plan: RunPlan) -> bool:
     """Whether weights and sample pictures came from what an order says."""
-    stale_prompts = any(plan.parts[part].stale for part in plan.parts if part.dataset == PROMPTS)
-    if not plan.lock or not order.weights or stale_prompts:
+    if not plan.lock or not order.weights or awaits_prompts(plan, order.trainer.prompts):
         return False
     wanted = wanted_of(order, data=plan.lock, weights=order.weights)
     files = RunFiles(order)

@@ -1,0 +1,88 @@
+"""Settings of the clips that `generate_{run}` makes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from latentmake.config.fields import Closed, DiskPath, Number, ResolutionField, listed
+from latentmake.config.prompts import with_prompt_file
+from latentmake.config.shapes import CLIPS, Shapes
+
+__all__ = ["Generation", "Prompt", "prompt_of_command"]
+
+_LATENT_FRAMES = 4  # frames a latent of Wan's VAE, after the first
+
+
+def _no_blank(prompt: str) -> str:
+    if not prompt.strip():
+        raise ValueError("is an empty prompt: describe a clip")
+    return prompt
+
+
+Prompt = Annotated[str, AfterValidator(_no_blank)]
+
+
+def prompt_of_command(value: object) -> object:
+    """Return the text of `--config prompt=...`, of which Snakemake makes a number where it can."""
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _whole_latents(frames: int) -> int:
+    if frames % _LATENT_FRAMES != 1:
+        below = frames // _LATENT_FRAMES * _LATENT_FRAMES + 1
+        near = [each for each in (below - _LATENT_FRAMES, below) if 0 < each < frames]
+        near.append(below if below > frames else below + _LATENT_FRAMES)
+        raise ValueError(
+            f"is not 4 n + 1, which Wan's VAE needs; use {' or '.join(map(str, near[-2:]))}"
+        )
+    return frames
+
+
+class Generation(Closed):
+    """Clips that a run's trained network draws: prompts, size, sampling."""
+
+    shapes: ClassVar[Shapes] = CLIPS
+
+    prompts: Annotated[
+        list[Prompt], BeforeValidator(listed, json_schema_input_type=str | list[str])
+    ] = Field([])
+    """Prompts; by default the captions of the run's first four items."""
+    prompt_file: DiskPath | None = Field(None, min_length=1)
+    """A text file with a prompt a line, in place of `prompts`."""
+    negative_prompt: str = ""
+    """Negative prompt of all clips."""
+    videos: Number = Field(1, ge=1)
+    """Clips of each prompt, with one seed after another."""
+    frames: Annotated[Number, AfterValidator(_whole_latents)] | None = Field(None, ge=1)
+    """Frames of a clip, 4 n + 1; by default those of the longest clips that the run trains on, or
+    81."""
+    resolution: ResolutionField | None = None
+    """Size of the clips; by default the run's first resolution."""
+    num_inference_steps: Number = Field(50, ge=1)
+    """Denoising steps of a clip."""
+    guidance_scale: float = Field(5.0, ge=1)
+    """Classifier-free guidance; 1 is none."""
+    flow_shift: float | None = Field(None, gt=0)
+    """Shift of the timesteps; by default that of the training."""
+    scheduler: Literal["unipc", "euler"] = "unipc"
+    """Solver: diffusers' UniPCMultistepScheduler, as in Wan's pipelines, or Euler steps."""
+    seed: Number = Field(0, ge=0)
+    """Seed of the first clip of each prompt."""
+    fps: Number = Field(16, ge=1, le=240)
+    """Frames a second of the files."""
+    base: bool = True
+    """Make each clip by the network without the adapter too, from the same noise."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_prompts(cls, values: Any) -> Any:
+        return with_prompt_file(values)
+
+    @model_validator(mode="after")
+    def _no_doubles(self) -> Self:
+        for prompt in self.prompts:
+            if self.prompts.count(prompt) > 1:
+                raise ValueError(f"names a prompt twice ({prompt[:60]}): raise `videos` for more")
+        return self

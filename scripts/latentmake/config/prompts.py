@@ -1,0 +1,31 @@
+"""Prompts of the configuration: a list, or the lines of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from latentmake.config.fields import expanded
+
+__all__ = ["with_prompt_file"]
+
+
+def with_prompt_file(values: Any) -> Any:
+    """Put the lines of a section's `prompt_file` into its `prompts`, so that content decides.
+
+    Raises:
+        ValueError: there are both, or the file is unreadable or empty.
+    """
+    if not isinstance(values, dict) or not isinstance(values.get("prompt_file"), str):
+        return values
+    if values.get("prompts"):
+        raise ValueError("has both `prompts` and `prompt_file`: leave one out")
+    name = expanded(values["prompt_file"])
+    try:
+        lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"`prompt_file` {name} cannot be read ({error})") from None
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError(f"`prompt_file` {name} holds no prompt: write one a line")
+    return {**values, "prompts": prompts, "prompt_file": None}
