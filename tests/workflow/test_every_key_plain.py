@@ -158,6 +158,7 @@ CHANGES: dict[Key, Change] = {
         "other", makes=frozenset({"latents", "text", "weights"}), why="under its name"
     ),
     ("runs", "resolutions"): Change([32, 16]),
+    ("runs", "validation", "items"): Change(2),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("musubi", "unknown key"),
     ("runs", "trainer", "adapter"): Change(

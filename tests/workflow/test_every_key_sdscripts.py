@@ -149,6 +149,7 @@ CHANGES: dict[Key, Change] = {
         "other", makes=frozenset({"latents", "text", "weights"}), why="under its name"
     ),
     ("runs", "resolutions"): Change([128, 64]),
+    ("runs", "validation", "items"): refused(1, "validation"),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("sd", "unknown key"),
     ("runs", "trainer", "script"): Change("sdxl_train"),

@@ -39,6 +39,7 @@ def check_run(
         ConfigError: the first mistake.
     """
     _check_trainer(name, run, model)
+    _check_validation(name, run)
     if model.layout == "sdscripts":
         _check_sdscripts(name, run, model, datasets, program)
     if model.layout == "musubi":
@@ -113,6 +114,18 @@ def _check_trainer(name: str, run: Run, model: Model) -> None:
         what = f"the model {run.model} has no `{key}` to train"
         hint = f"add `{key}` to models.{run.model}, or leave out the run's `trainer`"
         raise ConfigError(what, where=f"runs.{name}.model", hint=hint)
+
+
+def _check_validation(name: str, run: Run) -> None:
+    if run.validation is None or (run.trainer is not None and run.trainer.holds_out):
+        return
+    what = "the run has no trainer that could leave items out"
+    if run.trainer is not None:
+        what = (
+            f"the trainer {run.trainer.kind} trains on all files of a folder: none can be held out"
+        )
+    hint = "leave it out, or hold images or videos out by a dataset of their own"
+    raise ConfigError(what, where=f"runs.{name}.validation", hint=hint)
 
 
 def _refuse_remote(name: str, datasets: Mapping[str, Dataset], program: str) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from latentmake.config.fields import Closed, ResolutionField, listed
+from latentmake.config.fields import Closed, Number, ResolutionField, listed
 from latentmake.config.generation import Generation
 from latentmake.config.shapes import MANIFEST, Shapes
 from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, SdTrainer
 
-__all__ = ["Run"]
+__all__ = ["Run", "Validation"]
+
+
+class Validation(Closed):
+    """Items that do not train, by which trained weights are judged."""
+
+    shapes: ClassVar[Shapes] = Shapes("manifest", "weights")
+
+    items: Number = Field(ge=1)
+    """Sources held out of training, each with all its clips; at most half of them."""
 
 
 class Run(Closed):
@@ -37,3 +46,5 @@ class Run(Closed):
     """Trainer and its settings; without it the run is its caches alone."""
     generate: Generation | None = None
     """Clips that generate_{run} makes."""
+    validation: Validation | None = None
+    """Sources held out of training, for evaluate_{run}."""

@@ -68,7 +68,7 @@ def plan_store(facts: Facts, plan: RunPlan, run: Run) -> dict[str, Any]:
         name = f"{_key(part)}.{(plan.parts[part].keys or '')[:20]}"
         archives[_key(part)] = name
         atomic.write(ARCHIVES / f"{name}.json", json.dumps({"paths": sorted(paths)}).encode())
-    content = {"archives": archives, "lock": vars(read_lock(plan.name))}
+    content = {"archives": archives, "lock": read_lock(plan.name).values()}
     newest, before = _newest(root, plan.name)
     new = f"{root}/runs/{plan.name}/{time.time_ns():020}.json"
     return {

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from latentmake import digest, layouts
 from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic, cachefile
-from latentmake.layouts import Layout
-from latentmake.plan import store
+from latentmake.layouts import Layout, kind_of
+from latentmake.plan import holdout, store
 from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import read_receipt
 from latentmake.plan.spool import spooled
@@ -40,6 +40,8 @@ __all__ = [
 CAPTIONS = "captions"
 """Part of the texts of items, where a trainer encodes them itself."""
 
+_CONTENT = 4  # in a receipt, behind the stat of a source
+
 
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
     """Return the digest of (stem, key) pairs in the order of their stems."""
@@ -51,9 +53,14 @@ def images_digest(paths: Iterable[str]) -> str:
     return digest.of_lines(paths)
 
 
-def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int]) -> str:
-    """Return the digest of `{dataset}/{part}` -> `keys_digest` and dataset -> `num_repeats`."""
-    return digest.of_value([dict(parts), dict(repeats)])
+def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int], validation: int = 0) -> str:
+    """Return the digest of `{dataset}/{part}` -> `keys_digest` and dataset -> `num_repeats`.
+
+    With `validation`, the number of sources held out, it tells these too: keys hold the digests of
+    sources, by which they are chosen.
+    """
+    held = [[holdout.SALT, validation]] if validation else []
+    return digest.of_value([dict(parts), dict(repeats), *held])
 
 
 class ManifestItem(NamedTuple):
@@ -90,6 +97,7 @@ class ManifestOrder:
         planned: time of the plan, in nanoseconds: no two orders are the same file to Snakemake.
         layout: name of the layout of the cache files.
         replaced: keys of replaced files, which the spool keeps until this job.
+        validation: number of sources to hold out of training.
     """
 
     run: str
@@ -102,6 +110,7 @@ class ManifestOrder:
     planned: int
     layout: str = "plain"
     replaced: list[str] = field(default_factory=list)
+    validation: int = 0
 
     def write(self) -> Path:
         """Write it and return its path."""
@@ -135,6 +144,8 @@ class Lock:
         aside: dataset -> skipped items: stem, path, digest of the faulty file, line.
         images: dataset -> `images_digest` of the manifest's images.
         manifest: digest of the manifest's bytes.
+        held_out: digests of the sources held out of training.
+        trained: `lock_digest` of the other items, where some are held out.
     """
 
     digest: str = ""
@@ -144,6 +155,18 @@ class Lock:
     aside: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
     manifest: str = ""
+    held_out: list[str] = field(default_factory=list)
+    trained: str = ""
+
+    @property
+    def data(self) -> str:
+        """Digest of what trains."""
+        return self.trained or self.digest
+
+    def values(self) -> dict[str, Any]:
+        """Return its values; without those of validation where nothing is held out."""
+        without = set() if self.held_out else {"held_out", "trained"}
+        return {key: value for key, value in asdict(self).items() if key not in without}
 
 
 def read_lock(path: Path) -> Lock:
@@ -163,13 +186,16 @@ def write_manifest(
 
     Raises:
         DatasetError: a dataset that is not to skip them has faulty items; all are named.
+        ConfigError: more sources are to be held out than half of those that differ.
         CacheError: a target is missing or damaged.
     """
     made: dict[str, str] = {}
+    read: dict[str, str] = {}
     skipped = {dataset: list(faults) for dataset, faults in order.faults.items()}
     for path in receipts:
         receipt = read_receipt(path)
         made |= {name: str(target[-1]) for name, target in receipt.targets.items()}
+        read |= {name: str(source[_CONTENT]) for name, source in receipt.sources.items()}
         for fault in receipt.faults:
             skipped.setdefault(fault["dataset"], []).append(fault)
     lines = [f["line"] for name, each in skipped.items() if name not in order.skip for f in each]
@@ -182,24 +208,31 @@ def write_manifest(
     without = {(name, fault["stem"]) for name, each in skipped.items() for fault in each}
     layout = layouts.of(order.layout)
     keys: dict[str, list[tuple[str, str]]] = {}
+    trained: dict[str, list[tuple[str, str]]] = {}
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
     dropped: list[str] = []
-    for item in order.items:
-        if (item.dataset, item.stem) in without:
-            if layout.drops_skipped:
-                dropped += [target for each in item.targets.values() for target, _ in each]
-            continue
-        for part, targets in item.targets.items():
-            found = keys.setdefault(f"{item.dataset}/{part}", [])
-            for target, known in targets:
-                key = made.get(target) or known or _key_of(target)
-                found.append((layout.identity(item.stem, target), key))
+    kept = [item for item in order.items if (item.dataset, item.stem) not in without]
+    if layout.drops_skipped:
+        lost = [item for item in order.items if (item.dataset, item.stem) in without]
+        dropped = [target for item in lost for each in item.targets.values() for target, _ in each]
+    held = _held_out(order, kept, read)
+    for item in kept:
+        pairs = {
+            f"{item.dataset}/{part}": [
+                (layout.identity(item.stem, path), made.get(path) or known or _key_of(path))
+                for path, known in targets
+            ]
+            for part, targets in item.targets.items()
+        }
         if item.text_digest is not None:
-            found = keys.setdefault(f"{item.dataset}/{CAPTIONS}", [])
-            found.append((item.stem, item.text_digest))
+            pairs[f"{item.dataset}/{CAPTIONS}"] = [(item.stem, item.text_digest)]
+        for side in (keys,) if item.source in held else (keys, trained):
+            for part, found in pairs.items():
+                side.setdefault(part, []).extend(found)
         images.setdefault(item.dataset, []).append(item.source)
-        rows.append(row_of(item, order.repeats[item.dataset], layout))
+        row = row_of(item, order.repeats[item.dataset], layout)
+        rows.append(row | ({"validation": True} if item.source in held else {}))
     if not rows:
         raise DatasetError("no item is left to train on", where=f"run {order.run}")
     for name, faults in skipped.items():
@@ -210,22 +243,56 @@ def write_manifest(
     used = {key for pairs in keys.values() for _, key in pairs}
     _remove([*order.orphans, *dropped], used, say)
     listed = lines_of(rows)
-    parts = {part: keys_digest(pairs) for part, pairs in keys.items()}
+    if held:
+        away = sum(item.source in held for item in kept)
+        say(f"held out for validation: {order.validation} sources, {away} of {len(kept)} items")
+    parts = {part: keys_digest(found) for part, found in keys.items()}
+    training = {part: keys_digest(found) for part, found in trained.items()}
     lock = Lock(
-        digest=lock_digest(parts, order.repeats),
+        digest=lock_digest(parts, order.repeats, order.validation),
         counts={part: len(pairs) for part, pairs in keys.items()},
         parts=parts,
         repeats=order.repeats,
         aside=skipped,
         images={name: images_digest(paths) for name, paths in images.items()},
         manifest=digest.of_bytes(listed),
+        held_out=sorted(set(held.values())),
+        trained=lock_digest(training, order.repeats) if held else "",
     )
     atomic.write(folder / "manifest.jsonl", listed)
-    text = json.dumps(asdict(lock), indent=1, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(lock.values(), indent=1, sort_keys=True, ensure_ascii=False)
     atomic.write(folder / "dataset.lock", f"{text}\n".encode())
     for key in set(order.replaced) - used:
         store.put_away(spooled(key), key)
     return lock
+
+
+def _held_out(
+    order: ManifestOrder, items: Sequence[ManifestItem], read: Mapping[str, str]
+) -> dict[str, str]:
+    """Return path -> digest of the sources held out of training.
+
+    Args:
+        order: of the job.
+        items: without skipped ones.
+        read: path -> digest of the sources that jobs of this build read.
+    """
+    if not order.validation:
+        return {}
+    contents = {item.source: read.get(item.source) or _content_of(item) for item in items}
+    holdout.refuse_too_many(order.run, order.validation, contents.values())
+    held = holdout.chosen(contents.values(), order.validation)
+    return {path: content for path, content in contents.items() if content in held}
+
+
+def _content_of(item: ManifestItem) -> str:
+    """Return the digest of an item's source, from the header of its latents where that has it."""
+    latents = next(
+        found[0][0] for part, found in item.targets.items() if kind_of(part) == "latents"
+    )
+    if item.control is None:
+        return _header_of(latents).source
+    return digest.of_file(Path(item.source))  # the header's is of both
 
 
 def row_of(item: ManifestItem, repeats: int, layout: Layout) -> dict[str, Any]:
@@ -248,8 +315,12 @@ def lines_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _key_of(path: str) -> str:
+    return _header_of(path).key
+
+
+def _header_of(path: str) -> cachefile.Header:
     try:
-        return cachefile.read_header(path).key
+        return cachefile.read_header(path)
     except FileNotFoundError:
         raise CacheError("this cache file is gone", where=path, hint="run again") from None
     except OSError as error:

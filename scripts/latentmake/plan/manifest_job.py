@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from latentmake import digest
 from latentmake.config import Run
 from latentmake.layouts import kind_of
-from latentmake.plan import manifest
+from latentmake.plan import holdout, manifest
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import Part, RunPlan, part_names, read_lock, run_folder
 from latentmake.plan.spool import unfinished
@@ -27,6 +27,10 @@ def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False)
     faults = {name: facts.known_faults(name, run.model) for name in datasets}
     plan.faults = {name: found for name, found in faults.items() if found}
     skipped = _skipped(facts, plan, run)
+    validation = run.validation.items if run.validation else 0
+    if validation:
+        found = [item.image for name in datasets for item in facts.items(name, run.model)[0]]
+        holdout.refuse_too_many(plan.name, validation, found)
     skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
     texts = {name: _text_digests(facts, run, name) for name in datasets}
@@ -43,7 +47,7 @@ def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False)
     lock = read_lock(plan.name)
     fresh = (
         len(complete) == len(keys)
-        and lock.digest == manifest.lock_digest(complete, repeats)
+        and lock.digest == manifest.lock_digest(complete, repeats, validation)
         and _stems(lock.aside) == _stems(skipped)
         and lock.images == {name: plan.images[name] for name in datasets}
         and lock.manifest == facts.digest_of(run_folder(plan.name) / "manifest.jsonl")
@@ -51,11 +55,11 @@ def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False)
         and skipped.keys() <= set(skip)
     )
     if fresh and not force:
-        plan.lock = lock.digest
+        plan.lock = lock.data
         return
     states = plan.parts.values()
     orphans = [path for state in states for path in state.orphans]
-    found = [stale.found for state in states for stale in state.stale]
+    replaced = [stale.found for state in states for stale in state.stale]
     known = {part: state.known for part, state in plan.parts.items()}
     plan.manifest_order = manifest.ManifestOrder(
         run=plan.name,
@@ -67,7 +71,8 @@ def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False)
         orphans=sorted(orphans + unfinished()),
         planned=time.time_ns(),
         layout=facts.layout(run.model).name,
-        replaced=[each.partition("@")[0] for each in found if each is not None],
+        replaced=[each.partition("@")[0] for each in replaced if each is not None],
+        validation=validation,
     ).write()
 
 

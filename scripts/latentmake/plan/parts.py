@@ -63,7 +63,7 @@ class RunPlan:
         training_order: of the trainer; None where the run is trained, or has no trainer.
         trainer_order: of checklist and publication; None where the run has no trainer.
         images: dataset -> digest of the paths of its images.
-        lock: digest of its lock; None where its manifest is to be written.
+        lock: digest of what trains, from its lock; None where its manifest is to be written.
     """
 
     name: str

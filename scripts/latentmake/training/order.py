@@ -191,7 +191,7 @@ def read_order(path: Path, kind: type[_Order]) -> _Order:
 
 
 def lock_digest(path: str) -> str:
-    """Return the digest of all keys that a `dataset.lock` holds.
+    """Return the digest of all keys that a `dataset.lock` holds, of items that train.
 
     Raises:
         TrainingError: it is missing or damaged.
@@ -206,7 +206,7 @@ def lock_digest(path: str) -> str:
             where=path,
             hint="delete it, and give the build's command again",
         )
-    return str(lock["digest"])
+    return str(lock.get("trained") or lock["digest"])
 
 
 def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:

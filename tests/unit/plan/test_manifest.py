@@ -342,3 +342,10 @@ items = st.builds(
 def test_an_order_survives_being_written_and_read(found: list[ManifestItem]) -> None:
     work = order(*found, orphans=["cache/é"], faults={"cats": [fault("x\u2028")]})
     assert ManifestOrder.read(work.write()) == work
+
+
+def test_the_lock_of_a_run_that_holds_nothing_out_is_as_it_always_was() -> None:
+    write(order(item("a"), item("b")))
+    found = json.loads((FOLDER / "dataset.lock").read_bytes())
+    assert sorted(found) == ["aside", "counts", "digest", "images", "manifest", "parts", "repeats"]
+    assert found["digest"] == "9f483929c019d673fc30177ca60362c3c36ac499e6b65766d4e116afeb667d5e"

@@ -47,12 +47,15 @@ class Trainer(Closed):
         layout: the layout whose caches it reads.
         network: the model's key that names what is trained.
         generates: whether `generate_{run}` makes clips by what it trained.
+        holds_out: whether it trains on what the manifest names alone, so that items can be held
+            out of training.
     """
 
     shapes: ClassVar[Shapes] = WEIGHTS
     layout: ClassVar[str]
     network: ClassVar[str]
     generates: ClassVar[bool] = False
+    holds_out: ClassVar[bool] = False
 
     @property
     def prompts(self) -> list[str]:

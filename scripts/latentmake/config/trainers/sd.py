@@ -63,6 +63,7 @@ class SdTrainer(Trainer):
 
     layout: ClassVar[str] = "plain"
     network: ClassVar[str] = "unet"
+    holds_out: ClassVar[bool] = True
 
     kind: Literal["sd"]
     """The trainer."""

@@ -80,10 +80,13 @@ def train(
 
 def _captions(order: TrainingOrder) -> list[Prompt]:
     """Return the first items of the manifest that are trained on, as prompts of sample pictures."""
-    rows = rows_of(Path(order.manifest), lambda *, stem, text, **_: (stem, text))
+    rows = rows_of(
+        Path(order.manifest),
+        lambda *, stem, text, validation=False, **_: None if validation else (stem, text),
+    )
     return [
         Prompt(prompt=_caption_in(text) or stem, text=text)
-        for stem, text in islice(rows, order.captions)
+        for stem, text in islice(filter(None, rows), order.captions)
     ]
 
 

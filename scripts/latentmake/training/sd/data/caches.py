@@ -39,6 +39,7 @@ class Item(BaseModel):
     variants: list[str] = []
     dropped: str | None = None
     texts: list[str] | None = None
+    validation: bool = False
     aside: str | None = None
 
     @property
@@ -61,11 +62,11 @@ class Example(NamedTuple):
         return self.latents.shape
 
 
-def read_items(manifest: Path) -> list[Item]:
-    """Read the items to train on, without skipped ones.
+def read_items(manifest: Path, *, held_out: bool = False) -> list[Item]:
+    """Read the items to train on, or those held out, without skipped ones.
 
     Raises:
-        TrainingError: the manifest is missing, damaged or empty.
+        TrainingError: the manifest is missing, damaged or has none of these.
     """
     hint = "give the build's command again, which writes it anew"
     try:
@@ -82,8 +83,11 @@ def read_items(manifest: Path) -> list[Item]:
             raise TrainingError(
                 f"line {number} of the manifest is damaged", where=manifest, hint=hint
             ) from None
-        if item.aside is None:
+        if item.aside is None and item.validation == held_out:
             items.append(item)
+    if not items and held_out:
+        what = "the manifest names no item held out of training"
+        raise TrainingError(what, where=manifest, hint="set `validation: {items: 16}` of the run")
     if not items:
         what = f"all {len(lines)} items were skipped" if lines else "the manifest has no items"
         raise TrainingError(
