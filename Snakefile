@@ -41,6 +41,7 @@ include: "rules/publish.smk"
 include: "rules/foreign.smk"
 include: "rules/inspect.smk"
 include: "rules/captions.smk"
+include: "rules/clips.smk"
 include: "rules/compare.smk"
 
 

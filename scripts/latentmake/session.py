@@ -20,6 +20,7 @@ from latentmake.config import Config, Run, TrainingJob, parse
 from latentmake.errors import LatentmakeError, UserError
 from latentmake.exchange import archives
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
+from latentmake.exchange.clip_files.order import plan_clips
 from latentmake.files import atomic
 from latentmake.index.memo import Memo
 from latentmake.plan import spool, workspace
@@ -49,6 +50,7 @@ _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "adopt": plan_adopt,
     "export": plan_export,
     "captions": plan_captions,
+    "clips": plan_clips,
     "check": plan_check,
 }
 """Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""

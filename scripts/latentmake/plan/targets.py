@@ -11,7 +11,7 @@ from latentmake.errors import ConfigError
 
 __all__ = ["ON_REQUEST", "check_known", "is_training_asked", "runs_asked_for"]
 
-ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "check")
+ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check")
 _PER_RUN = ("train", "caches", "latents", "text", "status", "publish", *ON_REQUEST)
 _CLEANING = ("clean", "distclean", "clobber")
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from latentmake.caches.pixels.wan import read_clips
+from latentmake.caches.clip_frames import Wanted, clip_array
 from latentmake.config import Config, parse
-from latentmake.errors import ConfigError, DatasetError, SourceError
+from latentmake.errors import ConfigError, DatasetError
 from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import SourceFps
 from latentmake.index.memo import Memo
 from latentmake.layouts.musubi import Musubi
 from latentmake.plan.clip_list import ListedClip, listed_clips
@@ -69,7 +69,7 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
         height: int = 480,
         width: int = 832,
         stride: int = 1,
-        source_fps: float | None = None,
+        source_fps: SourceFps = None,
         **settings: Any,
     ) -> None:
         _check(frames, height, width, stride)
@@ -78,6 +78,7 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
             {
                 "path": self.source,
                 "target_frames": frames,
+                "fit": "crop",
                 **({"sample_stride": stride} if stride != 1 else {}),
                 **({"source_fps": source_fps} if source_fps is not None else {}),
                 **settings,
@@ -108,26 +109,21 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
 
         Returns:
             `pixel_values` [F, 3, H, W], float32, -1 to 1; `prompt`; `row`: `video`, `first_frame`
-            (its index in the file), and the other columns of a list.
+            (its index in the file), `stride`, and the other columns of a list.
 
         Raises:
             SourceError: the video is damaged, gone, or was changed since it was listed.
         """
-        clip = self._clips[index]
-        path, fps = clip.path, self._settings.source_fps
+        clip, fps = self._clips[index], self._settings.source_fps
+        wanted = Wanted(clip.indices(fps), self._size)
         limit = self._settings.max_image_pixels
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            what = f"cannot be read ({error.strerror})"
-            hint = "check that the file exists and is readable"
-            raise SourceError(what, where=path, hint=hint) from None
-        (pixels,) = read_clips(data, path, fps, [(self._size, clip.clip)], max_pixels=limit)
+        pixels = clip_array(clip.path, wanted, rotation=clip.media.rotation, max_pixels=limit)
         values = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+        place = {"video": clip.path, "first_frame": wanted.indices[0], "stride": clip.span.stride}
         return {
             "pixel_values": values.float() / 127.5 - 1.0,
             "prompt": self._prompts[clip.stem],
-            "row": {"video": path, "first_frame": clip.indices(fps)[0]},
+            "row": {**(clip.row or {}), **place},
         }
 
 

@@ -55,7 +55,7 @@ def test_clips_are_frames_of_a_full_decode_scaled_to_cover_and_cut(videos: Path)
         assert torch.equal(values, torch.from_numpy(wanted).permute(0, 3, 1, 2) / 127.5 - 1.0)
         assert -1.0 <= values.min() < 0.0 < values.max() <= 1.0
         assert item["prompt"] == "a calm sea"
-        assert item["row"] == {"video": str(videos / "calm.mp4"), "first_frame": first}
+        assert item["row"] == {"video": str(videos / "calm.mp4"), "first_frame": first, "stride": 1}
 
 
 def test_by_default_each_video_gives_its_first_clip(videos: Path) -> None:

@@ -1,0 +1,261 @@
+"""Cutting clips into .npz files, only those whose content would change.
+
+A file holds `frames`, uint8 [F, H, W, 3], uncompressed, written frame by frame while its video is
+decoded once for all of its clips. Its key and origin are in the archive's comment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import IO, Any
+
+from numpy.lib import format as npy
+
+from latentmake import digest
+from latentmake.caches.clip_frames import Wanted, clip_frames
+from latentmake.errors import SourceError, StorageError
+from latentmake.exchange.clip_files.order import LIST, ClipFile, ClipsOrder, npz_bytes
+from latentmake.files import atomic, npz
+from latentmake.files.cachefile import KEY
+from latentmake.geometry.clips import SourceFps
+from latentmake.index.memo import source_stat
+from latentmake.plan.receipts import Receipt
+from latentmake.progress import Progress
+from latentmake.sources.caption_files import read_caption
+
+__all__ = ["ARRAY", "cut"]
+
+ARRAY = "frames"
+_VERSION = 1  # raised when the same frames would be scaled or stored otherwise
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+Say = Callable[[str], None]
+
+
+def cut(order: ClipsOrder, *, say: Say, threads: int = 1) -> Counter[str]:
+    """Bring the clips of a run and their `train.jsonl` up to date.
+
+    Returns:
+        Number of files `written`, `kept` and `removed`, and of `faulty` sources.
+
+    Raises:
+        StorageError: the disk has no room for what is missing, or cannot be written.
+        SourceError: videos or captions are faulty, and their dataset does not skip them; all are
+            named, all others are done, and `train.jsonl` is left as it was.
+    """
+    folder = Path(order.folder)
+    _refuse_full(order)
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_unfinished(folder)
+    counts: Counter[str] = Counter()
+    sources: dict[str, list[Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    faults = {name: list(lines) for name, lines in order.faults.items() if lines}
+    began = time.time()
+    groups: dict[tuple[str, str], list[ClipFile]] = {}
+    for file in order.files:
+        groups.setdefault((file.dataset, file.clip.path), []).append(file)
+    with (
+        ThreadPoolExecutor(threads) as pool,
+        Progress(total=len(order.files), desc=f"clips of {order.run}", unit="clip") as progress,
+    ):
+        jobs = {pool.submit(_cut_source, order, files): files for files in groups.values()}
+        try:
+            for job in as_completed(jobs):
+                files = jobs[job]
+                progress.update(len(files))
+                try:
+                    source, written, made = job.result()
+                except SourceError as error:
+                    say(f"faulty: {error}")
+                    faults.setdefault(files[0].dataset, []).append(str(error))
+                    continue
+                sources[files[0].clip.path] = source
+                counts["written"] += written
+                counts["kept"] += len(files) - written
+                rows |= made
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    Receipt(sources, {}, [], dict(counts), time.time() - began, began).write(Path(order.receipt))
+    counts["faulty"] = sum(map(len, faults.values()))
+    lines = [each for name, found in faults.items() if name not in order.skip for each in found]
+    if not lines:
+        listed = [rows[file.name] for file in order.files if file.name in rows]
+        counts["removed"] = _finish(folder, listed)
+    done = ", ".join(f"{counts[each]} {each}" for each in ("written", "kept", "removed"))
+    state = "" if counts["written"] or counts["removed"] or lines else "nothing to do: "
+    say(f"{folder}: {state}{done}, {counts['faulty']} sources faulty")
+    if lines:
+        raise SourceError(
+            f"{len(lines)} faulty: {' | '.join(lines)}",
+            where=f"clips_{order.run}",
+            hint="the others are done and kept; fix these, or set on_error: skip",
+        )
+    return counts
+
+
+def _refuse_full(order: ClipsOrder) -> None:
+    """Refuse what the disk has no room for, before anything is written."""
+    needed = order.missing_bytes
+    place = Path(order.folder).absolute()
+    while not place.is_dir():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise StorageError(
+            f"{needed / 1e9:.1f} GB of clips are to be written, but {free / 1e9:.1f} GB are free",
+            where=order.folder,
+            hint="free some space, or train from caches, which are a hundredth of that",
+        )
+
+
+def _remove_unfinished(folder: Path) -> None:
+    for path in folder.glob(f".*{atomic.TEMPORARY_SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _cut_source(
+    order: ClipsOrder, files: Sequence[ClipFile]
+) -> tuple[list[Any], int, dict[str, dict[str, Any]]]:
+    """Write the stale files of one video.
+
+    Returns:
+        Stat and digest of the video; number of files written; name -> row of the list.
+
+    Raises:
+        SourceError: the video or a caption is faulty.
+    """
+    first = files[0].clip
+    fps = order.source_fps[files[0].dataset]
+    rows = {file.name: _row(file, fps) for file in files}
+    content = _digest_of(files[0])
+    keys = {file.name: _key(file, content[-1], fps) for file in files}
+    folder = Path(order.folder)
+    stale = [file for file in files if not _is_fresh(folder / f"{file.name}.npz", keys[file.name])]
+    if stale:
+        wanted = [Wanted(file.clip.indices(fps), file.size) for file in stale]
+        paths = [folder / f"{file.name}.npz" for file in stale]
+        comments = [{KEY: keys[file.name], **_origin(file, fps)} for file in stale]
+        frames = clip_frames(
+            first.path,
+            wanted,
+            rotation=first.media.rotation,
+            max_pixels=order.max_pixels[files[0].dataset],
+        )
+        with contextlib.ExitStack() as held:
+            open_files: dict[int, tuple[contextlib.ExitStack, IO[bytes]]] = {}
+            left = [len(each.indices) for each in wanted]
+            for frame in frames:
+                number = frame.clip
+                if number not in open_files:
+                    own = held.enter_context(contextlib.ExitStack())
+                    shape = stale[number].shape
+                    file = own.enter_context(_writing(paths[number], shape, comments[number]))
+                    open_files[number] = own, file
+                own, file = open_files[number]
+                file.write(frame.pixels.tobytes() * frame.times)
+                left[number] -= frame.times
+                if not left[number]:
+                    own.close()
+                    del open_files[number]
+            if any(left):  # no file that lacks frames gets its name
+                raise SourceError("ends before its clips do", where=first.path, hint="replace it")
+    return content, len(stale), rows
+
+
+def _digest_of(file: ClipFile) -> list[Any]:
+    """Return stat and digest of a clip's video; it is read unless the plan knows it."""
+    path = Path(file.clip.path)
+    try:
+        stat = source_stat(path.stat())
+        known = file.content if stat == file.clip.stat else None
+        return [*stat, known or digest.of_file(path)]
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+        hint = "check that the file exists and is readable"
+        raise SourceError(what, where=path, hint=hint) from None
+
+
+def _key(file: ClipFile, content: str, fps: SourceFps) -> str:
+    """Return the digest of all that decides about a file's frames."""
+    clip = file.clip
+    media = clip.media
+    return digest.of_value(
+        [_VERSION, content, fps, clip.span, clip.clip, file.size, media.timing, media.rotation]
+    )
+
+
+def _is_fresh(path: Path, key: str) -> bool:
+    try:
+        return bool(json.loads(npz.read_comment(path))[KEY] == key)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+@contextlib.contextmanager
+def _writing(
+    path: Path, shape: tuple[int, ...], comment: Mapping[str, object]
+) -> Iterator[IO[bytes]]:
+    """Yield the place of an array's bytes in a new npz file, which gets its name at the end."""
+    entry = zipfile.ZipInfo(f"{ARRAY}.npy", _EPOCH)
+    entry.create_system, entry.external_attr = 3, 0o644 << 16
+    entry.file_size = npz_bytes(shape)  # tells zipfile whether it needs fields for large files
+    with (
+        atomic.replacing(path) as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        archive.comment = json.dumps(dict(comment), separators=(",", ":")).encode()
+        with archive.open(entry, "w") as array:
+            head = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            npy.write_array_header_1_0(array, head)
+            yield array
+
+
+def _row(file: ClipFile, fps: SourceFps) -> dict[str, Any]:
+    """Return a clip's row of the list: its file, prompt, further columns, and where it is from."""
+    clip = file.clip
+    prompt = clip.text
+    if prompt is None:
+        prompt = read_caption(clip.caption) if clip.caption else ""
+    own = {"video": f"{file.name}.npz", "prompt": prompt}
+    return {**own, **(clip.row or {}), **own, **_origin(file, fps)}
+
+
+def _origin(file: ClipFile, fps: SourceFps) -> dict[str, Any]:
+    """Return which frames of which video a file holds."""
+    clip = file.clip
+    return {
+        "source": clip.path,
+        "source_first_frame": clip.indices(fps)[0],
+        "source_stride": clip.span.stride,
+    }
+
+
+def _finish(folder: Path, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Write the list, then remove the files of clips that are gone; return their number."""
+    lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()
+    place = folder / LIST
+    if not place.is_file() or place.read_bytes() != lines:
+        atomic.write(place, lines)
+    wanted = {str(row["video"]) for row in rows}
+    gone = [path for path in folder.glob("*.npz") if path.name not in wanted and _is_ours(path)]
+    for path in gone:
+        path.unlink()
+    return len(gone)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return KEY in json.loads(npz.read_comment(path))
+    except (OSError, ValueError, TypeError):
+        return False
