@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import AutoencoderKLWan
 from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
+from numpy.typing import NDArray
 
 from latentmake.caches.encoders.local_state import Kind, State, load_network
 from latentmake.config import Weights
@@ -67,7 +69,7 @@ class _FeaturesOnCpu(list[Any]):
 
 
 class WanVae:
-    """The encoder half of Wan's VAE; `rocm` for AMD's devices."""
+    """Wan's VAE; `rocm` for AMD's devices. It decodes if it was loaded with its decoder."""
 
     def __init__(self, network: AutoencoderKLWan, *, rocm: bool = False) -> None:
         self._network = network
@@ -118,6 +120,32 @@ class WanVae:
         mask[latents.flatten(1).any(dim=1), :, 0] = 1.0
         return torch.cat([mask, latents], dim=1)
 
+    @torch.inference_mode()
+    def decode(self, latents: torch.Tensor) -> NDArray[np.uint8]:
+        """Decode the normalised latents [16, n + 1, h, w] of one clip.
+
+        Returns:
+            [4n + 1, 8h, 8w, 3], 0 to 255.
+        """
+        network = self._network
+        mean, deviation = _moments()
+        values = (latents.float().cpu() * deviation + mean).to(network.device, network.dtype)
+        try:
+            with torch.autocast(values.device.type, enabled=False):
+                (signal,) = network.decode(values[None], return_dict=False)[0]
+        finally:
+            network.clear_cache()
+        frames = [  # one at a time: all of them in float32 would take as much again
+            ((frame.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
+            for frame in signal.permute(1, 2, 3, 0)
+        ]
+        found: NDArray[np.uint8] = torch.stack(frames).numpy()
+        return found
+
+    def tile(self) -> None:
+        """Work in tiles of 256 x 256 pixels from now on: less memory, slightly other pixels."""
+        self._network.enable_tiling()
+
     def _signal(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
         """Return [N, 3, F, H, W], -1 to 1, rounded to `stored`, in the dtype of the network."""
         frames, height, width = pixels.shape[1:4]
@@ -134,10 +162,7 @@ class WanVae:
                 mode = self._network.encode(signal).latent_dist.mode()
         finally:
             self._network.clear_cache()  # a failed encoding leaves features behind
-        # [16, 1, 1, 1], for [N, 16, f, h, w]
-        mean, deviation = (
-            torch.tensor(each)[:, None, None, None] for each in (LATENTS_MEAN, LATENTS_STD)
-        )
+        mean, deviation = _moments()
         mode = mode.float().cpu()
         latents: torch.Tensor = (mode - mean) / deviation
         # Zeros of a broken network stay zeros: normalised, they would look like a picture.
@@ -145,10 +170,23 @@ class WanVae:
         return clamp_to(latents, stored) if self._rocm else latents
 
 
+def _moments() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and deviation, each [16, 1, 1, 1], for [N, 16, f, h, w]."""
+    mean, deviation = (
+        torch.tensor(each)[:, None, None, None] for each in (LATENTS_MEAN, LATENTS_STD)
+    )
+    return mean, deviation
+
+
 def load_wan_vae(
-    weights: Weights, device: torch.device, dtype: torch.dtype, *, tiled: bool = False
+    weights: Weights,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tiled: bool = False,
+    decoder: bool = False,
 ) -> WanVae:
-    """Load Wan's VAE for encoding; on ROCm it computes in float32.
+    """Load Wan's VAE for encoding, or its decoder alone; on ROCm it computes in float32.
 
     `tiled` needs less memory: one sample at a time, in tiles of 256 x 256 pixels that overlap by
     64. Latents of pictures up to 256 x 256 stay bit-equal; larger ones change, for a tile's
@@ -159,7 +197,10 @@ def load_wan_vae(
     """
     network = load_network(_KIND, weights)
     _check_settings(network.config, weights.path or weights.hub or "")
-    network.decoder = network.post_quant_conv = None  # more than half of the memory
+    if decoder:
+        network.encoder = network.quant_conv = None
+    else:
+        network.decoder = network.post_quant_conv = None  # more than half of the memory
     rocm = device.type == "cuda" and torch.version.hip is not None
     # Module's own `to`: diffusers' warns about layers to keep in float32, of which there are none.
     torch.nn.Module.to(network, device=device, dtype=vae_dtype(rocm, dtype))

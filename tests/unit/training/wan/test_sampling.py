@@ -1,0 +1,167 @@
+"""Clips drawn from noise equal those of diffusers' own pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    AutoencoderKLWan,
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
+    WanPipeline,
+    WanTransformer3DModel,
+)
+from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.config import Weights
+from latentmake.training.wan.sampling import (
+    Condition,
+    Networks,
+    Sampling,
+    noise_of,
+    sample_latents,
+)
+from wan_world import shuffled, tiny_wan_vae
+
+CPU = torch.device("cpu")
+SHAPE = (16, 2, 4, 6)
+WIDTH = 24
+
+
+def transformer(seed: int = 0, **changes: Any) -> WanTransformer3DModel:
+    torch.manual_seed(seed)
+    settings: dict[str, Any] = {
+        "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 16, "out_channels": 16,
+        "text_dim": WIDTH, "freq_dim": 16, "ffn_dim": 32, "num_layers": 2,
+    }  # fmt: skip
+    return shuffled(WanTransformer3DModel(**{**settings, **changes}))
+
+
+def text(seed: int, tokens: int = 7) -> torch.Tensor:
+    return torch.randn(tokens, WIDTH, generator=torch.Generator().manual_seed(100 + seed))
+
+
+def padded(embedding: torch.Tensor) -> torch.Tensor:
+    zeros = torch.zeros(1, 512, embedding.shape[1])
+    zeros[0, : len(embedding)] = embedding
+    return zeros
+
+
+SCHEDULERS: dict[str, Any] = {
+    "unipc": lambda shift: UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift
+    ),
+    "euler": lambda shift: FlowMatchEulerDiscreteScheduler(shift=shift),
+}
+
+
+def drawn(
+    networks: Networks, sampling: Sampling, seed: int = 3, guided: bool = True, **others: Any
+) -> torch.Tensor:
+    negative = text(2, 3) if guided else None
+    return sample_latents(
+        networks, text(1), negative, noise_of(seed, SHAPE), sampling,
+        device=CPU, dtype=torch.float32, **others,
+    )  # fmt: skip
+
+
+def by_pipeline(networks: Networks, sampling: Sampling, output: str, seed: int = 3) -> Any:
+    two = {} if networks.high is None else {"boundary_ratio": networks.boundary}
+    pipeline = WanPipeline(
+        tokenizer=None, text_encoder=None, vae=tiny_wan_vae(),
+        scheduler=SCHEDULERS[sampling.scheduler](sampling.shift),
+        transformer=networks.low if networks.high is None else networks.high,
+        transformer_2=None if networks.high is None else networks.low,
+        **two,
+    )  # fmt: skip
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline(
+        prompt_embeds=padded(text(1)), negative_prompt_embeds=padded(text(2, 3)),
+        height=32, width=48, num_frames=5, num_inference_steps=sampling.steps,
+        guidance_scale=sampling.guidance, generator=torch.Generator().manual_seed(seed),
+        output_type=output,
+    ).frames[0]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+def test_latents_are_those_of_diffusers(scheduler: Any, guidance: float) -> None:
+    networks = Networks(transformer())
+    sampling = Sampling(4, guidance, 3.0, scheduler)
+    found = drawn(networks, sampling)
+    assert found.shape == SHAPE
+    assert torch.allclose(found, by_pipeline(networks, sampling, "latent"), atol=1e-5)
+
+
+def test_two_networks_take_turns_at_the_boundary_as_in_diffusers() -> None:
+    networks = Networks(transformer(0), transformer(1), 0.875)
+    sampling = Sampling(6, 4.0, 5.0)
+    found = drawn(networks, sampling)
+    assert torch.allclose(found, by_pipeline(networks, sampling, "latent"), atol=1e-5)
+    assert not torch.allclose(found, drawn(Networks(networks.low), sampling), atol=1e-3)
+    entered: list[object] = []
+    drawn(networks, sampling, enter=entered.append)
+    assert entered == [networks.high, networks.low]
+
+
+def test_one_of_two_networks_does_all_where_it_is_alone() -> None:
+    network, sampling = transformer(), Sampling(4)
+    alone = drawn(Networks(network), sampling)
+    assert torch.equal(drawn(Networks(None, network, 0.9), sampling), alone)
+
+
+def test_pixels_are_those_of_diffusers(tmp_path: Path) -> None:
+    networks, sampling = Networks(transformer()), Sampling(3)
+    tiny_wan_vae().save_pretrained(tmp_path / "vae")
+    vae = load_wan_vae(Weights(path=str(tmp_path / "vae")), CPU, torch.float32, decoder=True)
+    found = vae.decode(drawn(networks, sampling))
+    assert found.shape == (5, 32, 48, 3) and found.dtype == np.uint8
+    expected = np.asarray(by_pipeline(networks, sampling, "np")) * 255
+    assert np.abs(found - expected).max() <= 0.51
+
+
+def test_a_decoded_clip_is_near_the_clip_that_was_encoded(tmp_path: Path) -> None:
+    """Normalising and its inverse cancel: the decoder sees what the encoder gave."""
+    tiny_wan_vae().save_pretrained(tmp_path / "vae")
+    place = Weights(path=str(tmp_path / "vae"))
+    clip = torch.randint(0, 256, (1, 5, 32, 48, 3), generator=torch.Generator().manual_seed(0))
+    latents = load_wan_vae(place, CPU, torch.float32).encode(clip.byte(), torch.float32)[0]
+    found = load_wan_vae(place, CPU, torch.float32, decoder=True).decode(latents)
+    whole = AutoencoderKLWan.from_pretrained(tmp_path / "vae").eval()
+    with torch.no_grad():
+        signal = clip.permute(0, 4, 1, 2, 3) / 127.5 - 1
+        expected = whole.decode(whole.encode(signal).latent_dist.mode()).sample[0]
+    values = ((expected.permute(1, 2, 3, 0) + 1) * 127.5).clamp(0, 255).numpy()
+    assert np.abs(found - values).max() <= 0.51
+
+
+def test_noise_depends_on_seed_and_shape_alone() -> None:
+    assert torch.equal(noise_of(5, SHAPE), noise_of(5, SHAPE))
+    assert not torch.equal(noise_of(5, SHAPE), noise_of(6, SHAPE))
+
+
+def test_a_condition_of_image_to_video_is_that_of_diffusers(tmp_path: Path) -> None:
+    vae = tiny_wan_vae()
+    network = transformer(in_channels=36)
+    sampling = Sampling(3, 4.0)
+    pixels = torch.randint(0, 256, (1, 5, 32, 48, 3), generator=torch.Generator().manual_seed(0))
+    pipeline = WanImageToVideoPipeline(
+        tokenizer=None, text_encoder=None, image_encoder=None, image_processor=None, vae=vae,
+        scheduler=SCHEDULERS["unipc"](3.0), transformer=network,
+    )  # fmt: skip
+    pipeline.set_progress_bar_config(disable=True)
+    expected = pipeline(
+        image=pixels[0, 0].permute(2, 0, 1)[None] / 255,
+        prompt_embeds=padded(text(1)), negative_prompt_embeds=padded(text(2, 3)),
+        height=32, width=48, num_frames=5, num_inference_steps=3, guidance_scale=4.0,
+        generator=torch.Generator().manual_seed(3), output_type="latent",
+    ).frames[0]  # fmt: skip
+    vae.save_pretrained(tmp_path / "vae")
+    encoder = load_wan_vae(Weights(path=str(tmp_path / "vae")), CPU, torch.float32)
+    latents = encoder.encode_first_frame(pixels.byte(), torch.float32)[0]
+    found = drawn(Networks(network), sampling, condition=Condition(latents))
+    assert torch.allclose(found, expected, atol=1e-4)
