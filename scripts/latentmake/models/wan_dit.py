@@ -215,8 +215,20 @@ def trained_networks(model: Model) -> Iterator[ModelFile]:
             yield ModelFile(key, error.where or path, fault=error.what)
             continue
         content = Content(DIT, dit.tensors)
-        fault = other_task(model.task, content) if model.task is not None else None
-        yield ModelFile(key, path, content, fault or "")
+        yield ModelFile(key, path, content, _other_model(model, dit, content) or "")
+
+
+def _other_model(model: Model, dit: Dit, content: Content) -> str | None:
+    """Return why a DiT is that of another task."""
+    if model.task is not None and (fault := other_task(model.task, content)):
+        return fault
+    takes_image = dit.shapes.image_dim is not None
+    if takes_image != model.needs_clip:
+        words = ("takes", "needs none") if takes_image else ("does not take", "needs it")
+        return (
+            f"is a Wan DiT that {words[0]} a CLIP image encoder's output; {model.task} {words[1]}"
+        )
+    return None
 
 
 def _networks(model: Model) -> Iterator[tuple[str, str]]:

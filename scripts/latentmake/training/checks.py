@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from tabulate import tabulate
 
 from latentmake.errors import TrainingError
+from latentmake.models.wan_files import ModelFile
 
 __all__ = [
     "Finding",
@@ -20,6 +21,7 @@ __all__ = [
     "accelerate_config",
     "checklist",
     "failed",
+    "model_finding",
     "of_faults",
     "passed",
     "refuse_failed",
@@ -45,6 +47,17 @@ def checklist(findings: Iterable[Finding]) -> str:
         disable_numparse=True,
         colalign=["left"] * 3,
     )
+
+
+def model_finding(file: ModelFile) -> Finding:
+    """Return the finding of one of a Wan model's files."""
+    place = f"{file.place}: " if file.place else ""
+    if file.fault:
+        return Finding(f"model: {file.key}", "failed", f"{place}{file.fault}")
+    if file.doubt:
+        return Finding(f"model: {file.key}", "warning", f"{place}{file.doubt}")
+    assert file.content is not None
+    return Finding(f"model: {file.key}", "ok", f"{file.place}: {file.content.kind}")
 
 
 def failed(findings: Iterable[Finding]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,21 +9,20 @@ from typing import Any, TypeAlias
 
 import torch
 from diffusers import UNet2DConditionModel
-from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from diffusers.loaders.single_file_utils import SingleFileComponentError
 from diffusers.utils import convert_state_dict_to_diffusers
 from peft import LoraConfig
-from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, first_line, storage_error
-from latentmake.files import atomic, cachefile
+from latentmake.files import atomic
 from latentmake.models.checks import check_kind, check_names, part_of
 from latentmake.models.files import config_file, weights_files
 from latentmake.models.recipe import NEW
+from latentmake.training.lora import lora_bytes, lora_tensors
 from latentmake.training.result import (
     LORA_WEIGHTS,
     PROJECTION_FOLDER,
@@ -286,33 +284,12 @@ def load_trained(denoiser: Denoiser, state: dict[str, torch.Tensor]) -> None:
             parameter.copy_(state[name])
 
 
-def _lora_bytes(unet: UNet) -> bytes:
-    """Return the file that `StableDiffusionPipeline.load_lora_weights` reads.
-
-    Names and metadata (without which a loader takes the rank for alpha) are those of diffusers'
-    `StableDiffusionLoraLoaderMixin.save_lora_weights`.
-    """
-    state = _convert(get_peft_model_state_dict(unet))
-    tensors = {f"unet.{name}": value.detach().cpu().float() for name, value in state.items()}
-    config = unet.peft_config["default"]
-    # What differs from peft's defaults, and no more: another version knows other fields.
-    described = {
-        "unet.r": config.r,
-        "unet.lora_alpha": config.lora_alpha,
-        "unet.target_modules": sorted(config.target_modules),
-    }
-    metadata = {
-        "format": "pt",
-        LORA_ADAPTER_METADATA_KEY: json.dumps(described, indent=2, sort_keys=True),
-    }
-    return cachefile.serialize(tensors, metadata)
-
-
 def write_copy(denoiser: Denoiser, folder: Path) -> None:
     """Write the trained weights into a folder of their own; one of that name is replaced."""
     with atomic.replacing_folder(folder) as new:
         if denoiser.lora:
-            atomic.write(new / LORA_WEIGHTS, _lora_bytes(denoiser.unet))
+            tensors = _convert(lora_tensors(denoiser.unet))
+            atomic.write(new / LORA_WEIGHTS, lora_bytes(denoiser.unet, "unet", tensors))
         else:
             unet = new / UNET_FOLDER
             denoiser.unet.save_pretrained(unet, safe_serialization=True, max_shard_size="1TB")
@@ -332,7 +309,7 @@ def read_copy(denoiser: Denoiser, folder: Path) -> None:
         state = load_file(file)
         if denoiser.lora:
             with torch.no_grad():
-                for name, value in _convert(get_peft_model_state_dict(denoiser.unet)).items():
+                for name, value in _convert(lora_tensors(denoiser.unet)).items():
                     value.copy_(state[f"unet.{name}"])
         else:
             denoiser.unet.load_state_dict(state)

@@ -12,7 +12,7 @@ from latentmake.files import atomic
 from latentmake.index.memo import Memo
 from latentmake.models.wan_files import ModelFile, model_files, networks
 from latentmake.training.backend import Say
-from latentmake.training.checks import Finding, refuse_failed
+from latentmake.training.checks import Finding, model_finding, refuse_failed
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import External
 from latentmake.training.external.installation import Installation
@@ -70,7 +70,7 @@ class Musubi(External[MusubiOrder]):
 
     def model_findings(self, order: MusubiOrder, models: Sequence[ModelFile]) -> Iterator[Finding]:
         """Check the networks."""
-        yield from map(preflight.model_finding, models)
+        yield from map(model_finding, models)
 
     def data_findings(self, order: MusubiOrder) -> Iterator[Finding]:
         """Check the items and caches of an up-to-date manifest."""

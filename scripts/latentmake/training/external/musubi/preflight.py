@@ -25,7 +25,7 @@ from latentmake.training.external.musubi.command import (
 from latentmake.training.external.musubi.installation import pick_attention
 from latentmake.training.external.musubi.order import MusubiOrder
 
-__all__ = ["model_finding", "precision", "program_findings"]
+__all__ = ["precision", "program_findings"]
 
 _LEAST_SPACE = 200_000_000  # bytes
 _STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
@@ -62,17 +62,6 @@ def program_findings(
         yield Finding("resume", "warning", note)
     if not quick:
         yield _space(order, models)
-
-
-def model_finding(file: ModelFile) -> Finding:
-    """Return the finding of one of the model's files."""
-    place = f"{file.place}: " if file.place else ""
-    if file.fault:
-        return Finding(f"model: {file.key}", "failed", f"{place}{file.fault}")
-    if file.doubt:
-        return Finding(f"model: {file.key}", "warning", f"{place}{file.doubt}")
-    assert file.content is not None
-    return Finding(f"model: {file.key}", "ok", f"{file.place}: {file.content.kind}")
 
 
 def precision(order: MusubiOrder, models: Sequence[ModelFile], tuner: Installation) -> Finding:

@@ -18,7 +18,7 @@ from latentmake.index.memo import Memo
 from latentmake.models.wan_files import ModelFile, model_files
 from latentmake.sources.items import IMAGE_EXTENSIONS
 from latentmake.training.backend import Say
-from latentmake.training.checks import Finding
+from latentmake.training.checks import Finding, model_finding
 from latentmake.training.external.arguments import located
 from latentmake.training.external.checks import elsewhere
 from latentmake.training.external.installation import Installation
@@ -27,7 +27,7 @@ from latentmake.training.external.musubi import command
 from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
 from latentmake.training.external.musubi.installation import find
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
-from latentmake.training.external.musubi.preflight import model_finding, precision
+from latentmake.training.external.musubi.preflight import precision
 from latentmake.training.external.publish import Files, Publication
 from latentmake.training.external.published_caches import SETTINGS, PublishedCaches, settings_files
 from latentmake.training.order import rows_of

@@ -1,0 +1,211 @@
+"""A LoRA's files do in other programs what the LoRA does in our network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
+from dit_world import image_dit, inputs, tiny_dit
+from latentmake.errors import TrainingError
+from latentmake.training.lora import lora_tensors
+from latentmake.training.wan.lora_files import read_lora, write_lora
+from latentmake.training.wan.lora_names import lora_names
+from latentmake.training.wan.network import add_lora
+from safetensors.torch import load_file
+from wan_world import tiny_umt5, tiny_wan_vae, write_umt5
+
+TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
+NAMES = lora_names()
+FILES = ["comfyui.safetensors", "musubi.safetensors", "pytorch_lora_weights.safetensors"]
+
+
+def trained(dit: Any, *, alpha: float = 2, seed: int = 3, targets: list[str] | None = None) -> Any:
+    """Give a network a LoRA that changes what it predicts."""
+    add_lora(dit, rank=4, alpha=alpha, target_modules=targets or TARGETS)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in lora_tensors(dit).values():
+            value.copy_(0.3 * torch.randn(value.shape, generator=generator))
+    return dit
+
+
+def pipeline(folder: Path, dit: Any, second: Any = None) -> Any:
+    """Assemble diffusers' pipeline of tiny parts; with two networks that of Wan 2.2."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(write_umt5(folder)["tokenizer"])
+    made: Any = WanPipeline
+    pipe = made(
+        tokenizer=tokenizer,
+        text_encoder=tiny_umt5(len(tokenizer)),
+        vae=tiny_wan_vae(4),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        transformer=dit,
+        transformer_2=second,
+        boundary_ratio=None if second is None else 0.875,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def generated(pipe: Any) -> torch.Tensor:
+    """Return the latents of a tiny clip."""
+    found: torch.Tensor = pipe(
+        "a red circle",
+        negative_prompt="",
+        height=32,
+        width=48,
+        num_frames=5,
+        num_inference_steps=4,
+        guidance_scale=2.0,
+        max_sequence_length=12,
+        output_type="latent",
+        generator=torch.Generator().manual_seed(5),
+    ).frames
+    return found
+
+
+def test_the_folder_loads_in_a_diffusers_script_and_generates_as_our_network(
+    tmp_path: Path,
+) -> None:
+    write_lora(trained(tiny_dit()), tmp_path / "lora")
+    base = generated(pipeline(tmp_path, tiny_dit()))
+    expected = generated(pipeline(tmp_path, trained(tiny_dit())))
+    plain = pipeline(tmp_path, tiny_dit())
+    plain.load_lora_weights(tmp_path / "lora")
+    found = generated(plain)
+    assert (found - base).abs().max() > 0.1
+    assert torch.allclose(found, expected, rtol=0, atol=1e-5)
+    plain.unload_lora_weights()
+    assert torch.equal(generated(plain), base)
+
+
+@pytest.mark.parametrize("alpha", [1, 4, 16.0])
+@pytest.mark.parametrize("make", [tiny_dit, image_dit])
+def test_every_file_does_in_diffusers_what_our_network_does(
+    tmp_path: Path, make: Any, alpha: float
+) -> None:
+    # diffusers reads files of musubi-tuner with all layers alone.
+    targets = [*TARGETS, "ffn.net.0.proj", "ffn.net.2"]
+    if make is image_dit:
+        targets += ["add_k_proj", "add_v_proj"]
+    ours = trained(make(), alpha=alpha, targets=targets)
+    write_lora(ours, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    given = inputs(ours)
+    expected = ours(**given).sample
+    base = make()(**given).sample
+    loader: Any = WanPipeline
+    for name in FILES:
+        state, metadata = loader.lora_state_dict(
+            tmp_path, weight_name=name, return_lora_metadata=True
+        )
+        other = make()
+        loader.load_lora_into_transformer(state, other, metadata=metadata)
+        found = other(**given).sample
+        assert (found - base).abs().max() > 0.1
+        assert torch.allclose(found, expected, rtol=0, atol=1e-5), name
+
+
+def test_keys_are_those_that_each_program_looks_for(tmp_path: Path) -> None:
+    write_lora(trained(tiny_dit(), alpha=2), tmp_path)
+    layers = ["self_attn.q", "self_attn.o", "cross_attn.k", "cross_attn.v"]
+    musubi, comfyui = (load_file(tmp_path / name) for name in (NAMES.musubi, NAMES.comfyui))
+    diffusers = load_file(tmp_path / NAMES.diffusers)
+    assert len(musubi) == len(comfyui) == 3 * 16
+    assert len(diffusers) == 2 * 16
+    for layer in layers:
+        flat = f"lora_unet_blocks_1_{layer.replace('.', '_')}"
+        dotted = f"diffusion_model.blocks.1.{layer}"
+        for ending in ("lora_down.weight", "lora_up.weight", "alpha"):
+            assert torch.equal(musubi[f"{flat}.{ending}"], comfyui[f"{dotted}.{ending}"])
+        assert comfyui[f"{dotted}.alpha"].item() == 2
+        assert musubi[f"{flat}.lora_down.weight"].shape == (4, 24)
+    value = diffusers["transformer.blocks.1.attn2.to_out.0.lora_B.weight"]
+    assert torch.equal(value, musubi["lora_unet_blocks_1_cross_attn_o.lora_up.weight"])
+
+
+def test_the_same_lora_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_lora(trained(tiny_dit(), targets=sorted(TARGETS)), tmp_path / name)
+    for name in FILES:
+        first, second = ((tmp_path / each / name).read_bytes() for each in "ab")
+        assert first == second
+        assert (tmp_path / "a" / name).stat().st_mode & 0o044 == 0o044
+
+
+def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
+    ours = trained(tiny_dit(), alpha=3.5)
+    write_lora(ours, tmp_path)
+    given = inputs(ours)
+    expected, base = ours(**given).sample, tiny_dit()(**given).sample
+    fresh = tiny_dit()
+    torch.manual_seed(7)
+    drawn = torch.randn(2)
+    torch.manual_seed(7)
+    read_lora(fresh, tmp_path)
+    assert torch.equal(torch.randn(2), drawn)
+    assert torch.equal(fresh(**given).sample, expected)
+    fresh.disable_adapters()
+    assert torch.equal(fresh(**given).sample, base)
+    fresh.enable_adapters()
+    assert torch.equal(fresh(**given).sample, expected)
+    other = trained(tiny_dit(), alpha=3.5, seed=8)
+    read_lora(other, tmp_path)
+    assert torch.equal(other(**given).sample, expected)
+
+
+def test_a_lora_of_another_network_is_refused_in_one_line(tmp_path: Path) -> None:
+    write_lora(trained(tiny_dit()), tmp_path)
+    file = tmp_path / NAMES.diffusers
+    whole = file.read_bytes()
+    for content, network, fault in (
+        (whole, tiny_dit(num_layers=3), "only one of file and network has transformer.blocks.2."),
+        (whole, tiny_dit(head=10), "size of tensor"),
+        (whole, trained(tiny_dit(), alpha=1), "another rank or alpha"),
+        (whole, trained(tiny_dit(), targets=["to_q"]), "only one of file and network"),
+        (whole[:-1], tiny_dit(), "is cut short"),
+        ((tmp_path / NAMES.comfyui).read_bytes(), tiny_dit(), "it lacks lora_adapter_metadata"),
+        (b"", tiny_dit(), "is cut short"),
+        (None, tiny_dit(), "No such file"),
+    ):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(TrainingError) as caught:
+            read_lora(network, tmp_path)
+        line = str(caught.value)
+        assert "\n" not in line and line.startswith(f"{file}: this LoRA cannot be read")
+        assert fault in line
+
+
+def test_the_loras_of_two_networks_load_by_name_into_a_pipeline_of_two(tmp_path: Path) -> None:
+    # In diffusers' pipelines of Wan 2.2 the first network is that for high noise.
+    folder = tmp_path / "lora"
+    write_lora(trained(tiny_dit(), seed=1), folder, high_noise=True)
+    write_lora(trained(tiny_dit(), seed=2), folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [*FILES, *(f"high_noise_{name}" for name in FILES)]
+    )
+    high, low = tiny_dit(), tiny_dit()
+    read_lora(high, folder, high_noise=True)
+    read_lora(low, folder)
+    expected = generated(pipeline(tmp_path, high, low))
+    assert torch.allclose(
+        expected,
+        generated(pipeline(tmp_path, trained(tiny_dit(), seed=1), trained(tiny_dit(), seed=2))),
+    )
+    plain = pipeline(tmp_path, tiny_dit(), tiny_dit())
+    base = generated(plain)
+    plain.load_lora_weights(
+        folder, weight_name=f"high_noise_{NAMES.diffusers}", adapter_name="high"
+    )
+    plain.load_lora_weights(
+        folder, weight_name=NAMES.diffusers, adapter_name="low", load_into_transformer_2=True
+    )
+    found = generated(plain)
+    assert (found - base).abs().max() > 0.1
+    assert torch.allclose(found, expected, rtol=0, atol=1e-5)
