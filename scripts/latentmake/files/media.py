@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from PIL import Image
 
 __all__ = [
+    "COUNTED_CONTAINERS",
     "VIDEO_EXTENSIONS",
     "Media",
+    "is_plain",
     "opened_image",
     "opened_video",
     "probe_image",
@@ -34,9 +36,9 @@ VIDEO_EXTENSIONS = frozenset(
     {".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"}
 )
 
-# In these a packet of these is one picture, neither more nor less, unless `_is_plain` says so. Not
+# In these a packet of these is one picture, neither more nor less, unless `is_plain` says so. Not
 # so elsewhere: MPEG-4 in AVI may hold packets without a picture, VP8 pictures that nobody shows.
-_COUNTED_CONTAINERS = frozenset({"mov", "matroska"})
+COUNTED_CONTAINERS = frozenset({"mov", "matroska"})
 _COUNTED_CODECS = frozenset({"h264", "hevc", "vp9", "av1", "libdav1d", "mjpeg", "ffv1", "prores"})
 
 
@@ -172,7 +174,7 @@ def probe_video(path: str) -> Media:
 def _count_packets(container: InputContainer, stream: VideoStream) -> Media | None:
     if stream.codec_context.name not in _COUNTED_CODECS:
         return None
-    if container.format.name.partition(",")[0] not in _COUNTED_CONTAINERS:
+    if container.format.name.partition(",")[0] not in COUNTED_CONTAINERS:
         return None
     first: Packet[VideoStream] | None = None
     frame: VideoFrame | None = None
@@ -181,7 +183,7 @@ def _count_packets(container: InputContainer, stream: VideoStream) -> Media | No
         if packet.size == 0 and packet.dts is None:  # PyAV's sign that the file is at its end
             continue
         first = first or packet
-        if not _is_plain(packet, first):
+        if not is_plain(packet, first):
             return None
         packets += 1
         if frame is None:
@@ -191,7 +193,7 @@ def _count_packets(container: InputContainer, stream: VideoStream) -> Media | No
     return Media(frame.width, frame.height, packets)
 
 
-def _is_plain(packet: Packet[VideoStream], first: Packet[VideoStream]) -> bool:
+def is_plain(packet: Packet[VideoStream], first: Packet[VideoStream]) -> bool:
     """Whether a packet is sure to be decoded to a frame that is shown."""
     return bool(
         packet.size

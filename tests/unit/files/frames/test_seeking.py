@@ -1,0 +1,290 @@
+"""Frames read by their index are those of a full sequential decode, wherever decoding begins."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake.errors import SourceError
+from latentmake.files.frames.bitstream import UnclearError, reader_of
+from latentmake.files.frames.ended import EndedError
+from latentmake.files.frames.index import read_index
+from latentmake.files.frames.reading import read_frames
+from latentmake.files.media import opened_video
+from latentmake.geometry.clips import kept_indices
+from numpy.typing import NDArray
+from video_world import KINDS, rewrap, scene, write_kind, write_video
+
+COUNT = 60
+X264 = "keyint=12:min-keyint=12:scenecut=0:bframes=3"
+X265 = f"log-level=none:pools=1:frame-threads=1:{X264}"
+VP9 = {"auto-alt-ref": "1", "lag-in-frames": "8", "cpu-used": "8", "g": "12"}
+AV1 = {"preset": "12", "svtav1-params": "keyint=16:lp=1"}
+EVERY_12 = [0, 12, 24, 36, 48]
+EVERY_16 = [0, 16, 32, 48]
+
+# Encoder, its options, and where decoding may begin.
+FILES: dict[str, tuple[str, dict[str, str], list[int]]] = {
+    "closed.mp4": ("libx264", {"x264-params": X264}, EVERY_12),
+    "closed.mkv": ("libx264", {"x264-params": X264}, EVERY_12),
+    "pyramid.mp4": ("libx264", {"x264-params": f"{X264}:b-pyramid=2:ref=4"}, EVERY_12),
+    "hevc.mp4": ("libx265", {"x265-params": f"{X265}:open-gop=0"}, EVERY_12),
+    # Behind each of these stand frames that are shown before it and refer to the GOP before.
+    "open-hevc.mp4": ("libx265", {"x265-params": f"{X265}:open-gop=1"}, EVERY_12),
+    "open-hevc.mkv": ("libx265", {"x265-params": f"{X265}:open-gop=1"}, EVERY_12),
+    "vp9.webm": ("libvpx-vp9", VP9, EVERY_12),
+    "vp9.mp4": ("libvpx-vp9", VP9, EVERY_12),
+    "av1.mp4": ("libsvtav1", AV1, EVERY_16),
+    "av1.webm": ("libsvtav1", AV1, EVERY_16),
+    "prores.mov": ("prores_ks", {}, [*range(COUNT)]),
+    # Packets flagged as key frames, where H.264 must not begin.
+    "open.mp4": ("libx264", {"x264-params": f"{X264}:open-gop=1"}, [0]),
+    "open.mkv": ("libx264", {"x264-params": f"{X264}:open-gop=1"}, [0]),
+    "refresh.mp4": ("libx264", {"x264-params": f"{X264}:bframes=0:intra-refresh=1"}, [0]),
+    "refresh.mkv": ("libx264", {"x264-params": f"{X264}:bframes=0:intra-refresh=1"}, [0]),
+}
+
+
+class Video(NamedTuple):
+    path: str
+    frames: list[NDArray[np.uint8]]
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Video]:
+    folder = tmp_path_factory.mktemp("videos")
+    found = {}
+    for name, (codec, options, _) in FILES.items():
+        format = "yuv422p10le" if codec == "prores_ks" else "yuv420p"
+        found[name] = whole(write_video(folder / name, codec, COUNT, format=format, **options))
+    found["odd.mp4"] = whole(odd_gops(folder / "odd.mp4"))
+    return found
+
+
+def whole(path: Path) -> Video:
+    """Decode a file from its beginning to its end."""
+    with av.open(str(path)) as file:
+        return Video(str(path), [np.array(frame.to_image()) for frame in file.decode(video=0)])
+
+
+def odd_gops(path: Path) -> Path:
+    """Write GOPs of all lengths, by key frames at odd places."""
+    keys = {0, 1, 2, 5, 6, 17, 40, 59}
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=30, options={"bf": "3", "forced-idr": "1"})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number, picture in enumerate([*scene(COUNT, 64, 48)]):
+            frame = av.VideoFrame.from_ndarray(picture // 4 + 64, format="rgb24")
+            if number in keys:
+                frame.pict_type = av.video.frame.PictureType.I
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return path
+
+
+def entries(path: str) -> list[int] | None:
+    with Path(path).open("rb") as file, opened_video(file, path) as (container, stream):
+        index = read_index(container, stream, bool)
+    return index and [entry.frame for entry in index.entries]
+
+
+def check(video: Video, wanted: list[int]) -> int:
+    """Compare frames read by their index with those of the whole; return how many were decoded."""
+    ticks: list[int] = []
+    found = [*read_frames(video.path, wanted, lambda: ticks.append(0), patience=2)]
+    assert [index for index, _ in found] == wanted
+    for index, pixels in found:
+        assert pixels.shape == video.frames[index].shape
+        assert np.array_equal(pixels, video.frames[index]), index
+    return len(ticks)
+
+
+# -- where decoding may begin ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_decoding_begins_where_nothing_refers_to_what_stands_before(
+    name: str, videos: dict[str, Video]
+) -> None:
+    video, expected = videos[name], FILES[name][2]
+    assert len(video.frames) == COUNT
+    assert entries(video.path) == expected
+    last = expected[-1]
+    for wanted in ([last], [COUNT - 1], [0, last, last + 1 if last + 1 < COUNT else last]):
+        check(video, sorted({*wanted}))
+    decoded = check(video, [last])
+    assert decoded <= (3 if last else 1)  # the first frame, and that of the entry
+
+
+def test_gops_of_any_length_serve(videos: dict[str, Video]) -> None:
+    video = videos["odd.mp4"]
+    assert entries(video.path) == [0, 1, 2, 5, 6, 17, 40, 59]
+    for index in range(COUNT):
+        check(video, [index])
+
+
+def test_a_key_frame_of_the_container_is_not_trusted(videos: dict[str, Video]) -> None:
+    path, frames = videos["refresh.mp4"]
+    with av.open(path) as file:
+        flagged = [packet.pts for packet in file.demux(video=0) if packet.is_keyframe]
+    assert len(flagged) == 5
+    # It would show: what is decoded from there is not what the whole gives.
+    with av.open(path) as file:
+        stream = file.streams.video[0]
+        file.seek(flagged[-1], stream=stream)
+        later = [np.array(frame.to_image()) for frame in file.decode(stream)]
+    assert not any(np.array_equal(pixels, frames[-1]) for pixels in later)
+    check(videos["refresh.mp4"], [48, 59])
+
+
+def test_annex_b_tells_the_same_as_lengths_before_the_units(videos: dict[str, Video]) -> None:
+    for name, codec in (
+        ("closed.mp4", "h264"),
+        ("open.mp4", "h264"),
+        ("refresh.mkv", "h264"),
+        ("open-hevc.mkv", "hevc"),
+    ):
+        with av.open(videos[name].path) as file:
+            stream = file.streams.video[0]
+            extradata = bytes(stream.codec_context.extradata or b"")
+            packets = [bytes(packet) for packet in file.demux(stream) if packet.size]
+        with av.open(videos[name].path) as file:
+            stream = file.streams.video[0]
+            filter = av.BitStreamFilterContext(f"{codec}_mp4toannexb", stream)
+            annexed = [
+                bytes(out)
+                for packet in file.demux(stream)
+                if packet.size
+                for out in filter.filter(packet)
+            ]
+        assert len(annexed) == len(packets) == COUNT
+        assert annexed[1].startswith((b"\0\0\1", b"\0\0\0\1"))
+        look, other = reader_of(codec, extradata), reader_of(codec, b"")
+        assert look and other
+        assert [look(data) for data in packets] == [other(data) for data in annexed]
+
+
+def test_parameters_that_change_on_the_way_are_not_skipped(videos: dict[str, Video]) -> None:
+    look = reader_of("h264", b"")
+    assert look
+    slice_, sets = b"\0\0\1\x65abc", b"\0\0\1\x67one\0\0\1\x68two"
+    assert look(sets + slice_).entry
+    assert look(slice_).entry
+    assert look(sets + slice_).entry  # repeated as they were
+    with pytest.raises(UnclearError):
+        look(b"\0\0\1\x67other" + slice_)
+
+
+# -- any frames -----------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from([*FILES, "odd.mp4"]),
+    st.sets(st.integers(0, COUNT - 1), min_size=1, max_size=6),
+    st.sampled_from([None, 24.0, 30.0, 59.94]),
+    st.integers(1, 4),
+)
+def test_any_frames_are_those_of_the_whole(
+    videos: dict[str, Video], name: str, chosen: set[int], fps: float | None, stride: int
+) -> None:
+    kept = [index for index, _ in kept_indices(COUNT, fps)][::stride]
+    wanted = sorted({kept[place % len(kept)] for place in chosen})
+    check(videos[name], wanted)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_without_an_index_are_decoded_from_their_beginning(tmp_path: Path, name: str) -> None:
+    video = whole(write_kind(tmp_path, name))
+    dice = random.Random(0)
+    for _ in range(4):
+        check(video, sorted(dice.sample(range(24), 3)))
+
+
+def test_a_file_is_neither_read_ahead_nor_looked_up_for_near_frames(tmp_path: Path) -> None:
+    video = whole(write_video(tmp_path / "a.mkv", "libx264", 40, g="10"))
+    data = Path(video.path).read_bytes()
+    Path(video.path).write_bytes(data[: len(data) // 2])
+    for index, pixels in read_frames(video.path, range(15)):
+        assert np.array_equal(pixels, video.frames[index])
+
+
+# -- what does not fit ----------------------------------------------------------------------------
+
+
+def test_frames_of_an_edit_list_are_counted_as_decoding_counts_them(tmp_path: Path) -> None:
+    source = write_video(tmp_path / "whole.mp4", "libx264", 48, bf="2", g="12")
+    plain = {"avoid_negative_ts": "disabled"}
+    video = whole(rewrap(source, tmp_path / "cut.mp4", earlier=0.7, container=plain))
+    assert len(video.frames) < 48
+    for index in range(0, len(video.frames), 5):
+        check(video, [index])
+
+
+def test_frames_without_a_time_of_their_own_are_decoded_from_the_beginning(tmp_path: Path) -> None:
+    source = write_video(tmp_path / "whole.mkv", "libx264", 48, bf="0", g="12")
+    with av.open(str(source)) as old, av.open(str(tmp_path / "twice.mkv"), "w") as new:
+        copy = new.add_stream_from_template(old.streams.video[0])
+        for packet in old.demux(video=0):
+            if packet.size:
+                packet.stream = copy
+                packet.pts = packet.dts = packet.pts // 100 * 100  # two of them share one
+                new.mux(packet)
+    video = whole(tmp_path / "twice.mkv")
+    assert len(video.frames) == 48
+    assert entries(video.path) is None
+    check(video, [5, 30, 47])
+
+
+def test_a_video_that_ends_too_early_says_how_many_frames_it_has(videos: dict[str, Video]) -> None:
+    for name in ("closed.mp4", "open.mkv", "av1.webm"):
+        for wanted in ([0, COUNT], [COUNT + 40]):
+            with pytest.raises(EndedError) as caught:
+                [*read_frames(videos[name].path, wanted, patience=2)]
+            assert caught.value.frames == COUNT
+            assert f"ends after {COUNT} frames, but frame {wanted[-1]}" in str(caught.value)
+
+
+def test_damage_behind_an_entry_is_an_error_and_no_guess(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mkv", "libx264", COUNT, **{"x264-params": X264})
+    sound = whole(path)
+    with av.open(str(path)) as file:
+        places = [(packet.pos, packet.size) for packet in file.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    begin, size = places[37][0] + 20, places[37][1]
+    data[begin : begin + size // 2] = bytes(255 - each for each in data[begin : begin + size // 2])
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="damaged"):
+        [*read_frames(str(path), [47], patience=2)]
+    check(Video(str(path), sound.frames), [3, 14, 50, 59])  # in other GOPs
+
+
+def test_an_index_that_turns_out_wrong_costs_time_and_no_frame(
+    videos: dict[str, Video], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file changes between its index and its reading, as if the index were wrong."""
+    from latentmake.files.frames import reading
+
+    path = tmp_path / "a.mkv"
+    path.write_bytes(Path(videos["closed.mkv"].path).read_bytes())
+    [*read_frames(str(path), [50], patience=2)]
+    (key,) = [key for key in reading._indices if key[0] == str(path)]
+    index = reading._indices[key]
+    assert index
+    wrong = [*index.entries[:2], index.entries[2]._replace(frame=26)]
+    reading._indices[key] = index._replace(entries=wrong)
+    check(Video(str(path), videos["closed.mkv"].frames), [1, 30, 40])
+    assert reading._indices[key] is None  # not believed again
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text.mp4").write_text("hello" * 100)
+    for name, what in (("none.mp4", "cannot be read"), ("text.mp4", "is not a video")):
+        with pytest.raises(SourceError, match=what):
+            [*read_frames(str(tmp_path / name), [0])]
