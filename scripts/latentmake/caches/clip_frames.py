@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentmake.caches.pixels.wan import fit
-from latentmake.errors import SourceError
-from latentmake.files.media import opened_video
+from latentmake.files.frames import frames_at
 from latentmake.geometry.buckets import Size
 
 __all__ = ["Frame", "Wanted", "clip_array", "clip_frames"]
@@ -63,7 +60,7 @@ def clip_frames(
         for index in clip.indices:
             counts = users.setdefault(index, {})
             counts[number] = counts.get(number, 0) + 1
-    for index, frame in _frames_at(path, sorted(users)):
+    for index, frame in frames_at(path, sorted(users)):
         turned = np.rot90(frame, -rotation // 90) if rotation else frame
         made: dict[Size, NDArray[np.uint8]] = {}
         for number, times in users[index].items():
@@ -82,22 +79,3 @@ def clip_array(path: str, wanted: Wanted, *, rotation: int, max_pixels: int) -> 
         clip[row : row + frame.times] = frame.pixels
         row += frame.times
     return clip
-
-
-def _frames_at(path: str, indices: Sequence[int]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    pending = list(reversed(indices))
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        what = f"cannot be read ({error.strerror})"
-        hint = "check that the file exists and is readable"
-        raise SourceError(what, where=path, hint=hint) from None
-    with opened_video(io.BytesIO(data), path) as (container, _):
-        decoded: Iterator[Any] = container.decode(video=0)  # half typed
-        for index, frame in enumerate(decoded):
-            if index == pending[-1]:
-                yield index, np.array(frame.to_image())
-                pending.pop()
-                if not pending:
-                    return
-    raise SourceError("ends before its clips do", where=path, hint="replace or remove it")
