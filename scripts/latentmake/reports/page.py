@@ -1,7 +1,8 @@
 """Self-contained HTML pages: one file each, no network.
 
 A page's content is data (JSON) that its script shows as text, never as markup. The page's content
-security policy allows that script, that style sheet and embedded pictures, nothing else.
+security policy allows that script, that style sheet and embedded pictures, nothing else; a page
+with clips also clips, embedded or beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from latentmake import digest
 __all__ = ["page", "state_in", "template_digest"]
 
 _FOLDER = Path(__file__).parent
+_SHARED = {"evaluate": ("clips",), "compare": ("clips",)}  # further templates of a kind of page
 _HEAD = 4096  # bytes: the state stands within these
 _STATE = re.compile(rb'<meta name="latentmake-state" content="([0-9a-f]{64})">')
 
@@ -27,7 +29,12 @@ def _source(name: str) -> str:
 def template_digest(kind: str) -> str:
     """Return the digest of a kind of page: its templates, style sheets and script."""
     endings = ("html", "css", "js")
-    return digest.of_value([_source(f"{name}.{x}") for name in ("page", kind) for x in endings])
+    return digest.of_value([_source(f"{name}.{x}") for name in _parts(kind) for x in endings])
+
+
+def _parts(kind: str) -> tuple[str, ...]:
+    """Return the names of the templates of a kind of page."""
+    return ("page", *_SHARED.get(kind, ()), kind)
 
 
 def _allowed(text: str) -> str:
@@ -40,7 +47,7 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     """Return a page.
 
     Args:
-        kind: `compare` or `captions`.
+        kind: `compare`, `captions` or `evaluate`.
         title: of the page.
         data: JSON values for its script.
         state: digest of what it was made of, for `state_in`.
@@ -52,9 +59,12 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     )
     # Written in its own order, and without spaces.
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    style, script = (f"{_source(f'page.{x}')}\n{_source(f'{kind}.{x}')}" for x in ("css", "js"))
+    style, script = (
+        "\n".join(_source(f"{name}.{x}") for name in _parts(kind)) for x in ("css", "js")
+    )
+    clips = "media-src data: file: 'self'; " if kind in _SHARED else ""
     policy = (
-        f"default-src 'none'; img-src data:; style-src {_allowed(style)}; "
+        f"default-src 'none'; img-src data:; {clips}style-src {_allowed(style)}; "
         f"script-src {_allowed(script)}; base-uri 'none'; form-action 'none'"
     )
     return templates.get_template(f"{kind}.html").render(

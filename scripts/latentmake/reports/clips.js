@@ -1,0 +1,139 @@
+/**
+ * Plays clips in step, under one control for all. The longest one leads; the others follow its
+ * time, and wait at their last frame where they are shorter. At the end all begin again together.
+ */
+class Player {
+  static ICONS = { play: "M4 2.5v11L13.5 8z", pause: "M4 3h3v10H4zM9 3h3v10H9z" };
+
+  constructor(fps) {
+    this.fps = fps;
+    this.playing = true;
+    this.videos = [];
+    this.turn = 0;
+    at("play").addEventListener("click", () => this.toggle());
+    at("time").addEventListener("input", (event) => this.scrub(Number(event.target.value)));
+    this.label();
+    const tick = () => {
+      this.follow();
+      requestAnimationFrame(tick);
+    };
+    requestAnimationFrame(tick);
+  }
+
+  get duration() {
+    return Math.max(0, ...this.videos.map((video) => video.duration || 0));
+  }
+
+  get leader() {
+    return this.videos.find((video) => video.duration === this.duration);
+  }
+
+  /** Plays these clips from now on, and from where the others stood. */
+  async take(videos) {
+    const time = this.leader?.currentTime ?? 0;
+    for (const video of this.videos) if (!videos.includes(video)) video.pause();
+    const turn = ++this.turn;
+    this.videos = [];
+    const loaded = await Promise.all(videos.map((video) => Player.loaded(video)));
+    if (turn !== this.turn) return;
+    this.videos = videos.filter((_, index) => loaded[index]);
+    at("clip-controls").hidden = videos.length === 0;
+    at("time").max = String(this.duration);
+    await this.go(time < this.duration ? time : 0);
+  }
+
+  /** Waits until a clip can be shown; tells whether it can. */
+  static loaded(video) {
+    if (video.error) return Promise.resolve(false);
+    if (video.readyState >= HTMLMediaElement.HAVE_CURRENT_DATA) return Promise.resolve(true);
+    return new Promise((resolve) => {
+      video.addEventListener("loadeddata", () => resolve(true), { once: true });
+      video.addEventListener("error", () => resolve(false), { once: true });
+    });
+  }
+
+  /** Moves all clips to a time in seconds, and plays on only when all are there. */
+  async go(time) {
+    const turn = ++this.turn;
+    await Promise.all(this.videos.map((video) => {
+      video.pause();
+      video.playbackRate = 1;
+      const place = Math.max(0, Math.min(time, video.duration - 0.5 / this.fps));
+      if (Math.abs(video.currentTime - place) < 1e-4) return null;
+      return new Promise((resolve) => {
+        video.addEventListener("seeked", resolve, { once: true });
+        video.currentTime = place;
+      });
+    }));
+    if (turn !== this.turn) return;
+    if (this.playing) this.videos.forEach((video) => video.play().catch(() => {}));
+    this.tell();
+  }
+
+  scrub(time) {
+    this.pause();
+    this.go(time);
+  }
+
+  /** Shows another frame, a number of them away from this one. */
+  stepBy(count) {
+    if (!this.leader) return;
+    const frames = Math.round(this.duration * this.fps);
+    const next = Math.floor(this.leader.currentTime * this.fps + 1e-3) + count;
+    this.scrub((((next % frames) + frames) % frames + 0.5) / this.fps);
+  }
+
+  toggle() {
+    if (this.playing) return this.pause();
+    this.playing = true;
+    this.label();
+    const { leader } = this;
+    this.go(leader && !leader.ended ? leader.currentTime : 0);
+  }
+
+  pause() {
+    this.playing = false;
+    this.videos.forEach((video) => video.pause());
+    this.label();
+  }
+
+  label() {
+    const word = this.playing ? "pause" : "play";
+    const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    icon.setAttribute("viewBox", "0 0 16 16");
+    icon.setAttribute("aria-hidden", "true");
+    path.setAttribute("d", Player.ICONS[word]);
+    icon.append(path);
+    at("play").replaceChildren(icon);
+    at("play").setAttribute("aria-label", word === "pause" ? "Pause" : "Play");
+  }
+
+  tell() {
+    const { leader } = this;
+    if (!leader) return;
+    const frames = Math.round(this.duration * this.fps);
+    const frame = Math.min(frames, Math.floor(leader.currentTime * this.fps + 1e-3) + 1);
+    at("time").value = String(leader.currentTime);
+    at("frame").textContent = `frame ${frame} of ${frames}`;
+  }
+
+  /** Keeps the others within a fraction of a frame of the leader. */
+  follow() {
+    const { leader } = this;
+    if (!this.playing || !leader) return;
+    if (leader.ended) {
+      this.go(0);
+      return;
+    }
+    if (leader.paused || leader.seeking) return;
+    for (const video of this.videos) {
+      if (video === leader || video.ended || video.paused || video.seeking) continue;
+      const ahead = (video.currentTime - leader.currentTime) * this.fps;
+      if (Math.abs(ahead) > 1.5) video.currentTime = leader.currentTime;
+      const rate = Math.abs(ahead) < 0.1 ? 1 : ahead > 0 ? 0.9 : 1.1;
+      if (video.playbackRate !== rate) video.playbackRate = rate;
+    }
+    this.tell();
+  }
+}

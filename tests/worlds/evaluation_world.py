@@ -1,0 +1,59 @@
+"""Results of an evaluation with small real clips, for its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import video_world
+from latentmake import digest
+from latentmake.training.clip_statistics import figures_of, mean_of
+from latentmake.training.evaluation import KINDS, Clip, Losses, Metrics, Result
+
+FPS = 24
+TIMESTEPS = [950.0, 500.0, 50.0]
+
+
+def make_clip(folder: Path, name: str, frames: int, size: tuple[int, int] = (64, 48)) -> Clip:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = video_world.write_video(folder / name, "libx264", frames, size=size)
+    return Clip(
+        key=name,
+        file=name,
+        digest=digest.of_file(path),
+        width=size[0],
+        height=size[1],
+        frames=frames,
+        figures=figures_of(video_world.scene(frames, *size)),
+    )
+
+
+def make_metrics(folder: Path, captions: list[str], frames: int = 25) -> Path:
+    """Write clips and results of an item a caption; return the path of `metrics.json`."""
+    base, adapter = [0.25, 0.5, 0.75], [0.2, 0.4, 0.9]
+    results = [
+        Result(
+            name=f"waves/{number:02d} 64",
+            source=f"data/waves/{number:02d}.mp4",
+            caption=caption,
+            losses={
+                "base": Losses(key="b", values=base),
+                "adapter": Losses(key="a", values=adapter),
+            },
+            clips={kind: make_clip(folder, f"{number}-{kind}.mp4", frames) for kind in KINDS},
+        )
+        for number, caption in enumerate(captions)
+    ]
+    metrics = Metrics(
+        run="waves",
+        wanted="w",
+        timesteps=TIMESTEPS,
+        loss={"base": 0.5, "adapter": 0.4},
+        loss_by_timestep={"base": base, "adapter": adapter},
+        figures={kind: mean_of(each.clips[kind].figures for each in results) for kind in KINDS},
+        fps=FPS,
+        settings={"steps": "4"},
+        results=results,
+    )
+    path = folder / "metrics.json"
+    metrics.write(path)
+    return path
