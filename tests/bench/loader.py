@@ -42,11 +42,12 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from latentmake.files import cachefile
-from latentmake.training.sd.batch_order import BatchOrder
-from latentmake.training.sd.data.caches import Caches, Item
-from latentmake.training.sd.data.headers import HIDDEN_STATE
-from latentmake.training.sd.data.loader import prefetched
+from latentmake.training.loop.batch_order import BatchOrder
+from latentmake.training.loop.data.caches import Caches, Item
+from latentmake.training.loop.data.loader import prefetched
+from latentmake.training.loop.data.tensors import PLAIN
 
+HIDDEN_STATE = PLAIN.text.name
 LATENTS = {"scaling_factor": "0.18215", "shift_factor": "0.0", "pixel_width": "512"}
 
 

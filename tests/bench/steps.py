@@ -33,8 +33,9 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/worlds")]
 
-from latentmake.training.sd import train  # noqa: E402
-from latentmake.training.sd.data.caches import Caches, read_items  # noqa: E402
+from latentmake.training.loop import train  # noqa: E402
+from latentmake.training.loop.data.caches import Caches, read_items  # noqa: E402
+from latentmake.training.sd.recipe import SdRecipe  # noqa: E402
 from trainer_world import make_latents, make_order, make_text, make_unet  # noqa: E402
 
 ITEMS = 64
@@ -67,7 +68,7 @@ def make_training(folder: Path, options: argparse.Namespace, width: int) -> trai
         dataloader_num_workers=options.threads,
         learning_rate=1e-6,
     )
-    training = train.Training(order)
+    training = train.Training(SdRecipe(order))
     training.caches = Caches(read_items(Path(order.manifest)), memory=0)
     return training
 

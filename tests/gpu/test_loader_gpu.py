@@ -10,8 +10,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 
-from latentmake.training.sd.data.caches import Caches, read_items
-from latentmake.training.sd.data.loader import prefetched
+from latentmake.training.loop.data.caches import Caches, read_items
+from latentmake.training.loop.data.loader import prefetched
 from trainer_world import make_manifest
 
 pytestmark = [

@@ -12,11 +12,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 
-from latentmake.training.result import RunFiles
-from latentmake.training.sd.launch import train
+from latentmake.training.loop.result import RunFiles
 from PIL import Image
 from safetensors.torch import load_file
-from trainer_world import make_order, write_order
+from trainer_world import make_order, train, write_order
 
 pytestmark = [
     pytest.mark.gpu,

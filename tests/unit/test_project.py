@@ -138,7 +138,7 @@ def test_planning_imports_no_torch() -> None:
 
 def test_the_launcher_imports_nothing_that_its_processes_need() -> None:
     code = (
-        "import sys; sys.path.insert(0, 'scripts'); import latentmake.training.sd.launch; "
+        "import sys; sys.path.insert(0, 'scripts'); import latentmake.training.loop.launch; "
         "slow = ('torch', 'PIL', 'matplotlib', 'tensorboard'); "
         "sys.exit(any(name in sys.modules for name in slow))"
     )

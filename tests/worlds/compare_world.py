@@ -9,8 +9,10 @@ from typing import Any
 
 from latentmake.config import SdTrainer, Weights
 from latentmake.reports.comparison_order import Source
-from latentmake.training.order import Prompt, TrainingOrder, Wanted
-from latentmake.training.sample_images import write_pictures
+from latentmake.training.loop.order import Prompt
+from latentmake.training.loop.sample_images import write_pictures
+from latentmake.training.order import Wanted
+from latentmake.training.sd.order import SdOrder
 from PIL import Image
 
 Colour = tuple[int, int, int]
@@ -39,7 +41,7 @@ def make_run(
     **settings: Any,
 ) -> Source:
     """Write the sample pictures of a run; `number` picks their colours."""
-    order = TrainingOrder(
+    order = SdOrder(
         run=name,
         manifest="manifest.jsonl",
         lock="dataset.lock",

@@ -9,9 +9,14 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from latentmake.config import SdTrainer, Weights
-from latentmake.training.order import Prompt, TrainingOrder
+from latentmake.training.loop.order import Prompt
+from latentmake.training.loop.train import Training
+from latentmake.training.sd.backend import Sd
+from latentmake.training.sd.order import SdOrder
+from latentmake.training.sd.recipe import SdRecipe
 from safetensors.torch import save_file
 
+train = Sd().train
 TEXT_WIDTH = 16
 SCALING = 0.5
 SHIFT = 0.25
@@ -101,7 +106,7 @@ def make_manifest(root: Path, *, tokens: tuple[int, ...] = (7, 7, 7)) -> Path:
 
 def make_order(
     root: Path, *, output: str = "output", prompts: bool = False, **settings: Any
-) -> TrainingOrder:
+) -> SdOrder:
     """Make what is not there yet and return an order; `settings` are the trainer's."""
     manifest = root / "manifest.jsonl"
     if not manifest.exists():
@@ -113,7 +118,7 @@ def make_order(
         Prompt(prompt=f"a shape {n}", text=str(root / f"cache/text/{n}.safetensors"))
         for n in (0, 1)
     ]
-    return TrainingOrder(
+    return SdOrder(
         run="tiny",
         manifest=str(manifest),
         lock=str(root / "dataset.lock"),
@@ -129,6 +134,10 @@ def make_order(
     )
 
 
-def write_order(order: TrainingOrder, path: Path) -> Path:
+def make_training(order: SdOrder) -> Training:
+    return Training(SdRecipe(order))
+
+
+def write_order(order: SdOrder, path: Path) -> Path:
     path.write_text(order.model_dump_json())
     return path

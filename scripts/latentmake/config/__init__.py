@@ -18,7 +18,13 @@ from latentmake.config.models import Adopt, Location, Model, TextWeights, WanTas
 from latentmake.config.root import Config, parse
 from latentmake.config.runs import Run
 from latentmake.config.schema import json_schema
-from latentmake.config.trainers import MusubiTrainer, Samples, SdScriptsTrainer, SdTrainer
+from latentmake.config.trainers import (
+    LoopTrainer,
+    MusubiTrainer,
+    Samples,
+    SdScriptsTrainer,
+    SdTrainer,
+)
 
 __all__ = [
     "Adopt",
@@ -34,6 +40,7 @@ __all__ = [
     "Folder",
     "Generation",
     "Location",
+    "LoopTrainer",
     "Model",
     "MusubiTrainer",
     "PathMap",

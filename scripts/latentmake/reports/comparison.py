@@ -19,7 +19,7 @@ from latentmake.files import atomic
 from latentmake.reports.comparison_order import PageOrder, Source, index_of, pictures_in, state_of
 from latentmake.reports.images import Pictures, as_text
 from latentmake.reports.page import page
-from latentmake.training.sample_images import PictureIndex, picture_name
+from latentmake.training.loop.sample_images import PictureIndex, picture_name
 
 __all__ = ["Side", "View", "compare", "flat", "gather", "settings_table"]
 

@@ -21,8 +21,8 @@ from latentmake.files import atomic
 from latentmake.plan.parts import run_folder
 from latentmake.reports.page import state_in, template_digest
 from latentmake.sources.items import IMAGE_EXTENSIONS
-from latentmake.training.result import Record
-from latentmake.training.sample_images import INDEX, PictureIndex, read_index
+from latentmake.training.loop.result import Record
+from latentmake.training.loop.sample_images import INDEX, PictureIndex, read_index
 
 __all__ = [
     "Page",

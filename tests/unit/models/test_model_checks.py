@@ -21,8 +21,9 @@ from latentmake.models.checks import check_kind, parameter_names
 from latentmake.models.recipe import training_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.training.order import TrainingOrder, read_order
+from latentmake.training.order import read_order
 from latentmake.training.sd.objective import load_noise_schedule
+from latentmake.training.sd.order import SdOrder
 from safetensors.numpy import save_file
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -38,12 +39,12 @@ def project(tmp_path: Path, micro: Path, monkeypatch: pytest.MonkeyPatch) -> dic
     return values
 
 
-def plan(values: dict[str, Any]) -> TrainingOrder:
+def plan(values: dict[str, Any]) -> SdOrder:
     facts = Facts(parse(values), Memo(None))
     planned = make_plan(facts, ["tiny"]).runs["tiny"]
     plan_training(facts, planned)
     assert planned.training_order is not None
-    return read_order(planned.training_order, TrainingOrder)
+    return read_order(planned.training_order, SdOrder)
 
 
 def lone(name: str) -> str:

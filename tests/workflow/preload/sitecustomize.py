@@ -9,7 +9,7 @@ _CODE = "# preloaded"  # how code begins that the other process may do
 _MODULES = (
     "snakemake",
     "accelerate.commands.launch",
-    "latentmake.training.sd.quiet_launch",
+    "latentmake.training.loop.quiet_launch",
     "latentmake.training.sd.train",
     "latentmake.training.sd.decode",
 )

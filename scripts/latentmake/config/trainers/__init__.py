@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from latentmake.config.trainers.base import Trainer
+from latentmake.config.trainers.loop import LoopTrainer, Samples
 from latentmake.config.trainers.musubi import MusubiTrainer
-from latentmake.config.trainers.sd import Samples, SdTrainer
+from latentmake.config.trainers.sd import SdTrainer
 from latentmake.config.trainers.sdscripts import SdScriptsTrainer
 
-__all__ = ["MusubiTrainer", "Samples", "SdScriptsTrainer", "SdTrainer", "Trainer"]
+__all__ = [
+    "LoopTrainer",
+    "MusubiTrainer",
+    "Samples",
+    "SdScriptsTrainer",
+    "SdTrainer",
+    "Trainer",
+]

@@ -23,12 +23,13 @@ from latentmake.caches.encoders.device import pick_device
 from latentmake.caches.encoders.vae import load_vae
 from latentmake.errors import UserError, storage_error
 from latentmake.files import atomic
-from latentmake.training.order import TrainingOrder, read_order
+from latentmake.training.loop import drawing
+from latentmake.training.loop.result import RunFiles
+from latentmake.training.loop.sample_rows import Drawn
+from latentmake.training.order import read_order
 from latentmake.training.process import say_error
-from latentmake.training.result import RunFiles, wanted
-from latentmake.training.sample_images import CURVES, write_pictures
-from latentmake.training.sd.curves import draw_curves
-from latentmake.training.sd.drawing import draw_missing
+from latentmake.training.sd.order import SdOrder
+from latentmake.training.sd.recipe import SdRecipe
 
 __all__ = ["decode", "draw_grid", "main", "write_events", "write_samples"]
 
@@ -139,15 +140,14 @@ def write_events(folder: Path, pictures: Pictures) -> None:
         raise storage_error(error, folder) or error from None
 
 
-def write_samples(order: TrainingOrder) -> None:
-    """Draw and decode the sample pictures of a finished training, write them, draw its curves.
+def write_samples(order: SdOrder) -> None:
+    """Draw and decode the sample pictures of a finished training; see `drawing.write_samples`."""
+    drawing.write_samples(SdRecipe(order), lambda rows: _shown(order, rows))
 
-    No step is trained, and no file of weights is written.
-    """
-    files, want = RunFiles(order), wanted(order)
-    curves = draw_curves(files.scalars, files.output / CURVES, title=order.run)
-    keys = order.picture_keys()
-    rows = draw_missing(order, want) if keys else {}
+
+def _shown(order: SdOrder, rows: Mapping[int, Drawn]) -> dict[int, list[bytes | None]]:
+    """Return the PNGs of each step; write their grid, and TensorBoard's events."""
+    files, keys = RunFiles(order), order.picture_keys()
     pictures: dict[int, list[Image.Image | None]] = {}
     if rows:
         vae = load_vae(order.vae, pick_device(), torch.float32)
@@ -158,11 +158,10 @@ def write_samples(order: TrainingOrder) -> None:
         grid = draw_grid(list(pictures.items()), [prompt.prompt for prompt in order.prompts])
         atomic.write(files.grid, _png(grid))
     write_events(files.scalars / files.samples.name, pictures)
-    pngs = {
+    return {
         step: [None if picture is None else _png(picture) for picture in row]
         for step, row in pictures.items()
     }
-    write_pictures(files.samples, order, want, pngs, curves=curves)
 
 
 def _png(picture: Image.Image) -> bytes:
@@ -174,7 +173,7 @@ def _png(picture: Image.Image) -> bytes:
 def main(arguments: Sequence[str]) -> int:
     """Carry out `python -m latentmake.training.sd.decode ORDER`; return the exit status."""
     try:
-        write_samples(read_order(Path(arguments[0]), TrainingOrder))
+        write_samples(read_order(Path(arguments[0]), SdOrder))
     except UserError as error:
         say_error(error)
         return 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,33 +16,25 @@ from safetensors.torch import load_file
 
 from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.config import SdTrainer, Weights
-from latentmake.errors import ModelError, TrainingError, first_line, storage_error
+from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.files import atomic
 from latentmake.models.checks import check_kind, check_names, part_of
 from latentmake.models.files import config_file, weights_files
 from latentmake.models.recipe import NEW
+from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.lora import lora_bytes, lora_tensors
-from latentmake.training.result import (
-    LORA_WEIGHTS,
-    PROJECTION_FOLDER,
-    UNET_FOLDER,
-    UNET_WEIGHTS,
-    RunFiles,
-)
+from latentmake.training.sd.files import PROJECTION_FOLDER, UNET_FOLDER, UNET_WEIGHTS
 
 __all__ = [
     "Denoiser",
     "UNet",
     "adapt",
     "check_latents",
-    "load_trained",
     "load_unet",
     "make_projection",
     "parts_of",
     "read_copy",
-    "trained_state",
     "write_copy",
-    "write_trained",
 ]
 
 UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types
@@ -258,32 +249,6 @@ def _add_lora(unet: UNet, trainer: SdTrainer) -> None:
         ) from None
 
 
-def trained_state(denoiser: Denoiser) -> dict[str, torch.Tensor]:
-    """Return the trained weights by the name of their parameter, on the CPU."""
-    return {
-        name: parameter.detach().cpu().contiguous()
-        for name, parameter in denoiser.named_parameters()
-        if parameter.requires_grad
-    }
-
-
-def load_trained(denoiser: Denoiser, state: dict[str, torch.Tensor]) -> None:
-    """Put back the result of `trained_state`.
-
-    Raises:
-        ValueError: it belongs to another network.
-    """
-    parameters = {name: each for name, each in denoiser.named_parameters() if each.requires_grad}
-    for name in sorted(parameters.keys() ^ state.keys()):
-        raise ValueError(f"only one of the two trains {name}")
-    for name, parameter in parameters.items():
-        if parameter.shape != state[name].shape:
-            raise ValueError(f"{name} has another shape")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(state[name])
-
-
 def write_copy(denoiser: Denoiser, folder: Path) -> None:
     """Write the trained weights into a folder of their own; one of that name is replaced."""
     with atomic.replacing_folder(folder) as new:
@@ -322,28 +287,3 @@ def read_copy(denoiser: Denoiser, folder: Path) -> None:
             where=file,
             hint="delete them and give the same command again, which trains them anew",
         ) from None
-
-
-def write_trained(denoiser: Denoiser, files: RunFiles) -> None:
-    """Write the trained weights; an older result stays until the new one is complete.
-
-    Its record goes first and its sample grid too, so that neither ever stands beside weights of
-    another training.
-    """
-    new, old = (files.output / f".{name}{atomic.TEMPORARY_SUFFIX}" for name in ("new", "old"))
-    try:
-        write_copy(denoiser, new)
-        shutil.rmtree(old, ignore_errors=True)
-        old.mkdir()
-        files.record.unlink(missing_ok=True)
-        for name in (LORA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER):
-            if (files.output / name).exists():
-                (files.output / name).rename(old / name)
-            if (new / name).exists():
-                (new / name).rename(files.output / name)
-        files.grid.unlink(missing_ok=True)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise storage_error(error, files.output) or error from None
-    finally:
-        shutil.rmtree(new, ignore_errors=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
@@ -20,13 +20,12 @@ from diffusers.training_utils import compute_snr
 from latentmake.config import Weights
 from latentmake.errors import ModelError
 from latentmake.models.checks import read_schedule
-from latentmake.training.sd.batch_order import generator
-from latentmake.training.sd.data.batch import Batch
-from latentmake.training.sd.data.caches import Caches
+from latentmake.training.loop.data.batch import Batch
+from latentmake.training.loop.objective import Losses
+from latentmake.training.loop.objective import Objective as LoopObjective
 
-__all__ = ["Network", "NoiseSchedule", "Objective", "load_noise_schedule", "probe_loss"]
+__all__ = ["Network", "NoiseSchedule", "Objective", "load_noise_schedule"]
 
-_PROBES = 64
 NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
 _Diffusion: NoiseSchedule = DDPMScheduler
 _Flow: NoiseSchedule = FlowMatchEulerDiscreteScheduler
@@ -47,18 +46,6 @@ class Network(Protocol):
         return_dict: Literal[False],
     ) -> tuple[torch.Tensor]:
         """Return a tuple of the prediction, of the sample's shape."""
-
-
-class Losses(NamedTuple):
-    """Losses of a batch, [batch], float32.
-
-    Attributes:
-        raw: mean squared error of each example.
-        weighted: the same, times the weight of its timestep.
-    """
-
-    raw: torch.Tensor
-    weighted: torch.Tensor
 
 
 def load_noise_schedule(
@@ -94,7 +81,7 @@ def load_noise_schedule(
     return schedule
 
 
-class Objective:
+class Objective(LoopObjective):
     """Noisy inputs, targets and losses of a network.
 
     Args:
@@ -211,44 +198,3 @@ class Objective:
         raw = errors.mean(dim=(1, 2, 3))
         weights = self.weights(timesteps)
         return Losses(raw, raw if weights is None else raw * weights)
-
-
-def probe_loss(
-    losses: Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor],
-    caches: Caches,
-    *,
-    objective: Objective,
-    batch_size: int,
-    seed: int,
-) -> float:
-    """Return the mean loss over a fixed set of 64 examples, noises and timesteps.
-
-    The timesteps are spread evenly over the schedule, for the loss depends on them more than on
-    the example. In a small dataset each example comes several times.
-
-    Args:
-        losses: from batch, noise and timesteps to the loss of each example.
-        caches: the examples.
-        objective: has the timesteps.
-        batch_size: most examples at once.
-        seed: fixes the set.
-    """
-    random = generator(seed, "probe")
-    order = torch.randperm(caches.count, generator=random).tolist()
-    spread = objective.at((torch.arange(_PROBES) + 0.5) / _PROBES)
-    spread = spread[torch.randperm(_PROBES, generator=random)]
-    examples = [order[probe % len(order)] for probe in range(_PROBES)]
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for probe, index in enumerate(examples):
-        groups.setdefault(caches.examples[index].shape, []).append(probe)
-    total = 0.0
-    with torch.no_grad():
-        for _, probes in sorted(groups.items()):
-            for start in range(0, len(probes), batch_size):
-                part = probes[start : start + batch_size]
-                batch = caches.batch([examples[probe] for probe in part])
-                shape = batch.latents.shape[1:]
-                noises = [torch.randn(shape, generator=generator(seed, "probe", p)) for p in part]
-                noise = torch.stack(noises)
-                total += float(losses(batch, noise, spread[part]).sum())
-    return total / _PROBES

@@ -7,17 +7,13 @@ from pathlib import Path
 
 from latentmake.config import Model, Run, SdTrainer
 from latentmake.errors import ModelError
-from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.checks import check_names, parameter_names, read_schedule, schedule_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import run_order
-from latentmake.plan.parts import RunPlan, awaits_prompts, prompt_path, run_folder
-from latentmake.training.checks import refuse_failed
-from latentmake.training.order import Prompt, TextSchedule, TrainingOrder
-from latentmake.training.result import Record, RunFiles, checkpoint_digest, wanted_of
-from latentmake.training.sample_images import are_drawn
-from latentmake.training.sd.checks import check_settings
+from latentmake.plan.parts import RunPlan, prompt_path, run_folder
+from latentmake.training.loop.order import Prompt
+from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
+from latentmake.training.sd.order import SdOrder
 
 __all__ = ["plan_training"]
 
@@ -31,12 +27,7 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
     assert isinstance(trainer, SdTrainer)
     _check_network(trainer, facts.config.models[run.model], f"runs.{plan.name}.trainer")
     order = _order(facts, plan.name, run, trainer)
-    plan.trainer_order = run_order(plan.name, "train", order.planned)
-    atomic.write(plan.trainer_order, order.model_dump_json().encode())
-    if not _is_trained(order, plan):
-        plan.training_order = plan.trainer_order
-        if train:
-            refuse_failed(check_settings(trainer, here=facts.runs_jobs))
+    finish_plan(facts, plan, order, train=train)
 
 
 def _check_network(trainer: SdTrainer, model: Model, where: str) -> None:
@@ -49,7 +40,7 @@ def _check_network(trainer: SdTrainer, model: Model, where: str) -> None:
         read_schedule(scheduler, trainer.prediction_type)
 
 
-def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> TrainingOrder:
+def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> SdOrder:
     model, folder = facts.config.models[run.model], run_folder(name)
     assert model.unet is not None
     scheduler = schedule_of(model.unet, model.scheduler)
@@ -66,14 +57,14 @@ def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> TrainingOrd
         ) from None
     samples, size = trainer.samples, trainer.samples.resolution or run.resolutions[0]
     guided = samples.guidance_scale > 1
-    return TrainingOrder(
+    return SdOrder(
         run=name,
         manifest=str(folder / "manifest.jsonl"),
         lock=str(folder / "dataset.lock"),
         output=str(folder),
         unet=model.unet,
         weights=weights,
-        resumed=_resumed(facts, trainer, folder),
+        resumed=resumed(facts, trainer, folder),
         text_projection=model.text_projection,
         scheduler=scheduler,
         vae=model.vae,
@@ -85,45 +76,6 @@ def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> TrainingOrd
         negative=prompt_path(facts.config, run.model, samples.negative_prompt) if guided else None,
         sample_size=(size.width, size.height),
         trainer=trainer,
-        texts=_text_schedules(facts, run),
+        texts=text_schedules(facts, run),
         planned=time.time_ns(),
     )
-
-
-def _is_trained(order: TrainingOrder, plan: RunPlan) -> bool:
-    """Whether weights and sample pictures came from what an order says."""
-    if not plan.lock or not order.weights or awaits_prompts(plan, order.trainer.prompts):
-        return False
-    wanted = wanted_of(order, data=plan.lock, weights=order.weights)
-    files = RunFiles(order)
-    return (
-        files.trained(wanted) is not None
-        and (files.output / "trained.json").is_file()
-        and are_drawn(order, wanted)
-    )
-
-
-def _resumed(facts: Facts, trainer: SdTrainer, folder: Path) -> str:
-    """Return the digest of the checkpoint that a training begins with.
-
-    One that is gone, because its own run was trained again, makes no weights stale that came of it.
-    """
-    if trainer.resume_from_checkpoint is None:
-        return ""
-    place = Path(trainer.resume_from_checkpoint)
-    record = Record.read(folder / "training.json")
-    known = record.wanted.resumed if record else ""
-    return checkpoint_digest(place, facts.memo.digest_of_file) or known or "none"
-
-
-def _text_schedules(facts: Facts, run: Run) -> dict[str, TextSchedule]:
-    """Return how the variants of each dataset's texts depend on the step, where they do."""
-    found = {}
-    for name in run.datasets:
-        making = facts.config.datasets[name].captions
-        if making and (making.token_warmup_step or making.caption_dropout_every_n_epochs):
-            found[name] = TextSchedule(
-                token_warmup_step=making.token_warmup_step,
-                caption_dropout_every_n_epochs=making.caption_dropout_every_n_epochs,
-            )
-    return found

@@ -9,33 +9,27 @@ pictures are decoded afterwards, by a process of its own (`latentmake.training.s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
-from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
 
-from latentmake.files import atomic, cachefile
 from latentmake.models import shapes
-from latentmake.training.order import TrainingOrder, Wanted
-from latentmake.training.sd.batch_order import generator
-from latentmake.training.sd.data.batch import pad
-from latentmake.training.sd.data.headers import Stored, read_text
+from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.data.batch import pad
+from latentmake.training.loop.data.headers import Stored, read_text
+from latentmake.training.loop.data.tensors import PLAIN
+from latentmake.training.loop.recipe import Sampler as LoopSampler
+from latentmake.training.loop.sample_rows import Drawn
 from latentmake.training.sd.objective import Network, NoiseSchedule
+from latentmake.training.sd.order import SdOrder
 
-__all__ = ["Drawn", "Picture", "Sampler", "clear_rows", "make_sampler", "read_rows", "write_row"]
-
-Drawn = dict[str, torch.Tensor]
-"""Keys of pictures (`TrainingOrder.picture_keys`), and their latents, unscaled."""
+__all__ = ["Picture", "Sampler", "make_sampler"]
 
 _Ddim: Any = DDIMScheduler  # diffusers has no types
 _Euler: Any = FlowMatchEulerDiscreteScheduler
-_NAME = re.compile(r"step-(\d{6,})\.safetensors")
 _PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Stable Diffusions
 
 
@@ -48,7 +42,7 @@ class Picture(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sampler:
+class Sampler(LoopSampler):
     """Settings and embeddings of sample pictures.
 
     Attributes:
@@ -125,19 +119,19 @@ class Sampler:
         return latents.float().cpu()
 
 
-def make_sampler(order: TrainingOrder, schedule: NoiseSchedule, latents: Stored) -> Sampler:
+def make_sampler(order: SdOrder, schedule: NoiseSchedule, latents: Stored) -> Sampler:
     """Return the sampler of a training; `latents` of a cache file have its scale and size."""
     samples = order.trainer.samples
     pixels = latents.pixels or shapes.vae_factor(order.vae) or _PIXELS
     width, height = (max(1, round(side / pixels)) for side in order.sample_size)
     return Sampler(
         schedule,
-        None if order.negative is None else read_text(order.negative),
+        None if order.negative is None else read_text(order.negative, PLAIN.text),
         shape=(latents.shape[0], height, width),
         steps=samples.num_inference_steps,
         guidance=samples.guidance_scale,
         pictures=[
-            Picture(key, read_text(prompt.text), (samples.seed, "sample", *occurrence))
+            Picture(key, read_text(prompt.text, PLAIN.text), (samples.seed, "sample", *occurrence))
             for key, prompt, occurrence in zip(
                 order.picture_keys(), order.prompts, order.occurrences(), strict=True
             )
@@ -146,36 +140,3 @@ def make_sampler(order: TrainingOrder, schedule: NoiseSchedule, latents: Stored)
         scaling=latents.scaling,
         shift=latents.shift,
     )
-
-
-def write_row(folder: Path, step: int, drawn: Drawn, wanted: Wanted) -> None:
-    """Write the pictures of a step, marked with their training."""
-    data = cachefile.serialize(drawn, {"wanted": wanted.model_dump_json()})
-    atomic.write(folder / f"step-{step:06d}.safetensors", data)
-
-
-def _rows(folder: Path) -> list[tuple[int, Path]]:
-    found = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*")]
-    return sorted((int(match[1]), path) for match, path in found if match)
-
-
-def read_rows(folder: Path, wanted: Wanted) -> dict[int, Drawn]:
-    """Return the pictures of this very training, by step, ascending."""
-    rows: dict[int, Drawn] = {}
-    for step, path in _rows(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                made = Wanted.model_validate_json((file.metadata() or {})["wanted"])
-                if made == wanted:
-                    rows[step] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no dict
-        except (OSError, SafetensorError, KeyError, ValidationError):
-            continue
-    return rows
-
-
-def clear_rows(folder: Path, wanted: Wanted | None = None) -> None:
-    """Remove the rows of earlier trainings; with None, of this one too."""
-    ours = {} if wanted is None else read_rows(folder, wanted)
-    for step, path in _rows(folder):
-        if step not in ours:
-            path.unlink(missing_ok=True)

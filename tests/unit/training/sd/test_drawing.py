@@ -10,16 +10,17 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from latentmake.config import SdTrainer, Weights
-from latentmake.training.order import Prompt, TrainingOrder
-from latentmake.training.result import RunFiles, wanted
-from latentmake.training.sample_images import are_drawn, read_index
-from latentmake.training.sd import decode, drawing
-from latentmake.training.sd.launch import train
-from latentmake.training.sd.sampling import read_rows
-from latentmake.training.sd.train import Training
+from latentmake.training.loop import drawing
+from latentmake.training.loop.order import Prompt
+from latentmake.training.loop.result import RunFiles, wanted
+from latentmake.training.loop.sample_images import are_drawn, read_index
+from latentmake.training.loop.sample_rows import read_rows
+from latentmake.training.sd import decode
+from latentmake.training.sd.order import SdOrder
+from latentmake.training.sd.recipe import SdRecipe
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainer_world import make_order, make_unet, write_order
+from trainer_world import make_order, make_training, make_unet, train, write_order
 
 pytestmark = pytest.mark.usefixtures("preloading")
 
@@ -38,7 +39,7 @@ def _own_precision() -> Iterator[None]:
     AcceleratorState._reset_state(True)
 
 
-def asking(order: TrainingOrder, *numbers: int, **changes: Any) -> TrainingOrder:
+def asking(order: SdOrder, *numbers: int, **changes: Any) -> SdOrder:
     """Ask for the pictures of some prompts, by number, with other settings of the samples."""
     root = Path(order.manifest).parent
     prompts = [
@@ -50,14 +51,14 @@ def asking(order: TrainingOrder, *numbers: int, **changes: Any) -> TrainingOrder
     return order.model_copy(update={"prompts": prompts, "trainer": trainer})
 
 
-def build(order: TrainingOrder, root: Path) -> str:
+def build(order: SdOrder, root: Path) -> str:
     """Do what the build does, and return the log."""
     path = write_order(order, root / "order.json")
     train(path, log=root / "log", receipt=root / "receipt.json", threads=1)
     return (root / "log").read_text()
 
 
-def files(order: TrainingOrder) -> dict[str, tuple[bytes, int]]:
+def files(order: SdOrder) -> dict[str, tuple[bytes, int]]:
     """Return content and mtime of all weights."""
     output = Path(order.output)
     return {
@@ -132,9 +133,9 @@ def test_a_picture_drawn_afterwards_is_the_one_that_the_training_draws(
         late = late.model_copy(update=wide)
     early = asking(late, 0, 1, 2).model_copy(update={"output": str(tmp_path / "early")})
     for order in (late, early):
-        Training(order).run()
+        make_training(order).run()
     late = asking(late, 2, 0, 1)
-    drawn = drawing.draw_missing(late, wanted(late))
+    drawn = drawing.draw_missing(SdRecipe(late), wanted(late))
     expected = read_rows(RunFiles(early).samples, wanted(early))
     at_hand = (0, 2, 3) if "checkpointing_steps" in settings else (0, 3, 4)
     for step in range(late.trainer.steps or 0):
@@ -171,21 +172,21 @@ def test_a_killed_drawing_goes_on(
 
 def test_copies_and_rows_of_another_training_draw_nothing(tmp_path: Path) -> None:
     order = asking(make_order(tmp_path, prompts=True, **SETTINGS), 0)
-    Training(order).run()
+    make_training(order).run()
     other = asking(make_order(tmp_path, prompts=True, **{**SETTINGS, "learning_rate": 1e-3}), 0, 1)
     copy = RunFiles(order).saved / "step-000003"
     kept = tmp_path / "kept"
     copy.rename(kept)
-    Training(other.model_copy(update={"trainer": _without_copies(other)})).run()
+    make_training(other.model_copy(update={"trainer": _without_copies(other)})).run()
     assert not list(RunFiles(order).saved.iterdir())
     kept.rename(copy)
     for path in RunFiles(order).samples.iterdir():
         path.unlink()
-    drawn = drawing.draw_missing(other, wanted(other))
+    drawn = drawing.draw_missing(SdRecipe(other), wanted(other))
     assert list(drawn) == [0, 4]
 
 
-def _without_copies(order: TrainingOrder) -> SdTrainer:
+def _without_copies(order: SdOrder) -> SdTrainer:
     return order.trainer.model_copy(update={"save_every_n_steps": None})
 
 
@@ -216,8 +217,27 @@ def test_another_version_of_the_trainer_trains_again(
     before = wanted(order)
     old = {key: value for key, value in before.model_dump().items() if key != "version"}
     assert type(before).model_validate(old) == before
-    monkeypatch.setattr("latentmake.training.result.TRAINER_VERSION", 2)
+    monkeypatch.setattr(SdOrder, "version", 2)
     assert wanted(order) != before
+
+
+def test_digests_are_those_of_earlier_releases(tmp_path: Path) -> None:
+    """What was trained by them is trained."""
+    order = make_order(
+        tmp_path, prompts=True, steps=12, rank=4, alpha=2.0, seed=7, samples={"guidance_scale": 2.0}
+    )
+    assert wanted(order).model_dump() == {
+        "data": "d" * 64,
+        "settings": "609d02f4425f9b7f2a57f7c516863412384065ebcadafe79668b13bd5bc881f0",
+        "weights": "w" * 64,
+        "resumed": "",
+        "version": 1,
+    }
+    assert (
+        order.pictures_digest()
+        == "e405daa54d1dca568f612bc7dcd2f83edf44fe7167540837e316334ea6d11f99"
+    )
+    assert [key[:16] for key in order.picture_keys()] == ["682fb917e06c06c6", "2707118d3bc88e3c"]
 
 
 def test_a_default_is_changed_with_the_version_alone() -> None:

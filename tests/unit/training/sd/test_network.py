@@ -9,6 +9,7 @@ import pytest
 import torch
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError
+from latentmake.training.loop.weights import trained_state
 from latentmake.training.sd import network
 from safetensors.torch import load_file, save_file
 from trainer_world import TEXT_WIDTH, make_unet, make_vae
@@ -111,7 +112,7 @@ def test_a_new_lora_changes_nothing_and_trains_float32_over_narrower_weights(une
         assert torch.equal(loaded(*inputs).sample, before)
     narrow = network.Denoiser(network.load_unet(Weights(path=str(unet))))
     network.adapt(narrow, SdTrainer(kind="sd", rank=2), torch.bfloat16)
-    trained = network.trained_state(narrow)
+    trained = trained_state(narrow)
     assert {value.dtype for value in trained.values()} == {torch.float32}
     assert narrow.unet.conv_in.weight.dtype == torch.bfloat16
     assert json.loads((unet / "config.json").read_text())["cross_attention_dim"] == TEXT_WIDTH

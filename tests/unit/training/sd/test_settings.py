@@ -18,18 +18,26 @@ from latentmake.caches.encoders.projection import load_projection, write_project
 from latentmake.config import Samples, SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, UserError
 from latentmake.index.memo import Memo
-from latentmake.training.order import TrainingOrder
-from latentmake.training.result import RunFiles, wanted
-from latentmake.training.sd import checkpoint, network
-from latentmake.training.sd.batch_order import generator
+from latentmake.training.loop import checkpoint
+from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.optimizers import rate_of
+from latentmake.training.loop.plan import resumed
+from latentmake.training.loop.result import RunFiles, wanted
+from latentmake.training.loop.weights import trained_state
+from latentmake.training.sd import network
 from latentmake.training.sd.objective import Objective, load_noise_schedule
-from latentmake.training.sd.optimizers import rate_of
-from latentmake.training.sd.plan import _resumed
-from latentmake.training.sd.train import Training
+from latentmake.training.sd.order import SdOrder
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainer_world import TEXT_WIDTH, make_manifest, make_order, make_scheduler, make_unet
+from trainer_world import (
+    TEXT_WIDTH,
+    make_manifest,
+    make_order,
+    make_scheduler,
+    make_training,
+    make_unet,
+)
 
 PARTS = {
     "unet": lambda name: True,
@@ -79,8 +87,8 @@ def test_parts_alone_are_trained_and_reinitialised_ones_begin_anew(tmp_path: Pat
         learning_rate=1e-3,
     )
     before = load_file(tmp_path / "unet/diffusion_pytorch_model.safetensors")
-    start = network.trained_state(Training(order).learner.denoiser)
-    Training(order).run()
+    start = trained_state(make_training(order).learner.denoiser)
+    make_training(order).run()
     after = load_file(RunFiles(order).weights)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if "norm" in name or "conv_out" in name}
@@ -88,10 +96,10 @@ def test_parts_alone_are_trained_and_reinitialised_ones_begin_anew(tmp_path: Pat
     # Another seed draws other weights; the same one the same.
     assert torch.equal(
         start["unet.conv_out.weight"],
-        network.trained_state(Training(order).learner.denoiser)["unet.conv_out.weight"],
+        trained_state(make_training(order).learner.denoiser)["unet.conv_out.weight"],
     )
     other = make_order(tmp_path, adapter="parts", reinitialize=["conv_out"], seed=5)
-    drawn = network.trained_state(Training(other).learner.denoiser)["unet.conv_out.weight"]
+    drawn = trained_state(make_training(other).learner.denoiser)["unet.conv_out.weight"]
     assert not torch.equal(start["unet.conv_out.weight"], drawn)
     assert not torch.equal(before["conv_out.weight"], drawn)
 
@@ -176,7 +184,7 @@ def test_flow_matching_learns_and_draws_with_either_schedule(tmp_path: Path, kin
         samples={"num_inference_steps": 3},
         **prediction,
     )
-    Training(order).run()
+    make_training(order).run()
     record = json.loads(RunFiles(order).record.read_text())
     assert record["loss_end"] < 0.8 * record["loss_start"]
     assert len(list(RunFiles(order).samples.iterdir())) == 5
@@ -224,14 +232,14 @@ def test_each_optimiser_learns_and_resumes_to_the_bit(
         "ema_decay": 0.9,
     }
     order = make_order(tmp_path, **settings)
-    Training(order).run()
+    make_training(order).run()
     layout = RunFiles(order)
     record = json.loads(layout.record.read_text())
     assert record["loss_end"] < record["loss_start"]
     expected = layout.weights.read_bytes()
     layout.record.unlink()
     layout.weights.unlink()
-    again = Training(order)  # goes on from step 28
+    again = make_training(order)  # goes on from step 28
     again.run()
     assert layout.weights.read_bytes() == expected
     events = EventAccumulator(str(layout.scalars))
@@ -241,19 +249,19 @@ def test_each_optimiser_learns_and_resumes_to_the_bit(
 
 def test_an_absent_library_and_unknown_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="lion has no argument `momentum`"):
-        Training(make_order(tmp_path, optimizer="lion", optimizer_arguments={"momentum": 0.9}))
+        make_training(make_order(tmp_path, optimizer="lion", optimizer_arguments={"momentum": 0.9}))
     with pytest.raises(TrainingError, match="cannot be made with these arguments"):
-        Training(make_order(tmp_path, optimizer_arguments={"betas": [2.0, 0.9]}))
+        make_training(make_order(tmp_path, optimizer_arguments={"betas": [2.0, 0.9]}))
     try:
         import bitsandbytes  # noqa: F401
     except ImportError:
         with pytest.raises(TrainingError, match="pip install bitsandbytes"):
-            Training(make_order(tmp_path, optimizer="adamw8bit"))
+            make_training(make_order(tmp_path, optimizer="adamw8bit"))
 
 
 def test_xformers_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="xformers cannot be used here"):
-        Training(make_order(tmp_path, attention="xformers"))
+        make_training(make_order(tmp_path, attention="xformers"))
 
 
 def test_flash_attention_falls_back_where_it_has_no_kernel(tmp_path: Path) -> None:
@@ -261,7 +269,7 @@ def test_flash_attention_falls_back_where_it_has_no_kernel(tmp_path: Path) -> No
     losses = []
     for attention in ("sdpa", "flash"):
         order = make_order(tmp_path, output=attention, steps=3, attention=attention)
-        Training(order).run()
+        make_training(order).run()
         losses.append(json.loads(RunFiles(order).record.read_text())["loss_end"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
@@ -279,8 +287,8 @@ def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) 
         learning_rate=1e-2,
         save_every_n_steps=1,
     )
-    Training(order).run()
-    Training(plain).run()
+    make_training(order).run()
+    make_training(plain).run()
     start = load_file(tmp_path / "unet/diffusion_pytorch_model.safetensors")["conv_out.bias"]
     average = start.clone()
     for step in range(1, 5):
@@ -297,17 +305,17 @@ def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) 
 
 def test_epochs_show_each_item_that_often(tmp_path: Path) -> None:
     order = make_order(tmp_path, epochs=2, gradient_accumulation_steps=2, save_every_n_epochs=1)
-    training = Training(order)
+    training = make_training(order)
     assert training.steps == math.ceil(2 * training.batch_order.batches_per_epoch / 2)
     training.run()
     assert json.loads(RunFiles(order).record.read_text())["steps"] == training.steps
     copies = sorted(RunFiles(order).saved.iterdir())
     assert len(copies) == 2
     assert copies[-1].name == f"step-{training.steps:06d}"
-    assert load_file(copies[-1] / RunFiles(order).lora.name).keys()
-    assert (copies[-1] / RunFiles(order).lora.name).read_bytes() == RunFiles(
+    assert load_file(copies[-1] / RunFiles(order).weights.name).keys()
+    assert (copies[-1] / RunFiles(order).weights.name).read_bytes() == RunFiles(
         order
-    ).lora.read_bytes()
+    ).weights.read_bytes()
 
 
 def test_a_file_asks_for_a_copy_at_once(tmp_path: Path) -> None:
@@ -315,14 +323,14 @@ def test_a_file_asks_for_a_copy_at_once(tmp_path: Path) -> None:
     layout = RunFiles(order)
     layout.output.mkdir(parents=True)
     layout.save.touch()
-    Training(order).run()
+    make_training(order).run()
     assert not layout.save.exists()
     assert [each.name for each in layout.saved.iterdir()] == ["step-000001"]
 
 
 def test_gradients_of_queries_and_keys_are_summed_as_by_hand(tmp_path: Path) -> None:
     order = make_order(tmp_path, adapter="full", gradient_accumulation_steps=2, max_grad_norm=1e-3)
-    training = Training(order)
+    training = make_training(order)
     cut = list(training.batch_order.batches(0, 1, 1))
     random = generator(0, "noise", 1, 0)
     losses = []
@@ -343,7 +351,7 @@ def test_gradients_of_queries_and_keys_are_summed_as_by_hand(tmp_path: Path) -> 
 
 
 def test_weighted_and_raw_loss_are_told_apart(tmp_path: Path) -> None:
-    training = Training(make_order(tmp_path, snr_gamma=1.0))
+    training = make_training(make_order(tmp_path, snr_gamma=1.0))
     batches = map(training.caches.batch, training.batch_order.batches(0, 1, 1))
     said = training._one_step(1, batches)
     assert 0 < said.loss < said.raw_loss
@@ -352,13 +360,13 @@ def test_weighted_and_raw_loss_are_told_apart(tmp_path: Path) -> None:
 def test_a_cache_that_is_no_number_is_named_with_its_step(tmp_path: Path) -> None:
     make_manifest(tmp_path)
     order = make_order(tmp_path, steps=10, checkpointing_steps=1)
-    training = Training(order)
+    training = make_training(order)
     first = next(iter(training.batch_order.batches(0, 3, 3)))
     bad = Path(training.caches.examples[first[0]].latents.path)
     metadata = {"scaling_factor": "1e38", "shift_factor": "0.0", "pixel_width": "16"}
     save_file({"latents": torch.full_like(load_file(bad)["latents"], 3e38)}, bad, metadata)
     with pytest.raises(UserError, match=bad.name):
-        Training(order).run()
+        make_training(order).run()
 
 
 def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> None:
@@ -367,7 +375,7 @@ def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> Non
     order = order.model_copy(
         update={"unet": Weights(path=str(tmp_path / "wide")), "text_projection": "new"}
     )
-    training = Training(order)
+    training = make_training(order)
     start = training.learner.denoiser.text_projection
     assert start is not None
     before = start.weight.detach().clone()
@@ -380,12 +388,12 @@ def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> Non
     again = order.model_copy(
         update={"text_projection": str(layout.output / "text_projection"), "output": "elsewhere"}
     )
-    taken = Training(again).learner.denoiser.text_projection
+    taken = make_training(again).learner.denoiser.text_projection
     assert taken is not None
     assert torch.equal(taken.weight, layer.weight)
     # A run without one leaves none behind.
     plain = make_order(tmp_path, steps=1)
-    Training(plain).run()
+    make_training(plain).run()
     assert not (RunFiles(plain).output / "text_projection").exists()
 
 
@@ -393,7 +401,7 @@ def test_a_projection_that_does_not_fit_is_named(tmp_path: Path) -> None:
     order = make_order(tmp_path)
     write_projection(torch.nn.Linear(5, TEXT_WIDTH), tmp_path / "narrow")
     with pytest.raises(ModelError, match=f"from 5 to {TEXT_WIDTH}, but the captions are"):
-        Training(order.model_copy(update={"text_projection": str(tmp_path / "narrow")}))
+        make_training(order.model_copy(update={"text_projection": str(tmp_path / "narrow")}))
     save_file({"a": torch.ones(2, 2), "b": torch.ones(2, 2)}, tmp_path / "two.safetensors")
     with pytest.raises(ModelError, match="not one linear layer"):
         load_projection(str(tmp_path / "two.safetensors"))
@@ -404,20 +412,20 @@ def test_a_projection_that_does_not_fit_is_named(tmp_path: Path) -> None:
 def test_a_training_begins_where_another_one_stood(tmp_path: Path) -> None:
     first = make_order(tmp_path, steps=6, checkpointing_steps=3)
     whole = make_order(tmp_path, output="whole", steps=9, checkpointing_steps=3)
-    Training(first).run()
-    Training(whole).run()
+    make_training(first).run()
+    make_training(whole).run()
     (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
     further = make_order(
         tmp_path, output="further", steps=9, resume_from_checkpoint=str(kept.folder)
     )
-    Training(further).run()
+    make_training(further).run()
     assert RunFiles(further).weights.read_bytes() == RunFiles(whole).weights.read_bytes()
     with pytest.raises(TrainingError, match="of step 6, and the training ends at step 5"):
-        Training(
+        make_training(
             make_order(tmp_path, output="o", steps=5, resume_from_checkpoint=str(kept.folder))
         ).run()
     with pytest.raises(TrainingError, match="is no checkpoint"):
-        Training(
+        make_training(
             make_order(tmp_path, output="o", resume_from_checkpoint=str(tmp_path / "none"))
         ).run()
 
@@ -430,7 +438,7 @@ def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
 ) -> None:
     old: dict[str, Any] = {"optimizer": optimizer, "learning_rate": rate, "ema_decay": 0.9}
     first = make_order(tmp_path, steps=4, checkpointing_steps=4, **old)
-    training = Training(first)
+    training = make_training(first)
     training.run()
     (before,) = training.learner.optimizer.param_groups
     (kept_at,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
@@ -449,7 +457,7 @@ def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
         resume_from_checkpoint=folder,
         **{**old, **new},
     )
-    further = Training(order)
+    further = make_training(order)
     further._resume()
     (group,) = further.learner.optimizer.param_groups
     assert group["weight_decay"] == 0.25
@@ -460,7 +468,7 @@ def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
         assert group[kept] == before[kept] > group["d0"]
     (state, *_) = further.learner.optimizer.state.values()
     assert state["exp_avg"].abs().sum() > 0
-    Training(order).run()
+    make_training(order).run()
     events = EventAccumulator(str(RunFiles(order).scalars))
     events.Reload()
     rates = [event.value for event in events.Scalars("learning_rate")]
@@ -471,20 +479,20 @@ def test_a_training_that_begins_with_a_checkpoint_has_its_own_hyperparameters(
 
 def test_a_checkpoint_of_another_alpha_is_refused(tmp_path: Path) -> None:
     first = make_order(tmp_path, steps=2, checkpointing_steps=2, rank=4, alpha=2.0)
-    Training(first).run()
+    make_training(first).run()
     (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
     settings: dict[str, Any] = {"rank": 4, "resume_from_checkpoint": str(kept.folder)}
     with pytest.raises(TrainingError, match=r"with alpha 2, .* set .* `alpha` to 2$"):
-        Training(make_order(tmp_path, output="other", steps=3, **settings)).run()
-    Training(make_order(tmp_path, output="same", steps=3, alpha=2.0, **settings)).run()
+        make_training(make_order(tmp_path, output="other", steps=3, **settings)).run()
+    make_training(make_order(tmp_path, output="same", steps=3, alpha=2.0, **settings)).run()
 
 
 def test_of_a_checkpoint_to_begin_with_the_content_counts(tmp_path: Path) -> None:
     first = make_order(tmp_path, steps=2, checkpointing_steps=2)
-    Training(first).run()
+    make_training(first).run()
     (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
 
-    def asked(folder: Path) -> TrainingOrder:
+    def asked(folder: Path) -> SdOrder:
         return make_order(tmp_path, output="other", steps=3, resume_from_checkpoint=str(folder))
 
     before = wanted(asked(kept.folder))
@@ -496,12 +504,12 @@ def test_of_a_checkpoint_to_begin_with_the_content_counts(tmp_path: Path) -> Non
     save_file({name: each + 1 for name, each in weights.items()}, moved / "weights.safetensors")
     assert wanted(asked(moved)) != before
     # One that is gone makes nothing stale that was trained from it.
-    Training(asked(kept.folder)).run()
+    make_training(asked(kept.folder)).run()
     shutil.rmtree(kept.folder)
     facts: Any = SimpleNamespace(memo=Memo(None))
     output = Path(asked(kept.folder).output)
-    assert _resumed(facts, asked(kept.folder).trainer, output) == before.resumed
-    assert _resumed(facts, asked(moved).trainer, output) != before.resumed
+    assert resumed(facts, asked(kept.folder).trainer, output) == before.resumed
+    assert resumed(facts, asked(moved).trainer, output) != before.resumed
 
 
 @pytest.mark.parametrize(
@@ -511,11 +519,11 @@ def test_a_checkpoint_of_another_configuration_is_refused(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     first = make_order(tmp_path, steps=2, checkpointing_steps=2)
-    Training(first).run()
+    make_training(first).run()
     (kept,) = checkpoint.find(RunFiles(first).checkpoints, wanted(first))
     other = make_order(tmp_path, output="other", resume_from_checkpoint=str(kept.folder), **changes)
     with pytest.raises(TrainingError, match="of another network or optimizer") as error:
-        Training(other).run()
+        make_training(other).run()
     assert str(kept.folder) in str(error.value)
     assert "\n" not in str(error.value)
 

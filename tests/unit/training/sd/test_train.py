@@ -23,19 +23,28 @@ from latentmake.errors import (
     storage_error,
 )
 from latentmake.models.recipe import training_digest
-from latentmake.training.order import TrainingOrder, Wanted, read_order
-from latentmake.training.result import History, RunFiles, sample_steps, wanted
-from latentmake.training.sd import checkpoint, network
-from latentmake.training.sd.batch_order import generator
-from latentmake.training.sd.checks import check_settings
-from latentmake.training.sd.launch import train
-from latentmake.training.sd.sampling import read_rows
-from latentmake.training.sd.train import Training
+from latentmake.training.loop import checkpoint
+from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.checks import check_settings
+from latentmake.training.loop.result import History, RunFiles, sample_steps, wanted
+from latentmake.training.loop.sample_rows import read_rows
+from latentmake.training.loop.weights import load_trained, trained_state
+from latentmake.training.order import Wanted, read_order
+from latentmake.training.sd import network
+from latentmake.training.sd.order import SdOrder
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainer_world import TEXT_WIDTH, make_manifest, make_order, make_unet, write_order
+from trainer_world import (
+    TEXT_WIDTH,
+    make_manifest,
+    make_order,
+    make_training,
+    make_unet,
+    train,
+    write_order,
+)
 
 STEPS = 40
 TRAIN = "latentmake.training.sd.train"
@@ -57,7 +66,7 @@ SETTINGS: dict[str, Any] = {
 
 class Launched(NamedTuple):
     root: Path
-    order: TrainingOrder
+    order: SdOrder
     path: Path
     receipt: dict[str, Any]
 
@@ -87,7 +96,7 @@ def _inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     )
 
 
-def _pipeline(order: TrainingOrder) -> Any:
+def _pipeline(order: SdOrder) -> Any:
     return StableDiffusionPipeline(
         vae=None,
         text_encoder=None,
@@ -122,7 +131,7 @@ def test_a_pipeline_with_the_lora_predicts_what_the_trained_network_does(
     launched: Launched,
 ) -> None:
     order = make_order(launched.root, output="lora", **{**SETTINGS, "steps": 6})
-    training = Training(order)
+    training = make_training(order)
     training.run()
     trained = training.learner.denoiser.unet.eval()
     pipeline = _pipeline(order)
@@ -282,7 +291,7 @@ def test_a_cache_file_with_nan_is_named_before_the_first_step(tmp_path: Path, ki
         each.view(-1)[3] = float("nan")
     save_file(tensors, bad, metadata)
     with pytest.raises(CacheError, match="NaN or infinite values; delete it and give") as error:
-        Training(order).run()
+        make_training(order).run()
     assert error.value.where == str(bad)
     assert not RunFiles(order).checkpoints.exists()
 
@@ -301,17 +310,17 @@ def test_a_mistake_of_the_user_ends_a_training_in_one_line(
 
 def test_a_new_lock_trains_anew_and_keeps_the_old_result_until_then(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=2, checkpointing_steps=1)
-    Training(order).run()
+    make_training(order).run()
     layout = RunFiles(order)
     old = layout.weights.read_bytes()
     other = make_order(tmp_path, steps=2, checkpointing_steps=1, learning_rate=1e30)
     with pytest.raises(TrainingError, match="is NaN or infinite"):
-        Training(other).run()
+        make_training(other).run()
     assert layout.weights.read_bytes() == old
     assert layout.record.is_file()
     (tmp_path / "dataset.lock").write_text(json.dumps({"digest": "e" * 64}))
     changed = wanted(order)
-    training = Training(order)
+    training = make_training(order)
     training.run()
     assert json.loads(layout.record.read_text())["wanted"] == changed.model_dump()
     # Those of the trainings before are gone.
@@ -322,7 +331,7 @@ def test_a_new_lock_trains_anew_and_keeps_the_old_result_until_then(tmp_path: Pa
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=30, checkpointing_steps=1, learning_rate=1e12)
     with pytest.raises(TrainingError, match="is NaN or infinite at step") as error:
-        Training(order).run()
+        make_training(order).run()
     (newest, *_) = checkpoint.find(RunFiles(order).checkpoints, wanted(order))
     assert f"at step {newest.progress.step + 1}, for " in str(error.value)
     assert f"the checkpoint of step {newest.progress.step} is kept" in str(error.value)
@@ -336,12 +345,12 @@ def test_a_damaged_checkpoint_is_left_aside(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     order = make_order(tmp_path, steps=4, checkpointing_steps=1)
-    Training(order).run()
+    make_training(order).run()
     layout = RunFiles(order)
     expected = layout.weights.read_bytes()
     layout.record.unlink()
     layout.weights.unlink()
-    Training(order).run()
+    make_training(order).run()
     assert "resumed from step 4" in capfd.readouterr().err
     assert layout.weights.read_bytes() == expected
 
@@ -349,7 +358,7 @@ def test_a_damaged_checkpoint_is_left_aside(
     (folder,) = layout.checkpoints.iterdir()
     state = folder / "state.pt"
     state.write_bytes(state.read_bytes()[:100])
-    Training(order).run()
+    make_training(order).run()
     assert "is damaged and skipped" in capfd.readouterr().err
     assert layout.weights.read_bytes() == expected
 
@@ -379,10 +388,10 @@ def test_a_whole_unet_is_written_as_diffusers_reads_it(tmp_path: Path) -> None:
     order = make_order(
         tmp_path, adapter="full", steps=60, learning_rate=3e-3, train_batch_size=3, seed=1
     )
-    training = Training(order)
+    training = make_training(order)
     training.run()
     layout = RunFiles(order)
-    loaded = UNet2DConditionModel.from_pretrained(layout.unet)
+    loaded = UNet2DConditionModel.from_pretrained(layout.output / "unet")
     with torch.no_grad():
         assert torch.equal(
             loaded(*_inputs()).sample, training.learner.denoiser.unet.eval()(*_inputs()).sample
@@ -393,8 +402,8 @@ def test_a_whole_unet_is_written_as_diffusers_reads_it(tmp_path: Path) -> None:
     assert sum(losses[-5:]) < sum(losses[:5])
     # A LoRA afterwards takes its place.
     lora = make_order(tmp_path, steps=1)
-    Training(lora).run()
-    assert not layout.unet.exists()
+    make_training(lora).run()
+    assert not (layout.output / "unet").exists()
     assert load_file(RunFiles(lora).weights)
 
 
@@ -402,7 +411,7 @@ def test_v_prediction_learns(tmp_path: Path) -> None:
     order = make_order(
         tmp_path, adapter="full", steps=40, learning_rate=3e-3, prediction_type="v_prediction"
     )
-    Training(order).run()
+    make_training(order).run()
     record = json.loads(RunFiles(order).record.read_text())
     assert record["loss_end"] < 0.8 * record["loss_start"]
 
@@ -418,7 +427,7 @@ def test_each_item_of_a_step_counts_the_same_in_full_and_short_batches(tmp_path:
     order = make_order(
         tmp_path, train_batch_size=2, gradient_accumulation_steps=2, max_grad_norm=1e9
     )
-    training = Training(order)
+    training = make_training(order)
     cut = list(training.batch_order.batches(0, 1, 1))
     assert sorted(map(len, cut)) == [1, 2]
     random = generator(0, "noise", 1, 0)
@@ -450,7 +459,7 @@ def test_a_network_that_does_not_fit_the_caches_is_named(
     order = make_order(tmp_path)
     unet = make_unet(tmp_path / "other", **changes)
     with pytest.raises(ModelError, match=match) as error:
-        Training(order.model_copy(update={"unet": Weights(path=str(unet))}))
+        make_training(order.model_copy(update={"unet": Weights(path=str(unet))}))
     assert str(unet) in str(error.value)
 
 
@@ -458,7 +467,7 @@ def test_a_missing_prompt_is_named(tmp_path: Path) -> None:
     order = make_order(tmp_path, prompts=True)
     missing = order.prompts[0].model_copy(update={"text": str(tmp_path / "none.safetensors")})
     with pytest.raises(CacheError, match=r"none\.safetensors"):
-        Training(order.model_copy(update={"prompts": [missing]}))
+        make_training(order.model_copy(update={"prompts": [missing]}))
 
 
 def test_a_fault_of_the_trainer_is_one_line_for_the_build(tmp_path: Path) -> None:
@@ -475,10 +484,10 @@ def test_a_fault_of_the_trainer_is_one_line_for_the_build(tmp_path: Path) -> Non
 
 def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="order cannot be read"):
-        read_order(tmp_path / "none.json", TrainingOrder)
+        read_order(tmp_path / "none.json", SdOrder)
     (tmp_path / "bad.json").write_text('{"run": 3}')
     with pytest.raises(TrainingError, match="is not a training order") as error:
-        read_order(tmp_path / "bad.json", TrainingOrder)
+        read_order(tmp_path / "bad.json", SdOrder)
     assert "\n" not in str(error.value)
     order = make_order(tmp_path)
     (tmp_path / "dataset.lock").write_text("{}")
@@ -498,14 +507,14 @@ def test_an_adapter_of_another_network_is_refused(tmp_path: Path) -> None:
     order = make_order(tmp_path)
     denoiser = network.Denoiser(network.load_unet(order.unet))
     network.adapt(denoiser, order.trainer, torch.float32)
-    state = network.trained_state(denoiser)
+    state = trained_state(denoiser)
     missing = next(iter(state))
     shape = {**state, missing: torch.zeros(1)}
     state.pop(missing)
     with pytest.raises(ValueError, match=f"only one of the two trains {missing}"):
-        network.load_trained(denoiser, state)
+        load_trained(denoiser, state)
     with pytest.raises(ValueError, match=f"{missing} has another shape"):
-        network.load_trained(denoiser, shape)
+        load_trained(denoiser, shape)
 
 
 def test_a_missing_configuration_of_accelerate_is_named(tmp_path: Path) -> None:
@@ -557,7 +566,7 @@ def test_two_processes_resume_to_the_same_bytes(tmp_path: Path) -> None:
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     # Each process takes a batch of each step.
-    alone = Training(order).batch_order.epoch(6)
+    alone = make_training(order).batch_order.epoch(6)
     assert events.Scalars("epoch")[-1].value == pytest.approx(2 * alone)
 
 

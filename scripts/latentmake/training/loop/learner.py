@@ -12,68 +12,38 @@ import torch
 from diffusers.training_utils import EMAModel
 
 from latentmake.errors import TrainingError
-from latentmake.training.order import TrainingOrder
-from latentmake.training.sd import network
-from latentmake.training.sd.accelerator import set_up
-from latentmake.training.sd.batch_order import seed_of
-from latentmake.training.sd.checkpoint import State
-from latentmake.training.sd.objective import Network
-from latentmake.training.sd.optimizers import (
+from latentmake.training.loop.checkpoint import State
+from latentmake.training.loop.optimizers import (
     Hyperparameters,
     effective_rate,
     make_optimizer,
     make_rates,
 )
-from latentmake.training.sd.scalars import queries_and_keys, query_key_gradients
+from latentmake.training.loop.recipe import Network, Recipe
+from latentmake.training.loop.scalars import queries_and_keys, query_key_gradients
+from latentmake.training.loop.weights import load_trained, trained_state
 
-__all__ = ["Learner", "make_denoiser"]
+__all__ = ["Learner"]
 
 Result = TypeVar("Result")
-
-
-def make_denoiser(
-    order: TrainingOrder, *, channels: int, text_width: int, dtype: torch.dtype
-) -> network.Denoiser:
-    """Return the network as a training begins with it, the same each time.
-
-    Args:
-        order: of the training.
-        channels: of the latents.
-        text_width: of the captions' embeddings.
-        dtype: of the frozen weights under a LoRA.
-
-    Raises:
-        UserError: network, projection, caches and settings do not fit.
-    """
-    settings, where = order.trainer, order.unet.path or order.unet.hub or ""
-    unet = network.load_unet(order.unet)
-    network.check_latents(unet, channels, where)
-    torch.manual_seed(seed_of(settings.seed, "network"))
-    projection = network.make_projection(unet, order.text_projection, text_width, where)
-    denoiser = network.Denoiser(unet, projection)
-    network.adapt(denoiser, settings, dtype)
-    set_up(unet, settings)
-    return denoiser
 
 
 class Learner:
     """A network in training.
 
     Attributes:
-        denoiser: the network itself, as `make_denoiser` returns it.
+        denoiser: the network itself, as its recipe made it.
         network: the same, as accelerate wraps it.
         parameters: those that are trained.
         optimizer: as accelerate wraps it.
     """
 
-    def __init__(
-        self, order: TrainingOrder, denoiser: network.Denoiser, accelerator: Any, *, steps: int
-    ) -> None:
+    def __init__(self, recipe: Recipe, denoiser: Network, accelerator: Any, *, steps: int) -> None:
         self.denoiser = denoiser
         denoiser.train()
         self.parameters = [each for each in denoiser.parameters() if each.requires_grad]
-        self._settings = order.trainer
-        self._alpha = float(self._settings.alpha or self._settings.rank)
+        self._settings = recipe.order.trainer
+        self._alpha = recipe.alpha
         self._accelerator = accelerator
         self._queries_and_keys = queries_and_keys(denoiser.named_parameters())
         optimizer = make_optimizer(self.parameters, self._settings)
@@ -84,6 +54,12 @@ class Learner:
         if self._settings.ema_decay is not None:
             decay = self._settings.ema_decay
             self._average = EMAModel(self.parameters, decay=decay, foreach=True)
+
+    def described(self) -> str:
+        """Return a line about the number of trained parameters."""
+        trained = sum(each.numel() for each in self.parameters)
+        total = sum(each.numel() for each in self.denoiser.parameters())
+        return f"trains {trained:,} of {total:,} parameters ({trained / total:.2%})"
 
     @property
     def rate(self) -> float:
@@ -146,9 +122,9 @@ class Learner:
     def state(self) -> State:
         """Return the content of a checkpoint."""
         scaler = self._accelerator.scaler
-        return network.trained_state(self.denoiser), {
+        return trained_state(self.denoiser), {
             "optimizer_name": self._settings.optimizer,
-            "alpha": self._alpha if self.denoiser.lora else None,
+            "alpha": self._alpha,
             "optimizer": self.optimizer.state_dict(),
             "learning_rate": self._rates.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),
@@ -164,7 +140,7 @@ class Learner:
         weights, rest = state
         scaler = self._accelerator.scaler
         try:
-            network.load_trained(self.denoiser, weights)
+            load_trained(self.denoiser, weights)
             if (name := rest["optimizer_name"]) != self._settings.optimizer:
                 raise ValueError(f"{name} in place of {self._settings.optimizer}")
             self.optimizer.load_state_dict(rest["optimizer"])
@@ -185,7 +161,7 @@ class Learner:
                 hint="train with the settings it was made with, or leave it out",
             ) from None
         # Checkpoints of the first release do not say it.
-        if self.denoiser.lora and (alpha := rest.get("alpha")) not in (None, self._alpha):
+        if self._alpha is not None and (alpha := rest.get("alpha")) not in (None, self._alpha):
             raise TrainingError(
                 f"this checkpoint's LoRA was trained with alpha {alpha:g}, and would be another "
                 f"network with {self._alpha:g}",

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.training.json_file import JsonFile
+from latentmake.training.loop.result import CHECKPOINT_STATE, CHECKPOINT_WEIGHTS, History
 from latentmake.training.order import Wanted
-from latentmake.training.result import CHECKPOINT_STATE, CHECKPOINT_WEIGHTS, History
 
 __all__ = ["Checkpoint", "Progress", "State", "find", "load", "prune", "read", "save"]
 

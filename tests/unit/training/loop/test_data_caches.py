@@ -14,13 +14,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.errors import CacheError, TrainingError
-from latentmake.training.sd.batch_order import BatchOrder
-from latentmake.training.sd.data.batch import Batch, pad
-from latentmake.training.sd.data.caches import Caches, find_not_finite, read_items
-from latentmake.training.sd.data.headers import HIDDEN_STATE, read_text
-from latentmake.training.sd.data.loader import prefetched
+from latentmake.training.loop.batch_order import BatchOrder
+from latentmake.training.loop.data.batch import Batch, pad
+from latentmake.training.loop.data.caches import Caches, find_not_finite, read_items
+from latentmake.training.loop.data.headers import read_text
+from latentmake.training.loop.data.loader import prefetched
+from latentmake.training.loop.data.tensors import PLAIN
 from safetensors.torch import load_file, save_file
 from trainer_world import SCALING, SHIFT, make_latents, make_manifest, make_text
+
+HIDDEN_STATE = PLAIN.text.name
 
 ORDER = [[0, 2], [1, 3], [4, 0], [5], [2, 2]]
 METADATA = {"scaling_factor": str(SCALING), "shift_factor": str(SHIFT)}
@@ -343,7 +346,7 @@ def test_files_of_values_that_are_no_numbers_are_found(manifest: Path) -> None:
     assert find_not_finite(caches, range(6)) == [str(bad), str(worse)]
     assert not caches.batch([0]).latents.isfinite().any()
     with pytest.raises(CacheError, match="NaN or infinite values"):
-        read_text(str(worse))
+        read_text(str(worse), PLAIN.text)
 
 
 def test_latents_without_their_scale_are_an_error(manifest: Path) -> None:

@@ -9,11 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from latentmake.training.order import TrainingOrder, Wanted
-from latentmake.training.result import RunFiles, wanted
-from latentmake.training.sample_images import CURVES, INDEX, are_drawn, read_index, write_pictures
+from latentmake.training.loop.result import RunFiles, wanted
+from latentmake.training.loop.sample_images import (
+    CURVES,
+    INDEX,
+    are_drawn,
+    read_index,
+    write_pictures,
+)
+from latentmake.training.loop.sample_rows import write_row
+from latentmake.training.order import Wanted
 from latentmake.training.sd import decode
-from latentmake.training.sd.sampling import write_row
+from latentmake.training.sd.order import SdOrder
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
@@ -26,7 +33,7 @@ NAMES = [
 ]
 
 
-def leave_behind(order: TrainingOrder, steps: tuple[int, ...] = STEPS) -> None:
+def leave_behind(order: SdOrder, steps: tuple[int, ...] = STEPS) -> None:
     """Write what a training leaves for the process that draws."""
     layout = RunFiles(order)
     for step in steps:
@@ -39,22 +46,22 @@ def leave_behind(order: TrainingOrder, steps: tuple[int, ...] = STEPS) -> None:
     writer.close()
 
 
-def draw(order: TrainingOrder, root: Path) -> None:
+def draw(order: SdOrder, root: Path) -> None:
     assert decode.main([str(write_order(order, root / "order.json"))]) == 0
 
 
-def pngs(order: TrainingOrder) -> dict[str, bytes]:
+def pngs(order: SdOrder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in RunFiles(order).samples.glob("*.png")}
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> TrainingOrder:
+def order(tmp_path: Path) -> SdOrder:
     made = make_order(tmp_path, prompts=True, steps=1_000_000)
     leave_behind(made)
     return made
 
 
-def test_each_picture_is_a_file_that_the_index_names(order: TrainingOrder, tmp_path: Path) -> None:
+def test_each_picture_is_a_file_that_the_index_names(order: SdOrder, tmp_path: Path) -> None:
     draw(order, tmp_path)
     layout, files = RunFiles(order), pngs(order)
     assert sorted(files) == NAMES
@@ -76,7 +83,7 @@ def test_each_picture_is_a_file_that_the_index_names(order: TrainingOrder, tmp_p
 
 
 def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(
-    order: TrainingOrder, tmp_path: Path
+    order: SdOrder, tmp_path: Path
 ) -> None:
     for _ in range(2):
         draw(order, tmp_path)
@@ -95,7 +102,7 @@ def test_tensorboard_shows_each_picture_once_however_often_it_is_drawn(
                 assert (np.asarray(one) == np.asarray(other)).all()
 
 
-def test_pictures_of_an_earlier_training_go(order: TrainingOrder, tmp_path: Path) -> None:
+def test_pictures_of_an_earlier_training_go(order: SdOrder, tmp_path: Path) -> None:
     draw(order, tmp_path)
     layout, before = RunFiles(order), read_index(RunFiles(order).samples)
     later = make_order(tmp_path, prompts=True, steps=50)
@@ -114,7 +121,7 @@ def test_pictures_of_an_earlier_training_go(order: TrainingOrder, tmp_path: Path
     assert not are_drawn(order, wanted(order))
 
 
-def test_drawing_again_gives_the_same_files(order: TrainingOrder, tmp_path: Path) -> None:
+def test_drawing_again_gives_the_same_files(order: SdOrder, tmp_path: Path) -> None:
     draw(order, tmp_path)
     layout = RunFiles(order)
     kept = [layout.samples / INDEX, layout.grid, layout.output / CURVES]
@@ -124,7 +131,7 @@ def test_drawing_again_gives_the_same_files(order: TrainingOrder, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", [NAMES[3], INDEX, "../samples.png", "../curves.png"])
-def test_whatever_is_missing_is_noticed(order: TrainingOrder, tmp_path: Path, name: str) -> None:
+def test_whatever_is_missing_is_noticed(order: SdOrder, tmp_path: Path, name: str) -> None:
     draw(order, tmp_path)
     assert are_drawn(order, wanted(order))
     (RunFiles(order).samples / name).unlink()

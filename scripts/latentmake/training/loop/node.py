@@ -1,6 +1,6 @@
 """One node of a training over several, started by `srun`.
 
-    srun --ntasks-per-node=1 python -m latentmake.training.sd.node --processes 4 --multi_gpu -m ...
+    srun --ntasks-per-node=1 python -m latentmake.training.loop.node --processes 4 --multi_gpu ...
 
 It tells `accelerate launch` the rank of this machine and the address of the first one; all else is
 passed on. SLURM's variables are those of srun's manual (SLURM_NODEID and its like).
@@ -33,7 +33,7 @@ def srun_command(environment: Mapping[str, str], processes: int) -> list[str]:
         return []
     # The job's own step holds all of its resources already: --overlap.
     tasks = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"]
-    module = [sys.executable, "-m", "latentmake.training.sd.node", "--processes", str(processes)]
+    module = [sys.executable, "-m", "latentmake.training.loop.node", "--processes", str(processes)]
     return ["srun", *tasks, *module]
 
 
@@ -52,7 +52,7 @@ def accelerate_command(
     # The same for all nodes, another for each job.
     port = _PORTS[int(environment["SLURM_JOB_ID"]) % len(_PORTS)]
     return [
-        *(sys.executable, "-m", "latentmake.training.sd.quiet_launch"),
+        *(sys.executable, "-m", "latentmake.training.loop.quiet_launch"),
         *("--num_machines", str(nodes), "--machine_rank", environment["SLURM_NODEID"]),
         *("--main_process_ip", first, "--main_process_port", str(port)),
         *("--num_processes", str(nodes * processes)),

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from latentmake.training.sd.data.batch import Batch
-from latentmake.training.sd.data.caches import Caches
+from latentmake.training.loop.data.batch import Batch
+from latentmake.training.loop.data.caches import Caches
 
 __all__ = ["prefetched"]
 

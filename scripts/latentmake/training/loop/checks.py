@@ -9,10 +9,10 @@ from pathlib import Path
 
 import yaml
 
-from latentmake.config import SdTrainer
+from latentmake.config import LoopTrainer
 from latentmake.errors import TrainingError, first_line
 from latentmake.training.checks import Finding, of_faults
-from latentmake.training.result import CHECKPOINT_WEIGHTS
+from latentmake.training.loop.result import CHECKPOINT_WEIGHTS
 
 __all__ = ["check_accelerate", "check_settings", "refuse_sharded"]
 
@@ -20,7 +20,7 @@ _PACKAGES = {"adamw8bit": "bitsandbytes", "xformers": "xformers"}
 _REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
-def check_settings(trainer: SdTrainer, *, here: bool = True) -> Iterator[Finding]:
+def check_settings(trainer: LoopTrainer, *, here: bool = True) -> Iterator[Finding]:
     """Check files that the settings need, and packages if it is trained in this environment."""
     asked = [
         _PACKAGES[each] for each in (trainer.optimizer, trainer.attention) if each in _PACKAGES
@@ -31,7 +31,7 @@ def check_settings(trainer: SdTrainer, *, here: bool = True) -> Iterator[Finding
     if trainer.accelerate_config is not None:
         config = Path(trainer.accelerate_config)
         try:
-            check_accelerate(config)
+            check_accelerate(config, trainer.kind)
         except TrainingError as error:
             gone = f"{config} does not exist: correct `accelerate_config`"
             note = str(error) if config.exists() else gone
@@ -42,8 +42,8 @@ def check_settings(trainer: SdTrainer, *, here: bool = True) -> Iterator[Finding
         yield Finding("resume_from_checkpoint", "failed", note)
 
 
-def check_accelerate(config: Path) -> None:
-    """Check a configuration file of `accelerate launch`.
+def check_accelerate(config: Path, kind: str) -> None:
+    """Check a configuration file of `accelerate launch`, for a kind of trainer.
 
     Raises:
         TrainingError: it cannot be read, or shards the model or the optimizer.
@@ -59,18 +59,23 @@ def check_accelerate(config: Path) -> None:
             f"--config_file {config}`",
         ) from None
     if isinstance(content, dict):
-        refuse_sharded(str(content.get("distributed_type") or "NO"), str(config))
+        refuse_sharded(str(content.get("distributed_type") or "NO"), kind, str(config))
 
 
-def refuse_sharded(kind: str, where: str = "trainer.accelerate_config") -> None:
+def refuse_sharded(how: str, kind: str, where: str = "trainer.accelerate_config") -> None:
     """Refuse a `distributed_type` of accelerate that shards the model or the optimizer.
+
+    Args:
+        how: the `distributed_type`.
+        kind: of the trainer.
+        where: it is set.
 
     Raises:
         TrainingError: it is DeepSpeed's ZeRO, FSDP or the like.
     """
-    if kind not in _REPLICATED:
+    if how not in _REPLICATED:
         raise TrainingError(
-            f"the sd trainer does not train under {kind}",
+            f"the {kind} trainer does not train under {how}",
             where=where,
             hint="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
         )

@@ -16,8 +16,9 @@ from pydantic import JsonValue, StringConstraints
 from latentmake import digest
 from latentmake.files import atomic
 from latentmake.training.json_file import JsonFile
-from latentmake.training.order import TrainingOrder, Wanted
-from latentmake.training.result import RunFiles
+from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.loop.result import RunFiles
+from latentmake.training.order import Wanted
 
 __all__ = [
     "CURVES",
@@ -35,7 +36,7 @@ CURVES = "curves.png"
 INDEX = "index.json"
 """Index of the sample pictures, in their folder."""
 
-_NAME = r"^step-\d{6,}_\d{2,}\.png$"
+_NAME = r"^step-\d{6,}_\d{2,}\.(png|mp4)$"
 _Name = Annotated[str, StringConstraints(pattern=_NAME)]
 
 
@@ -67,9 +68,9 @@ class PictureIndex(JsonFile):
     settings: dict[str, JsonValue]
 
 
-def picture_name(step: int, prompt: int) -> str:
+def picture_name(step: int, prompt: int, suffix: str = ".png") -> str:
     """Return the name of the picture of a prompt, by its number from 0, after some step."""
-    return f"step-{step:06d}_{prompt:02d}.png"
+    return f"step-{step:06d}_{prompt:02d}{suffix}"
 
 
 def read_index(folder: Path) -> PictureIndex | None:
@@ -111,7 +112,7 @@ def write_pictures(
         folder: of the pictures.
         order: of the training.
         want: its digests.
-        rows: step -> the bytes of a PNG for each prompt, or None for one that cannot be drawn.
+        rows: step -> the bytes of a file for each prompt, or None for one that cannot be drawn.
         curves: whether there are any.
     """
     (folder / INDEX).unlink(missing_ok=True)
@@ -121,7 +122,7 @@ def write_pictures(
         names.append([None] * len(pictures))
         for number, data in enumerate(pictures):
             if data is not None:
-                names[-1][number] = name = picture_name(step, number)
+                names[-1][number] = name = picture_name(step, number, order.picture_suffix)
                 files[name] = data
     for name, data in files.items():
         atomic.write(folder / name, data)
@@ -140,9 +141,7 @@ def write_pictures(
         digest=digest.of_lines(digest.of_bytes(data) for data in files.values()),
         curves=curves,
         settings={
-            "unet": order.unet.path or order.unet.hub,
-            "vae": order.vae.path or order.vae.hub,
-            "scheduler": order.scheduler,
+            **order.described(),
             "weights": want.weights,
             "data": want.data,
             "trainer": order.trainer.model_dump(mode="json"),

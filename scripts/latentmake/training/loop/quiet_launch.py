@@ -1,6 +1,6 @@
 """`accelerate launch` without a traceback of its own where the training failed.
 
-`python -m latentmake.training.sd.quiet_launch OPTIONS -m MODULE ...`, with accelerate's options.
+`python -m latentmake.training.loop.quiet_launch OPTIONS -m MODULE ...`, with accelerate's options.
 The training says its error itself; the launchers of accelerate and torch would add theirs.
 """
 

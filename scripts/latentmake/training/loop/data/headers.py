@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from math import prod
@@ -13,12 +14,9 @@ import torch
 
 from latentmake.errors import CacheError
 from latentmake.files.safetensors import read_head
-from latentmake.layouts import plain
 
-__all__ = ["HIDDEN_STATE", "HINT", "LATENTS", "Stored", "inspect", "inspect_all", "read_text"]
+__all__ = ["HINT", "Sought", "Stored", "inspect", "inspect_all", "read_text"]
 
-HIDDEN_STATE = plain.hidden_state(0)
-LATENTS = plain.LATENTS
 HINT = "delete it and give the build's command again, which encodes it anew"
 
 _DTYPES = {
@@ -27,10 +25,31 @@ _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-_DIMENSIONS = {LATENTS: 3, HIDDEN_STATE: 2}
 _THREADS = 8  # that read headers: a disk or a network answers several at once
 _CHUNK = 256  # files a thread takes at a time
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # so that a pipe is no endless wait
+
+
+class Sought(NamedTuple):
+    """A tensor to find in cache files.
+
+    Attributes:
+        name: of the tensor; where there is a `pattern`, the beginning of its name, for messages.
+        dimensions: number of its sides.
+        scaled: whether the header has the scale of latents.
+        pattern: regular expression that its name fits, where that contains shape or dtype.
+    """
+
+    name: str
+    dimensions: int
+    scaled: bool = False
+    pattern: str = ""
+
+    def find(self, names: Collection[str]) -> str | None:
+        """Return which of the names in a file is meant; None where there is none."""
+        if not self.pattern:
+            return self.name if self.name in names else None
+        return next((name for name in names if re.fullmatch(self.pattern, name)), None)
 
 
 class Stored(NamedTuple):
@@ -38,10 +57,10 @@ class Stored(NamedTuple):
 
     Attributes:
         path: of the file.
-        name: of the tensor, `LATENTS` or `HIDDEN_STATE`.
+        sought: how the tensor is found in it.
         state: inode, size and mtime of the file before its header was read.
         start: offset of the tensor in the file, in bytes.
-        shape: channels, height, width; or tokens, width.
+        shape: channels, (frames,) height, width; or tokens, width.
         dtype: number format in the file.
         scaling: the network sees (x - shift) * scaling; 1 for text.
         shift: see there; 0 for text.
@@ -49,7 +68,7 @@ class Stored(NamedTuple):
     """
 
     path: str
-    name: str
+    sought: Sought
     state: tuple[int, int, int]
     start: int
     shape: tuple[int, ...]
@@ -80,7 +99,7 @@ class Stored(NamedTuple):
         with suppress(OSError):  # a file that is replaced meanwhile, on a network's file system
             if _read(self, place):
                 return
-        now = inspect(self.path, self.name)
+        now = inspect(self.path, self.sought)
         if now._replace(state=self.state, start=self.start, pixels=self.pixels) != self:
             raise CacheError(
                 "has another shape or scale than when the training began",
@@ -127,7 +146,7 @@ def _damaged(path: str, error: object) -> CacheError:
 
 
 def _scale(
-    path: str, metadata: dict[str, str], shape: tuple[int, ...]
+    path: str, name: str, metadata: dict[str, str], shape: tuple[int, ...]
 ) -> tuple[float, float, float | None]:
     """Return scaling, shift and pixels of latents, see `Stored`."""
 
@@ -144,7 +163,7 @@ def _scale(
         pixels = width / shape[2] or None
         if "pixel_height" in metadata and width * shape[1] != number("pixel_height") * shape[2]:
             raise CacheError(
-                f"`{LATENTS}` has the shape {list(shape)}, which does not fit its image of "
+                f"`{name}` has the shape {list(shape)}, which does not fit its image of "
                 f"{width:g} x {number('pixel_height'):g} pixels",
                 where=path,
                 hint=HINT,
@@ -152,8 +171,8 @@ def _scale(
     return number("scaling_factor"), number("shift_factor", "0.0"), pixels
 
 
-def inspect(path: str | os.PathLike[str], name: str) -> Stored:
-    """Read the header of a cache file and find a tensor in it, `LATENTS` or `HIDDEN_STATE`.
+def inspect(path: str | os.PathLike[str], sought: Sought) -> Stored:
+    """Read the header of a cache file and find a tensor in it.
 
     Raises:
         CacheError: the file is missing or damaged, or has no such tensor.
@@ -162,26 +181,27 @@ def inspect(path: str | os.PathLike[str], name: str) -> Stored:
     try:
         state = _state(os.stat(path))  # noqa: PTH116 -- in half the time
         head = read_head(path)
-        if name not in head.entries:
-            raise ValueError(f"has no tensor `{name}`")
+        name = sought.find(head.entries)
+        if name is None:
+            raise ValueError(f"has no tensor `{sought.name}`")
         stored_as, shape, start, stop = head.tensors[name]
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
-    if len(shape) != _DIMENSIONS[name] or 0 in shape:
+    if len(shape) != sought.dimensions or 0 in shape:
         raise CacheError(f"`{name}` has the shape {list(shape)}", where=path, hint=HINT)
     if stored_as not in _DTYPES:
         raise CacheError(f"`{name}` is stored as {stored_as}", where=path, hint=HINT)
     scaling, shift, pixels = 1.0, 0.0, None
-    if name == LATENTS:
-        scaling, shift, pixels = _scale(path, head.metadata, shape)
+    if sought.scaled:
+        scaling, shift, pixels = _scale(path, name, head.metadata, shape)
     start_in_file, dtype = len(head.data) + start, _DTYPES[stored_as]
-    found = Stored(path, name, state, start_in_file, shape, dtype, scaling, shift, pixels)
+    found = Stored(path, sought, state, start_in_file, shape, dtype, scaling, shift, pixels)
     if start < 0 or stop - start != found.size:
         raise _damaged(path, "has a damaged header")
     return found
 
 
-def inspect_all(paths: Iterable[str], name: str) -> dict[str, Stored]:
+def inspect_all(paths: Iterable[str], sought: Sought) -> dict[str, Stored]:
     """Read the headers of many cache files, each once, several at a time.
 
     Raises:
@@ -191,19 +211,19 @@ def inspect_all(paths: Iterable[str], name: str) -> dict[str, Stored]:
     chunks = [distinct[start : start + _CHUNK] for start in range(0, len(distinct), _CHUNK)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="headers") as pool:
         try:
-            found = pool.map(lambda chunk: [inspect(path, name) for path in chunk], chunks)
+            found = pool.map(lambda chunk: [inspect(path, sought) for path in chunk], chunks)
             return {each.path: each for chunk in found for each in chunk}
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def read_text(path: str) -> torch.Tensor:
-    """Return the embedding [tokens, width] of the first text encoder, float32.
+def read_text(path: str, sought: Sought) -> torch.Tensor:
+    """Return the embedding [tokens, width] in a cache file of text, float32.
 
     Raises:
         CacheError: it is missing or damaged, or holds NaN or infinite values.
     """
-    text = inspect(path, HIDDEN_STATE).read().float()
+    text = inspect(path, sought).read().float()
     if not torch.isfinite(text).all():
         raise CacheError("holds NaN or infinite values", where=path, hint=HINT)
     return text

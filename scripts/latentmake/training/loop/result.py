@@ -1,4 +1,4 @@
-"""Files and records of a training by `sd`.
+"""Files and records of a training by one of our trainers.
 
 No torch here: launcher and planner compare the record to see whether there is anything to train.
 """
@@ -12,16 +12,14 @@ from pydantic import BaseModel, ConfigDict
 
 from latentmake import digest
 from latentmake.training.json_file import JsonFile
-from latentmake.training.order import TRAINER_VERSION, TrainingOrder, Wanted, lock_digest
+from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.order import Wanted, lock_digest
 
 __all__ = [
     "CHECKPOINT_STATE",
     "CHECKPOINT_WEIGHTS",
     "COPIED",
     "LORA_WEIGHTS",
-    "PROJECTION_FOLDER",
-    "UNET_FOLDER",
-    "UNET_WEIGHTS",
     "History",
     "Receipt",
     "Record",
@@ -33,9 +31,6 @@ __all__ = [
 ]
 
 LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
-UNET_FOLDER = "unet"
-PROJECTION_FOLDER = "text_projection"
-UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
 CHECKPOINT_WEIGHTS = "weights.safetensors"
 CHECKPOINT_STATE = "state.pt"
 COPIED = "wanted.json"
@@ -48,7 +43,7 @@ class RunFiles:
     """The files below a run's output folder.
 
     Attributes:
-        weights: the trained weights, a LoRA's file or the UNet's.
+        weights: the trained weights; where there are several files, the first.
         record: a `Record`, written after them.
         samples: latents of the sample pictures, a file a step.
         grid: the sample pictures.
@@ -60,10 +55,7 @@ class RunFiles:
 
     def __init__(self, order: TrainingOrder) -> None:
         self.output = Path(order.output)
-        lora = order.trainer.adapter == "lora"
-        self.unet = self.output / UNET_FOLDER
-        self.lora = self.output / LORA_WEIGHTS
-        self.weights = self.lora if lora else self.unet / UNET_WEIGHTS
+        self.weights = self.output / order.result
         self.record = self.output / "training.json"
         self.samples = self.output / "samples"
         self.grid = self.output / "samples.png"
@@ -139,13 +131,7 @@ def wanted(order: TrainingOrder) -> Wanted:
         TrainingError: the lock is missing or damaged.
         ModelError: files of the network are missing.
     """
-    weights = order.weights
-    if not weights:
-        from latentmake.models.recipe import training_digest
-
-        weights = training_digest(
-            order.unet, order.scheduler, text_projection=order.text_projection
-        )
+    weights = order.weights or order.network_digest()
     checkpoint = order.trainer.resume_from_checkpoint
     if checkpoint is not None and not order.resumed:
         order = order.model_copy(update={"resumed": checkpoint_digest(Path(checkpoint))})
@@ -168,7 +154,7 @@ def wanted_of(order: TrainingOrder, *, data: str, weights: str) -> Wanted:
         settings=order.settings_digest(),
         weights=weights,
         resumed=order.resumed,
-        version=TRAINER_VERSION,
+        version=order.version,
     )
 
 

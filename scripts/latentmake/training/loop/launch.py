@@ -16,20 +16,27 @@ from latentmake.errors import CacheError, TrainingError
 from latentmake.files import atomic
 from latentmake.files.safetensors import read_head
 from latentmake.training import process
-from latentmake.training.order import Prompt, TrainingOrder, read_order, rows_of
-from latentmake.training.result import Receipt, RunFiles, wanted
-from latentmake.training.sample_images import are_drawn
-from latentmake.training.sd.checks import check_accelerate
-from latentmake.training.sd.node import srun_command
+from latentmake.training.loop.checks import check_accelerate
+from latentmake.training.loop.node import srun_command
+from latentmake.training.loop.order import Prompt, TrainingOrder
+from latentmake.training.loop.result import Receipt, RunFiles, wanted
+from latentmake.training.loop.sample_images import are_drawn
+from latentmake.training.order import read_order, rows_of
 
 __all__ = ["train"]
 
 
 def train(
-    order_path: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
+    kind: type[TrainingOrder],
+    order_path: Path,
+    *,
+    log: Path,
+    receipt: Path,
+    processes: int = 1,
+    threads: int = 2,
 ) -> None:
     """Bring the trained weights of an order up to date, and write the receipt; see `Backend`."""
-    order = read_order(order_path, TrainingOrder)
+    order = read_order(order_path, kind)
     files = RunFiles(order)
     want = wanted(order)
     # What could not be known when the order was written.
@@ -54,8 +61,8 @@ def train(
         log.write_text(f"{said}\n", encoding="utf-8")
     else:
         launcher = _launcher(order, processes, threads)
-        command = [*launcher, "-m", "latentmake.training.sd.train", str(order_path)]
-        _run(command, order, environment, log, online=bool(order.unet.hub))
+        command = [*launcher, "-m", order.trains, str(order_path)]
+        _run(command, order, environment, log, online=order.from_hub)
         record = files.trained(want)
         if record is None:
             raise TrainingError(
@@ -64,8 +71,8 @@ def train(
                 hint=f"see {log}, and give the same command again",
             )
     if not are_drawn(order, want):
-        command = [sys.executable, "-m", "latentmake.training.sd.decode", str(order_path)]
-        _run(command, order, environment, log, online=bool(order.vae.hub or order.unet.hub))
+        command = [sys.executable, "-m", order.draws, str(order_path)]
+        _run(command, order, environment, log, online=bool(order.vae.hub) or order.from_hub)
     Receipt(
         run=order.run,
         weights=str(files.weights),
@@ -125,7 +132,7 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
     """Return the command before what is launched: accelerate here, or on all nodes of a job."""
     config = order.trainer.accelerate_config
     if config is not None:
-        check_accelerate(Path(config))
+        check_accelerate(Path(config), order.kind)
         options = ["--config_file", config]
     else:
         options = [
@@ -135,7 +142,7 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
         ]
     if nodes := srun_command(os.environ, processes):
         return [*nodes, "--multi_gpu", *options]  # each node adds the number of its processes
-    accelerate = [sys.executable, "-m", "latentmake.training.sd.quiet_launch"]
+    accelerate = [sys.executable, "-m", "latentmake.training.loop.quiet_launch"]
     if config is not None:
         return [*accelerate, *options]
     if processes > 1:

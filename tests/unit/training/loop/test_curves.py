@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from latentmake.training.sd.curves import draw_curves, is_noisy, read_curves, smoothed
+from latentmake.training.loop.curves import draw_curves, is_noisy, read_curves, smoothed
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 

@@ -1,8 +1,8 @@
-"""Batches of the trainer `sd`, padded where embeddings differ in length."""
+"""Batches of examples, padded where embeddings differ in length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,17 +14,20 @@ class Batch(NamedTuple):
     """Examples of one shape.
 
     Attributes:
-        latents: [batch, channels, height, width], float32, as the network sees them.
+        latents: [batch, channels, height, width], or [batch, channels, frames, height, width];
+            float32, as the network sees them.
         text: [batch, tokens, width], in the caches' number format, float32 where they differ;
             shorter embeddings end in zeros.
         mask: [batch, tokens], True where a token is; None where all have equal length.
         indices: of the examples.
+        more: further tensors [batch, ...] by name, in the caches' number format.
     """
 
     latents: torch.Tensor
     text: torch.Tensor
     mask: torch.Tensor | None
     indices: Sequence[int] = ()
+    more: Mapping[str, torch.Tensor] = {}
 
 
 def pad(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:

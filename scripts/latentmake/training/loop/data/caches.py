@@ -8,7 +8,7 @@ costs little more than a copy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +16,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from latentmake.errors import CacheError, TrainingError
-from latentmake.training.sd.data.batch import Batch, mask_of
-from latentmake.training.sd.data.headers import HIDDEN_STATE, HINT, LATENTS, Stored, inspect_all
+from latentmake.training.loop.data.batch import Batch, mask_of
+from latentmake.training.loop.data.headers import HINT, Stored, inspect_all
+from latentmake.training.loop.data.tensors import PLAIN, CacheTensors
 
 __all__ = ["Caches", "Example", "Item", "find_not_finite", "read_items"]
 
@@ -27,18 +28,26 @@ _MEMORY = 256 << 20
 
 
 class Item(BaseModel):
-    """One line of a manifest; a skipped item has a reason (`aside`) instead of caches."""
+    """One line of a manifest; a skipped item has a reason (`aside`) instead of caches.
+
+    Attributes:
+        latents: resolution -> path, or paths of clips.
+        text: path, or resolution -> path.
+        validation: whether it is held out: evaluated, and never trained on.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     dataset: str
     stem: str
     source: str
     repeats: int = Field(1, ge=1)
-    latents: dict[str, str] = {}
-    text: str = ""
+    latents: dict[str, str | list[str]] = {}
+    text: str | dict[str, str] = ""
     variants: list[str] = []
     dropped: str | None = None
     texts: list[str] | None = None
+    caption: str | None = None
+    control: str | None = None
     validation: bool = False
     aside: str | None = None
 
@@ -46,20 +55,34 @@ class Item(BaseModel):
     def all_texts(self) -> list[str]:
         """The cache files of all variants of its text."""
         dropped = [] if self.dropped is None else [self.dropped]
-        return [self.text, *self.variants[1:], *dropped]
+        texts = [self.text] if isinstance(self.text, str) else list(self.text.values())
+        return [*texts, *self.variants[1:], *dropped]
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield the cache files of its latents, each with that of its text."""
+        for resolution, paths in sorted(self.latents.items()):
+            text = self.text if isinstance(self.text, str) else self.text[resolution]
+            for path in [paths] if isinstance(paths, str) else paths:
+                yield path, text
 
 
 class Example(NamedTuple):
-    """An item at one resolution; an epoch shows it `repeats` times."""
+    """An item at one resolution, or one of its clips; an epoch shows it `repeats` times."""
 
     latents: Stored
     text: Stored
     repeats: int
+    more: Mapping[str, Stored] = {}
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Channels, height and width of its latents."""
+        """Channels, (frames,) height and width of its latents."""
         return self.latents.shape
+
+    @property
+    def stored(self) -> list[Stored]:
+        """All its tensors."""
+        return [self.latents, self.text, *self.more.values()]
 
 
 def read_items(manifest: Path, *, held_out: bool = False) -> list[Item]:
@@ -101,6 +124,7 @@ class Caches:
 
     Args:
         items: of the manifest.
+        tensors: what to read of each file.
         memory: caches of at most so many bytes are kept in memory once they were read.
 
     Attributes:
@@ -118,28 +142,40 @@ class Caches:
         CacheError: a file is missing or damaged, or its width or channels differ from the others'.
     """
 
-    def __init__(self, items: Sequence[Item], memory: int = _MEMORY) -> None:
-        named = [(path, item) for item in items for _, path in sorted(item.latents.items())]
-        texts = inspect_all((text for item in items for text in item.all_texts), HIDDEN_STATE)
-        latents = inspect_all((path for path, _ in named), LATENTS)
+    def __init__(
+        self, items: Sequence[Item], tensors: CacheTensors = PLAIN, *, memory: int = _MEMORY
+    ) -> None:
+        named = [(*pair, item) for item in items for pair in item.pairs()]
+        texts = inspect_all((text for item in items for text in item.all_texts), tensors.text)
+        latents = inspect_all((path for path, _, _ in named), tensors.latents)
+        more = {
+            name: inspect_all((path for path, _, _ in named), sought)
+            for name, sought in tensors.more
+        }
         self.channels = self._same(latents, 0, "channels")
         self.text_width = self._same(texts, 1, "values a token")
         self.examples = [
-            Example(latents[path], texts[item.text], item.repeats) for path, item in named
+            Example(
+                latents[path],
+                texts[text],
+                item.repeats,
+                {name: found[path] for name, found in more.items()},
+            )
+            for path, text, item in named
         ]
         self.count = len(self.examples)
-        self.datasets = [item.dataset for _, item in named]
+        self.datasets = [item.dataset for _, _, item in named]
         self.variants: dict[int, list[int]] = {}
         self.dropped: dict[int, int] = {}
-        for index, (_, item) in enumerate(named):
+        for index, (_, _, item) in enumerate(named):
             if len(item.variants) > 1:
                 others = [self._add(index, texts[path]) for path in item.variants[1:]]
                 self.variants[index] = [index, *others]
             if item.dropped is not None:
                 self.dropped[index] = self._add(index, texts[item.dropped])
-        stored = (each for group in (texts, latents) for each in group.values())
+        stored = (each for group in (texts, latents, *more.values()) for each in group.values())
         self.in_memory = sum(each.size for each in stored) <= memory
-        self._kept: dict[str, torch.Tensor] = {}
+        self._kept: dict[tuple[str, str], torch.Tensor] = {}
 
     def _add(self, index: int, text: Stored) -> int:
         """Add an example with another text; return its index."""
@@ -161,8 +197,7 @@ class Caches:
 
     def size(self, indices: Sequence[int]) -> int:
         """Return the bytes of a batch in its files."""
-        examples = [self.examples[index] for index in indices]
-        return sum(each.latents.size + each.text.size for each in examples)
+        return sum(each.size for index in indices for each in self.examples[index].stored)
 
     def batch(self, indices: Sequence[int], *, pin: bool = False) -> Batch:
         """Read the examples of these indices, all of one shape, into pinned memory if asked.
@@ -191,7 +226,11 @@ class Caches:
         mask = mask_of([each.shape[0] for each in texts])
         if pin and mask is not None:
             mask = mask.pin_memory()
-        return Batch(latents, text, mask, indices)
+        more = {
+            name: self._stack([each.more[name] for each in examples], stored.dtype, pin)
+            for name, stored in examples[0].more.items()
+        }
+        return Batch(latents, text, mask, indices, more)
 
     def _stack(self, stored: Sequence[Stored], dtype: torch.dtype, pin: bool) -> torch.Tensor:
         """Read tensors into one, with zeros where some are shorter than the longest."""
@@ -210,11 +249,12 @@ class Caches:
         if not self.in_memory and stored.dtype == place.dtype:
             stored.read_into(place)
             return
-        kept = self._kept.get(stored.path)
+        name = (stored.path, stored.sought.name)
+        kept = self._kept.get(name)
         if kept is None:
             kept = stored.read()
             if self.in_memory:
-                self._kept[stored.path] = kept
+                self._kept[name] = kept
         place.copy_(kept)
 
 
@@ -228,5 +268,9 @@ def find_not_finite(caches: Caches, indices: Sequence[int]) -> list[str]:
         CacheError: a file is missing or damaged.
     """
     examples = [caches.examples[index] for index in indices]
-    stored = {each.path: each for example in examples for each in (example.latents, example.text)}
-    return [path for path, each in stored.items() if not torch.isfinite(each.read()).all()]
+    found = {
+        each.path: None
+        for each in dict.fromkeys(each for example in examples for each in example.stored)
+        if not torch.isfinite(each.read()).all()
+    }
+    return list(found)

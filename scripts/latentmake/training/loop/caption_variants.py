@@ -9,9 +9,9 @@ from math import floor
 import torch
 
 from latentmake.sources.caption_pipeline import warming
-from latentmake.training.order import TextSchedule
-from latentmake.training.sd.batch_order import BatchOrder, generator
-from latentmake.training.sd.data.caches import Caches
+from latentmake.training.loop.batch_order import BatchOrder, generator
+from latentmake.training.loop.data.caches import Caches
+from latentmake.training.loop.order import TextSchedule
 
 __all__ = ["Variants"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from latentmake.config import SdTrainer
+from latentmake.config import LoopTrainer
 from latentmake.errors import TrainingError
 
 __all__ = ["Hyperparameters", "effective_rate", "make_optimizer", "make_rates", "rate_of"]
@@ -40,7 +40,7 @@ def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
 
 
 def make_optimizer(
-    parameters: Sequence[torch.nn.Parameter], settings: SdTrainer
+    parameters: Sequence[torch.nn.Parameter], settings: LoopTrainer
 ) -> torch.optim.Optimizer:
     """Return the optimizer that the settings name, over some parameters.
 
@@ -78,7 +78,7 @@ def make_optimizer(
         ) from None
 
 
-def rate_of(step: int, settings: SdTrainer, steps: int) -> float:
+def rate_of(step: int, settings: LoopTrainer, steps: int) -> float:
     """Return the learning rate of a step (from 0) as a share of its peak.
 
     Linear warm-up over `lr_warmup_steps` (`constant` has none), then constant, or down to
@@ -97,7 +97,7 @@ def rate_of(step: int, settings: SdTrainer, steps: int) -> float:
     return least + (1 - least) * share
 
 
-def make_rates(optimizer: torch.optim.Optimizer, settings: SdTrainer, steps: int) -> LambdaLR:
+def make_rates(optimizer: torch.optim.Optimizer, settings: LoopTrainer, steps: int) -> LambdaLR:
     """Return the LR schedule over a training of so many steps."""
     return LambdaLR(optimizer, lambda step: rate_of(step, settings, steps))
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from latentmake.training.sd.node import accelerate_command, srun_command
+from latentmake.training.loop.node import accelerate_command, srun_command
 
 JOB = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_ID": "123456", "SLURM_NODEID": "2"}
 
@@ -22,7 +22,7 @@ def test_each_node_gets_one_task_that_becomes_accelerate() -> None:
     command = srun_command(JOB, 4)
     assert command[0] == "srun"
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1"} <= set(command)
-    assert command[-4:] == ["-m", "latentmake.training.sd.node", "--processes", "4"]
+    assert command[-4:] == ["-m", "latentmake.training.loop.node", "--processes", "4"]
 
 
 def test_the_nodes_differ_by_their_rank_alone() -> None:

@@ -1,0 +1,38 @@
+"""A trainer of ours as a backend."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+
+from latentmake.training.backend import Backend
+from latentmake.training.checks import Finding
+from latentmake.training.loop.order import TrainingOrder
+
+__all__ = ["LoopBackend"]
+
+
+class LoopBackend(Backend):
+    """A trainer that trains by the loop."""
+
+    @abstractmethod
+    def order_type(self) -> type[TrainingOrder]:
+        """Return the class of its orders."""
+
+    def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
+        """Check what the trainer's settings need."""
+        from latentmake.training.loop.checks import check_settings
+        from latentmake.training.order import read_order
+
+        del current
+        return check_settings(read_order(order, self.order_type()).trainer)
+
+    def train(
+        self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
+    ) -> None:
+        """Bring the trained weights of an order up to date, and write the receipt."""
+        from latentmake.training.loop.launch import train
+
+        kind = self.order_type()
+        train(kind, order, log=log, receipt=receipt, processes=processes, threads=threads)

@@ -1,0 +1,1 @@
+"""Data of a training: from cache files to batches."""

@@ -1,0 +1,104 @@
+"""Loss of a network's prediction: what a training asks of its objective."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.data.batch import Batch
+from latentmake.training.loop.data.caches import Caches
+
+__all__ = ["Losses", "Objective", "probe_loss"]
+
+_PROBES = 64
+
+
+class Losses(NamedTuple):
+    """Losses of a batch, [batch], float32.
+
+    Attributes:
+        raw: mean squared error of each example.
+        weighted: the same, times the weight of its timestep.
+    """
+
+    raw: torch.Tensor
+    weighted: torch.Tensor
+
+
+class Objective(ABC):
+    """Noise, timesteps and losses of a training."""
+
+    @abstractmethod
+    def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw noise of this shape and a timestep for each example of a micro-batch."""
+
+    @abstractmethod
+    def at(self, shares: torch.Tensor) -> torch.Tensor:
+        """Return the timesteps at some shares, in [0, 1), of the way into the noise."""
+
+    @abstractmethod
+    def losses(
+        self,
+        network: Any,
+        batch: Batch,
+        noise: torch.Tensor,
+        timesteps: torch.Tensor,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Losses:
+        """Return the loss of each example.
+
+        Args:
+            network: predicts.
+            batch: of examples.
+            noise: of the latents' shape.
+            timesteps: [batch].
+            device: of the network.
+            dtype: of its inputs.
+        """
+
+
+def probe_loss(
+    losses: Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor],
+    caches: Caches,
+    *,
+    objective: Objective,
+    batch_size: int,
+    seed: int,
+) -> float:
+    """Return the mean loss over a fixed set of 64 examples, noises and timesteps.
+
+    The timesteps are spread evenly over the schedule, for the loss depends on them more than on
+    the example. In a small dataset each example comes several times.
+
+    Args:
+        losses: from batch, noise and timesteps to the loss of each example.
+        caches: the examples.
+        objective: has the timesteps.
+        batch_size: most examples at once.
+        seed: fixes the set.
+    """
+    random = generator(seed, "probe")
+    order = torch.randperm(caches.count, generator=random).tolist()
+    spread = objective.at((torch.arange(_PROBES) + 0.5) / _PROBES)
+    spread = spread[torch.randperm(_PROBES, generator=random)]
+    examples = [order[probe % len(order)] for probe in range(_PROBES)]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for probe, index in enumerate(examples):
+        groups.setdefault(caches.examples[index].shape, []).append(probe)
+    total = 0.0
+    with torch.no_grad():
+        for _, probes in sorted(groups.items()):
+            for start in range(0, len(probes), batch_size):
+                part = probes[start : start + batch_size]
+                batch = caches.batch([examples[probe] for probe in part])
+                shape = batch.latents.shape[1:]
+                noises = [torch.randn(shape, generator=generator(seed, "probe", p)) for p in part]
+                noise = torch.stack(noises)
+                total += float(losses(batch, noise, spread[part]).sum())
+    return total / _PROBES

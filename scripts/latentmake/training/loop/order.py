@@ -1,0 +1,153 @@
+"""Order of a training by one of our trainers, and digests of everything that shapes its result."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from latentmake import digest
+from latentmake.config import LoopTrainer, Weights
+from latentmake.config.shapes import shaping
+
+__all__ = ["Prompt", "TextSchedule", "TrainingOrder"]
+
+
+class Prompt(BaseModel):
+    """A prompt of the sample pictures, and the cache file of its embedding."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    prompt: str
+    text: str
+
+
+class TextSchedule(BaseModel):
+    """Dependence of a dataset's caption variants on the step.
+
+    Attributes:
+        token_warmup_step: until this step (below 1: this share of all) the first half of the
+            variants are used, one after the other; afterwards the others.
+        caption_dropout_every_n_epochs: in each epoch whose number (from 1) is a multiple of it, the
+            empty caption replaces all; 0 for none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    token_warmup_step: float = 0.0
+    caption_dropout_every_n_epochs: int = 0
+
+
+class TrainingOrder(BaseModel, ABC):
+    """Everything that a trainer of ours needs to know; paths are relative to the working directory.
+
+    A subclass has its `kind`, and names its network.
+
+    Attributes:
+        version: of the trainer; raised when, given the same, it would train other weights, or a
+            default changes.
+        trains: module that carries out an order.
+        draws: module that draws and decodes the samples of a finished training.
+        picture_suffix: end of the names of decoded samples.
+        run: name of the run.
+        manifest: path; one line an item with the paths of its caches.
+        lock: path; digest of the caches that the manifest names, see `lock_digest`.
+        output: folder of weights, samples, checkpoints and scalars.
+        weights: digest of the network's files, "" where a rule has yet to make them.
+        resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
+        vae: decoder of the sample pictures, for a process of its own after training.
+        prompts: of the sample pictures; may be empty.
+        captions: number of the manifest's first captions that are drawn too. The planner cannot
+            know them: items may be skipped before.
+        negative: embedding that guidance leads away from; None without guidance.
+        sample_size: width and height of the sample pictures, in pixels.
+        texts: dataset -> dependence of its caption variants on the step, where there is one.
+        planned: time, in nanoseconds: no two orders are the same file to Snakemake.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: ClassVar[int] = 1
+    trains: ClassVar[str]
+    draws: ClassVar[str]
+    picture_suffix: ClassVar[str] = ".png"
+    kind: str
+    run: str
+    manifest: str
+    lock: str
+    output: str
+    weights: str
+    resumed: str = ""
+    vae: Weights
+    prompts: list[Prompt]
+    captions: int = 0
+    negative: str | None
+    sample_size: tuple[int, int]
+    trainer: LoopTrainer
+    texts: dict[str, TextSchedule] = {}
+    planned: int = 0
+
+    @property
+    @abstractmethod
+    def result(self) -> str:
+        """Path of the trained weights below `output`."""
+
+    @property
+    @abstractmethod
+    def from_hub(self) -> bool:
+        """Whether the network may have to be downloaded."""
+
+    @abstractmethod
+    def network_digest(self) -> str:
+        """Return the digest of the files of the network, read now.
+
+        Raises:
+            ModelError: files are missing.
+        """
+
+    @abstractmethod
+    def described(self) -> dict[str, JsonValue]:
+        """Return the places of the networks, for the index of samples."""
+
+    def settings_digest(self) -> str:
+        """Return the digest of all settings that shape the weights.
+
+        A key with its default is left out: a release that adds keys trains nothing again.
+        """
+        fields = type(self.trainer).model_fields
+        settings = {
+            key: value
+            for key, value in shaping(self.trainer, "weights").items()
+            # Of a checkpoint the content counts, see `Wanted.resumed`.
+            if key != "resume_from_checkpoint" and value != fields[key].default
+        }
+        texts = {name: each.model_dump() for name, each in self.texts.items()}
+        return digest.of_value([settings, *([texts] if texts else [])])
+
+    def pictures_digest(self) -> str:
+        """Return the digest of all that shapes the sample pictures besides the weights.
+
+        The VAE that decodes them is the one that encoded the data, and counts there.
+        """
+        samples = self.trainer.samples
+        return digest.of_value([self._shown(), samples.prompts, samples.every])
+
+    def picture_keys(self) -> list[str]:
+        """Return a digest for each prompt's picture: equal ones of a step are the same picture."""
+        shown = self._shown()
+        return [digest.of_value([*shown, *each]) for each in self.occurrences()]
+
+    def occurrences(self) -> list[tuple[str, int]]:
+        """Return each prompt, and how many equal ones come before it."""
+        seen: Counter[str] = Counter()
+        found = []
+        for each in self.prompts:
+            found.append((each.prompt, seen[each.prompt]))
+            seen[each.prompt] += 1
+        return found
+
+    def _shown(self) -> list[object]:
+        """Return the settings that shape each sample picture, besides weights and prompt."""
+        samples = self.trainer.samples
+        negative = samples.negative_prompt if samples.guidance_scale > 1 else None
+        size = [*self.sample_size]
+        return [samples.seed, samples.num_inference_steps, samples.guidance_scale, negative, size]

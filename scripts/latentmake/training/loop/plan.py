@@ -1,0 +1,67 @@
+"""Plan of a run of one of our trainers: whether it is trained, and parts of its order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from latentmake.config import LoopTrainer, Run
+from latentmake.files import atomic
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import run_order
+from latentmake.plan.parts import RunPlan, awaits_prompts
+from latentmake.training.checks import refuse_failed
+from latentmake.training.loop.checks import check_settings
+from latentmake.training.loop.order import TextSchedule, TrainingOrder
+from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
+from latentmake.training.loop.sample_images import are_drawn
+
+__all__ = ["finish_plan", "is_trained", "resumed", "text_schedules"]
+
+
+def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
+    """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
+    plan.trainer_order = run_order(plan.name, "train", order.planned)
+    atomic.write(plan.trainer_order, order.model_dump_json().encode())
+    if not is_trained(order, plan):
+        plan.training_order = plan.trainer_order
+        if train:
+            refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
+
+
+def is_trained(order: TrainingOrder, plan: RunPlan) -> bool:
+    """Whether weights and sample pictures came from what an order says."""
+    if not plan.lock or not order.weights or awaits_prompts(plan, order.trainer.prompts):
+        return False
+    wanted = wanted_of(order, data=plan.lock, weights=order.weights)
+    files = RunFiles(order)
+    return (
+        files.trained(wanted) is not None
+        and (files.output / "trained.json").is_file()
+        and are_drawn(order, wanted)
+    )
+
+
+def resumed(facts: Facts, trainer: LoopTrainer, folder: Path) -> str:
+    """Return the digest of the checkpoint that a training begins with.
+
+    One that is gone, because its own run was trained again, makes no weights stale that came of it.
+    """
+    if trainer.resume_from_checkpoint is None:
+        return ""
+    place = Path(trainer.resume_from_checkpoint)
+    record = Record.read(folder / "training.json")
+    known = record.wanted.resumed if record else ""
+    return checkpoint_digest(place, facts.memo.digest_of_file) or known or "none"
+
+
+def text_schedules(facts: Facts, run: Run) -> dict[str, TextSchedule]:
+    """Return how the variants of each dataset's texts depend on the step, where they do."""
+    found = {}
+    for name in run.datasets:
+        making = facts.config.datasets[name].captions
+        if making and (making.token_warmup_step or making.caption_dropout_every_n_epochs):
+            found[name] = TextSchedule(
+                token_warmup_step=making.token_warmup_step,
+                caption_dropout_every_n_epochs=making.caption_dropout_every_n_epochs,
+            )
+    return found

@@ -1,0 +1,90 @@
+"""Recipe of a training: what the loop asks of the network it trains."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+
+from latentmake.training.loop.data.headers import Stored
+from latentmake.training.loop.data.tensors import CacheTensors
+from latentmake.training.loop.objective import Objective
+from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.loop.sample_rows import Drawn
+
+__all__ = ["Network", "Recipe", "Sampler"]
+
+Network: TypeAlias = Any  # a torch.nn.Module whose call is a matter of its recipe
+
+
+class Sampler(ABC):
+    """Settings and embeddings of the samples drawn along a training."""
+
+    @abstractmethod
+    def draw(
+        self,
+        network: Network,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        without: Mapping[str, object] | None = None,
+    ) -> Drawn:
+        """Draw all samples but those whose keys are given; float32, on the CPU."""
+
+
+class Recipe(ABC):
+    """Network, objective, samples and written files of a training.
+
+    Attributes:
+        tensors: what it reads of cache files.
+        results: names of all files and folders that a training of this kind may leave in its
+            output folder, of which one without the others belongs to an older training.
+        rate: scalar of the items trained on in a second.
+        memory_hint: repair where a device has too little memory.
+        several: whether a step may leave some trained weights without gradients.
+        alpha: scale of the LoRA; None where none is trained.
+    """
+
+    tensors: ClassVar[CacheTensors]
+    results: ClassVar[tuple[str, ...]]
+    rate: ClassVar[str] = "images_per_second"
+    memory_hint: ClassVar[str]
+    several: bool = False
+    alpha: float | None
+    order: TrainingOrder
+
+    @abstractmethod
+    def make_objective(self) -> Objective:
+        """Return noise, timesteps and loss; raises ModelError where they do not fit the network."""
+
+    @abstractmethod
+    def make_network(self, *, channels: int, text_width: int, dtype: torch.dtype) -> Network:
+        """Return the network as a training begins with it, the same each time.
+
+        Args:
+            channels: of the latents.
+            text_width: of the captions' embeddings.
+            dtype: of the frozen weights under a LoRA.
+
+        Raises:
+            UserError: network, caches and settings do not fit.
+        """
+
+    @abstractmethod
+    def make_sampler(self, objective: Objective, latents: Stored) -> Sampler:
+        """Return the sampler of a training; `latents` of a cache file have its scale and size."""
+
+    @abstractmethod
+    def write_copy(self, network: Network, folder: Path) -> None:
+        """Write the trained weights into a folder of their own; one of that name is replaced."""
+
+    @abstractmethod
+    def read_copy(self, network: Network, folder: Path) -> None:
+        """Put back the weights that `write_copy` wrote into a folder.
+
+        Raises:
+            TrainingError: they are missing or damaged, or of another network.
+        """

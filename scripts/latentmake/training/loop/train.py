@@ -1,0 +1,400 @@
+"""The training loop: optimizer steps over cached examples, checkpoints, samples, scalars.
+
+It never loads a VAE or a text encoder. Killed at any step and started again, a training ends with
+the same weights: batches, noise and timesteps follow from seed and step, all else is in the
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import diffusers
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from latentmake.errors import CacheError, TrainingError, UserError
+from latentmake.progress import Progress
+from latentmake.training.loop import checkpoint
+from latentmake.training.loop.accelerator import DTYPES, attention, make_accelerator, reseed
+from latentmake.training.loop.batch_order import BatchOrder, generator, seed_of
+from latentmake.training.loop.caption_variants import Variants
+from latentmake.training.loop.data.batch import Batch
+from latentmake.training.loop.data.caches import Caches, find_not_finite, read_items
+from latentmake.training.loop.data.headers import HINT
+from latentmake.training.loop.data.loader import prefetched
+from latentmake.training.loop.learner import Learner
+from latentmake.training.loop.objective import Losses, probe_loss
+from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.loop.recipe import Network, Recipe
+from latentmake.training.loop.result import (
+    COPIED,
+    History,
+    Record,
+    RunFiles,
+    sample_steps,
+    wanted,
+)
+from latentmake.training.loop.sample_rows import clear_rows, write_row
+from latentmake.training.loop.scalars import add_scalars
+from latentmake.training.loop.weights import write_trained
+from latentmake.training.order import read_order
+from latentmake.training.process import say_error
+
+__all__ = ["Training", "carry_out"]
+
+_Order = TypeVar("_Order", bound=TrainingOrder)
+_STEPS = 1000
+_POLL = 1.0  # seconds between two checks for the file that asks for a copy
+_NAMED = 4  # files in a message
+
+
+def _say(text: str) -> None:
+    Progress.write(text, file=sys.stderr)
+
+
+class _Step(NamedTuple):
+    """Scalars of a step."""
+
+    loss: float
+    raw_loss: float
+    gradient_norm: float
+    qk_grads_av: float
+    learning_rate: float
+
+
+class Training:
+    """One training, from order to weights.
+
+    Raises:
+        UserError: caches, network or settings do not fit; one line.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.order = order = recipe.order
+        self.settings = settings = order.trainer
+        self.files = RunFiles(order)
+        self.wanted = wanted(order)
+        self.caches = caches = Caches(read_items(Path(order.manifest)), recipe.tensors)
+        self.objective = recipe.make_objective()
+        self.accelerator = make_accelerator(settings, order.kind, several=recipe.several)
+        self.dtype = DTYPES[settings.mixed_precision]
+        self.main = self.accelerator.is_main_process
+        examples = caches.examples[: caches.count]
+        self.batch_order = BatchOrder(
+            [each.shape for each in examples],
+            [each.repeats for each in examples],
+            batch_size=settings.train_batch_size,
+            seed=settings.seed,
+            accumulation=settings.gradient_accumulation_steps,
+            processes=self.accelerator.num_processes,
+        )
+        self.steps = settings.steps or _STEPS
+        if settings.epochs is not None:
+            self.steps = max(1, math.ceil(round(settings.epochs / self.batch_order.epoch(1), 6)))
+        if settings.step_limit is not None:
+            self.steps = min(self.steps, settings.step_limit)
+        self.variants = Variants(
+            caches, order.texts, self.batch_order, steps=self.steps, seed=settings.seed
+        )
+        network = recipe.make_network(
+            channels=caches.channels, text_width=caches.text_width, dtype=self.dtype
+        )
+        self.learner = Learner(recipe, network, self.accelerator, steps=self.steps)
+        self.sampler = recipe.make_sampler(self.objective, caches.examples[0].latents)
+        self.step = 0
+        self.loss_start = 0.0
+        self.seconds = 0.0
+        self.history = History()
+
+    def run(self) -> None:
+        """Train, from the newest checkpoint of this very training or from the start.
+
+        Raises:
+            UserError: a cache file is damaged, the disk is full, the loss is NaN or infinite.
+        """
+        if self.main:
+            _say(self.learner.described())
+        resumed = self._resume()
+        if not resumed and self.main:
+            clear_rows(self.files.samples)
+            shutil.rmtree(self.files.scalars, ignore_errors=True)
+            self.loss_start = self.learner.alone(self._probe)
+            if not math.isfinite(self.loss_start):
+                self._refuse_not_finite(range(len(self.caches.examples)))
+            _say(f"loss at the start: {self.loss_start:.4f}")
+        steps_with_samples = sample_steps(self.order, self.steps)
+        if not resumed and self.step in steps_with_samples:
+            self._draw_samples()
+        self.accelerator.wait_for_everyone()
+        self._steps(steps_with_samples)
+        self.accelerator.wait_for_everyone()
+        if self.main:
+            self._finish()
+        self.accelerator.wait_for_everyone()
+        self.accelerator.end_training()
+
+    def _resume(self) -> bool:
+        """Resume from the newest checkpoint of this training; tell whether there was one."""
+        for found in checkpoint.find(self.files.checkpoints, self.wanted):
+            state = checkpoint.load(found)
+            if state is None:
+                _say(f"{found.folder} is damaged and skipped")
+                continue
+            self.learner.restore(state, found.folder)
+            progress = found.progress
+            self.step, self.seconds = progress.step, progress.seconds
+            self.loss_start, self.history = progress.loss_start, progress.history
+            if self.main:
+                _say(f"resumed from step {self.step} ({found.folder})")
+                clear_rows(self.files.samples, self.wanted)
+            return True
+        if self.settings.resume_from_checkpoint is not None:
+            found, state = checkpoint.read(Path(self.settings.resume_from_checkpoint))
+            self.learner.restore(state, found.folder)
+            self.step = found.progress.step
+            if self.step >= self.steps:
+                raise TrainingError(
+                    f"this checkpoint is of step {self.step}, and the training ends at step "
+                    f"{self.steps}",
+                    where=found.folder,
+                    hint="raise `steps` or `epochs`, which count from its beginning",
+                )
+            _say(f"beginning at step {self.step} of {found.folder}")
+        return False
+
+    def _steps(self, steps_with_samples: frozenset[int]) -> None:
+        settings, first = self.settings, self.step + 1
+        batches = prefetched(
+            self.caches,
+            self.variants.batches(self.accelerator.process_index, first, self.steps),
+            threads=settings.dataloader_num_workers,
+            pin=self.accelerator.device.type == "cuda",
+        )
+        writer: Any = None
+        if self.main:
+            writer = SummaryWriter(str(self.files.scalars), purge_step=first)
+        bar = Progress(
+            total=self.steps,
+            initial=self.step,
+            unit="step",
+            desc=self.order.run,
+            disable=not self.main,
+            file=sys.stderr,
+        )
+        seen, began, polled = 0, time.monotonic(), 0.0
+        try:
+            for step in range(first, self.steps + 1):
+                clock = time.monotonic()
+                said = self._one_step(step, batches)
+                self.step = step
+                self.history.add(step, said.loss, self.steps)
+                items, now = self.batch_order.items(step), time.monotonic()
+                self.seconds += now - clock
+                seen += items
+                rate = f"loss {said.loss:.4f}, {seen / (now - began):.1f} items/s"
+                bar.set_postfix_str(rate, refresh=False)
+                bar.update()
+                pace = {
+                    "epoch": self.batch_order.epoch(step),
+                    self.recipe.rate: items / (now - clock),
+                }
+                if self.main:
+                    add_scalars(writer, step, said._asdict() | pace)
+                if step in steps_with_samples:
+                    self._draw_samples()
+                if not self.main:
+                    continue
+                asked = False
+                if now - polled > _POLL:
+                    polled, asked = now, self.files.save.exists()
+                    self.files.save.unlink(missing_ok=True)
+                every = settings.checkpoint_epochs
+                if asked or step % settings.checkpointing_steps == 0 or self._ends(every, step):
+                    writer.flush()
+                    self._save()
+                if asked or self._is_copied(step):
+                    self._copy()
+        finally:
+            batches.close()
+            bar.close()
+            if self.main:
+                writer.close()
+
+    def _is_copied(self, step: int) -> bool:
+        """Whether the settings ask for a copy of the weights after this step."""
+        steps, epochs = self.settings.save_every_n_steps, self.settings.save_every_n_epochs
+        return (steps is not None and step % steps == 0) or self._ends(epochs, step)
+
+    def _ends(self, epochs: int | None, step: int) -> bool:
+        """Whether the last of so many epochs ends in this step."""
+        if epochs is None:
+            return False
+        before, after = self.batch_order.epoch(step - 1), self.batch_order.epoch(step)
+        return math.floor(after / epochs) > math.floor(before / epochs)
+
+    def _one_step(self, step: int, batches: Iterator[Batch]) -> _Step:
+        settings, accelerator, learner = self.settings, self.accelerator, self.learner
+        process = accelerator.process_index
+        reseed(seed_of(settings.seed, "step", step, process), accelerator.device)
+        random = generator(settings.seed, "noise", step, process)
+        rate = learner.rate
+        # Every example counts the same, in full batches and in short ones. Gradients are averaged
+        # over processes, so each one's are made larger by their number.
+        items = self.batch_order.items(step)
+        total = torch.zeros(2, device=accelerator.device)
+        seen: list[tuple[Batch, torch.Tensor]] = []
+        for number in range(settings.gradient_accumulation_steps):
+            batch = next(batches)
+            noise, timesteps = self.objective.draw(batch.latents.shape, random)
+            last = number == settings.gradient_accumulation_steps - 1
+            with learner.micro_batch(last=last):
+                losses = self._losses(learner.network, batch, noise, timesteps)
+                loss = losses.weighted.sum() / items
+                accelerator.backward(loss * accelerator.num_processes)
+            total += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
+            seen.append((batch, losses.raw.detach()))
+        total = accelerator.reduce(total, reduction="sum")
+        norm, queries = learner.clip()
+        # One transfer from the device for all scalars of the step.
+        loss_value, raw, norm_value, queries_value = torch.stack(
+            [*total, norm, queries.to(norm.device)]
+        ).tolist()
+        # With fp16, the scaler skips steps whose gradients overflow, and lowers its scale.
+        finite = accelerator.scaler is not None or math.isfinite(norm_value)
+        if not (finite and math.isfinite(loss_value)):
+            self._refuse_step(step, seen)
+        learner.step()
+        return _Step(loss_value, raw, norm_value, queries_value, rate)
+
+    def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
+        """Stop at a step whose loss or gradient is NaN or infinite."""
+        losses = [
+            (index, loss)
+            for batch, values in seen
+            for index, loss in zip(batch.indices, values.tolist(), strict=True)
+        ]
+        indices = [index for index, _ in losses]
+        self._refuse_not_finite(indices)
+        faulty = [index for index, loss in losses if not math.isfinite(loss)]
+        files = [self.caches.examples[index].latents.path for index in faulty or indices]
+        more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+        kept = checkpoint.find(self.files.checkpoints, self.wanted)
+        state = f"; the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
+        precision = "set `mixed_precision` to bf16 or " if self.dtype == torch.float16 else ""
+        raise TrainingError(
+            f"the {'loss' if faulty else 'gradient'} is NaN or infinite at step {step}, for "
+            f"{', '.join(files[:_NAMED])}{more}",
+            where=f"run {self.order.run}",
+            hint=f"{precision}lower `learning_rate`{state}",
+        )
+
+    def _refuse_not_finite(self, indices: Sequence[int]) -> None:
+        """Stop if the cache files of some examples hold NaN or infinite values."""
+        if files := find_not_finite(self.caches, indices):
+            more = f"; so does {', '.join(files[1:_NAMED])}" if len(files) > 1 else ""
+            more += f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+            raise CacheError(f"holds NaN or infinite values{more}", where=files[0], hint=HINT)
+
+    def _losses(
+        self, model: Network, batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> Losses:
+        with self.accelerator.autocast(), attention(self.settings):
+            return self.objective.losses(
+                model, batch, noise, timesteps, device=self.accelerator.device, dtype=self.dtype
+            )
+
+    def _probe(self, model: Network) -> float:
+        return probe_loss(
+            lambda *batch: self._losses(model, *batch).raw,
+            self.caches,
+            objective=self.objective,
+            batch_size=self.settings.train_batch_size,
+            seed=self.settings.seed,
+        )
+
+    def _draw_samples(self) -> None:
+        if self.main:
+            drawn = self.learner.alone(
+                lambda model: self.sampler.draw(
+                    model, device=self.accelerator.device, dtype=self.dtype
+                )
+            )
+            write_row(self.files.samples, self.step, drawn, self.wanted)
+        self.accelerator.wait_for_everyone()
+
+    def _save(self) -> None:
+        """Write a checkpoint, and remove older ones."""
+        progress = checkpoint.Progress(
+            wanted=self.wanted,
+            step=self.step,
+            loss_start=self.loss_start,
+            seconds=self.seconds,
+            history=self.history,
+        )
+        checkpoint.save(self.files.checkpoints, progress, self.learner.state())
+        keep = self.settings.checkpoints_total_limit
+        checkpoint.prune(self.files.checkpoints, self.wanted, keep, others=False)
+
+    def _copy(self) -> None:
+        """Write the trained weights as they are now, for use elsewhere."""
+        folder = self.files.saved / f"step-{self.step:06d}"
+        with self.learner.averaged():
+            self.recipe.write_copy(self.learner.denoiser, folder)
+        self.wanted.write(folder / COPIED)
+        _say(f"weights of step {self.step}: {folder}")
+
+    def _finish(self) -> None:
+        """Write the trained weights and their record."""
+        loss_end = self.learner.alone(self._probe)
+        _say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
+        with self.learner.averaged():
+            write_trained(
+                lambda folder: self.recipe.write_copy(self.learner.denoiser, folder),
+                self.recipe.results,
+                self.files,
+            )
+        record = Record(
+            wanted=self.wanted,
+            steps=self.steps,
+            loss_start=self.loss_start,
+            loss_end=loss_end,
+            seconds=round(self.seconds, 3),
+            history=self.history.points,
+        )
+        record.write(self.files.record)
+        checkpoint.prune(self.files.checkpoints, self.wanted, 1, others=True)
+
+
+def carry_out(
+    arguments: Sequence[str], kind: type[_Order], recipe: Callable[[_Order], Recipe]
+) -> int:
+    """Train by the order that a command line names; return the exit status.
+
+    Args:
+        arguments: of the command line: the path of an order.
+        kind: of the order.
+        recipe: makes the recipe of an order.
+    """
+    diffusers.utils.logging.set_verbosity_error()
+    hint = ""
+    try:
+        made = recipe(read_order(Path(arguments[0]), kind))
+        hint = made.memory_hint
+        Training(made).run()
+    except UserError as error:
+        say_error(error)
+        return 1
+    except torch.OutOfMemoryError:
+        say_error(TrainingError("the device has too little memory", hint=hint))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -1,1 +1,0 @@
-"""Data of the trainer `sd`: from cache files to batches."""

@@ -1,0 +1,58 @@
+"""Order of a training by `sd`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import JsonValue
+
+from latentmake.config import SdTrainer, Weights
+from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.loop.result import LORA_WEIGHTS
+from latentmake.training.sd.files import UNET_FOLDER, UNET_WEIGHTS
+
+__all__ = ["SdOrder"]
+
+
+class SdOrder(TrainingOrder):
+    """Order of the trainer `sd`.
+
+    Attributes:
+        unet: the network that is trained.
+        text_projection: None, `new`, or the path of a projection from the captions' width to the
+            network's.
+        scheduler: folder of the noise schedule; "" for that of the network's hub repository.
+    """
+
+    trains: ClassVar[str] = "latentmake.training.sd.train"
+    draws: ClassVar[str] = "latentmake.training.sd.decode"
+    kind: Literal["sd"] = "sd"
+    unet: Weights
+    text_projection: str | None = None
+    scheduler: str
+    trainer: SdTrainer
+
+    @property
+    def result(self) -> str:
+        """Path of the LoRA or of the UNet's weights below `output`."""
+        lora = self.trainer.adapter == "lora"
+        return LORA_WEIGHTS if lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}"
+
+    @property
+    def from_hub(self) -> bool:
+        """Whether the UNet is named by a repository on the hub."""
+        return bool(self.unet.hub)
+
+    def network_digest(self) -> str:
+        """Return the digest of UNet, noise schedule and projection; raises ModelError."""
+        from latentmake.models.recipe import training_digest
+
+        return training_digest(self.unet, self.scheduler, text_projection=self.text_projection)
+
+    def described(self) -> dict[str, JsonValue]:
+        """Return the places of UNet, VAE and noise schedule."""
+        return {
+            "unet": self.unet.path or self.unet.hub,
+            "vae": self.vae.path or self.vae.hub,
+            "scheduler": self.scheduler,
+        }
