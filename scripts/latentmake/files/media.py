@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COUNTED_CONTAINERS",
+    "NPZ",
     "VIDEO_EXTENSIONS",
     "Media",
     "is_plain",
@@ -35,6 +36,9 @@ __all__ = [
 VIDEO_EXTENSIONS = frozenset(
     {".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"}
 )
+
+NPZ = ".npz"
+"""Ending of a clip whose frames are an array."""
 
 # In these a packet of these is one picture, neither more nor less, unless `is_plain` says so. Not
 # so elsewhere: MPEG-4 in AVI may hold packets without a picture, VP8 pictures that nobody shows.

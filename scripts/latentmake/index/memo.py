@@ -114,6 +114,11 @@ class Listed:
         rows = _matching(self._database, query, [self._number], names)
         return {row[0]: Entry(*row) for row in rows}
 
+    def entries(self) -> Iterator[Entry]:
+        """Yield all entries, in the order of their names."""
+        query = "SELECT name, caption, tags FROM entries WHERE list = ? ORDER BY name"
+        return (Entry(*row) for row in self._database.execute(query, (self._number,)))
+
     def names(self) -> Iterator[str]:
         """Yield all names, in order."""
         query = "SELECT name FROM entries WHERE list = ? ORDER BY name"

@@ -16,7 +16,7 @@ from latentmake.models import recipe
 from latentmake.models.wan_files import encoder_fault
 from latentmake.plan.parts import read_lock
 from latentmake.sources import items as datasets
-from latentmake.sources import metadata, s3
+from latentmake.sources import lists, metadata, s3
 from latentmake.sources.caption_files import texts_of
 from latentmake.sources.items import Fault, Item, Scan
 from latentmake.sources.probe import measured
@@ -66,7 +66,12 @@ class Facts:
     def scan(self, dataset: str) -> Scan:
         """Return the listing of a dataset."""
         if dataset not in self._scans:
-            self._scans[dataset] = datasets.scan(dataset, self.config.datasets[dataset])
+            settings = self.config.datasets[dataset]
+            self._scans[dataset] = (
+                lists.scan(dataset, settings, self.memo)
+                if lists.is_list(settings.path)
+                else datasets.scan(dataset, settings)
+            )
         return self._scans[dataset]
 
     def control(self, dataset: str) -> Scan | None:
@@ -85,11 +90,11 @@ class Facts:
         layout = self.layout(model)
         asked = (dataset, layout.name)
         if asked not in self._items:
-            settings, root = self.config.datasets[dataset], self.scan(dataset).root
+            settings, scan = self.config.datasets[dataset], self.scan(dataset)
             found, faults = self._composed(dataset)
             if layout.names_media:
                 control = self.control(dataset)
-                found, further = measured(layout, settings, root, found, control, self.memo)
+                found, further = measured(layout, settings, scan, found, control, self.memo)
                 faults = faults + further
             if unreadable := self.unreadable.get(dataset):
                 found = [item for item in found if item.stem not in unreadable]
@@ -101,13 +106,16 @@ class Facts:
         """Return the items with their texts, and the faults of the others."""
         if dataset not in self._found:
             settings, scan = self.config.datasets[dataset], self.scan(dataset)
-            found, faults = datasets.items(dataset, settings, scan)
+            entries, listed = None, None
+            if scan.rows is None:
+                found, faults = datasets.items(dataset, settings, scan)
+            else:
+                found, faults, entries = lists.items(dataset, settings, scan)
             if settings.composed:
-                listed = None
                 if settings.metadata_file is not None:
                     place = settings.metadata_file
                     listed = metadata.entries_of(dataset, place, scan.root, self.memo)
-                made = texts_of(settings, scan.root, found, listed, self.memo)
+                made = texts_of(settings, scan.roots, found, listed, self.memo, entries)
                 if note := made.note(dataset, settings.text_variants):
                     sys.stderr.write(f"note: {note}\n")
                 texts, faults = made.found, faults + made.faults

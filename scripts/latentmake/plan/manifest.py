@@ -32,6 +32,7 @@ __all__ = [
     "keys_digest",
     "lines_of",
     "lock_digest",
+    "place_of",
     "read_lock",
     "row_of",
     "write_manifest",
@@ -51,6 +52,11 @@ def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
 def images_digest(paths: Iterable[str]) -> str:
     """Return the digest of images' paths in the order of their stems."""
     return digest.of_lines(paths)
+
+
+def place_of(path: str, span: Sequence[object] | None, row: Mapping[str, Any] | None) -> str:
+    """Return what a manifest says of where an item's pixels are, for `images_digest`."""
+    return path if span is None and row is None else json.dumps([path, span, row])
 
 
 def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int], validation: int = 0) -> str:
@@ -73,6 +79,8 @@ class ManifestItem(NamedTuple):
         control: path of its control image or video, if any.
         texts: variants of its text, where they are not the content of its caption file.
         text_digest: of its text, where that is not cached.
+        span: the part of a video that its clips are cut from, see `Span`; None: all of it.
+        row: the other columns of its row, where the dataset is a list.
     """
 
     dataset: str
@@ -83,6 +91,8 @@ class ManifestItem(NamedTuple):
     control: str | None = None
     texts: Sequence[str] | None = None
     text_digest: str | None = None
+    span: Sequence[object] | None = None
+    row: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -230,7 +240,7 @@ def write_manifest(
         for side in (keys,) if item.source in held else (keys, trained):
             for part, found in pairs.items():
                 side.setdefault(part, []).extend(found)
-        images.setdefault(item.dataset, []).append(item.source)
+        images.setdefault(item.dataset, []).append(place_of(item.source, item.span, item.row))
         row = row_of(item, order.repeats[item.dataset], layout)
         rows.append(row | ({"validation": True} if item.source in held else {}))
     if not rows:
@@ -305,6 +315,8 @@ def row_of(item: ManifestItem, repeats: int, layout: Layout) -> dict[str, Any]:
         **layout.row({part: [path for path, _ in found] for part, found in item.targets.items()}),
         **({} if item.texts is None else {"texts": item.texts}),
         **({"caption": item.caption, "control": item.control} if layout.lists_sources else {}),
+        **({} if item.span is None else {"span": list(item.span)}),
+        **({} if item.row is None else {"row": item.row}),
     }
 
 

@@ -154,4 +154,6 @@ def manifest_items(
                 item.control,
                 item.texts,
                 digests.get(item.stem),
+                item.span,
+                item.row,
             )

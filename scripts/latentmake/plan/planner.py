@@ -131,7 +131,7 @@ def evaluate(
     return staleness.evaluate(
         dataset=dataset,
         model=model,
-        root="" if dataset == PROMPTS else facts.scan(dataset).root,
+        roots=() if dataset == PROMPTS else facts.scan(dataset).roots,
         sources=sources,
         owned=owned,
         recipes={part: _recipe_digest(facts, dataset, model, part) for part in sources},
@@ -172,7 +172,9 @@ def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[st
         owned = {item.stem for item in wanted}
     sources = {part: [source_of(part, item) for item in wanted] for part in parts}
     state = evaluate(facts, dataset, model, sources, owned=owned, found=folder.listing())
-    state.images = manifest.images_digest(item.image for item in wanted)
+    state.images = manifest.images_digest(
+        manifest.place_of(item.image, item.span, item.row) for item in wanted
+    )
     if not any(kind_of(part) == "text" for part in parts):  # the trainer encodes it
         state.unreadable |= _unreadable_captions(facts.memo, wanted)
     if not faults and not skipped and (verdict := staleness.remember(state)):

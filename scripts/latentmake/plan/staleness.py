@@ -118,7 +118,7 @@ def evaluate(
     *,
     dataset: str,
     model: str,
-    root: str,
+    roots: Sequence[str],
     sources: Mapping[str, Sequence[Source]],
     owned: set[str],
     recipes: Mapping[str, str],
@@ -132,7 +132,7 @@ def evaluate(
     Args:
         dataset: its name.
         model: its name.
-        root: the dataset's folder; "" for prompts.
+        roots: folders of the dataset's files, its own first; none for prompts.
         sources: part -> source of each of its targets, in the order of stems.
         owned: stems of all items, faulty ones too: their cache files are no orphans.
         recipes: part -> digest of its recipe, or `PENDING`.
@@ -145,7 +145,8 @@ def evaluate(
         CacheError: something that is no cache lies in the place of one, or of a folder of them.
     """
     control = settings.control_directory if settings else None
-    keys = Keys(memo, layout, settings, recipes, root, s3.normalized(control) if control else "")
+    folders = (*roots, s3.normalized(control) if control else "")
+    keys = Keys(memo, layout, settings, recipes, *folders)
     targets = _Targets(memo, f"cache/{dataset}/{model}", found)
     parts: dict[str, PartState] = {}
     expected: set[str] = set()
@@ -156,7 +157,7 @@ def evaluate(
             for each in wanted
         ]
         expected.update(named.path for _, several in names for named in several)
-        if s3.is_remote(root) and recipes[part] != PENDING:
+        if roots and s3.is_remote(roots[0]) and recipes[part] != PENDING:
             keys.fetch(
                 (each.path, each.stat)
                 for each, several in names

@@ -6,7 +6,7 @@ its text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,17 +59,29 @@ def read_caption(path: str) -> str:
 
 
 def texts_of(
-    settings: Dataset, root: str, items: Sequence[Item], listed: Listed | None, memo: Memo
+    settings: Dataset,
+    roots: Sequence[str],
+    items: Sequence[Item],
+    listed: Listed | None,
+    memo: Memo,
+    rows: Mapping[str, Entry] | None = None,
 ) -> Texts:
-    """Make the texts of the items in a dataset's folder (`root`).
+    """Make the texts of a dataset's items.
 
-    `listed` has the entries of its metadata file, if any. The memo knows the content of files and
-    learns that of new ones.
+    Args:
+        settings: the dataset's section of the configuration.
+        roots: folders of its files, its own first.
+        items: its items.
+        listed: entries of its metadata file, if any.
+        memo: knows the content of files and learns that of new ones.
+        rows: stem -> what the row of an item says, of a list.
     """
     made = Texts({}, [], [])
     making = settings.captions or Captions()
-    entries = {} if listed is None else _entries(listed, items, root)
-    files = _Files(memo, root, items)
+    entries = dict(rows or {})
+    if listed is not None:
+        entries = _entries(listed, items, roots[0])
+    files = _Files(memo, roots, items)
     with files.progress:
         for item in items:
             try:
@@ -111,9 +123,11 @@ def _strangers(file: str, listed: Listed, known: Iterable[Entry]) -> Fault:
 class _Files:
     """Content of files of text, each read at most once and only if its stat is new."""
 
-    def __init__(self, memo: Memo, root: str, items: Iterable[Item]) -> None:
+    def __init__(self, memo: Memo, roots: Iterable[str], items: Iterable[Item]) -> None:
         self._memo = memo
-        self._known = memo.texts.below(root)
+        self._known: dict[str, tuple[SourceStat, str]] = {}
+        for root in roots:
+            self._known |= memo.texts.below(root)
         new = sum(
             path is not None and self._known.get(path, (None,))[0] != stat
             for item in items

@@ -23,8 +23,18 @@ from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat
 from latentmake.layouts.plain import LATENTS_ENDING
 from latentmake.sources import s3
+from latentmake.sources.rows import Row
 
-__all__ = ["IMAGE_EXTENSIONS", "Fault", "Item", "Scan", "fingerprint", "items", "scan"]
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "Fault",
+    "Item",
+    "Scan",
+    "fingerprint",
+    "items",
+    "scan",
+    "unusable_name",
+]
 
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
@@ -54,6 +64,7 @@ class Item(NamedTuple):
         texts: the variants of its text; None where it is what the caption file holds.
         span: the part of a video that its clips are cut from; None stands for all of it.
         row: the other columns of its row, where the dataset is a list.
+        window: the part of a video in seconds, from which its span is found when it is probed.
     """
 
     stem: str
@@ -69,6 +80,7 @@ class Item(NamedTuple):
     texts: list[str] | None = None
     span: Span | None = None
     row: dict[str, Any] | None = None
+    window: tuple[float, float | None] | None = None
 
 
 _File = tuple[str, SourceStat] | tuple[None, None]
@@ -95,13 +107,25 @@ class Scan(NamedTuple):
         root: the folder.
         entries: path below the root, then the stat's size, mtime_ns, ctime_ns and inode; a negative
             size stands for what is no file: a link that leads nowhere, a pipe, or a folder whose
-            name has an ending. In no particular order.
+            name has an ending. In no particular order. Of a list, all files that it names, by their
+            paths as they are opened.
         fingerprint: digest of all that.
+        rows: of a list; None of a folder.
+        faults: of the other rows of a list.
+        folders: of all files, the root first; empty stands for the root alone.
     """
 
     root: str
     entries: list[tuple[str, int, int, int, int]]
     fingerprint: str
+    rows: Sequence[Row] | None = None
+    faults: Sequence[Fault] = ()
+    folders: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Folders below which all its files lie."""
+        return self.folders or (self.root,)
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
@@ -214,7 +238,7 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             for each in endings:
                 if stat.size >= 0 and below.lower().endswith(each.lower()):
                     other_case[each, below[: -len(each)]] = path
-        elif fault := _unusable_name(below):
+        elif fault := unusable_name(below):
             shown = below.encode("utf-8", "backslashreplace").decode()
             shown = shown.replace("\n", "\\n").replace("\r", "\\r")
             faults.append(Fault(f"{root}/{shown}", shown, fault, "rename it"))
@@ -303,7 +327,8 @@ def _no_images(kind: str, extensions: frozenset[str], scanned: Scan) -> str:
     return f"put {kind}s there ({', '.join(sorted(extensions))})"
 
 
-def _unusable_name(path: str) -> str | None:
+def unusable_name(path: str) -> str | None:
+    """Return why caches cannot be named after a file; None where they can."""
     stem = path.rpartition("/")[2].rpartition(".")[0]
     if len(stem.encode("utf-8", "surrogateescape")) > 255 - len(LATENTS_ENDING):
         return "has a name too long for its cache file"

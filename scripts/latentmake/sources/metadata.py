@@ -22,7 +22,7 @@ from latentmake.errors import DatasetError
 from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
 from latentmake.progress import Progress
 
-__all__ = ["entries_of", "metadata_stat", "name_of"]
+__all__ = ["entries_of", "json_objects", "metadata_stat", "name_of", "text_of"]
 
 _NAMES = ("image_path", "file_name", "image", "path")
 _CAPTIONS = ("caption", "text")
@@ -85,7 +85,7 @@ def name_of(key: str, roots: Collection[str]) -> str:
 
 def _entries(file: str, root: str) -> Iterator[Entry]:
     path = Path(file)
-    readers = {".json": _json, ".jsonl": _jsonl, ".csv": _csv}
+    readers = {".json": json_objects, ".jsonl": _jsonl, ".csv": _csv}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ValueError(f"is none of {', '.join(readers)}")
@@ -110,10 +110,10 @@ def _entry(key: str | None, values: object, roots: Collection[str], number: int)
         raise ValueError(f"names no image in entry {number + 1} ({' or '.join(_NAMES[:2])})")
     caption = next((values[name] for name in _CAPTIONS if values.get(name) is not None), None)
     name = name_of(key, roots)
-    return Entry(name, _text(caption, "\n", name), _text(values.get("tags"), ", ", name))
+    return Entry(name, text_of(caption, "\n", name), text_of(values.get("tags"), ", ", name))
 
 
-def _text(value: object, separator: str, name: str) -> str | None:
+def text_of(value: object, separator: str, name: str) -> str | None:
     """Return a caption, of several lines if it is a list, or tags with commas between them."""
     if value is None or isinstance(value, str):
         return value
@@ -122,16 +122,21 @@ def _text(value: object, separator: str, name: str) -> str | None:
     raise ValueError(f"has a caption that is no text at {name}")
 
 
-def _json(stream: IO[bytes]) -> Iterator[tuple[str | None, object]]:
+def json_objects(stream: IO[bytes]) -> Iterator[tuple[str | None, object]]:
+    """Yield the values of a JSON list, or key and value of a JSON object, while it is read.
+
+    Raises:
+        ValueError: it is neither; says what is wrong with it.
+    """
     import ijson
 
     head = stream.read(64)
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     stream.seek(3 if head.startswith(b"\xef\xbb\xbf") else 0)
     if start == b"[":
-        pairs = ((None, values) for values in ijson.items(stream, "item"))
+        pairs = ((None, values) for values in ijson.items(stream, "item", use_float=True))
     elif start == b"{":
-        pairs = ijson.kvitems(stream, "")
+        pairs = ijson.kvitems(stream, "", use_float=True)
     else:
         raise ValueError("is no JSON object or list")
     count = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from latentmake import digest, layouts
 from latentmake.config import ExternalProgram, MusubiTrainer, resolution_name
@@ -48,6 +48,8 @@ class ManifestRow(NamedTuple):
         latents: resolution's name (`256` or `480x832`) -> paths of cache files, one a clip.
         text: resolution's name -> path of the embedding's cache file.
         texts: the text itself, if it is not that of the caption file.
+        span: the part of a video that its clips are cut from, see `Span`; None: all of it.
+        row: other columns of its row in a list.
     """
 
     dataset: str
@@ -59,6 +61,8 @@ class ManifestRow(NamedTuple):
     latents: dict[str, list[str]]
     text: dict[str, str]
     texts: list[str] | None = None
+    span: list[Any] | None = None
+    row: dict[str, Any] | None = None
 
     @property
     def written(self) -> str | None:

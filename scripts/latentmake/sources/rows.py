@@ -1,0 +1,169 @@
+"""Rows of a list of videos or images: the file, its caption, and the part of a video that is used.
+
+    {"video": "films/a.mp4", "prompt": "a street", "first_frame": 120, "frames": 81}
+    {"video": "films/a.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from posixpath import isabs
+from typing import Any, NamedTuple
+
+from latentmake.geometry.clips import Span
+from latentmake.sources.metadata import name_of, text_of
+
+__all__ = ["CAPTIONS", "NAMES", "SPANS", "Row", "row_of"]
+
+NAMES = ("video", "video_path", "image", "image_path", "file_name", "path")
+"""Columns that may name the file; the first of them counts."""
+
+CAPTIONS = ("prompt", "caption", "text")
+"""Columns that may hold the caption; likewise."""
+
+SPANS = ("first_frame", "frames", "stride", "start", "end")
+"""Columns of the part of a video that is used."""
+
+
+class Row(NamedTuple):
+    """One row.
+
+    Attributes:
+        line: number of its line, or of the object in a JSON list, from 1.
+        path: absolute, or below the list's folder.
+        caption: None where the row has none.
+        tags: likewise.
+        first: index of the first frame.
+        frames: length of the one clip that the row is.
+        stride: every n-th frame is used; None: as the dataset says.
+        start: seconds from the beginning of the video.
+        end: likewise.
+        others: the columns that mean nothing here.
+    """
+
+    line: int
+    path: str
+    caption: str | None
+    tags: str | None
+    first: int | None
+    frames: int | None
+    stride: int | None
+    start: float | None
+    end: float | None
+    others: dict[str, Any]
+
+    @property
+    def suffix(self) -> str:
+        """The part of an item's name for the part of the video: `.f120-81x2`, `.s60-75.5`."""
+        found = ""
+        if self.start is not None or self.end is not None:
+            end = "" if self.end is None else f"-{self.end:g}"
+            found = f".s{self.start or 0:g}{end}"
+            found += f".{self.frames}" if self.frames else ""
+        elif self.first or self.frames:
+            found = f".f{self.first or 0}" + (f"-{self.frames}" if self.frames else "")
+        stride = self.stride or 1
+        return found + (f"{'' if found else '.'}x{stride}" if stride > 1 else "")
+
+    def span(self, stride: int) -> Span:
+        """Return the part of the video as far as it is given in frames.
+
+        `stride` is used where the row has none.
+        """
+        single = self.frames is not None
+        return Span(self.first or 0, self.frames, self.stride or stride, single)
+
+
+def row_of(line: int, values: object, roots: Collection[str], *, video: bool) -> Row:
+    """Return the row of an object.
+
+    Args:
+        line: its number.
+        values: the object.
+        roots: absolute names of the list's folder.
+        video: whether it names a video, so that the columns of its part count.
+
+    Raises:
+        ValueError: says what is wrong with it.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError("is no object with the name of a file")
+    others = {key: value for key, value in values.items() if value is not None}
+    name = _first(others, NAMES)
+    if name is None:
+        raise ValueError(f"names no file ({' or '.join(NAMES[:1] + NAMES[-2:])})")
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"names no file, but {name!r}")
+    caption = text_of(_first(others, CAPTIONS), "\n", "its row")
+    tags = text_of(others.pop("tags", None), ", ", "its row")
+    spans = {key: others.pop(key, None) if video else None for key in SPANS}
+    row = Row(
+        line,
+        _path(name.strip(), roots),
+        caption,
+        tags,
+        _whole("first_frame", spans["first_frame"], 0),
+        _whole("frames", spans["frames"], 1),
+        _whole("stride", spans["stride"], 1),
+        _seconds("start", spans["start"]),
+        _seconds("end", spans["end"]),
+        others,
+    )
+    _check_span(row)
+    return row
+
+
+def _first(values: dict[str, Any], names: Collection[str]) -> Any:
+    """Take the first of some columns out of a row."""
+    found = next((name for name in names if name in values), None)
+    return None if found is None else values.pop(found)
+
+
+def _path(name: str, roots: Collection[str]) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError("has a name that is not UTF-8") from None
+    if any(ord(character) < 32 for character in name):
+        raise ValueError("has a control character in its name")
+    if "://" in name:
+        raise ValueError(f"names {name}, and lists name files on a disk alone")
+    path = name_of(name, roots)
+    if not isabs(path) and (path == ".." or path.startswith("../")):
+        raise ValueError(f"names {name}, which leaves the list's folder: write its absolute path")
+    return path
+
+
+def _whole(key: str, value: object, least: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"has {key}: {value!r}, which is no whole number")
+    if value < least:
+        raise ValueError(f"has {key}: {value}, which is less than {least}")
+    return value
+
+
+def _seconds(key: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"has {key}: {value!r}, which is no number of seconds")
+    if value < 0:
+        raise ValueError(f"has {key}: {value}, which is less than 0")
+    return float(value)
+
+
+def _check_span(row: Row) -> None:
+    if row.frames is not None and row.frames % 4 != 1:
+        below = max((row.frames - 1) // 4 * 4 + 1, 1)
+        raise ValueError(
+            f"has frames: {row.frames}, which is not 4 n + 1: use {below} or {below + 4}"
+        )
+    if row.first is not None and (row.start is not None or row.end is not None):
+        raise ValueError("has first_frame and seconds: leave out one of them")
+    if row.end is not None and row.frames is not None:
+        raise ValueError("has frames and end: leave out one of them")
+    if row.end is not None and row.end <= (row.start or 0):
+        raise ValueError(f"ends at {row.end:g} s, which is not after its start")
