@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "scripts" / "latentmake"
 # From the lowest to the highest. Those of one line are siblings: neither imports the other.
 LAYERS = (
     ("errors", "progress"),
-    ("digest",),
+    ("digest", "timing"),
     ("config",),
     ("files", "geometry"),
     ("layouts", "index"),

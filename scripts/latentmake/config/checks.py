@@ -169,10 +169,10 @@ def _check_musubi(
         if settings.fit == "bucket" and small:
             what = f"{small[0].name} is too small for musubi-tuner's buckets"
             raise ConfigError(what, where=sizes, hint="use 32 or more")
-        if settings.video and settings.fit == "crop" and model.scripted:
-            what = "musubi-tuner's scripts put clips into buckets"
+        if model.scripted and (key := settings.own_clips):
+            what = "musubi-tuner's own scripts read folders of videos, cut to buckets, as stored"
             hint = f"leave it out, or leave out `encoder` of models.{run.model}"
-            raise ConfigError(what, where=f"{where}.fit", hint=hint)
+            raise ConfigError(what, where=f"{where}.{key}", hint=hint)
         if settings.bucket_steps != step:
             what = f"musubi-tuner's buckets go in steps of {step}"
             raise ConfigError(what, where=f"{where}.bucket_reso_steps", hint="leave it out")
@@ -199,6 +199,10 @@ def _check_sdscripts(
             what = "sd-scripts cannot choose among the texts of an item by step or epoch"
             where = f"datasets.{dataset}.captions.{key}"
             raise ConfigError(what, where=where, hint="leave it out")
+        if settings.is_list:
+            what = "sd-scripts reads folders of images, and this is a list"
+            hint = "name the folder, and the list as its `metadata_file`"
+            raise ConfigError(what, where=f"datasets.{dataset}.path", hint=hint)
         if settings.fit == "bucket":
             _check_buckets(dataset, settings, run, model)
     if not isinstance(trainer, SdScriptsTrainer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
@@ -12,6 +13,8 @@ from latentmake.config.fields import COLOUR, Closed, DiskPath, Ending, Number, P
 from latentmake.config.shapes import GEOMETRY, MACHINE, MANIFEST, TEXT, Shapes
 
 __all__ = ["BUCKET_STEPS", "Bucketing", "Dataset"]
+
+_LISTS = (".jsonl", ".json")
 
 BUCKET_STEPS = 16
 """Sides of buckets are multiples of this where a dataset says nothing, in pixels."""
@@ -41,11 +44,11 @@ class Bucketing(NamedTuple):
 
 
 class Dataset(Closed):
-    """A folder of images or videos with a caption file beside each."""
+    """A folder of images or videos with a caption file beside each, or a list of such files."""
 
     path: Place = Field(min_length=1, json_schema_extra=MACHINE)
     """Folder of the images or videos, with sub-folders; s3://bucket/folder for images on an S3
-    server."""
+    server. Or a .jsonl or .json file whose rows name them and their captions."""
     caption_extension: Ending = Field(".txt", json_schema_extra=TEXT)
     """Ending of the caption file that lies beside an image."""
     tags_extension: Ending | None = Field(None, json_schema_extra=TEXT)
@@ -112,16 +115,45 @@ class Dataset(Closed):
     """full: frames kept of a video."""
     sample_stride: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
     """Every n-th frame of a video is used, after the conversion by source_fps."""
-    source_fps: float | None = Field(
-        None, gt=0, json_schema_extra=Shapes("latents", layouts=("musubi",))
+    source_fps: Annotated[float, Field(gt=0)] | Literal["auto"] | None = Field(
+        None, json_schema_extra=Shapes("latents", layouts=("musubi",))
     )
-    """Frame rate of the videos: frames are dropped to get 16 a second; by default each frame is
-    kept."""
+    """Frame rate of the videos: frames are dropped to get 16 a second. auto: as each file's own
+    timestamps say. By default each frame is kept."""
+    display_rotation: bool = Field(False, json_schema_extra=_CLIPS)
+    """Turn the frames of a video as its rotation metadata says."""
+    short_videos: Literal["skip", "error"] = Field("skip", json_schema_extra=MANIFEST)
+    """Videos too short for any clip: skip leaves them out with a line, error makes them faulty."""
 
     @property
     def remote(self) -> bool:
         """Whether any of it lies on an S3 server."""
         return any((each or "").startswith("s3://") for each in (self.path, self.control_directory))
+
+    @property
+    def is_list(self) -> bool:
+        """Whether `path` names a list of files and not a folder."""
+        return self.path.lower().endswith(_LISTS) and not Path(self.path).is_dir()
+
+    @property
+    def folder(self) -> str:
+        """The folder, or that of the list."""
+        return str(Path(self.path).parent) if self.is_list else self.path
+
+    @property
+    def own_clips(self) -> str | None:
+        """The first key that musubi-tuner's own scripts do not know; None if there is none.
+
+        Its trainer reads the caches all the same.
+        """
+        asked = {
+            "path": self.is_list,
+            "fit": self.fit == "crop",
+            "sample_stride": self.sample_stride > 1,
+            "source_fps": self.source_fps == "auto",
+            "display_rotation": self.display_rotation,
+        }
+        return next((key for key, is_asked in asked.items() if self.video and is_asked), None)
 
     @property
     def bucket_steps(self) -> int:
@@ -167,6 +199,10 @@ class Dataset(Closed):
             raise ValueError("`tags_extension` is that of the captions")
         if self.metadata_captions is not None and self.metadata_file is None:
             raise ValueError("`metadata_captions` needs a `metadata_file`")
+        if self.is_list and self.path.startswith("s3://"):
+            raise ValueError("`path` is a list on S3, and lists are read from a disk: copy it")
+        if self.is_list and self.metadata_file is not None:
+            raise ValueError("`path` is a list, which has the captions: leave out `metadata_file`")
         if self.composed and self.path.startswith("s3://"):
             raise ValueError("captions of a dataset on S3 are taken as they are")
         return self
@@ -175,7 +211,8 @@ class Dataset(Closed):
     def _clips(self) -> Self:
         if self.target_frames is None:
             about = ("frame_extraction", "frame_stride", "frame_sample", "max_frames")
-            if key := self.first_set(*about, "sample_stride", "source_fps"):
+            others = ("sample_stride", "source_fps", "display_rotation", "short_videos")
+            if key := self.first_set(*about, *others):
                 raise ValueError(f"`{key}` is about videos: it needs `target_frames`")
             return self
         if self.bucket_no_upscale:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from latentmake.errors import SourceError
+from latentmake.timing import Timing
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -31,6 +32,7 @@ __all__ = [
     "opened_video",
     "probe_image",
     "probe_video",
+    "rotation_of",
 ]
 
 VIDEO_EXTENSIONS = frozenset(
@@ -54,7 +56,7 @@ class Media(NamedTuple):
 
     Attributes:
         frames: of a video; 0 stands for an image.
-        timing: durations of a video's frames (`geometry.timing`); "" where they do not count.
+        timing: durations of a video's frames (`Timing`); "" where they do not count.
         rotation: degrees clockwise by which a video's frames are to be turned.
     """
 
@@ -159,7 +161,7 @@ def probe_image(path: str) -> Media:
 
 
 def probe_video(path: str) -> Media:
-    """Return the size of a video's first decoded frame, and its number of frames.
+    """Return the size of a video's first decoded frame, and number, timing and rotation of all.
 
     Frames are counted as packets where a packet is a frame for certain, and decoded otherwise.
     """
@@ -168,11 +170,39 @@ def probe_video(path: str) -> Media:
             counted = _count_packets(container, stream)
         if counted is None:
             file.seek(0)
-            with opened_video(file, path) as (container, _):
-                counted = _count_frames(container)
+            with opened_video(file, path) as (container, stream):
+                counted = _count_frames(container, stream)
     if counted is None:
         raise SourceError("holds not one frame", where=path, hint="replace or remove it")
     return counted
+
+
+def rotation_of(frame: VideoFrame) -> int:
+    """Return the degrees clockwise, 0 to 270, by which a frame is to be turned for display."""
+    return round(-frame.rotation / 90) * 90 % 360
+
+
+def _media(
+    frame: VideoFrame, count: int, times: list[int | None], last: int, stream: VideoStream
+) -> Media:
+    """Return what is known of a video.
+
+    Args:
+        frame: its first one.
+        count: number of frames.
+        times: their timestamps in any order.
+        last: duration of the last one, 0 if it is not known.
+        stream: of these frames.
+    """
+    timing, base = "", frame.time_base or stream.time_base
+    known = sorted(time for time in times if time is not None)
+    if base and len(known) == count:
+        if last <= 0 and count > 1:
+            last = known[-1] - known[-2]
+        if last <= 0:
+            last = max(1, round(1 / (base * (stream.average_rate or 16))))
+        timing = Timing.of(base, known, last).simplified().text
+    return Media(frame.width, frame.height, count, timing, rotation_of(frame))
 
 
 def _count_packets(container: InputContainer, stream: VideoStream) -> Media | None:
@@ -182,19 +212,21 @@ def _count_packets(container: InputContainer, stream: VideoStream) -> Media | No
         return None
     first: Packet[VideoStream] | None = None
     frame: VideoFrame | None = None
-    packets = 0
+    times: list[int | None] = []
+    last = (0, 0)  # time and duration of the frame shown last
     for packet in container.demux(stream):
         if packet.size == 0 and packet.dts is None:  # PyAV's sign that the file is at its end
             continue
         first = first or packet
         if not is_plain(packet, first):
             return None
-        packets += 1
+        times.append(packet.pts)
+        last = max(last, (packet.pts or 0, packet.duration or 0))
         if frame is None:
             frame = next(iter(packet.decode()), None)
     if frame is None or frame.interlaced_frame:  # each of the two fields may have its own packet
         return None
-    return Media(frame.width, frame.height, packets)
+    return _media(frame, len(times), times, last[1], stream)
 
 
 def is_plain(packet: Packet[VideoStream], first: Packet[VideoStream]) -> bool:
@@ -211,10 +243,12 @@ def is_plain(packet: Packet[VideoStream], first: Packet[VideoStream]) -> bool:
     )
 
 
-def _count_frames(container: InputContainer) -> Media | None:
-    size: tuple[int, int] | None = None
-    frames = 0
+def _count_frames(container: InputContainer, stream: VideoStream) -> Media | None:
+    first: VideoFrame | None = None
+    times: list[int | None] = []
+    duration = 0
     for frame in container.decode(video=0):
-        size = size or (frame.width, frame.height)
-        frames += 1
-    return None if size is None else Media(*size, frames)
+        first = first or frame
+        times.append(frame.pts)
+        duration = frame.duration or 0
+    return None if first is None else _media(first, len(times), times, duration, stream)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count as counting
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Literal, NamedTuple
 
-from latentmake.geometry.timing import Timing
+from latentmake.timing import Timing
 
 __all__ = ["Clip", "SourceFps", "Span", "clips", "kept_indices", "time_indices"]
 
@@ -81,13 +81,14 @@ def kept_indices(
     Raises:
         ValueError: `auto` without the durations of all frames.
     """
+    # A span of a few frames costs these alone, however long the file is.
+    most = None if span.frames is None else span.frames * span.stride
     if source_fps == "auto":
-        chosen = Timing.parse(timing).at_rate(int(WAN_FPS), span.first)
-        kept = [(index, time) for time, index in enumerate(chosen) if index < count]
-    else:
-        times = zip(range(span.first, count), time_indices(source_fps), strict=False)
-        kept = [next(frames) for _, frames in groupby(times, key=lambda frame: frame[1])]
-    return kept[:: span.stride][: span.frames]
+        chosen = Timing.parse(timing).at_rate(int(WAN_FPS), span.first, most)
+        return [(index, time) for time, index in enumerate(chosen) if index < count][:: span.stride]
+    times = zip(range(span.first, count), time_indices(source_fps), strict=False)
+    kept = (next(frames) for _, frames in groupby(times, key=lambda frame: frame[1]))
+    return list(islice(kept, 0, most, span.stride))
 
 
 def clips(

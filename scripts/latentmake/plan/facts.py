@@ -9,7 +9,7 @@ from pathlib import Path
 
 from latentmake import digest, layouts
 from latentmake.config import Config, ExternalProgram
-from latentmake.errors import ModelError, SourceError
+from latentmake.errors import DatasetError, ModelError, SourceError
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.models import recipe
@@ -69,7 +69,7 @@ class Facts:
             settings = self.config.datasets[dataset]
             self._scans[dataset] = (
                 lists.scan(dataset, settings, self.memo)
-                if lists.is_list(settings.path)
+                if settings.is_list
                 else datasets.scan(dataset, settings)
             )
         return self._scans[dataset]
@@ -94,8 +94,16 @@ class Facts:
             found, faults = self._composed(dataset)
             if layout.names_media:
                 control = self.control(dataset)
-                found, further = measured(layout, settings, scan, found, control, self.memo)
-                faults = faults + further
+                made = measured(layout, settings, scan, found, control, self.memo)
+                for line in made.lines():
+                    sys.stderr.write(f"note: datasets.{dataset}: {line}\n")
+                if made.short and not (made.found or made.faults or faults):
+                    raise DatasetError(
+                        f"none of its {len(made.short)} videos is long enough for a clip",
+                        where=f"datasets.{dataset}.target_frames",
+                        hint="use fewer frames, or longer videos",
+                    )
+                found, faults = made.found, faults + made.faults
             if unreadable := self.unreadable.get(dataset):
                 found = [item for item in found if item.stem not in unreadable]
                 faults = [*faults, *unreadable.values()]

@@ -31,16 +31,10 @@ from latentmake.sources.items import (
 from latentmake.sources.metadata import json_objects
 from latentmake.sources.rows import Row, row_of
 
-__all__ = ["is_list", "items", "scan"]
+__all__ = ["items", "scan"]
 
-_ENDINGS = (".jsonl", ".json")
 _LARGE = 50_000_000  # bytes of a file whose reading is worth a progress bar
 _LONGEST_LINE = 1 << 24  # bytes: more is no row
-
-
-def is_list(path: str) -> bool:
-    """Whether a dataset's path names a list and not a folder."""
-    return path.lower().endswith(_ENDINGS) and not Path(path).is_dir()
 
 
 def scan(name: str, dataset: Dataset, memo: Memo) -> Scan:
@@ -115,9 +109,7 @@ def _read(file: str, stat: SourceStat, where: str, memo: Memo) -> Listed:
 def _kept(path: Path) -> Iterator[Entry]:
     """Yield the number of each row with its object in JSON, or what is wrong with the line."""
     size = path.stat().st_size
-    bar = Progress(
-        total=size, desc=path.name, unit="B", unit_scale=True, disable=size < _LARGE
-    )
+    bar = Progress(total=size, desc=path.name, unit="B", unit_scale=True, disable=size < _LARGE)
     with path.open("rb") as stream, bar as progress:
         read = _lines if path.suffix.lower() == ".jsonl" else _objects
         for count, (number, text, fault) in enumerate(read(stream)):
@@ -294,4 +286,3 @@ def _fault(
     if item.texts == [""] and dataset.empty_caption == "error":
         return f"{path} has an empty caption", "describe it, or set empty_caption: allow"
     return None
-

@@ -7,74 +7,180 @@ is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
-from latentmake.files.media import VIDEO_EXTENSIONS, probe_image, probe_video
+from latentmake.files.frames import probe_videos
+from latentmake.files.media import VIDEO_EXTENSIONS, Media, probe_image
+from latentmake.geometry.clips import Span, kept_indices
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.progress import Progress
 from latentmake.sources.items import IMAGE_EXTENSIONS, Fault, Item, Scan
+from latentmake.timing import Timing
 
-__all__ = ["measured"]
+__all__ = ["Measured", "measured"]
 
-_LOOKS_LONG = 1000  # items whose measuring is worth a progress bar
+_LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
+_LONG_VIDEOS = 20  # the same of videos
+_NAMED = 10  # videos that are left out, each with a line
+_GRACE = 0.1  # seconds by which a row may end after its video
+
+
+@dataclass
+class Measured:
+    """Items with their sizes, lengths and controls.
+
+    Attributes:
+        found: the items.
+        faults: of the others.
+        short: a line for each video that gives no clip, and is left out.
+        notes: further lines about them.
+    """
+
+    found: list[Item] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    short: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to tell the user."""
+        yield from self.short[:_NAMED]
+        if len(self.short) > _NAMED:
+            yield f"{len(self.short) - _NAMED} more videos are left out likewise"
+        yield from self.notes
 
 
 def measured(
     layout: Layout,
     settings: Dataset,
-    root: str,
+    scan: Scan,
     items: Sequence[Item],
     control: Scan | None,
     memo: Memo,
-) -> tuple[list[Item], list[Fault]]:
-    """Complete items by size, length and control; return them, and the faults of the others.
+) -> Measured:
+    """Complete items by size, length, span and control.
 
-    `root` is the dataset's folder, `control` the listing of its folder of control images, if any.
+    `scan` is the listing of the dataset, `control` that of its folder of control images, if any.
     The memo knows sizes and learns new ones.
     """
-    known = memo.media_below(root)
+    made = Measured()
+    known = _probed(settings, scan.roots, items, memo)
     controls = {} if control is None else _controls(control, settings)
     bases: dict[str, str] = {}
-    found: list[Item] = []
-    faults: list[Fault] = []
-    new = sum(known.get(item.image, (None,))[0] != item.image_stat for item in items)
-    quiet = new < _LOOKS_LONG
-    with Progress(total=new, desc="sizes of images", unit="image", disable=quiet) as progress:
-
-        def complete(item: Item) -> Item:
-            stat, media = known.get(item.image, (None, None))
-            if media is None or stat != item.image_stat:
-                progress.update()
-                media = (probe_video if settings.video else probe_image)(item.image)
-                memo.learn_media(item.image, item.image_stat, media)
-            other = bases.setdefault(layout.base(item.stem), item.image)
-            name = f"{item.stem.rpartition('/')[2]}{layout.longest_ending}"
-            what, hint = "", "rename it"
-            if other != item.image:
-                what = f"has the same name as {other}, and musubi-tuner's caches lie flat"
-                hint = "rename one of them"
-            elif len(name.encode()) > 255:
-                what = "has a name too long for its cache file"
-            elif settings.video and not layout.clips(media, settings, item.span):
+    spans: dict[tuple[str, Span], str] = {}
+    variable: list[str] = []
+    turned: list[str] = []
+    for item in items:
+        try:
+            media = known[item.image]
+            if isinstance(media, SourceError):
+                raise media
+            span = item.span
+            if settings.video:
+                span = _span(item, settings, media)
+                seen = f"{item.image}{item.window or item.span or ''}"
+                if span is not None and spans.setdefault((item.image, span), seen) != seen:
+                    what = "has the same frames as another row"
+                    raise SourceError(what, where=item.image, hint=f"take one of {item.stem} out")
+                if settings.source_fps != "auto" and media.timing:
+                    variable += [item.image] * Timing.parse(media.timing).is_variable
+                turned += [item.image] * (media.rotation != 0 and not settings.display_rotation)
+                media = _shown(settings, media)
+            _check_name(layout, item, bases)
+            if settings.video and not layout.clips(media, settings, span):
+                _refuse_beyond(item, settings, media, span)
                 what = f"has {media.frames} frames, too few for any clip of target_frames"
+                if settings.short_videos == "skip":
+                    made.short.append(f"{item.image} {what}: it is left out")
+                    continue
                 hint = "use shorter clips, or remove it"
-            elif control is not None and item.stem not in controls:
-                what = f"has no control in {control.root}"
-                hint = f"put {control.root}/{item.stem} there, or remove the item"
-            if what:
                 raise SourceError(what, where=item.image, hint=hint)
-            path, control_stat = controls.get(item.stem, (None, None))
-            return item._replace(media=media, control=path, control_stat=control_stat)
+            path, control_stat = None, None
+            if control is not None:
+                name = _beside(item, scan)
+                if name not in controls:
+                    what = f"has no control in {control.root}"
+                    hint = f"put {control.root}/{name} there, or remove the item"
+                    raise SourceError(what, where=item.image, hint=hint)
+                path, control_stat = controls[name]
+        except SourceError as error:
+            made.faults.append(Fault(item.image, item.stem, error.what, error.hint))
+            continue
+        made.found.append(
+            item._replace(media=media, span=span, control=path, control_stat=control_stat)
+        )
+    made.notes += _note(variable, "a variable frame rate", "source_fps: auto")
+    made.notes += _note(turned, "a rotation for display", "display_rotation: true")
+    return made
 
-        for item in items:
-            try:
-                found.append(complete(item))
-            except SourceError as error:
-                faults.append(Fault(item.image, item.stem, error.what, error.hint))
-    return found, faults
+
+def _note(paths: list[str], what: str, key: str) -> Iterator[str]:
+    """Yield a line about files that a key would treat otherwise, if there are some."""
+    several = list(dict.fromkeys(paths))
+    if several:
+        more = f" and {len(several) - 1} more have" if len(several) > 1 else " has"
+        yield f"{several[0]}{more} {what}, which is not regarded; `{key}` does"
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _probed(
+    settings: Dataset, roots: Sequence[str], items: Sequence[Item], memo: Memo
+) -> Mapping[str, Media | SourceError]:
+    """Return size and length of each file; the memo learns new ones."""
+    known: dict[str, tuple[SourceStat, Media]] = {}
+    for root in roots:
+        known |= memo.media_below(root)
+    stats = {item.image: item.image_stat for item in items}
+    found: dict[str, Media | SourceError] = {}
+    new: list[str] = []
+    for path, stat in stats.items():
+        if (there := known.get(path)) is not None and there[0] == stat:
+            found[path] = there[1]
+        else:
+            new.append(path)
+    what, least = ("videos", _LONG_VIDEOS) if settings.video else ("images", _LOOKS_LONG)
+    probes = probe_videos(new) if settings.video else map(_image, new)
+    with Progress(
+        total=len(new), desc=f"sizes of {what}", unit=what[:-1], disable=len(new) < least
+    ) as progress:
+        for path, media in zip(new, probes, strict=True):
+            progress.update()
+            found[path] = media
+            if not isinstance(media, SourceError):
+                memo.learn_media(path, stats[path], media)
+    return found
+
+
+def _image(path: str) -> Media | SourceError:
+    try:
+        return probe_image(path)
+    except SourceError as error:
+        return error
+
+
+def _check_name(layout: Layout, item: Item, bases: dict[str, str]) -> None:
+    """Refuse an item whose caches would have the name of another's, or one too long."""
+    other = bases.setdefault(layout.base(item.stem), item.stem)
+    name = f"{item.stem.rpartition('/')[2]}{layout.longest_ending}"
+    what = ""
+    if other != item.stem:
+        what = f"has the same name as {other}, and musubi-tuner's caches lie flat"
+    elif len(name.encode()) > 255:
+        what = "has a name too long for its cache file"
+    if what:
+        raise SourceError(
+            what, where=item.image, hint="rename one of them" if other != item.stem else "rename it"
+        )
+
+
+def _beside(item: Item, scan: Scan) -> str:
+    """Return the path of an item's file below the dataset's folder, without its ending."""
+    return item.image.removeprefix(f"{scan.root}/").rpartition(".")[0]
 
 
 def _controls(control: Scan, settings: Dataset) -> dict[str, tuple[str, SourceStat]]:
@@ -86,3 +192,65 @@ def _controls(control: Scan, settings: Dataset) -> dict[str, tuple[str, SourceSt
         if dot and stat[0] >= 0 and f".{extension.lower()}" in extensions:
             found.setdefault(stem, (f"{control.root}/{path}", SourceStat(*stat)))
     return found
+
+
+# -- videos ---------------------------------------------------------------------------------------
+
+
+def _shown(settings: Dataset, media: Media) -> Media:
+    """Return what of a video's size and timing counts with a dataset's settings."""
+    timing = media.timing if settings.source_fps == "auto" else ""
+    if not settings.display_rotation:
+        return media._replace(timing=timing, rotation=0)
+    width, height = media.width, media.height
+    if media.rotation % 180:
+        width, height = height, width
+    return media._replace(width=width, height=height, timing=timing)
+
+
+def _span(item: Item, settings: Dataset, media: Media) -> Span | None:
+    """Return the frames of a video that an item uses.
+
+    Raises:
+        SourceError: timestamps are needed and not known, or the span begins or ends behind the
+            video.
+    """
+    if (settings.source_fps == "auto" or item.window is not None) and not media.timing:
+        what = "has frames without timestamps"
+        hint = "give frames in place of seconds, and source_fps as a number"
+        raise SourceError(what, where=item.image, hint=hint)
+    span = item.span or Span()
+    if item.window is not None:
+        span = _of_seconds(item, settings, media, span)
+    if span.first >= media.frames:
+        what = f"has {media.frames} frames, and its row begins at frame {span.first}"
+        raise SourceError(what, where=item.image, hint="correct the row")
+    return None if span == Span() else span
+
+
+def _of_seconds(item: Item, settings: Dataset, media: Media, span: Span) -> Span:
+    """Return the span of a row that is given in seconds."""
+    assert item.window is not None
+    (start, end), timing = item.window, Timing.parse(media.timing)
+    seconds = float(timing.seconds)
+    if start >= seconds or (end or 0) > seconds + _GRACE:
+        what = f"is {seconds:.2f} s long, and its row names {start:g} to {end or 'the end'}"
+        raise SourceError(what, where=item.image, hint="correct the row")
+    first = timing.index_at(start)
+    if end is None:
+        return span._replace(first=first)
+    last = timing.index_at(end)
+    whole = Span(first, None, span.stride)
+    kept = kept_indices(last, settings.source_fps, whole, media.timing)
+    return span._replace(first=first, frames=len(kept))
+
+
+def _refuse_beyond(item: Item, settings: Dataset, media: Media, span: Span | None) -> None:
+    """Refuse a row that is one clip with frames behind the end of its video."""
+    if span is None or not span.single or span.frames is None:
+        return
+    what = f"names {span.frames} frames from frame {span.first} on"
+    if settings.source_fps is None:
+        what = f"names frames up to {span.first + (span.frames - 1) * span.stride}"
+    what += f", but the video has {media.frames}"
+    raise SourceError(what, where=item.image, hint="correct the row, or take it out")

@@ -1,7 +1,7 @@
 """Rows of a list of videos or images: the file, its caption, and the part of a video that is used.
 
-    {"video": "films/a.mp4", "prompt": "a street", "first_frame": 120, "frames": 81}
-    {"video": "films/a.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}
+{"video": "films/a.mp4", "prompt": "a street", "first_frame": 120, "frames": 81}
+{"video": "films/a.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class Publication(ABC, Generic[Order]):
                 hint="set a folder without them",
             )
         for name, dataset in self.order.datasets.items():
-            for source in (dataset.path, dataset.control_directory):
+            for source in (dataset.folder, dataset.control_directory):
                 if source is not None and folder.resolve().is_relative_to(Path(source).resolve()):
                     raise ConfigError(
                         f"{folder} lies in the dataset {name}, which would grow by what is "

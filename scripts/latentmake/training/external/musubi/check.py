@@ -48,7 +48,7 @@ def training_toml(order: MusubiOrder) -> str:
     datasets = order.datasets
     return dataset_toml(
         order,
-        image_directory=lambda name, _: absolute(datasets[name].path),
+        image_directory=lambda name, _: absolute(datasets[name].folder),
         cache_directory=lambda name, size: absolute(order.cache_folder(name, size)),
         control_directory=lambda name, _: absolute(datasets[name].control_directory or ""),
     )

@@ -211,7 +211,7 @@ def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str
 
 def folder_faults(order: MusubiOrder) -> Iterator[str]:
     """Yield a line for each cache folder that is missing, shared, or among the images."""
-    images = {name: os.path.realpath(each.path) for name, each in order.datasets.items()}
+    images = {name: os.path.realpath(each.folder) for name, each in order.datasets.items()}
     seen: dict[str, str] = {}
     for dataset in order.datasets:
         for size in order.resolutions:

@@ -74,6 +74,6 @@ def shapes(dataset: Dataset) -> dict[str, Any]:
         "frame_sample": dataset.frame_sample,
         "max_frames": dataset.max_frames,
     }
-    if dataset.source_fps is not None:
+    if isinstance(dataset.source_fps, float):
         shapes["source_fps"] = float(dataset.source_fps)  # an integer would be refused
     return shapes

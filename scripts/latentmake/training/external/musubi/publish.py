@@ -57,6 +57,13 @@ class MusubiPublication(Publication[MusubiOrder]):
             raise ConfigError(
                 "this key is missing", where=f"{where}.dit", hint="name the network to be trained"
             )
+        for name, dataset in order.datasets.items():
+            if not order.publish.caches and (key := dataset.own_clips):
+                raise ConfigError(
+                    "musubi-tuner's own scripts cannot make such clips from a published folder",
+                    where=f"datasets.{name}.{key}",
+                    hint="set `publish.caches: true`, so that caches are published",
+                )
         self._dit = model.dit
         self._vae = self._weights(model.vae, f"{where}.vae", "the latents")
         self._t5 = self._weights(model.text[0], f"{where}.text", "the captions")
@@ -186,7 +193,8 @@ class MusubiPublication(Publication[MusubiOrder]):
             ending = order.datasets[row.dataset].caption_extension
             for resolution in order.resolutions:
                 name = self.blocks[row.dataset, resolution]
-                files[f"{name}/{Path(row.source).name}"] = Path(row.source)
+                if order.datasets[row.dataset].own_clips != "path":  # of these caches alone count
+                    files[f"{name}/{Path(row.source).name}"] = Path(row.source)
                 files[f"{name}/{Path(row.stem).name}{ending}"] = _caption(row)
                 if row.control is not None:
                     files[f"{name}_control/{Path(row.control).name}"] = Path(row.control)

@@ -5,9 +5,10 @@ Planning keeps them as a short text: of a constant rate there is one run of equa
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
@@ -44,11 +45,7 @@ class Timing(NamedTuple):
         Raises:
             ValueError: it is no such text.
         """
-        base, colon, rest = text.partition(":")
-        if not colon:
-            raise ValueError("the timestamps of the video are not known")
-        pairs = (each.partition("x") for each in rest.split(","))
-        return cls(Fraction(base), tuple((int(step), int(number)) for step, _, number in pairs))
+        return _parsed(text)
 
     @property
     def text(self) -> str:
@@ -83,27 +80,57 @@ class Timing(NamedTuple):
             return False
         return (max(steps) - min(steps)) * self.base > max(_ROUNDING, min(steps) * self.base / 100)
 
+    def simplified(self) -> Timing:
+        """Return the mean rate alone, where the rate is constant but for rounding."""
+        if self.is_variable or self.frames < 2:
+            return self
+        starts = self.starts()
+        mean = self.base * (starts[-2] - starts[0]) / (self.frames - 1)
+        return Timing(mean, ((1, self.frames),)) if mean else self
+
+    def index_at(self, seconds: float) -> int:
+        """Return the first frame that begins at a time or later, by a millisecond's grace."""
+        moment = (Fraction(seconds) - Fraction(1, 1000)) / self.base
+        return bisect_left(self.starts()[:-1], moment)
+
     def starts(self) -> list[int]:
         """Return the timestamp of each frame and the end of the last, in ticks from the first."""
-        steps = (step for step, number in self.runs for _ in range(number))
-        return list(accumulate(steps, initial=0))
+        return _starts(self)
 
-    def at_rate(self, rate: int, first: int = 0) -> list[int]:
+    def at_rate(self, rate: int, first: int = 0, most: int | None = None) -> list[int]:
         """Return the frames that are shown at each 1 / rate of a second, from a first frame on.
+
+        At most `most` of them, if that is given.
 
         A frame is shown from its timestamp to that of the next: of frames that come faster some are
         left out, and those that stay longer are repeated.
         """
         starts = self.starts()
-        if first >= len(starts) - 1:
+        if first >= len(starts) - 1 or most == 0:
             return []
         begin, last = starts[first], len(starts) - 1
         # In whole numbers: the new rate's frame k is due at (k + tolerance) * ticks.
         ticks = 1 / (self.base * rate * _TOLERANCE.denominator)
         shown = [first]
-        while True:
+        while len(shown) != most:
             due = len(shown) * _TOLERANCE.denominator + _TOLERANCE.numerator
             moment = begin + due * ticks.numerator // ticks.denominator
             if moment >= starts[last]:
-                return shown
+                break
             shown.append(bisect_right(starts, moment, lo=shown[-1], hi=last) - 1)
+        return shown
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> Timing:
+    base, colon, rest = text.partition(":")
+    if not colon:
+        raise ValueError("the timestamps of the video are not known")
+    pairs = (each.partition("x") for each in rest.split(","))
+    return Timing(Fraction(base), tuple((int(step), int(number)) for step, _, number in pairs))
+
+
+@lru_cache(maxsize=4)  # many spans of one film
+def _starts(timing: Timing) -> list[int]:
+    steps = (step for step, number in timing.runs for _ in range(number))
+    return list(accumulate(steps, initial=0))
