@@ -14,9 +14,10 @@ PACKAGE = Path(__file__).resolve().parents[2] / "scripts" / "latentmake"
 # From the lowest to the highest. Those of one line are siblings: neither imports the other.
 LAYERS = (
     ("errors", "progress"),
-    ("digest", "timing"),
+    ("digest",),
     ("config",),
-    ("files", "geometry"),
+    ("geometry",),
+    ("files",),
     ("layouts", "index"),
     ("sources", "models"),
     ("plan",),

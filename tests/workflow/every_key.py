@@ -367,6 +367,8 @@ VIDEOS: dict[Key, Change] = {
     ("datasets", "max_frames"): refused(5, "max_frames"),
     ("datasets", "source_fps"): refused(24.0, "source_fps"),
     ("datasets", "sample_stride"): refused(2, "sample_stride"),
+    ("datasets", "display_rotation"): refused(True, "display_rotation"),
+    ("datasets", "short_videos"): refused("error", "short_videos"),
 }
 WAN: dict[Key, Change] = {
     ("models", "dit"): refused("models/x.safetensors", ABOUT_WAN),

@@ -10,7 +10,7 @@ import musubi_world
 import pytest
 import video_world
 import wan
-from every_key import Change, Key, refused
+from every_key import Change, Key, nothing, refused
 from project import Project
 
 MODEL = "wan"
@@ -48,6 +48,8 @@ CHANGES: dict[Key, Change] = {
     ("datasets", "max_frames"): Change(9, before={"frame_extraction": "full"}),
     ("datasets", "source_fps"): Change(24.0),
     ("datasets", "sample_stride"): Change(2),
+    ("datasets", "display_rotation"): nothing(True, "no video here is turned"),
+    ("datasets", "short_videos"): nothing("error", "no video here is too short"),
     ("datasets", "fit"): Change("crop"),
     ("datasets", "bucket_no_upscale"): refused(True, "bucket_no_upscale"),
 }

@@ -11,7 +11,7 @@ from itertools import count as counting
 from itertools import groupby, islice
 from typing import Literal, NamedTuple
 
-from latentmake.timing import Timing
+from latentmake.geometry.timing import Timing
 
 __all__ = ["Clip", "SourceFps", "Span", "clips", "kept_indices", "time_indices"]
 

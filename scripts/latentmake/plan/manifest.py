@@ -54,7 +54,7 @@ def images_digest(paths: Iterable[str]) -> str:
     return digest.of_lines(paths)
 
 
-def place_of(path: str, span: Sequence[object] | None, row: Mapping[str, Any] | None) -> str:
+def place_of(path: str, span: Sequence[int | None] | None, row: Mapping[str, Any] | None) -> str:
     """Return what a manifest says of where an item's pixels are, for `images_digest`."""
     return path if span is None and row is None else json.dumps([path, span, row])
 
@@ -91,8 +91,8 @@ class ManifestItem(NamedTuple):
     control: str | None = None
     texts: Sequence[str] | None = None
     text_digest: str | None = None
-    span: Sequence[object] | None = None
-    row: Mapping[str, Any] | None = None
+    span: list[int | None] | None = None
+    row: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,6 @@ def manifest_items(
                 item.control,
                 item.texts,
                 digests.get(item.stem),
-                item.span,
+                None if item.span is None else [*item.span],
                 item.row,
             )

@@ -65,6 +65,7 @@ class Item(NamedTuple):
         span: the part of a video that its clips are cut from; None stands for all of it.
         row: the other columns of its row, where the dataset is a list.
         window: the part of a video in seconds, from which its span is found when it is probed.
+        place: list and line of its row.
     """
 
     stem: str
@@ -81,6 +82,12 @@ class Item(NamedTuple):
     span: Span | None = None
     row: dict[str, Any] | None = None
     window: tuple[float, float | None] | None = None
+    place: str | None = None
+
+    @property
+    def where(self) -> str:
+        """Its file in messages, with the line of its list."""
+        return self.image if self.place is None else f"{self.place}: {self.image}"
 
 
 _File = tuple[str, SourceStat] | tuple[None, None]

@@ -130,8 +130,8 @@ def _lines(stream: IO[bytes]) -> Iterator[tuple[int, str | None, str | None]]:
         except UnicodeDecodeError as error:
             yield number, None, f"is not UTF-8 (byte {error.start + 1})"
         except json.JSONDecodeError as error:
-            ends = not line.endswith(b"\n") and error.pos >= len(text.rstrip())
-            yield number, None, "ends in the middle" if ends else f"is not JSON ({error.msg})"
+            whole = line.endswith(b"\n")
+            yield number, None, f"is not JSON ({error.msg})" if whole else "ends in the middle"
         except (ValueError, RecursionError) as error:
             yield number, None, f"is not JSON ({type(error).__name__})"
 
@@ -144,7 +144,10 @@ def _objects(stream: IO[bytes]) -> Iterator[tuple[int, str | None, str | None]]:
 
 
 def _json(values: object) -> str:
-    return json.dumps(values, separators=(",", ":"), allow_nan=False)
+    """Return a row's JSON; a ValueError says that it holds half a character, NaN or infinity."""
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    text.encode()
+    return text
 
 
 def _rows(listed: Listed, dataset: Dataset, root: str) -> tuple[list[Row], list[Fault]]:
@@ -247,6 +250,7 @@ def _item(dataset: Dataset, root: str, row: Row, stats: dict[str, SourceStat]) -
         tags,
         there.get(tags or ""),
         row=row.others or None,
+        place=_line(dataset, row.line),
         window=None if row.start is None and row.end is None else (row.start or 0, row.end),
     )
     if dataset.video:

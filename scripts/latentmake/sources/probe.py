@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.frames import probe_videos
-from latentmake.files.media import VIDEO_EXTENSIONS, Media, probe_image
+from latentmake.files.media import NPZ, VIDEO_EXTENSIONS, Media, probe_image
 from latentmake.geometry.clips import Span, kept_indices
+from latentmake.geometry.timing import Timing
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.progress import Progress
 from latentmake.sources.items import IMAGE_EXTENSIONS, Fault, Item, Scan
-from latentmake.timing import Timing
 
 __all__ = ["Measured", "measured"]
 
@@ -78,6 +78,8 @@ def measured(
             media = known[item.image]
             if isinstance(media, SourceError):
                 raise media
+            if item.image.lower().endswith(NPZ):
+                media = media._replace(timing=f"1/16:1x{media.frames}")
             span = item.span
             if settings.video:
                 span = _span(item, settings, media)
@@ -94,7 +96,7 @@ def measured(
                 _refuse_beyond(item, settings, media, span)
                 what = f"has {media.frames} frames, too few for any clip of target_frames"
                 if settings.short_videos == "skip":
-                    made.short.append(f"{item.image} {what}: it is left out")
+                    made.short.append(f"{item.where} {what}: it is left out")
                     continue
                 hint = "use shorter clips, or remove it"
                 raise SourceError(what, where=item.image, hint=hint)
@@ -107,7 +109,7 @@ def measured(
                     raise SourceError(what, where=item.image, hint=hint)
                 path, control_stat = controls[name]
         except SourceError as error:
-            made.faults.append(Fault(item.image, item.stem, error.what, error.hint))
+            made.faults.append(Fault(item.where, item.stem, error.what, error.hint))
             continue
         made.found.append(
             item._replace(media=media, span=span, control=path, control_stat=control_stat)

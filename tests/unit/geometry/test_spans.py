@@ -12,7 +12,7 @@ from latentmake import layouts
 from latentmake.config import Dataset
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, SourceFps, Span, clips, kept_indices
-from latentmake.timing import Timing
+from latentmake.geometry.timing import Timing
 
 SETTINGS: dict[str, Any] = {
     "target_frames": [5],

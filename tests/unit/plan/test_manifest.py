@@ -334,6 +334,8 @@ items = st.builds(
     ),
     caption=st.one_of(st.none(), stems),
     control=st.one_of(st.none(), stems),
+    span=st.none() | st.lists(st.integers(0, 99), min_size=4, max_size=4),
+    row=st.none() | st.dictionaries(stems, st.none() | stems | st.integers()),
 )
 
 

@@ -98,7 +98,7 @@ class World:
                 return evaluate.evaluate(
                     dataset="cats",
                     model="tiny",
-                    root=str(self.root / "data"),
+                    roots=[str(self.root / "data")],
                     sources=sources,
                     owned=set(self.stems()) if owned is None else owned,
                     recipes={
@@ -277,7 +277,7 @@ def test_a_caption_in_no_file_is_known_by_its_text(
         found = evaluate.evaluate(
             dataset="_prompts",
             model="tiny",
-            root="",
+            roots=(),
             sources={"text": [Source("p", None, None, text)]},
             owned={"p"},
             recipes={"text": recipe},
@@ -294,7 +294,7 @@ def test_a_source_that_cannot_be_read_is_named_only_where_it_matters(
     monkeypatch.chdir(world.root)
     gone = Source("a", "data/gone.png", source_stat(world.source("a", "64").stat()))
     arguments = {
-        "dataset": "cats", "model": "tiny", "root": "data", "owned": {"a"},
+        "dataset": "cats", "model": "tiny", "roots": ["data"], "owned": {"a"},
         "sources": {"64": [gone]}, "recipes": {"64": digest.of_value(RECIPES["64"])},
     }  # fmt: skip
     found = evaluate.evaluate(**arguments, memo=Memo(None), found={})  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def made(
     root = str(folder)
     listed = entries_of("d", asked.metadata_file, root, memo) if asked.metadata_file else None
     items, faults = datasets.items("d", asked, datasets.scan("d", asked))
-    found = texts_of(asked, root, items, listed, memo)
+    found = texts_of(asked, [root], items, listed, memo)
     return found, [fault.line for fault in (*faults, *found.faults)]
 
 
@@ -187,7 +187,7 @@ def test_any_subset_of_items_has_the_same_variants(
         scan = datasets.scan("d", settings)
         stat = next(tuple(each[1:]) for each in scan.entries if each[0] == path.name)
         items.append(Item(stem, f"{folder}/{stem}.png", stat, str(path), stat))  # type: ignore[arg-type]
-    whole = texts_of(settings, str(folder), items, None, Memo(None)).found
+    whole = texts_of(settings, [str(folder)], items, None, Memo(None)).found
     subset = data.draw(st.lists(st.sampled_from(items), unique=True))
-    part = texts_of(settings, str(folder), subset, None, Memo(None)).found
+    part = texts_of(settings, [str(folder)], subset, None, Memo(None)).found
     assert part == {item.stem: whole[item.stem] for item in subset}

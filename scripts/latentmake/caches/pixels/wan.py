@@ -52,7 +52,8 @@ def samples_of(
     controls: Sequence[Array | None] = [None] * len(missing)
     if dataset.video:
         clips = [target.clip or Clip(0, 1) for target in missing]
-        fps, wanted = dataset.source_fps, list(zip(sizes, clips, strict=True))
+        fps = None if dataset.source_fps == "auto" else dataset.source_fps
+        wanted = list(zip(sizes, clips, strict=True))
         made = read_clips(data, path, fps, wanted, max_pixels=limit)
         if item.control:
             asked = list(zip(resolutions, sizes, clips, strict=True))

@@ -1,0 +1,407 @@
+"""Lists of videos and images: each row becomes an item or a fault with the number of its line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import video_world
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake import layouts
+from latentmake.config import Dataset
+from latentmake.errors import DatasetError
+from latentmake.geometry.clips import Clip, Span
+from latentmake.index.memo import Memo
+from latentmake.sources import lists
+from latentmake.sources import probe as probing
+from latentmake.sources.items import Fault, Item
+from latentmake.sources.probe import Measured, measured
+from latentmake.sources.rows import row_of
+
+
+def write(path: Path, *rows: Any) -> Path:
+    """Write a list; a text is a line as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def put(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"content of " + os.fsencode(name))
+
+
+def find(path: Path, memo: Memo | None = None, **changes: Any) -> tuple[list[Item], list[Fault]]:
+    asked = Dataset.model_validate({"path": str(path), "target_frames": [5], **changes})
+    found, faults, _ = lists.items("d", asked, lists.scan("d", asked, memo or Memo(None)))
+    return found, faults
+
+
+def probe(path: Path, memo: Memo | None = None, **changes: Any) -> Measured:
+    asked = Dataset.model_validate({"path": str(path), "target_frames": [5], **changes})
+    memo = memo or Memo(None)
+    scan = lists.scan("d", asked, memo)
+    found, faults, _ = lists.items("d", asked, scan)
+    assert faults == []
+    return measured(layouts.of("musubi"), asked, scan, found, None, memo)
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def test_a_row_names_a_file_and_its_caption_in_any_of_the_usual_columns(tmp_path: Path) -> None:
+    names = "abcdef"
+    put(tmp_path, *(f"{name}.mp4" for name in names))
+    columns = ("video", "video_path", "file_name", "path", "image", "image_path")
+    captions = ("prompt", "caption", "text") * 2
+    rows = [
+        {column: f"{name}.mp4", caption: f"text of {name}", "score": 3}
+        for name, column, caption in zip(names, columns, captions, strict=True)
+    ]
+    found, faults = find(write(tmp_path / "list.jsonl", *rows))
+    assert faults == []
+    assert [(item.stem, item.texts) for item in found] == [(x, [f"text of {x}"]) for x in names]
+    assert {json.dumps(item.row) for item in found} == {'{"score": 3}'}
+
+
+def test_paths_are_below_the_list_or_absolute(tmp_path: Path) -> None:
+    put(tmp_path, "set/clips/a.mp4", "set/clips/b.mp4", "elsewhere/c.mp4")
+    rows = ["clips/a.mp4", f"{tmp_path}/set/clips/b.mp4", f"{tmp_path}/elsewhere/c.mp4"]
+    path = write(tmp_path / "set/list.jsonl", *({"video": x, "prompt": "p"} for x in rows))
+    found, faults = find(path)
+    outside = f"{tmp_path}/elsewhere/c".strip("/").replace("/", "_")
+    assert faults == []
+    assert {item.stem: item.image for item in found} == {
+        "clips_a": f"{tmp_path}/set/clips/a.mp4",
+        "clips_b": f"{tmp_path}/set/clips/b.mp4",
+        outside: f"{tmp_path}/elsewhere/c.mp4",
+    }
+
+
+def test_a_caption_may_lie_beside_the_video(tmp_path: Path) -> None:
+    put(tmp_path, "a.mp4", "a.txt", "b.mp4", "b.txt")
+    found, faults = find(
+        write(tmp_path / "list.jsonl", {"video": "a.mp4"}, {"video": "b.mp4", "prompt": "row"})
+    )
+    assert faults == []
+    assert [(item.caption, item.texts) for item in found] == [
+        (f"{tmp_path}/a.txt", None),
+        (None, ["row"]),
+    ]
+
+
+def test_one_video_may_have_several_spans_with_names_and_captions_of_their_own(
+    tmp_path: Path,
+) -> None:
+    put(tmp_path, "a.mp4")
+    spans: list[dict[str, Any]] = [
+        {},
+        {"first_frame": 120, "frames": 81},
+        {"first_frame": 120, "frames": 81, "stride": 2},
+        {"first_frame": 120},
+        {"stride": 3},
+        {"start": 1.5, "end": 60},
+        {"start": 2, "frames": 5},
+    ]
+    rows = [{"video": "a.mp4", "prompt": f"{n}", **each} for n, each in enumerate(spans)]
+    found, faults = find(write(tmp_path / "list.jsonl", *rows))
+    assert faults == []
+    assert {item.stem: (item.span, item.window) for item in found} == {
+        "a": (None, None),
+        "a.f120-81": (Span(120, 81, 1, single=True), None),
+        "a.f120-81x2": (Span(120, 81, 2, single=True), None),
+        "a.f120": (Span(120), None),
+        "a.x3": (Span(stride=3), None),
+        "a.s1.5-60": (None, (1.5, 60.0)),
+        "a.s2.5": (Span(0, 5, 1, single=True), (2.0, None)),
+    }
+    assert len({text for item in found for text in item.texts or []}) == len(spans)
+
+
+def test_the_strides_of_rows_come_before_that_of_the_dataset(tmp_path: Path) -> None:
+    put(tmp_path, "a.mp4")
+    path = write(
+        tmp_path / "list.jsonl",
+        {"video": "a.mp4", "prompt": "p"},
+        {"video": "a.mp4", "prompt": "p", "stride": 3},
+    )
+    found, _ = find(path, sample_stride=2)
+    assert [item.span for item in found] == [Span(stride=2), Span(stride=3)]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"video": st.sampled_from(["a.mp4", "b/c.mp4", "b/d.mkv"])},
+            optional={
+                "first_frame": st.integers(0, 9),
+                "frames": st.sampled_from([1, 5, 9]),
+                "stride": st.integers(1, 3),
+            },
+        ),
+        max_size=8,
+    )
+)
+def test_names_of_items_tell_their_frames_and_depend_on_no_other_row(
+    rows: list[dict[str, Any]],
+) -> None:
+    made = [row_of(n, row, {"/x"}, video=True) for n, row in enumerate(rows)]
+    names = {(row.path, row.suffix) for row in made}
+    assert len(names) == len({(row.path, row.span(1)) for row in made})
+    assert not any("/" in row.suffix for row in made)
+
+
+def test_a_json_list_and_the_form_of_sd_scripts_are_lists_too(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "sub/b.png")
+    rows = [{"file_name": "a.png", "text": "one"}, {"file_name": "sub/b.png", "text": "two"}]
+    (tmp_path / "one.json").write_text(json.dumps(rows))
+    (tmp_path / "two.json").write_text(
+        json.dumps({"a.png": {"caption": "one", "w": 1.5}, "sub/b.png": {"caption": "two"}})
+    )
+    for name in ("one.json", "two.json"):
+        found, faults = find(tmp_path / name, target_frames=None)
+        assert faults == []
+        assert [(item.stem, item.texts) for item in found] == [("a", ["one"]), ("sub/b", ["two"])]
+
+
+# -- bad rows -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("{", "is not JSON"),
+        ('{"video": "a.mp4", "prompt": "x", "n": NaN}', "is not JSON"),
+        ('{"video": "a.mp4", "prompt": "\\ud800"}', "is not JSON"),
+        ("[" * 100_000, "is not JSON (RecursionError)"),
+        ("[1]", "is no object with the name of a file"),
+        ({"prompt": "x"}, "names no file (video or file_name or path)"),
+        ({"video": "", "prompt": "x"}, "names no file, but ''"),
+        ({"video": 3, "prompt": "x"}, "names no file, but 3"),
+        ({"video": "none.mp4", "prompt": "x"}, "none.mp4 does not exist"),
+        ({"video": "a.mp4/x.mp4", "prompt": "x"}, "a.mp4/x.mp4 does not exist"),
+        ({"video": "folder.mp4", "prompt": "x"}, "folder.mp4 is a folder"),
+        ({"video": "pipe.mp4", "prompt": "x"}, "pipe.mp4 is a pipe"),
+        ({"video": "../a.mp4", "prompt": "x"}, "which leaves the list's folder"),
+        ({"video": "s3://bucket/a.mp4", "prompt": "x"}, "files on a disk alone"),
+        ({"video": "a\x07.mp4", "prompt": "x"}, "has a control character"),
+        ({"video": "x" * 300 + ".mp4", "prompt": "x"}, "name too long"),
+        ({"video": "b.txt", "prompt": "x"}, "b.txt is no video"),
+        ({"video": "a.mp4"}, "a.mp4 has no caption"),
+        ({"video": "a.mp4", "prompt": " "}, "a.mp4 has an empty caption"),
+        ({"video": "a.mp4", "prompt": 3}, "has a caption that is no text"),
+        ({"video": "a.mp4", "prompt": "x", "frames": 80}, "is not 4 n + 1: use 77 or 81"),
+        ({"video": "a.mp4", "prompt": "x", "frames": -3}, "has frames: -3, which is less than 1"),
+        ({"video": "a.mp4", "prompt": "x", "frames": True}, "which is no whole number"),
+        ({"video": "a.mp4", "prompt": "x", "first_frame": -1}, "is less than 0"),
+        ({"video": "a.mp4", "prompt": "x", "first_frame": 1.5}, "which is no whole number"),
+        ({"video": "a.mp4", "prompt": "x", "stride": 0}, "has stride: 0, which is less than 1"),
+        ({"video": "a.mp4", "prompt": "x", "start": "1"}, "which is no number of seconds"),
+        ({"video": "a.mp4", "prompt": "x", "start": 3, "end": 2}, "is not after its start"),
+        ({"video": "a.mp4", "prompt": "x", "first_frame": 1, "end": 2}, "and seconds: leave out"),
+        ({"video": "a.mp4", "prompt": "x", "frames": 5, "end": 2}, "frames and end: leave out"),
+    ],
+)
+def test_a_bad_row_is_named_by_its_line_and_stops_no_other(
+    tmp_path: Path, row: Any, what: str
+) -> None:
+    put(tmp_path, "a.mp4", "b.txt", "good.mp4")
+    (tmp_path / "folder.mp4").mkdir()
+    os.mkfifo(tmp_path / "pipe.mp4")
+    path = write(tmp_path / "list.jsonl", {"video": "good.mp4", "prompt": "p"}, "", row)
+    found, (fault,) = find(path)
+    assert [item.stem for item in found] == ["good"]
+    assert fault.line.startswith(f"{path}, line 3: ")
+    assert what in fault.line and "\n" not in fault.line and "; " in fault.line
+
+
+def test_two_rows_of_the_same_clip_and_two_files_of_one_name_are_faults(tmp_path: Path) -> None:
+    put(tmp_path, "a.mp4", "a.mkv", "b/c.mp4", "b_c.mp4")
+    same = {"video": "a.mp4", "prompt": "x"}
+    others = [{"video": name, "prompt": "x"} for name in ("a.mkv", "b/c.mp4", "b_c.mp4")]
+    found, faults = find(write(tmp_path / "list.jsonl", same, {**same, "prompt": "y"}, *others))
+    assert [item.stem for item in found] == ["a", "b_c"]
+    lines = [fault.line for fault in faults]
+    assert "line 2: is the same clip as line 1" in lines[0]
+    assert "line 3: shares its name a with" in lines[1]
+    assert "line 5: shares its name b_c with" in lines[2]
+
+
+def test_a_list_that_ends_in_the_middle_names_its_last_line(tmp_path: Path) -> None:
+    put(tmp_path, "a.mp4")
+    path = tmp_path / "list.jsonl"
+    path.write_text('{"video": "a.mp4", "prompt": "p"}\n{"video": "a.m')
+    assert "line 2: ends in the middle; correct" in find(path)[1][0].line
+
+
+def test_what_is_no_list_is_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "text.json").write_text("hello")
+    (tmp_path / "cut.json").write_text('[{"video": "a.mp4"}, {')
+    for name, what in (
+        ("none.jsonl", "cannot be read (No such file"),
+        ("pipe.jsonl", "is a pipe"),
+        ("empty.jsonl", "has no row"),
+        ("text.json", "is no JSON object or list"),
+        ("cut.json", "ends in the middle"),
+    ):
+        with pytest.raises(DatasetError) as caught:
+            find(tmp_path / name)
+        assert what in str(caught.value) and str(caught.value).startswith("datasets.d.path: ")
+
+
+def test_a_folder_with_the_name_of_a_list_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "set.json").mkdir()
+    assert not Dataset(path=str(tmp_path / "set.json")).is_list
+
+
+# -- the memo -------------------------------------------------------------------------------------
+
+
+def test_an_unchanged_list_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "a.mp4", "b.mp4")
+    path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"}, "{")
+    with Memo(tmp_path / "memo.sqlite") as memo:
+        first = find(path, memo)
+    monkeypatch.setattr(lists, "_kept", lambda _: pytest.fail("was read again"))
+    with Memo(tmp_path / "memo.sqlite") as memo:
+        assert find(path, memo) == first
+    monkeypatch.undo()
+    write(path, {"video": "b.mp4", "prompt": "p"})
+    with Memo(tmp_path / "memo.sqlite") as memo:
+        assert [item.stem for item in find(path, memo)[0]] == ["b"]
+
+
+def test_a_listing_changes_with_each_file_that_rows_name(tmp_path: Path) -> None:
+    put(tmp_path, "a.mp4", "b.mp4", "b.txt", "other.mp4")
+    path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"}, {"video": "b.mp4"})
+    asked = Dataset(path=str(path), target_frames=[5])
+
+    def print_() -> str:
+        return lists.scan("d", asked, Memo(None)).fingerprint
+
+    seen = {print_()}
+    for name in ("a.mp4", "b.mp4", "b.txt"):
+        (tmp_path / name).write_bytes(b"another content")
+        seen.add(print_())
+    assert len(seen) == 4
+    (tmp_path / "other.mp4").write_bytes(b"another content")
+    assert print_() in seen
+
+
+# -- probing --------------------------------------------------------------------------------------
+
+
+def clips(item: Item, **changes: Any) -> list[Clip]:
+    assert item.media is not None
+    asked = Dataset.model_validate({"path": "d", "target_frames": [5], **changes})
+    return layouts.of("musubi").clips(item.media, asked, item.span)
+
+
+def test_spans_are_found_by_frames_and_by_seconds(tmp_path: Path) -> None:
+    video_world.write_video(tmp_path / "a.mp4", "mpeg4", 48)  # 24 frames a second
+    rows: list[dict[str, Any]] = [
+        {"first_frame": 30},
+        {"first_frame": 39, "frames": 9},
+        {"start": 1.0, "end": 1.5},
+        {"start": 0.5, "frames": 5},
+    ]
+    path = write(
+        tmp_path / "list.jsonl", *({"video": "a.mp4", "prompt": "p", **row} for row in rows)
+    )
+    made = probe(path, frame_extraction="chunk")
+    assert made.faults == [] and made.short == [] and made.notes == []
+    assert {
+        item.stem: (item.span, len(clips(item, frame_extraction="chunk"))) for item in made.found
+    } == {
+        "a.f30": (Span(30), 3),
+        "a.f39-9": (Span(39, 9, 1, single=True), 1),
+        "a.s1-1.5": (Span(24, 12), 2),
+        "a.s0.5.5": (Span(12, 5, 1, single=True), 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"first_frame": 21, "frames": 5}, "names frames up to 25, but the video has 24"),
+        ({"first_frame": 24}, "has 24 frames, and its row begins at frame 24"),
+        ({"start": 1.0}, "is 1.00 s long, and its row names 1 to the end"),
+        ({"end": 1.5}, "is 1.00 s long, and its row names 0 to 1.5"),
+        ({"frames": 9, "stride": 3}, "names frames up to 24, but the video has 24"),
+    ],
+)
+def test_a_row_that_names_frames_beyond_the_end_is_a_fault(
+    tmp_path: Path, row: dict[str, Any], what: str
+) -> None:
+    video_world.write_video(tmp_path / "a.mp4", "mpeg4", 24)
+    path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p", **row})
+    (fault,) = probe(path).faults
+    assert what in fault.line and fault.line.startswith(f"{path}, line 1: {tmp_path}/a.mp4: ")
+
+
+def test_short_videos_are_left_out_with_a_line_or_faulty(tmp_path: Path) -> None:
+    for name, count in (("a", 3), ("b", 8)):
+        video_world.write_video(tmp_path / f"{name}.mp4", "mpeg4", count)
+    path = write(
+        tmp_path / "list.jsonl", *({"video": f"{x}.mp4", "prompt": "p"} for x in ("a", "b"))
+    )
+    made = probe(path)
+    assert [item.stem for item in made.found] == ["b"] and made.faults == []
+    (line,) = made.lines()
+    assert line == (
+        f"{path}, line 1: {tmp_path}/a.mp4 has 3 frames, too few for any clip of target_frames: "
+        "it is left out"
+    )
+    made = probe(path, short_videos="error")
+    assert made.short == [] and "too few for any clip" in made.faults[0].line
+
+
+def test_clips_in_npz_files_are_items(tmp_path: Path) -> None:
+    frames = np.zeros((9, 32, 48, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", frames=frames)
+    np.savez_compressed(tmp_path / "b.npz", frames)
+    np.savez(tmp_path / "c.npz", frames.astype(np.float32))
+    np.savez(tmp_path / "d.npz", frames[..., 0])
+    (tmp_path / "e.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:1000])
+    path = write(tmp_path / "train.jsonl", *({"video": f"{x}.npz", "prompt": "p"} for x in "abcde"))
+    made = probe(path, target_frames=9)
+    assert [(item.stem, item.media and item.media[:3]) for item in made.found] == [
+        ("a", (48, 32, 9)),
+        ("b", (48, 32, 9)),
+    ]
+    assert [clips(item, target_frames=9) for item in made.found] == [[Clip(0, 9)]] * 2
+    assert len(made.faults) == 3
+    assert all("\n" not in fault.line for fault in made.faults)
+
+
+def test_a_video_of_many_rows_is_probed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    video_world.write_video(tmp_path / "a.mp4", "mpeg4", 24)
+    rows = [{"video": "a.mp4", "prompt": "p", "first_frame": n} for n in range(9)]
+    asked: list[str] = []
+    real = probing.probe_videos
+
+    def counted(paths: Any) -> Any:
+        asked.extend(paths)
+        return real(paths)
+
+    monkeypatch.setattr(probing, "probe_videos", counted)
+    with Memo(tmp_path / "memo.sqlite") as memo:
+        assert len(probe(write(tmp_path / "list.jsonl", *rows), memo).found) == 9
+    assert asked == [f"{tmp_path}/a.mp4"]
+    with Memo(tmp_path / "memo.sqlite") as memo:
+        probe(tmp_path / "list.jsonl", memo)
+    assert len(asked) == 1
