@@ -18,6 +18,8 @@ RESOLUTION = r"\d+(?:x\d+)?"
 TEXT = r"text(?:\.(?:\d+|dropped))?"
 SAMPLE_MODEL = "models/tiny-sd"
 SAMPLE_MODEL_MARKER = f"{SAMPLE_MODEL}/model_index.json"
+SAMPLE_WAN = "models/tiny-wan"
+SAMPLE_WAN_MARKER = f"{SAMPLE_WAN}/model_index.json"
 
 
 def read_arguments():
@@ -35,7 +37,7 @@ SESSION = Session(
     force=bool(ASKED.forceall or ASKED.force or ASKED.forcerun),
     dry=bool(ASKED.dryrun),
     home=Path(workflow.basedir),
-    buildable={SAMPLE_MODEL: SAMPLE_MODEL_MARKER},
+    buildable={SAMPLE_MODEL: SAMPLE_MODEL_MARKER, SAMPLE_WAN: SAMPLE_WAN_MARKER},
     deployed=bool(workflow.deployment_settings.deployment_method),
     allowed=ASKED.allowed_rules or [],
 )

@@ -8,18 +8,13 @@ tokenizer lies beside them. All weights are fp32 safetensors.
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import shutil
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 from diffusers import StableDiffusionPipeline
-from latentmake.errors import ModelError, UserError
+from latentmake.errors import UserError
 from PIL import Image
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer
@@ -27,6 +22,7 @@ from transformers import CLIPTextModel, CLIPTokenizer
 from demo.autoencoder import encode, make_autoencoder, train_autoencoder
 from demo.denoiser import make_denoiser, make_scheduler, train_denoiser
 from demo.draw import draw_scene
+from demo.folder import bundle_folder, own_torch_state
 from demo.text import (
     HIDDEN_SIZE,
     clip_encoder,
@@ -66,56 +62,8 @@ def build_tiny_bundle(
     Raises:
         ModelError: the folder holds files but no bundle.
     """
-    _check_replaceable(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.parent.glob(f".{folder.name}.*.unfinished"):  # of a killed build
-        shutil.rmtree(leftover, ignore_errors=True)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
-    unfinished.mkdir()
-    try:
-        with _own_torch_state(seed, threads):
-            _write_bundle(unfinished, seed, vae_steps, unet_steps)
-        _open_to_readers(unfinished)
-        _check_replaceable(folder)
-        if folder.exists():
-            shutil.rmtree(folder)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _check_replaceable(folder: Path) -> None:
-    """Raise unless the folder is an older bundle or a tree of empty folders."""
-    if (folder / "model_index.json").is_file():
-        return
-    if folder.is_file() or any(path.is_file() for path in folder.rglob("*")):
-        raise ModelError(
-            "holds something other than a model bundle",
-            where=folder,
-            hint="name another folder or remove this one",
-        )
-
-
-def _open_to_readers(folder: Path) -> None:
-    """Set the files' mode to that of the folder; safetensors writes private ones."""
-    mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(mode)
-
-
-@contextmanager
-def _own_torch_state(seed: int, threads: int | None) -> Iterator[None]:
-    """Seed torch and set its threads; restore the caller's state at the end."""
-    before = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    with bundle_folder(folder) as unfinished, own_torch_state(seed, threads):
+        _write_bundle(unfinished, seed, vae_steps, unet_steps)
 
 
 def _write_bundle(folder: Path, seed: int, vae_steps: int, unet_steps: int) -> None:

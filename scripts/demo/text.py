@@ -21,6 +21,8 @@ from transformers import (
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
+    UMT5Config,
+    UMT5EncoderModel,
 )
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "save_slow_files",
     "t5_encoder",
     "t5_tokenizer",
+    "umt5_encoder",
 ]
 
 HIDDEN_SIZE = 32
@@ -117,19 +120,27 @@ def t5_encoder(tokenizer: T5Tokenizer) -> T5EncoderModel:
 
     Drawn from torch's global generator.
     """
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=HIDDEN_SIZE,
-        d_kv=HIDDEN_SIZE // 4,
-        d_ff=2 * HIDDEN_SIZE,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.pad_token_id,
-    )
-    return T5EncoderModel(config).eval()
+    return T5EncoderModel(T5Config(**_t5_settings(tokenizer))).eval()
+
+
+def umt5_encoder(tokenizer: T5Tokenizer) -> UMT5EncoderModel:
+    """Return an untrained umT5 encoder, otherwise as `t5_encoder`."""
+    return UMT5EncoderModel(UMT5Config(**_t5_settings(tokenizer))).eval()
+
+
+def _t5_settings(tokenizer: T5Tokenizer) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "d_model": HIDDEN_SIZE,
+        "d_kv": HIDDEN_SIZE // 4,
+        "d_ff": 2 * HIDDEN_SIZE,
+        "num_layers": 2,
+        "num_heads": 4,
+        "feed_forward_proj": "gated-gelu",
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": tokenizer.pad_token_id,
+    }
 
 
 def save_slow_files(tokenizer: CLIPTokenizer, folder: Path) -> None:

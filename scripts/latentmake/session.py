@@ -285,7 +285,8 @@ class Session:
         if order is None:
             return {}
         model = self.config.models[self.runs[run].model]
-        places = [model.vae.path, *([model.unet.path] if model.unet else [])]
+        unet = model.unet.path if model.unet else None
+        places = [model.vae.path, unet, model.dit, model.dit_high_noise]
         receipts = self.receipts(run, "latents", "text")
         return {"order": order, "model": self.marker(*places), "receipts": receipts}
 
