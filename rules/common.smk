@@ -114,6 +114,18 @@ def training_inputs(wildcards):
     return {"lock": lock if inputs else ancient(lock), **inputs}
 
 
+def generation_inputs(wildcards):
+    """Return the inputs of a run's clips, which wait for its training."""
+    inputs = SESSION.generation_inputs(wildcards.run)
+    trained = ancient(f"runs/{wildcards.run}/trained.json")
+    return {**inputs, "trained": trained} if inputs else {}
+
+
+def on_one_node(resources):
+    """Return the resources of a job that cannot be spread over nodes."""
+    return {name: value for name, value in resources.items() if name != "nodes"}
+
+
 wildcard_constraints:
     dataset=r"[^/]+",
     model=r"[^/]+",

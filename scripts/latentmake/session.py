@@ -31,10 +31,16 @@ from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan
 from latentmake.plan.single import single
-from latentmake.plan.targets import check_known, is_training_asked, runs_asked_for
+from latentmake.plan.targets import (
+    check_known,
+    is_generation_asked,
+    is_training_asked,
+    runs_asked_for,
+)
 from latentmake.reports.captions_order import plan_captions
 from latentmake.reports.checklist import plan_check
 from latentmake.reports.comparison_order import Page, is_page, plan_page
+from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.plan_table import plan_table, status_lines
 from latentmake.training.external.publication import is_uncached, write_items
 
@@ -115,6 +121,7 @@ class Session:
                     self._singles[path] = single(self._facts, path)
             self._plan_pages(targets, trained)
             asked = self._plan_requests(targets)
+            self._plan_generation(targets, asked, force=force)
             self._report(targets)
             self._file = self._plan_file(asked)
             if not dry:
@@ -131,7 +138,10 @@ class Session:
         # for garbage again and again would cost more than making them.
         gc.disable()
         try:
-            self.plan = make_plan(self._facts, names, force=force)
+            generated = [name for name in names if is_generation_asked(name, targets)]
+            for name in generated:
+                refuse_clips(self.config, name)
+            self.plan = make_plan(self._facts, names, force=force, generated=generated)
             for name, plan in self.plan.runs.items():
                 backends.plan_training(self._facts, plan, train=name in trained)
             self._facts.memo.save()
@@ -180,6 +190,16 @@ class Session:
                 order = backend.order_publication(facts, name, write_items(facts, name))
                 asked.setdefault(name, {})["publish"] = str(order)
         return asked
+
+    def _plan_generation(
+        self, targets: Sequence[str], asked: dict[str, dict[str, str]], *, force: bool
+    ) -> None:
+        """Write the orders of the clips asked for, where there are any to draw."""
+        for name, plan in self.plan.runs.items():
+            backend = backends.of_run(self.config, name)
+            if backend is not None and is_generation_asked(name, targets):
+                order = plan_generated(self._facts, plan, backend, force=force)
+                asked[name] |= {} if order is None else {"generate": str(order)}
 
     def _report(self, targets: Sequence[str]) -> None:
         """Print the plan's table, and write what `status_{run}` will print."""
@@ -289,6 +309,11 @@ class Session:
         places = [model.vae.path, unet, model.dit, model.dit_high_noise]
         receipts = self.receipts(run, "latents", "text")
         return {"order": order, "model": self.marker(*places), "receipts": receipts}
+
+    def generation_inputs(self, run: str) -> Inputs:
+        """Return the inputs of a run's clips; none where they are up to date."""
+        order = self.run_order(run, "generate")
+        return {} if order is None else {"order": order, "receipts": self.receipts(run, "text")}
 
     def publication_inputs(self, run: str) -> Inputs:
         """Return the inputs of a publication; none where it was not asked for."""

@@ -10,7 +10,7 @@ from latentmake.config.fields import Closed, DiskPath, Number, ResolutionField, 
 from latentmake.config.prompts import with_prompt_file
 from latentmake.config.shapes import CLIPS, Shapes
 
-__all__ = ["Generation", "Prompt", "prompt_of_command"]
+__all__ = ["Generation", "Prompt", "prompt_of_command", "whole_latents"]
 
 _LATENT_FRAMES = 4  # frames a latent of Wan's VAE, after the first
 
@@ -29,7 +29,8 @@ def prompt_of_command(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
-def _whole_latents(frames: int) -> int:
+def whole_latents(frames: int) -> int:
+    """Return a number of frames that makes whole latents; raises ValueError."""
     if frames % _LATENT_FRAMES != 1:
         below = frames // _LATENT_FRAMES * _LATENT_FRAMES + 1
         near = [each for each in (below - _LATENT_FRAMES, below) if 0 < each < frames]
@@ -55,7 +56,7 @@ class Generation(Closed):
     """Negative prompt of all clips."""
     videos: Number = Field(1, ge=1)
     """Clips of each prompt, with one seed after another."""
-    frames: Annotated[Number, AfterValidator(_whole_latents)] | None = Field(None, ge=1)
+    frames: Annotated[Number, AfterValidator(whole_latents)] | None = Field(None, ge=1)
     """Frames of a clip, 4 n + 1; by default those of the longest clips that the run trains on, or
     81."""
     resolution: ResolutionField | None = None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["write_mp4"]
+__all__ = ["spread_frames", "write_mp4"]
 
 _CODEC = "libx264"
 _QUALITY = "17"  # x264's constant rate factor: hardly to be told from the frames
@@ -81,3 +81,26 @@ def _encode(file: Any, frames: Iterable[NDArray[np.uint8]], fps: float) -> None:
         raise ValueError("a clip has no frame")
     for packet in stream.encode():
         file.mux(packet)
+
+
+def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:
+    """Return frames of a clip that `write_mp4` wrote, evenly spread from the first to the last.
+
+    Raises:
+        StorageError: it is gone or damaged.
+    """
+    import av
+
+    try:
+        with av.open(str(path)) as file:
+            frames = list(file.decode(video=0))
+            last = len(frames) - 1
+            places = [round(last * number / max(1, count - 1)) for number in range(count)]
+            found: list[Any] = [frames[place].to_ndarray(format="rgb24") for place in places]
+            return found
+    except (av.FFmpegError, IndexError) as error:
+        raise StorageError(
+            f"this clip cannot be read ({error})",
+            where=path,
+            hint="delete it and give the same command again, which draws it anew",
+        ) from None

@@ -9,18 +9,31 @@ from pathlib import Path
 from latentmake.config import Run, nearest
 from latentmake.errors import ConfigError
 
-__all__ = ["ON_REQUEST", "check_known", "is_training_asked", "runs_asked_for"]
+__all__ = [
+    "ON_REQUEST",
+    "check_known",
+    "is_generation_asked",
+    "is_training_asked",
+    "runs_asked_for",
+]
 
 ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check")
-_PER_RUN = ("train", "caches", "latents", "text", "status", "publish", *ON_REQUEST)
+_PER_RUN = ("train", "generate", "caches", "latents", "text", "status", "publish", *ON_REQUEST)
 _CLEANING = ("clean", "distclean", "clobber")
 
 
 def is_training_asked(run: str, targets: Sequence[str]) -> bool:
-    """Whether some targets stand for the training of a run: its own, or all."""
-    return not targets or any(
-        each in ("all", f"train_{run}", f"runs/{run}/trained.json") for each in targets
+    """Whether some targets stand for the training of a run: its own, its clips, or all."""
+    return (
+        is_generation_asked(run, targets)
+        or not targets
+        or any(each in ("all", f"train_{run}", f"runs/{run}/trained.json") for each in targets)
     )
+
+
+def is_generation_asked(run: str, targets: Sequence[str]) -> bool:
+    """Whether some targets stand for the clips that a run generates."""
+    return any(each in (f"generate_{run}", f"runs/{run}/generated.json") for each in targets)
 
 
 def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]:

@@ -17,7 +17,11 @@ from latentmake import digest
 __all__ = ["page", "state_in", "template_digest"]
 
 _FOLDER = Path(__file__).parent
-_SHARED = {"evaluate": ("clips",), "compare": ("clips",)}  # further templates of a kind of page
+_SHARED = {
+    "evaluate": ("clips",),
+    "compare": ("clips",),
+    "generated": ("clips",),
+}  # further templates of a kind of page
 _HEAD = 4096  # bytes: the state stands within these
 _STATE = re.compile(rb'<meta name="latentmake-state" content="([0-9a-f]{64})">')
 
@@ -47,7 +51,7 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     """Return a page.
 
     Args:
-        kind: `compare`, `captions` or `evaluate`.
+        kind: `compare`, `captions`, `evaluate` or `generated`.
         title: of the page.
         data: JSON values for its script.
         state: digest of what it was made of, for `state_in`.

@@ -61,6 +61,20 @@ class Backend(ABC):
         """Write the order of a publication of items of another manifest than the run's."""
         raise NotImplementedError
 
+    def plan_generation(self, facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
+        """Write the order of a run's clips; tell whether they are there already.
+
+        Asked of a trainer whose settings say that it `generates`, after `plan`.
+
+        Raises:
+            UserError: no clips could be made.
+        """
+        raise NotImplementedError
+
+    def generate(self, order: Path, *, log: Path, threads: int = 2) -> None:
+        """Bring the clips of an order up to date, and their index."""
+        raise NotImplementedError
+
     def publish(self, order: Path, say: Say) -> None:
         """Bring the published folder of an order up to date."""
         raise NotImplementedError

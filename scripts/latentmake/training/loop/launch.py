@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import latentmake
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files import atomic
 from latentmake.files.safetensors import read_head
-from latentmake.training import process
+from latentmake.training.child import environment, run_child
 from latentmake.training.loop.checks import check_accelerate
 from latentmake.training.loop.node import srun_command
 from latentmake.training.loop.order import Prompt, TrainingOrder
@@ -52,7 +51,13 @@ def train(
         order, order_path = known, files.output / "order.json"
         atomic.write(order_path, order.model_dump_json(indent=2).encode())
     record = files.trained(want)
-    environment = _environment(threads)
+    run = partial(
+        run_child,
+        run=order.run,
+        folder=files.output,
+        environment=environment(threads),
+        log=log,
+    )
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")  # in place: the caller has it open
     if record is not None:
@@ -62,7 +67,7 @@ def train(
     else:
         launcher = _launcher(order, processes, threads)
         command = [*launcher, "-m", order.trains, str(order_path)]
-        _run(command, order, environment, log, online=order.from_hub)
+        run(command, online=order.from_hub)
         record = files.trained(want)
         if record is None:
             raise TrainingError(
@@ -72,7 +77,7 @@ def train(
             )
     if not are_drawn(order, want):
         command = [sys.executable, "-m", order.draws, str(order_path)]
-        _run(command, order, environment, log, online=bool(order.vae.hub) or order.from_hub)
+        run(command, online=bool(order.vae.hub) or order.from_hub)
     Receipt(
         run=order.run,
         weights=str(files.weights),
@@ -114,20 +119,6 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _environment(threads: int) -> dict[str, str]:
-    package = str(Path(latentmake.__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH")
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([package, path] if path else [package]),
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": str(threads),
-        # Threads that wait by spinning starve each other where cores are shared.
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-
-
 def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
     """Return the command before what is launched: accelerate here, or on all nodes of a job."""
     config = order.trainer.accelerate_config
@@ -155,26 +146,3 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
     several = ["--multi_gpu"] if processes > 1 else []
     devices = ["--num_processes", str(processes), "--num_machines", "1", *several]
     return [*accelerate, *devices, *options]
-
-
-def _run(
-    command: list[str],
-    order: TrainingOrder,
-    environment: dict[str, str],
-    log: Path,
-    *,
-    online: bool,
-) -> None:
-    Path(order.output).mkdir(parents=True, exist_ok=True)
-    if not online:
-        environment = {**environment, "HF_HUB_OFFLINE": "1"}
-    # One for all processes of a training: of the same error that each of them has, one line.
-    with tempfile.NamedTemporaryFile(dir=order.output, prefix=".error-") as file:
-        told = {**environment, process.ERROR: str(Path(file.name).absolute())}
-        status, output = process.run(command, environment=told, log=log)
-        error = Path(file.name).read_text(encoding="utf-8", errors="replace").strip()
-    if status != 0:
-        raise TrainingError(
-            f"run {order.run}: {error or process.last_error(output, status)}",
-            hint=f"all output: {log}",
-        )

@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from numpy.typing import NDArray
+
+from latentmake.caches.encoders.device import within_memory
+from latentmake.caches.encoders.wan_vae import LATENTS_MEAN, WanVae
 
 __all__ = [
     "TEXT_TOKENS",
     "Condition",
     "Networks",
     "Sampling",
+    "decode_clip",
+    "latents_shape",
     "noise_of",
     "padded_text",
     "sample_latents",
@@ -47,6 +54,11 @@ class Networks(NamedTuple):
     high: Transformer | None = None
     boundary: float = 0.0
 
+    @property
+    def all(self) -> list[Transformer]:
+        """The one or two that there are."""
+        return [each for each in (self.low, self.high) if each is not None]
+
     def at(self, timestep: float) -> Transformer:
         """Return the network for a timestep, 0 to 1000."""
         high = self.high is not None and timestep >= self.boundary * _TIMESTEPS
@@ -72,6 +84,11 @@ class Condition(NamedTuple):
 
     latents: torch.Tensor
     image: torch.Tensor | None = None
+
+
+def latents_shape(frames: int, width: int, height: int) -> tuple[int, int, int, int]:
+    """Return the shape of a clip's latents, [16, f, h, w], of 4 f - 3 frames and its pixels."""
+    return len(LATENTS_MEAN), (frames - 1) // 4 + 1, height // 8, width // 8
 
 
 def noise_of(seed: int, shape: tuple[int, int, int, int]) -> torch.Tensor:
@@ -165,3 +182,15 @@ def _schedule(sampling: Sampling) -> Any:
         use_flow_sigmas=True,
         flow_shift=sampling.shift,
     )
+
+
+def decode_clip(
+    vae: WanVae, latents: torch.Tensor, say: Callable[[str], object]
+) -> NDArray[np.uint8] | None:
+    """Decode a clip to [F, H, W, 3]; in tiles where memory does not suffice, else None."""
+    frames = within_memory(vae.decode, latents)
+    if frames is None:
+        say("out of memory: decoding in tiles of 256 x 256 pixels")
+        vae.tile()
+        frames = within_memory(vae.decode, latents)
+    return frames

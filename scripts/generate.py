@@ -1,0 +1,18 @@
+"""Rule generate: draw the clips of a run by its trained weights, with a page and an index."""
+
+from pathlib import Path
+
+from latentmake import backends
+from latentmake.entry import logged
+from latentmake.reports.generated import write_generated
+
+with logged(snakemake.log[0]) as say:
+    order = Path(snakemake.input.order)
+    write_generated(
+        backends.of_order(order),
+        order,
+        log=Path(snakemake.log[0]),
+        receipt=Path(snakemake.output.receipt),
+        threads=snakemake.threads,
+        say=say,
+    )

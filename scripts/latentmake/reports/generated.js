@@ -1,0 +1,60 @@
+(() => {
+  const player = new Player(data.fps);
+  const shown = new Set();
+
+  function figure({ file, made }, title) {
+    const element = make("figure");
+    const video = make("video", data.width < 256 ? "pixels" : "");
+    video.muted = true;
+    video.playsInline = true;
+    video.preload = "auto";
+    video.src = file;
+    video.style.aspectRatio = `${data.width} / ${data.height}`;
+    video.setAttribute("aria-label", `${made}: ${title}`);
+    element.append(make("figcaption", "", made), video);
+    return element;
+  }
+
+  for (const { prompt, seed, clips } of data.rows) {
+    const box = make("article", "item");
+    const head = make("h2", "", prompt);
+    head.append(make("span", "note", `seed ${seed}`));
+    const row = make("div", "row");
+    row.append(...clips.map((clip) => figure(clip, prompt)));
+    box.append(head, row);
+    at("rows").append(box);
+  }
+  at("nothing").hidden = data.rows.length > 0;
+
+  // Only what is on the screen plays.
+  const watch = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      for (const video of target.querySelectorAll("video")) {
+        if (isIntersecting) shown.add(video);
+        else shown.delete(video);
+      }
+    }
+    player.take([...document.querySelectorAll("video")].filter((video) => shown.has(video)));
+  });
+  document.querySelectorAll(".item").forEach((box) => watch.observe(box));
+
+  document.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey || !data.rows.length) return;
+    if (event.target.id === "time" && event.key.startsWith("Arrow")) event.target.blur();
+    if (event.key === " " && event.target.tagName !== "BUTTON") player.toggle();
+    else if (event.key === "ArrowLeft") player.stepBy(-1);
+    else if (event.key === "ArrowRight") player.stepBy(1);
+    else return;
+    event.preventDefault();
+  });
+
+  const body = make("tbody");
+  for (const [name, value] of data.settings) {
+    const line = make("tr");
+    const cell = make("th", "", name);
+    cell.scope = "row";
+    line.append(cell, make("td", "", value));
+    body.append(line);
+  }
+  at("used").append(body);
+})();

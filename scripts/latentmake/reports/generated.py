@@ -1,0 +1,168 @@
+"""Contact sheet and page of the clips that a run generated.
+
+Clips lie beside the page, which names them: they play from a disk, without a server.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from latentmake import digest
+from latentmake.config import Config
+from latentmake.errors import ConfigError, StorageError
+from latentmake.files import atomic
+from latentmake.files.mp4 import spread_frames
+from latentmake.plan.facts import Facts
+from latentmake.plan.parts import RunPlan, run_folder
+from latentmake.reports.page import page, state_in, template_digest
+from latentmake.training.backend import Backend
+from latentmake.training.generation import FOLDER, INDEX, Clip, GenerationIndex
+
+__all__ = ["PAGE", "SHEET", "is_shown", "plan_generated", "refuse_clips", "write_generated"]
+
+PAGE = "index.html"
+SHEET = "contact_sheet.png"
+
+_NAMES = ("base", "with the adapter")
+_COLUMNS = 6
+_CELL = 208  # pixels: width of a frame on the sheet
+_MARGIN, _LINE, _FONT = 8, 18, 14
+
+
+def _state(index: GenerationIndex) -> str:
+    """Return the digest of all that page and sheet show."""
+    return digest.of_value([index.model_dump(), template_digest("generated")])
+
+
+def is_shown(folder: Path) -> bool:
+    """Whether page and contact sheet of a folder show the clips of its index."""
+    index = GenerationIndex.read(folder / INDEX)
+    sheet = (folder / SHEET).is_file()
+    return index is not None and sheet and state_in(folder / PAGE) == _state(index)
+
+
+def write_generated(
+    backend: Backend,
+    order: Path,
+    *,
+    log: Path,
+    receipt: Path,
+    threads: int,
+    say: Callable[[str], object],
+) -> None:
+    """Bring the clips of an order up to date by its trainer, and write their page and the receipt.
+
+    Raises:
+        UserError: clips cannot be drawn or decoded, or the disk is full.
+    """
+    folder = receipt.with_name(FOLDER)
+    backend.generate(order, log=log, threads=threads)
+    clips = _write_pages(folder, say)
+    atomic.write(receipt, json.dumps({"clips": clips, "page": str(folder / PAGE)}).encode())
+
+
+def _write_pages(folder: Path, say: Callable[[str], object]) -> int:
+    """Write page and contact sheet of the clips in a folder; return the number of clips."""
+    index = GenerationIndex.read(folder / INDEX)
+    if index is None:
+        hint = "give the same command again, which writes it anew"
+        raise StorageError("the index of the clips is gone", where=folder / INDEX, hint=hint)
+    if not is_shown(folder):
+        atomic.write(folder / SHEET, _sheet(folder, index))
+        rows = [
+            {
+                "prompt": prompt,
+                "seed": seed,
+                "clips": [{"file": clip.file, "made": _made(clip)} for clip in _both(list(clips))],
+            }
+            for (prompt, seed), clips in groupby(index.clips, key=_row)
+        ]
+        settings = [[key, str(value)] for key, value in index.settings.items()]
+        known = {key: index.settings[key] for key in ("fps", "width", "height")}
+        data = {"rows": rows, "settings": settings, **known}
+        text = page("generated", f"Clips of {index.run}", data, _state(index))
+        atomic.write(folder / PAGE, text.encode())
+    say(f"{folder / PAGE}: {len(index.clips)} clips")
+    return len(index.clips)
+
+
+def _row(clip: Clip) -> tuple[str, int]:
+    return clip.prompt, clip.seed
+
+
+def _both(clips: Sequence[Clip]) -> list[Clip]:
+    """Return the clips of a prompt and seed, that of the base first."""
+    return sorted(clips, key=lambda clip: bool(clip.adapter))
+
+
+def _made(clip: Clip) -> str:
+    return _NAMES[bool(clip.adapter)]
+
+
+def _sheet(folder: Path, index: GenerationIndex) -> bytes:
+    """Return a PNG: a prompt and seed after another, each clip's frames over time in a row."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.load_default(_FONT)
+    width, height = int(index.settings["width"]), int(index.settings["height"])
+    cell = (_CELL, max(1, round(_CELL * height / width)))
+    columns = min(_COLUMNS, int(index.settings["frames"]))
+    step = cell[1] + _MARGIN
+    groups = [(row, _both(list(clips))) for row, clips in groupby(index.clips, key=_row)]
+    left = 2 * _MARGIN + round(max(map(font.getlength, _NAMES)))
+    total = sum(_LINE + _MARGIN + step * len(clips) for _, clips in groups) + _MARGIN
+    sheet = Image.new("RGB", (left + columns * (cell[0] + _MARGIN), total), "white")
+    pen = ImageDraw.Draw(sheet)
+    y = _MARGIN
+    for (prompt, seed), clips in groups:
+        pen.text((_MARGIN, y), _cut(f"seed {seed}: {prompt}", sheet.width, font), "black", font)
+        y += _LINE + _MARGIN
+        for clip in clips:
+            pen.text((_MARGIN, y + (cell[1] - _LINE) // 2), _made(clip), "black", font)
+            for column, frame in enumerate(spread_frames(folder / clip.file, columns)):
+                x = left + column * (cell[0] + _MARGIN)
+                sheet.paste(Image.fromarray(frame).resize(cell, Image.Resampling.LANCZOS), (x, y))
+            y += step
+    data = io.BytesIO()
+    sheet.save(data, "PNG")
+    return data.getvalue()
+
+
+def _cut(text: str, width: int, font: object) -> str:
+    """Return as much of a text, in one line, as fits into a width in pixels."""
+    text = " ".join(text.split())
+    length = font.getlength  # type: ignore[attr-defined]
+    if length(text) <= width - 2 * _MARGIN:
+        return text
+    while text and length(text + "…") > width - 2 * _MARGIN:
+        text = text[:-1]
+    return text + "…"
+
+
+def plan_generated(facts: Facts, plan: RunPlan, backend: Backend, *, force: bool) -> Path | None:
+    """Return the order of a run's clips; None where these and their page are up to date.
+
+    Raises:
+        UserError: no clips could be made.
+    """
+    path, there = backend.plan_generation(facts, plan)
+    folder = run_folder(plan.name)
+    done = there and is_shown(folder / FOLDER) and (folder / "generated.json").is_file()
+    return None if done and not force else path
+
+
+def refuse_clips(config: Config, run: str) -> None:
+    """Refuse `generate_{run}` of a run whose trainer generates no clips.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    trainer = config.runs[run].trainer
+    if trainer is None or not trainer.generates:
+        what = f"the run {run} has no trainer" if trainer is None else "its trainer draws no clips"
+        hint = "only the trainer wan does; set `kind: wan` for a Wan model"
+        raise ConfigError(what, where=f"generate_{run}", hint=hint)

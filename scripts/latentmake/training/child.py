@@ -1,0 +1,64 @@
+"""A module of this package as a child process, with the environment of a job."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import latentmake
+from latentmake.errors import TrainingError
+from latentmake.training import process
+
+__all__ = ["environment", "run_child"]
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Return the environment of a child that computes with a number of threads."""
+    package = str(Path(latentmake.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([package, path] if path else [package]),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(threads),
+        # Threads that wait by spinning starve each other where cores are shared.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def run_child(
+    command: Sequence[str],
+    *,
+    run: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    online: bool,
+) -> None:
+    """Run a command whose mistakes are told by `process.say_error`.
+
+    Args:
+        command: a module of ours, perhaps behind a launcher.
+        run: name of the run, for messages.
+        folder: of the run, for a file of a moment.
+        environment: of the command.
+        log: its output is appended here.
+        online: whether it may ask the hub.
+
+    Raises:
+        TrainingError: it failed; one line.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {**environment, **({} if online else {"HF_HUB_OFFLINE": "1"})}
+    # One for all processes of a training: of the same error that each of them has, one line.
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".error-") as file:
+        told[process.ERROR] = str(Path(file.name).absolute())
+        status, output = process.run(command, environment=told, log=log)
+        error = Path(file.name).read_text(encoding="utf-8", errors="replace").strip()
+    if status != 0:
+        raise TrainingError(
+            f"run {run}: {error or process.last_error(output, status)}", hint=f"all output: {log}"
+        )

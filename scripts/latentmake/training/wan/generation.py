@@ -1,0 +1,178 @@
+"""Plan and launch of the clips of a Wan run; no torch here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from latentmake import digest
+from latentmake.config import Config, Model, Resolution, Run
+from latentmake.errors import ConfigError, ModelError
+from latentmake.files import atomic
+from latentmake.models.files import encoder_files
+from latentmake.models.recipe import make, weights_digest
+from latentmake.models.wan_dit import dit_digest
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import run_order
+from latentmake.plan.parts import (
+    RunPlan,
+    awaits_prompts,
+    generation_prompts,
+    prompt_path,
+    run_folder,
+)
+from latentmake.training.child import environment, run_child
+from latentmake.training.generation import (
+    CAPTIONS,
+    FOLDER,
+    ClipPrompt,
+    GenerationOrder,
+    adapter_digest,
+    captions_of,
+    is_generated,
+)
+from latentmake.training.order import read_order
+from latentmake.training.wan.lora_names import lora_names
+
+__all__ = ["launch", "plan_generation"]
+
+_FRAMES = 81
+
+
+def plan_generation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
+    """Write the order of a run's clips; see `Backend.plan_generation`."""
+    config = facts.config
+    run = config.runs[plan.name]
+    _refuse_conditions(config.models[run.model], plan.name)
+    order = _order(facts, plan.name, run)
+    path = run_order(plan.name, "generate", order.planned)
+    atomic.write(path, order.model_dump_json().encode())
+    waits = (
+        plan.training_order is not None
+        or plan.manifest_order is not None
+        or awaits_prompts(plan, generation_prompts(config, run))
+        or not order.weights
+    )
+    if waits:
+        return path, False
+    known = captions_of(order)
+    there = is_generated(known, adapter_digest(known, facts.memo.digest_of_file))
+    return path, there
+
+
+def _refuse_conditions(model: Model, run: str) -> None:
+    """Refuse networks that draw from more than text."""
+    if model.image_to_video or str(model.task).endswith("-FC"):
+        raise ConfigError(
+            f"{model.task} draws from pictures, and generate_{run} from prompts alone",
+            where=f"runs.{run}.model",
+            hint="generate with musubi-tuner's or diffusers' own pipeline, which take the LoRA",
+        )
+
+
+def _order(facts: Facts, name: str, run: Run) -> GenerationOrder:
+    config, folder = facts.config, run_folder(name)
+    model, settings = config.models[run.model], config.generation(run)
+    size = settings.resolution or run.resolutions[0]
+    guided = settings.guidance_scale > 1
+    return GenerationOrder(
+        kind=run.trainer.kind if run.trainer else "",
+        run=name,
+        output=str(folder / FOLDER),
+        adapters=[
+            str(folder / lora_names(high_noise=high).diffusers)
+            for high, path in ((False, model.dit), (True, model.dit_high_noise))
+            if path is not None
+        ],
+        manifest=str(folder / "manifest.jsonl"),
+        model=model,
+        weights=_weights(facts, run.model),
+        prompts=[
+            ClipPrompt(prompt=text, text=prompt_path(config, run.model, text))
+            for text in settings.prompts
+        ],
+        captions=0 if settings.prompts else CAPTIONS,
+        negative_prompt=settings.negative_prompt if guided else "",
+        negative=prompt_path(config, run.model, settings.negative_prompt) if guided else None,
+        seeds=[settings.seed + number for number in range(settings.videos)],
+        frames=settings.frames or _longest(config, run),
+        width=size.width,
+        height=size.height,
+        fps=settings.fps,
+        steps=settings.num_inference_steps,
+        guidance=settings.guidance_scale,
+        shift=settings.flow_shift or _shift(run, size),
+        scheduler=settings.scheduler,
+        boundary=_boundary(run, model),
+        base=settings.base,
+        asked=config.prompt is not None,
+        planned=time.time_ns(),
+    )
+
+
+def _shift(run: Run, size: Resolution) -> float:
+    shift = getattr(run.trainer, "shift", None)
+    return float(shift([size])) if shift else 3.0
+
+
+def _boundary(run: Run, model: Model) -> float:
+    """Return the boundary of two networks: the trainer's, else that of Wan 2.2's wan/configs."""
+    if model.dit is None or model.dit_high_noise is None:
+        return 0.0
+    own = getattr(run.trainer, "timestep_boundary", None)
+    return own / 1000 if own is not None else 0.875  # image-to-video is refused
+
+
+def _longest(config: Config, run: Run) -> int:
+    """Return the frames of the longest clips that a run trains on; Wan's own of images alone."""
+    lengths = [0]
+    for name in run.datasets:
+        dataset = config.datasets[name]
+        if dataset.frame_extraction == "full":
+            lengths.append((dataset.max_frames - 1) // 4 * 4 + 1)
+        else:
+            lengths += dataset.target_frames or []
+    return max(lengths) if max(lengths) > 1 else _FRAMES
+
+
+def _weights(facts: Facts, name: str) -> str:
+    """Return `made_of` a model by the memo; "" where a rule has yet to make it."""
+    model = facts.config.models[name]
+    places = [model.dit, model.dit_high_noise, model.vae.path, *(each.path for each in model.text)]
+    if any(map(facts.is_pending, places)):
+        return ""
+    try:
+        return _made_of(model, facts.memo.digest_of_file)
+    except ModelError as error:
+        what = f"{error.where}: {error.what}"
+        raise ModelError(what, where=f"models.{name}", hint=error.hint) from None
+
+
+def _made_of(model: Model, file_digest: Callable[[Path], str] = digest.of_file) -> str:
+    """Return the digest of networks, VAE and text encoder; raises ModelError."""
+    vae = weights_digest(model.vae, file_digest, partial(encoder_files, model))
+    text = make("text", None, model, file_digest)
+    return digest.of_value([dit_digest(model, file_digest), vae, text])
+
+
+def launch(order_path: Path, *, log: Path, threads: int) -> None:
+    """Bring the clips of an order up to date, in a process of its own; see `Backend.generate`."""
+    order = captions_of(read_order(order_path, GenerationOrder))
+    if not order.weights:
+        order = order.model_copy(update={"weights": _made_of(order.model)})
+    if is_generated(order, adapter_digest(order)):
+        return
+    folder = Path(order.output)
+    known = folder / "order.json"
+    atomic.write(known, order.model_dump_json(indent=2).encode())
+    run_child(
+        [sys.executable, "-m", "latentmake.training.wan.generate", str(known)],
+        run=order.run,
+        folder=folder,
+        environment=environment(threads),
+        log=log,
+        online=bool(order.model.vae.hub),
+    )

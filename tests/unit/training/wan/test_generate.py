@@ -1,0 +1,204 @@
+"""Clips of a run: what is drawn, what is kept, and what goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dit_world import tiny_dit
+from generation_world import RUN, make_world, order_of, text_file, write_lora_of
+from latentmake.errors import CacheError, TrainingError
+from latentmake.files.mp4 import spread_frames
+from latentmake.training.generation import (
+    INDEX,
+    Clip,
+    GenerationIndex,
+    GenerationOrder,
+    adapter_digest,
+    captions_of,
+    clip_name,
+    is_generated,
+    kept,
+)
+from latentmake.training.wan import generate as module
+from latentmake.training.wan.generate import generate
+
+OUT = RUN / "generated"
+NASTY = "../../<b>\n'a' \"cat\" & été {x} $(rm)"
+
+
+@pytest.fixture(autouse=True)
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_world()
+
+
+def index() -> GenerationIndex:
+    found = GenerationIndex.read(OUT / INDEX)
+    assert found is not None
+    return found
+
+
+def files() -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in OUT.glob("*.mp4")}
+
+
+def done(order: GenerationOrder) -> bool:
+    return is_generated(order, adapter_digest(order))
+
+
+def test_each_prompt_and_seed_is_a_clip_with_the_adapter_and_one_without() -> None:
+    order = order_of("a wave", NASTY, seeds=[4, 5])
+    assert not done(order)
+    generate(order)
+    assert done(order)
+    clips = index().clips
+    assert {(clip.prompt, clip.seed, bool(clip.adapter)) for clip in clips} == {
+        (prompt, seed, used) for prompt in ("a wave", NASTY) for seed in (4, 5)
+        for used in (False, True)
+    }  # fmt: skip
+    assert files().keys() == {clip.file for clip in clips}
+    assert not [path for path in OUT.iterdir() if path.suffix not in (".mp4", ".json")]
+    pictures = {clip.file: spread_frames(OUT / clip.file, 5) for clip in clips}
+    assert all(len(each) == 5 and each[0].shape == (32, 48, 3) for each in pictures.values())
+    drawn = {np.stack(each).tobytes() for each in pictures.values()}
+    assert len(drawn) == 8  # each of them is another clip
+
+
+def test_names_of_files_are_safe_whatever_the_prompt() -> None:
+    names = {clip_name(prompt, 1, adapter=True) for prompt in ("", "..", NASTY, "é" * 300, "/a")}
+    assert len(names) == 5
+    for name in names:
+        assert Clip(file=name, key="", prompt="", seed=0, adapter="", asked=False, size=0)
+        assert len(name) < 100
+    assert clip_name("A wave, blue!", 7, adapter=False).startswith("a-wave-blue-")
+
+
+def test_nothing_is_drawn_twice_and_only_what_changed_anew() -> None:
+    generate(order_of("a wave", "a boat"))
+    before = files()
+    generate(order_of("a wave", "a boat"))
+    assert files() == before
+    order = order_of("a wave", "a ship")
+    assert not done(order)
+    generate(order)
+    after = files()
+    same = {name for name in before if "a-wave" in name}
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    assert {name.split("-")[1] for name in after.keys() - same} == {"ship"}
+    assert done(order)
+
+
+def test_a_changed_setting_makes_each_clip_stale() -> None:
+    generate(order_of("a wave"))
+    for changes in (
+        {"steps": 3}, {"guidance": 3.0}, {"shift": 5.0}, {"frames": 9}, {"fps": 16},
+        {"weights": "other"}, {"scheduler": "euler"}, {"negative_prompt": "dark"}, {"seeds": [1]},
+    ):  # fmt: skip
+        order = order_of("a wave", **changes)
+        assert not done(order)
+        assert not kept(order, index(), adapter_digest(order))
+
+
+def test_another_lora_leaves_the_clips_of_the_base() -> None:
+    order = order_of("a wave")
+    generate(order)
+    before = files()
+    write_lora_of(tiny_dit(), RUN, seed=9)
+    assert not done(order)
+    generate(order)
+    changed = {name for name, content in files().items() if before[name] != content}
+    assert changed == {clip_name("a wave", 0, adapter=True)}
+
+
+def test_a_prompt_of_the_command_line_stays_until_settings_change() -> None:
+    generate(order_of("a wave"))
+    asked = order_of("a boat", asked=True)
+    assert not done(asked)
+    generate(asked)
+    assert [clip.prompt for clip in index().clips] == ["a boat", "a boat", "a wave", "a wave"]
+    assert done(asked) and done(order_of("a wave"))
+    generate(order_of("a wave", steps=3))
+    assert {clip.prompt for clip in index().clips} == {"a wave"}
+    assert len(files()) == 2
+
+
+def test_without_the_base_its_clips_go() -> None:
+    generate(order_of("a wave"))
+    order = order_of("a wave", base=False)
+    assert not done(order)
+    generate(order)
+    assert files().keys() == {clip_name("a wave", 0, adapter=True)}
+
+
+def test_a_clip_that_is_gone_or_cut_short_is_drawn_again() -> None:
+    order = order_of("a wave")
+    generate(order)
+    before = files()
+    for name in before:
+        (OUT / name).write_bytes(before[name][0][:-1])
+        assert not done(order)
+        generate(order)
+        assert files()[name][0] == before[name][0]
+
+
+def test_latents_that_were_drawn_outlive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = order_of("a wave")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "load_wan_vae", killed)
+        with pytest.raises(KeyboardInterrupt):
+            generate(order)
+    monkeypatch.setattr(module, "load_transformer", killed)
+    generate(order)
+    assert done(order) and not (OUT / ".latents").exists()
+
+
+def test_two_networks_have_a_lora_each() -> None:
+    make_world(two=True)
+    order = order_of("a wave")
+    assert len(order.adapters) == 2
+    generate(order)
+    before = files()
+    write_lora_of(tiny_dit(), RUN, seed=9, high_noise=True)
+    generate(order)
+    changed = {name for name, content in files().items() if before[name] != content}
+    assert changed == {clip_name("a wave", 0, adapter=True)}
+
+
+def test_faults_are_one_line() -> None:
+    order = order_of("a wave")
+    lora = Path(order.adapters[0])
+    whole = lora.read_bytes()
+    lora.write_bytes(whole[:100])
+    with pytest.raises(TrainingError, match=r"pytorch_lora_weights\.safetensors.*; delete it"):
+        generate(order)
+    lora.unlink()
+    with pytest.raises(TrainingError, match=r"LoRA cannot be read \(No such file.*trains it again"):
+        generate(order)
+    lora.write_bytes(whole)
+    text = Path(order.prompts[0].text)
+    text.write_bytes(b"damaged")
+    with pytest.raises(CacheError, match=r"this cache file cannot be read.*; delete it"):
+        generate(order)
+
+
+def test_captions_of_the_first_items_are_prompts_where_there_are_none() -> None:
+    rows = []
+    for number, caption in enumerate(["one", "two", "two", "", "three", "four", "five"]):
+        prompt = order_of(caption or "x").prompts[0]
+        if not caption:
+            prompt = prompt.model_copy(update={"text": text_file("", 16)})
+        row = {"dataset": "d", "stem": str(number), "text": {"64": prompt.text}, "latents": {}}
+        rows.append({**row, "validation": number == 0})
+    manifest = RUN / "manifest.jsonl"
+    manifest.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = captions_of(order_of(captions=4))
+    assert [each.prompt for each in found.prompts] == ["two", "three"]
+    assert torch.is_tensor(module._read_text(found.prompts[0].text))

@@ -1,0 +1,75 @@
+"""A tiny Wan model with a LoRA, cached texts, and orders of clips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from dit_world import tiny_dit
+from latentmake import digest
+from latentmake.config import Model
+from latentmake.files import atomic, cachefile
+from latentmake.layouts import musubi
+from latentmake.training.generation import ClipPrompt, GenerationOrder
+from latentmake.training.lora import lora_tensors
+from latentmake.training.wan.lora_files import write_lora
+from latentmake.training.wan.network import add_lora
+from wan_world import tiny_wan_vae
+
+RUN = Path("runs/waves")
+
+
+def write_lora_of(dit: Any, folder: Path, seed: int = 3, high_noise: bool = False) -> None:
+    """Write a LoRA that changes what a network predicts."""
+    add_lora(dit, rank=2, target_modules=["to_q", "to_v"])
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in lora_tensors(dit).values():
+            value.copy_(0.5 * torch.randn(value.shape, generator=generator))
+    write_lora(dit, folder, high_noise=high_noise)
+
+
+def text_file(text: str, width: int) -> str:
+    """Write an embedding as the caches have it; return its path."""
+    path = Path(f"cache/_prompts/wan/text/{digest.of_bytes(text.encode())[:20]}_wan_te.safetensors")
+    seed = sum(text.encode())
+    value = torch.randn(5, width, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    atomic.write(
+        path, cachefile.serialize({"varlen_t5_bfloat16": value}, musubi.text_metadata(text))
+    )
+    return str(path)
+
+
+def make_world(two: bool = False) -> None:
+    """Write models and the run's LoRA into the working directory."""
+    tiny_wan_vae(4).save_pretrained("models/vae")
+    for number, name in enumerate(["dit", "high"][: 2 if two else 1]):
+        dit = tiny_dit()
+        with torch.no_grad():
+            dit.proj_out.weight *= 1 + number
+        dit.save_pretrained(f"models/{name}")
+        write_lora_of(dit, RUN, high_noise=number == 1)
+
+
+def order_of(*prompts: str, **changes: Any) -> GenerationOrder:
+    """Return an order of the smallest clips."""
+    two = Path("models/high").is_dir()
+    names = ["pytorch_lora_weights", *(["high_noise_pytorch_lora_weights"] if two else [])]
+    model = Model.model_validate(
+        {
+            "task": "t2v-A14B" if two else "t2v-1.3B", "vae": "models/vae", "text": "models/text",
+            "dit": "models/dit", **({"dit_high_noise": "models/high"} if two else {}),
+        }
+    )  # fmt: skip
+    width = tiny_dit().config.text_dim
+    values: dict[str, Any] = {
+        "kind": "wan", "run": "waves", "output": str(RUN / "generated"), "model": model,
+        "adapters": [str(RUN / f"{name}.safetensors") for name in names],
+        "manifest": str(RUN / "manifest.jsonl"), "weights": "of the model", "captions": 0,
+        "prompts": [ClipPrompt(prompt=each, text=text_file(each, width)) for each in prompts],
+        "negative_prompt": "", "negative": text_file("", width), "seeds": [0], "frames": 5,
+        "width": 48, "height": 32, "fps": 8, "steps": 2, "guidance": 2.0, "shift": 3.0,
+        "scheduler": "unipc", "boundary": 0.875 if two else 0.0, "base": True,
+    }  # fmt: skip
+    return GenerationOrder.model_validate({**values, **changes})
