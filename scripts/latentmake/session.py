@@ -337,6 +337,11 @@ class Session:
         backend = backends.of_run(self.config, run)
         return backend is not None and backend.publishes
 
+    def generates(self, run: str) -> bool:
+        """Whether a run has a target `generate_{run}`."""
+        trainer = self.runs[run].trainer
+        return trainer is not None and trainer.generates
+
     def text_models(self, run: str) -> list[str]:
         """Return the files to wait for where a rule has yet to make a run's text encoders."""
         return self.marker(*(text.path for text in self.config.models[self.runs[run].model].text))
