@@ -35,6 +35,7 @@ __all__ = [
 
 BACKENDS = {
     "sd": "latentmake.training.sd.backend:Sd",
+    "wan": "latentmake.training.wan.backend:Wan",
     "musubi": "latentmake.training.external.musubi.backend:Musubi",
     "sdscripts": "latentmake.training.external.sdscripts.backend:SdScripts",
 }

@@ -13,7 +13,7 @@ from latentmake.config.architectures import WAN, ArchitectureName
 
 PACKAGE = Path(__file__).resolve().parents[2] / "scripts" / "latentmake"
 NAMES = {*BACKENDS, *layouts._LAYOUTS, *get_args(ArchitectureName), "sdscripts", WAN.name}
-CLASSES = {"SdTrainer", "MusubiTrainer", "SdScriptsTrainer", "WAN", "GENERIC"}
+CLASSES = {"SdTrainer", "WanTrainer", "MusubiTrainer", "SdScriptsTrainer", "WAN", "GENERIC"}
 # Where names are told apart: tables, and what belongs to one trainer, layout or architecture.
 FREE = {"config", "layouts", "backends"}
 

@@ -24,6 +24,7 @@ from latentmake.config.trainers import (
     Samples,
     SdScriptsTrainer,
     SdTrainer,
+    WanTrainer,
 )
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "TextWeights",
     "TrainingJob",
     "WanTask",
+    "WanTrainer",
     "Weights",
     "json_schema",
     "nearest",

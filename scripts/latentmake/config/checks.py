@@ -16,14 +16,15 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.config.shapes import MACHINE, declared
-from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer
+from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, WanTrainer
 from latentmake.config.trainers.sdscripts import scripts_of
+from latentmake.config.wan_checks import check_wan
 from latentmake.errors import ConfigError
 
 __all__ = ["check_run", "check_sides", "check_steps", "refuse_ineffective"]
 
 _WAN_LEAST = 32 * 32  # pixels: below, its smallest bucket would have no width
-_KINDS = {"plain": "sd", "musubi": "musubi", "sdscripts": "sdscripts"}  # of trainers, by layout
+_KINDS = {"plain": "sd", "musubi": "wan", "sdscripts": "sdscripts"}  # of trainers, by layout
 
 
 def check_run(
@@ -44,6 +45,8 @@ def check_run(
         _check_sdscripts(name, run, model, datasets, program)
     if model.layout == "musubi":
         _check_musubi(name, run, model, datasets, program)
+        if isinstance(run.trainer, WanTrainer):
+            check_wan(name, run.trainer, model, run.model)
         return
     where = f"runs.{name}.datasets"
     for dataset, settings in datasets.items():
@@ -110,7 +113,7 @@ def _check_trainer(name: str, run: Run, model: Model) -> None:
         hint = f"use kind: {_KINDS[model.layout]}, or set `layout` or `task` of models.{run.model}"
         raise ConfigError(what, where=f"runs.{name}.trainer.kind", hint=hint)
     key = trainer.network
-    if getattr(model, key) is None:
+    if all(getattr(model, each) is None for each in (key, *trainer.alternatives)):
         what = f"the model {run.model} has no `{key}` to train"
         hint = f"add `{key}` to models.{run.model}, or leave out the run's `trainer`"
         raise ConfigError(what, where=f"runs.{name}.model", hint=hint)
@@ -149,32 +152,41 @@ def _check_musubi(
     datasets: Mapping[str, Dataset],
     program: ExternalProgram | None,
 ) -> None:
-    if run.trainer is not None or model.scripted:
+    trainer = run.trainer
+    ours = isinstance(trainer, WanTrainer) and not model.scripted
+    reader = "this trainer" if isinstance(trainer, WanTrainer) else "musubi-tuner"
+    if isinstance(trainer, MusubiTrainer) or model.scripted:
         _require(name, program, "musubi_tuner", "musubi-tuner")
-    boundary = isinstance(run.trainer, MusubiTrainer) and run.trainer.timestep_boundary
+    boundary = isinstance(trainer, MusubiTrainer | WanTrainer) and trainer.timestep_boundary
     if boundary and not model.has_two_networks:
         what = f"{model.task} has one network, and no boundary between two"
         where = f"runs.{name}.trainer.timestep_boundary"
         raise ConfigError(what, where=where, hint="leave it out")
     step, sizes = model.spec.side, f"runs.{name}.resolutions"
-    check_sides(run.resolutions, step, sizes, f"{step}: musubi-tuner would round them")
-    _refuse_remote(name, datasets, "musubi-tuner")
+    check_sides(
+        run.resolutions,
+        step,
+        sizes,
+        f"{step}, as Wan needs" if ours else f"{step}: musubi-tuner would round them",
+    )
+    _refuse_remote(name, datasets, reader)
+    buckets = "Wan's" if ours else "musubi-tuner's"
     small = [size for size in run.resolutions if size.width * size.height < _WAN_LEAST]
     for dataset, settings in datasets.items():
         where, captions = f"datasets.{dataset}", settings.captions
         if captions and captions.first_set("variants", "caption_dropout_every_n_epochs"):
-            what = "musubi-tuner reads one text of an item"
+            what = f"{reader} reads one text of an item"
             hint = "leave out `variants` and `caption_dropout_every_n_epochs`"
             raise ConfigError(what, where=f"{where}.captions", hint=hint)
         if settings.fit == "bucket" and small:
-            what = f"{small[0].name} is too small for musubi-tuner's buckets"
+            what = f"{small[0].name} is too small for {buckets} buckets"
             raise ConfigError(what, where=sizes, hint="use 32 or more")
         if model.scripted and (key := settings.own_clips):
             what = "musubi-tuner's own scripts read folders of videos, cut to buckets, as stored"
             hint = f"leave it out, or leave out `encoder` of models.{run.model}"
             raise ConfigError(what, where=f"{where}.{key}", hint=hint)
         if settings.bucket_steps != step:
-            what = f"musubi-tuner's buckets go in steps of {step}"
+            what = f"{buckets} buckets go in steps of {step}"
             raise ConfigError(what, where=f"{where}.bucket_reso_steps", hint="leave it out")
         if str(model.task).endswith("-FC") and settings.control_directory is None:
             what = f"{model.task} needs control images"

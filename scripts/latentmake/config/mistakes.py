@@ -8,13 +8,14 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from latentmake.config.fields import PATTERNS
 from latentmake.config.sections import Section, sections, shown
+from latentmake.config.trainers.base import Kind
 from latentmake.errors import ConfigError
 
 __all__ = ["Answer", "answers", "line_of", "nearest", "refuse_unknown"]
@@ -159,8 +160,8 @@ def _kind(location: Location, values: Mapping[str, object]) -> str:
         trainer, model = run.get("trainer"), models.get(str(run.get("model")), {})
         if trainer and isinstance(trainer, Mapping):
             kind = str(trainer.get("kind"))
-        else:
-            kind = "musubi" if model.get("task") else str(model.get("layout"))
+            return kind if kind in get_args(Kind) else "sd"
+        kind = "musubi" if model.get("task") else str(model.get("layout"))
         return kind if kind in _PROGRAMS else "sd"
     return "sd"
 

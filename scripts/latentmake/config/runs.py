@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from latentmake.config.fields import Closed, Number, ResolutionField, listed
 from latentmake.config.generation import Generation
 from latentmake.config.shapes import MANIFEST, Shapes
-from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, SdTrainer
+from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, SdTrainer, WanTrainer
 
 __all__ = ["Run", "Validation"]
 
@@ -41,7 +41,10 @@ class Run(Closed):
     ]
     """A side in pixels, or [width, height], each."""
     trainer: (
-        Annotated[SdTrainer | MusubiTrainer | SdScriptsTrainer, Field(discriminator="kind")] | None
+        Annotated[
+            SdTrainer | MusubiTrainer | SdScriptsTrainer | WanTrainer, Field(discriminator="kind")
+        ]
+        | None
     ) = None
     """Trainer and its settings; without it the run is its caches alone."""
     generate: Generation | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from latentmake import digest
 from latentmake.config import Model, Weights
@@ -231,7 +231,19 @@ def _other_model(model: Model, dit: Dit, content: Content) -> str | None:
     return None
 
 
-def _networks(model: Model) -> Iterator[tuple[str, str]]:
+class _Networks(Protocol):
+    """What names networks: a model, or the order of a training."""
+
+    @property
+    def dit(self) -> str | None:
+        """Path of the network; of Wan 2.2 that for low noise."""
+
+    @property
+    def dit_high_noise(self) -> str | None:
+        """Path of Wan 2.2's network for high noise."""
+
+
+def _networks(model: _Networks) -> Iterator[tuple[str, str]]:
     """Yield the networks that a model names, by key."""
     if model.dit is not None:
         yield "dit", model.dit
@@ -261,7 +273,7 @@ def check_networks(model: Model, model_name: str, targets: Iterable[str], where:
         check_targets(targets, shapes, where)
 
 
-def dit_digest(model: Model, file_digest: Callable[[Path], str] = digest.of_file) -> str:
+def dit_digest(model: _Networks, file_digest: Callable[[Path], str] = digest.of_file) -> str:
     """Return the digest of the networks that are trained; planning passes its memo's function.
 
     Raises:

@@ -17,6 +17,7 @@ from latentmake.errors import ConfigError
 
 TRAINERS: dict[str, dict[str, Any]] = {
     "sd": {"kind": "sd"},
+    "wan": {"kind": "wan"},
     "musubi": {"kind": "musubi"},
     "sdscripts": {"kind": "sdscripts"},
 }
@@ -27,7 +28,7 @@ def configuration(kind: str) -> dict[str, Any]:
     model: dict[str, Any] = {"vae": "vae", "text": "text"}
     if kind == "sd":
         model |= {"unet": "unet"}
-    elif kind == "musubi":
+    elif kind in ("musubi", "wan"):
         model |= {"task": "t2v-1.3B", "dit": "dit.safetensors"}
     else:
         model |= {"layout": "sdscripts", "architecture": "sd1", "checkpoint": "sd.safetensors"}
@@ -83,6 +84,9 @@ PLACES = {
         ("sd", "trainer", "batch_size", "did you mean `train_batch_size`?"),
         ("musubi", "trainer", "max_train_steps", "write epochs: `max_train_epochs`"),
         ("sd", "trainer", "max_train_steps", "did you mean `steps`?"),
+        ("wan", "trainer", "discrete_flow_shift", "did you mean `flow_shift`?"),
+        ("wan", "trainer", "network_dim", "did you mean `rank`?"),
+        ("wan", "dataset", "batch_size", "write `train_batch_size` in runs.NAME.trainer"),
         ("sd", "trainer", "save_steps", "did you mean `save_every_n_steps`?"),
         ("musubi", "trainer", "save_steps", "did you mean `save_every_n_epochs`?"),
         ("sd", "trainer", "use_snr", "write `snr_gamma: 5`"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from config_keys import keys_of
-from latentmake.config import Config, MusubiTrainer, SdScriptsTrainer, SdTrainer
+from latentmake.config import Config, MusubiTrainer, SdScriptsTrainer, SdTrainer, WanTrainer
 from latentmake.config.shapes import Kind, shaping
 from pydantic import BaseModel
 
@@ -35,12 +35,12 @@ def test_a_key_shapes_something_or_is_a_fact_of_the_machine_alone() -> None:
         assert "machine" not in shapes.kinds or shapes.kinds == ("machine",), path
 
 
-@pytest.mark.parametrize("trainer", [SdTrainer, MusubiTrainer, SdScriptsTrainer])
+@pytest.mark.parametrize("trainer", [SdTrainer, WanTrainer, MusubiTrainer, SdScriptsTrainer])
 def test_a_digest_of_settings_has_every_key_that_shapes_the_weights(
     trainer: type[BaseModel],
 ) -> None:
-    kinds = {"SdTrainer": "sd", "MusubiTrainer": "musubi", "SdScriptsTrainer": "sdscripts"}
-    found = shaping(trainer(kind=kinds[trainer.__name__]), "weights")
+    kind = trainer.__name__.removesuffix("Trainer").lower()
+    found = shaping(trainer(kind=kind), "weights")
     declared = {
         path[-1]
         for path, section, shapes in KEYS

@@ -7,6 +7,7 @@ from latentmake.config.trainers.loop import LoopTrainer, Samples
 from latentmake.config.trainers.musubi import MusubiTrainer
 from latentmake.config.trainers.sd import SdTrainer
 from latentmake.config.trainers.sdscripts import SdScriptsTrainer
+from latentmake.config.trainers.wan import WanSamples, WanTrainer
 
 __all__ = [
     "LoopTrainer",
@@ -15,4 +16,6 @@ __all__ = [
     "SdScriptsTrainer",
     "SdTrainer",
     "Trainer",
+    "WanSamples",
+    "WanTrainer",
 ]

@@ -20,7 +20,7 @@ __all__ = [
     "Trainer",
 ]
 
-Kind = Literal["sd", "musubi", "sdscripts"]
+Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 Precision = Annotated[
     Literal["no", "bf16", "fp16"],
     BeforeValidator(lambda value: "no" if value is False else value),  # YAML's `no`
@@ -46,6 +46,7 @@ class Trainer(Closed):
     Attributes:
         layout: the layout whose caches it reads.
         network: the model's key that names what is trained.
+        alternatives: further keys, one of which may be set in its place.
         generates: whether `generate_{run}` makes clips by what it trained.
         holds_out: whether it trains on what the manifest names alone, so that items can be held
             out of training.
@@ -54,6 +55,7 @@ class Trainer(Closed):
     shapes: ClassVar[Shapes] = WEIGHTS
     layout: ClassVar[str]
     network: ClassVar[str]
+    alternatives: ClassVar[tuple[str, ...]] = ()
     generates: ClassVar[bool] = False
     holds_out: ClassVar[bool] = False
 

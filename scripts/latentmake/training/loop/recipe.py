@@ -48,7 +48,7 @@ class Recipe(ABC):
         alpha: scale of the LoRA; None where none is trained.
     """
 
-    tensors: ClassVar[CacheTensors]
+    tensors: CacheTensors
     results: ClassVar[tuple[str, ...]]
     rate: ClassVar[str] = "images_per_second"
     memory_hint: ClassVar[str]

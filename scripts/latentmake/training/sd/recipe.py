@@ -26,7 +26,7 @@ __all__ = ["SdRecipe"]
 class SdRecipe(Recipe):
     """Recipe of the trainer `sd`."""
 
-    tensors: ClassVar[CacheTensors] = PLAIN
+    tensors: CacheTensors = PLAIN
     results: ClassVar[tuple[str, ...]] = (LORA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER)
     memory_hint: ClassVar[str] = (
         "lower `train_batch_size` (and raise `gradient_accumulation_steps`), set "

@@ -11,9 +11,10 @@ from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionMod
 from latentmake.caches.encoders.vae import load_vae
 from latentmake.config import Weights
 from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.grid import draw_grid
 from latentmake.training.loop.sample_rows import clear_rows, read_rows, write_row
 from latentmake.training.order import Wanted
-from latentmake.training.sd.decode import decode, draw_grid
+from latentmake.training.sd.decode import decode
 from latentmake.training.sd.objective import load_noise_schedule
 from latentmake.training.sd.sampling import Picture, Sampler
 from PIL import Image

@@ -1,0 +1,31 @@
+"""Checks of a run of the trainer `wan` against its model."""
+
+from __future__ import annotations
+
+from latentmake.config.models import Model
+from latentmake.config.trainers import WanTrainer
+from latentmake.errors import ConfigError
+
+__all__ = ["check_wan"]
+
+
+def check_wan(name: str, trainer: WanTrainer, model: Model, model_name: str) -> None:
+    """Refuse a model that the trainer does not train, and sample clips that it cannot draw.
+
+    Raises:
+        ConfigError: the first mistake.
+    """
+    task = str(model.task)
+    if task.endswith("-FC") or task.startswith("flf2v"):
+        what = f"the trainer wan does not train {task}"
+        hint = "use kind: musubi"
+        raise ConfigError(what, where=f"runs.{name}.trainer.kind", hint=hint)
+    if trainer.samples.prompts and model.image_to_video:
+        what = f"{task} draws from a picture, and sample clips are drawn from prompts alone"
+        raise ConfigError(what, where=f"runs.{name}.trainer.samples", hint="leave them out")
+    size = trainer.samples.resolution
+    side = model.spec.side
+    if size is not None and (size.width % side or size.height % side):
+        what = f"{size.name} is not made of multiples of {side}, as Wan needs"
+        where = f"runs.{name}.trainer.samples.resolution"
+        raise ConfigError(what, where=where, hint="use [832, 480] or the like")

@@ -1,0 +1,90 @@
+"""All sample pictures of a training as one: a row for each step, a column for each prompt."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw, ImageFont
+
+__all__ = ["draw_grid", "png_of"]
+
+_MARGIN = 8
+_FONT_SIZE = 14
+_CELL = 128  # pixels; smaller pictures are enlarged by a whole number
+_HEADER_LINES = 4
+_ABSENT = "#eeeeee"  # the place of a picture that cannot be drawn any more
+
+
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(_FONT_SIZE)
+
+
+def _wrap(text: str, width: float) -> list[str]:
+    """Break a text into lines of at most `width` pixels; a text too long ends in an ellipsis."""
+    font = _font()
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        while word:
+            longer = f"{line} {word}".strip()
+            if font.getlength(longer) <= width:
+                line, word = longer, ""
+            elif line:
+                lines.append(line)
+                line = ""
+            else:  # one word wider than the column
+                fitting = sum(font.getlength(word[:end]) <= width for end in range(1, len(word)))
+                cut = max(1, fitting)
+                lines.append(word[:cut])
+                word = word[cut:]
+    lines.append(line)
+    if len(lines) > _HEADER_LINES:
+        last = lines[_HEADER_LINES - 1]
+        while last and font.getlength(last + "…") > width:
+            last = last[:-1]
+        lines = [*lines[: _HEADER_LINES - 1], last + "…"]
+    return lines
+
+
+def draw_grid(
+    rows: Sequence[tuple[int, Sequence[Image.Image | None]]], prompts: Sequence[str]
+) -> Image.Image:
+    """Return one picture of all sample pictures.
+
+    Args:
+        rows: (step, a picture for each prompt), all of one size; None leaves its place grey.
+        prompts: the columns' headers.
+    """
+    width, height = next(each.size for _, row in rows for each in row if each is not None)
+    enlarged = max(1, -(-_CELL // max(width, height)))
+    width, height = width * enlarged, height * enlarged
+    headers = [_wrap(prompt, width) for prompt in prompts]
+    line = _FONT_SIZE + 4
+    top = _MARGIN + line * max(len(header) for header in headers) + _MARGIN
+    labels = [f"step {step}" for step, _ in rows]
+    left = 2 * _MARGIN + round(max(_font().getlength(label) for label in labels))
+    size = (left + len(prompts) * (width + _MARGIN), top + len(rows) * (height + _MARGIN))
+    grid = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(grid)
+    for column, header in enumerate(headers):
+        for number, text in enumerate(header):
+            place = (left + column * (width + _MARGIN), _MARGIN + number * line)
+            draw.text(place, text, fill="black", font=_font())
+    for number, (label, (_, pictures)) in enumerate(zip(labels, rows, strict=True)):
+        y = top + number * (height + _MARGIN)
+        draw.text((_MARGIN, y + (height - line) // 2), label, fill="black", font=_font())
+        for column, picture in enumerate(pictures):
+            x = left + column * (width + _MARGIN)
+            if picture is None:
+                draw.rectangle((x, y, x + width - 1, y + height - 1), fill=_ABSENT)
+            else:
+                grid.paste(picture.resize((width, height), Image.Resampling.NEAREST), (x, y))
+    return grid
+
+
+def png_of(picture: Image.Image) -> bytes:
+    """Return a picture as the content of a PNG file."""
+    data = io.BytesIO()
+    picture.save(data, "PNG")
+    return data.getvalue()

@@ -1,0 +1,60 @@
+"""Wan's network in training: one, or Wan 2.2's two, each with a LoRA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from latentmake.training.wan.network import Transformer
+from latentmake.training.wan.sampling import Networks
+
+__all__ = ["Denoiser"]
+
+_TIMESTEPS = 1000
+
+
+class Denoiser(torch.nn.Module):
+    """One network for all timesteps, or two with a boundary between them.
+
+    Attributes:
+        low: the network for low noise, or the only one; None where it is not trained.
+        high: that for high noise, likewise.
+        boundary: share of the timesteps from which on `high` is used.
+    """
+
+    def __init__(
+        self, low: Transformer | None, high: Transformer | None = None, boundary: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.low = low
+        self.high = high
+        self.boundary = boundary
+
+    @property
+    def networks(self) -> Networks:
+        """The same, for `sample_latents`."""
+        return Networks(self.low, self.high, self.boundary)
+
+    def forward(self, hidden_states: torch.Tensor, timestep: torch.Tensor, **named: Any) -> Any:
+        """Call the network of each example's timestep; see `objective.Network`."""
+        if self.low is None or self.high is None:
+            network = self.high if self.low is None else self.low
+            assert network is not None
+            return network(hidden_states=hidden_states, timestep=timestep, **named)
+        high = timestep >= self.boundary * _TIMESTEPS
+        if bool(high.all()) or not bool(high.any()):
+            network = self.high if bool(high[0]) else self.low
+            return network(hidden_states=hidden_states, timestep=timestep, **named)
+        predicted = torch.empty_like(hidden_states[:, : self.low.config.out_channels])
+        for network, chosen in ((self.low, ~high), (self.high, high)):
+            part = {
+                name: value[chosen] if isinstance(value, torch.Tensor) else value
+                for name, value in named.items()
+            }
+            (found,) = network(
+                hidden_states=hidden_states[chosen], timestep=timestep[chosen], **part
+            )
+            predicted = predicted.to(found.dtype)
+            predicted[chosen] = found
+        return (predicted,)

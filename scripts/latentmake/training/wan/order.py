@@ -1,0 +1,78 @@
+"""Order of a training by `wan`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import JsonValue
+
+from latentmake import digest
+from latentmake.config import WanTrainer
+from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.wan.lora_names import lora_names
+
+__all__ = ["WanOrder"]
+
+
+class WanOrder(TrainingOrder):
+    """Order of the trainer `wan`.
+
+    Attributes:
+        dit: path of the network; of Wan 2.2 that for low noise. None where it is not trained.
+        dit_high_noise: Wan 2.2's network for high noise.
+        task: of the model, as musubi-tuner names it.
+        image_to_video: whether mask and latents of the first frame are inputs.
+        needs_clip: whether the output of the CLIP image encoder is one.
+        flow_shift: shift of the timesteps.
+        boundary: share of the timesteps where the network for high noise begins; None where there
+            is one network for all.
+    """
+
+    trains: ClassVar[str] = "latentmake.training.wan.train"
+    draws: ClassVar[str] = "latentmake.training.wan.decode"
+    picture_suffix: ClassVar[str] = ".mp4"
+    kind: Literal["wan"] = "wan"
+    dit: str | None
+    dit_high_noise: str | None = None
+    task: str
+    image_to_video: bool = False
+    needs_clip: bool = False
+    flow_shift: float
+    boundary: float | None = None
+    trainer: WanTrainer
+
+    @property
+    def result(self) -> str:
+        """Path of the LoRA in diffusers' names below `output`."""
+        return lora_names(high_noise=self.dit is None).diffusers
+
+    @property
+    def from_hub(self) -> bool:
+        """Whether the network may have to be downloaded: never."""
+        return False
+
+    def network_digest(self) -> str:
+        """Return the digest of the networks that are trained; raises ModelError."""
+        from latentmake.models.wan_dit import dit_digest
+
+        return dit_digest(self)
+
+    def described(self) -> dict[str, JsonValue]:
+        """Return the places of networks and VAE."""
+        return {
+            "dit": self.dit,
+            "dit_high_noise": self.dit_high_noise,
+            "vae": self.vae.path or self.vae.hub,
+        }
+
+    def settings_digest(self) -> str:
+        """Return the digest of all settings that shape the weights.
+
+        Shift and boundary count as they are used: their defaults depend on resolutions and task.
+        """
+        return digest.of_value([super().settings_digest(), self.flow_shift, self.boundary])
+
+    def _shown(self) -> list[object]:
+        """Return the settings that shape each sample clip, besides weights and prompt."""
+        samples = self.trainer.samples
+        return [*super()._shown(), samples.frames, samples.fps, self.flow_shift]

@@ -1,0 +1,86 @@
+"""Plan of a run of the trainer `wan`: its order, and whether it is trained."""
+
+from __future__ import annotations
+
+import time
+
+from latentmake.config import Model, Run, WanTrainer
+from latentmake.errors import ModelError
+from latentmake.models.wan_dit import check_networks, dit_digest
+from latentmake.plan.facts import Facts
+from latentmake.plan.parts import RunPlan, prompt_path, run_folder
+from latentmake.training.loop.order import Prompt
+from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
+from latentmake.training.wan.order import WanOrder
+
+__all__ = ["boundary_of", "plan_training"]
+
+_BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release
+
+
+def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
+    """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
+    run = facts.config.runs[plan.name]
+    trainer, model = run.trainer, facts.config.models[run.model]
+    assert isinstance(trainer, WanTrainer)
+    networks = [path for path in (model.dit, model.dit_high_noise) if path is not None]
+    there = not any(facts.is_pending(path) for path in networks)
+    if there:
+        where = f"runs.{plan.name}.trainer.target_modules"
+        check_networks(model, run.model, trainer.target_modules, where)
+    weights = _digest(facts, model, run.model) if there else ""
+    order = _order(facts, plan.name, run, trainer, weights)
+    finish_plan(facts, plan, order, train=train)
+
+
+def _digest(facts: Facts, model: Model, name: str) -> str:
+    try:
+        return dit_digest(model, facts.memo.digest_of_file)
+    except ModelError as error:
+        raise ModelError(
+            f"{error.where}: {error.what}", where=f"models.{name}.dit", hint=error.hint
+        ) from None
+
+
+def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
+    """Return the share of the timesteps from which Wan 2.2's network for high noise is used.
+
+    Returns:
+        None for a model with one network.
+    """
+    if not model.has_two_networks:
+        return None
+    if trainer.timestep_boundary is not None:
+        return trainer.timestep_boundary / 1000
+    return _BOUNDARY["i2v" if model.image_to_video else "t2v"]
+
+
+def _order(facts: Facts, name: str, run: Run, trainer: WanTrainer, weights: str) -> WanOrder:
+    model, folder = facts.config.models[run.model], run_folder(name)
+    samples, size = trainer.samples, trainer.samples.resolution or run.resolutions[0]
+    guided = samples.prompts and samples.guidance_scale > 1
+    return WanOrder(
+        run=name,
+        manifest=str(folder / "manifest.jsonl"),
+        lock=str(folder / "dataset.lock"),
+        output=str(folder),
+        dit=model.dit,
+        dit_high_noise=model.dit_high_noise,
+        task=str(model.task),
+        image_to_video=model.image_to_video,
+        needs_clip=model.needs_clip,
+        flow_shift=trainer.shift(run.resolutions),
+        boundary=boundary_of(trainer, model),
+        weights=weights,
+        resumed=resumed(facts, trainer, folder),
+        vae=model.vae,
+        prompts=[
+            Prompt(prompt=text, text=prompt_path(facts.config, run.model, text))
+            for text in samples.prompts
+        ],
+        negative=prompt_path(facts.config, run.model, samples.negative_prompt) if guided else None,
+        sample_size=(size.width, size.height),
+        trainer=trainer,
+        texts=text_schedules(facts, run),
+        planned=time.time_ns(),
+    )

@@ -1,0 +1,118 @@
+"""Recipe of the trainer `wan`: LoRAs of Wan's networks, flow matching, clips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from latentmake.errors import ModelError
+from latentmake.files import atomic
+from latentmake.training.loop import objective as loop
+from latentmake.training.loop.accelerator import set_up
+from latentmake.training.loop.batch_order import seed_of
+from latentmake.training.loop.data.headers import Sought, Stored
+from latentmake.training.loop.data.tensors import WAN, CacheTensors
+from latentmake.training.loop.recipe import Recipe
+from latentmake.training.wan.clips import ClipSampler, make_sampler
+from latentmake.training.wan.denoiser import Denoiser
+from latentmake.training.wan.lora_files import read_lora, write_lora
+from latentmake.training.wan.lora_names import lora_names
+from latentmake.training.wan.network import Transformer, add_lora, load_transformer
+from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
+from latentmake.training.wan.order import WanOrder
+
+__all__ = ["WanRecipe"]
+
+_FIRST_FRAME = Sought("latents_image", 4, pattern=r"latents_image_\d+x\d+x\d+_\w+")
+_CLIP = Sought("clip", 2, pattern=r"clip_\w+")
+
+
+class WanRecipe(Recipe):
+    """Recipe of the trainer `wan`."""
+
+    results: ClassVar[tuple[str, ...]] = (*lora_names(), *lora_names(high_noise=True))
+    rate: ClassVar[str] = "items_per_second"
+    memory_hint: ClassVar[str] = (
+        "lower the run's `resolutions` or the dataset's `target_frames`, or set "
+        "`gradient_checkpointing: true` and `optimizer: adamw8bit`"
+    )
+
+    def __init__(self, order: WanOrder) -> None:
+        self.order: WanOrder = order
+        settings = order.trainer
+        self.alpha = float(settings.alpha or settings.rank)
+        self.several = None not in (order.dit, order.dit_high_noise)
+        first = ((FIRST_FRAME, _FIRST_FRAME),) if order.image_to_video else ()
+        clip = ((CLIP, _CLIP),) if order.needs_clip else ()
+        self.tensors: CacheTensors = WAN._replace(more=(*first, *clip))
+
+    def make_objective(self) -> Objective:
+        """Return noise, shifted timesteps and the velocity's loss."""
+        order = self.order
+        return Objective(
+            order.flow_shift,
+            order.trainer.timestep_sampling,
+            boundary=order.boundary,
+            low=order.dit is not None,
+            high=order.dit_high_noise is not None,
+        )
+
+    def make_network(self, *, channels: int, text_width: int, dtype: torch.dtype) -> Denoiser:
+        """Return the networks with new LoRAs; see `Recipe.make_network`."""
+        order, settings = self.order, self.order.trainer
+        torch.manual_seed(seed_of(settings.seed, "network"))
+        made: list[Transformer | None] = []
+        for path, high_noise in ((order.dit, False), (order.dit_high_noise, True)):
+            if path is None:
+                made.append(None)
+                continue
+            transformer = load_transformer(path, dtype=dtype, high_noise=high_noise)
+            _check(transformer, channels, text_width, path)
+            add_lora(
+                transformer,
+                rank=settings.rank,
+                alpha=settings.alpha,
+                target_modules=settings.target_modules,
+            )
+            if settings.gradient_checkpointing:
+                transformer.enable_gradient_checkpointing()
+            set_up(transformer, settings)
+            made.append(transformer)
+        low, high = made
+        return Denoiser(low, high, 1.0 if order.boundary is None else order.boundary)
+
+    def make_sampler(self, objective: loop.Objective, latents: Stored) -> ClipSampler:
+        """Return the sampler of clips."""
+        del objective
+        return make_sampler(self.order, latents)
+
+    def write_copy(self, network: Denoiser, folder: Path) -> None:
+        """Write each network's LoRA, in the names of diffusers, musubi-tuner and ComfyUI."""
+        with atomic.replacing_folder(folder) as new:
+            for transformer, high_noise in ((network.low, False), (network.high, True)):
+                if transformer is not None:
+                    write_lora(transformer, new, high_noise=high_noise)
+
+    def read_copy(self, network: Denoiser, folder: Path) -> None:
+        """Read each network's LoRA; raises TrainingError."""
+        for transformer, high_noise in ((network.low, False), (network.high, True)):
+            if transformer is not None:
+                read_lora(transformer, folder, high_noise=high_noise)
+
+
+def _check(transformer: Transformer, channels: int, text_width: int, path: str) -> None:
+    """Refuse a network whose inputs are not what the caches hold."""
+    config = transformer.config
+    for name, takes, holds in (
+        ("latents", config.out_channels, channels),
+        ("embeddings", config.text_dim, text_width),
+    ):
+        if takes != holds:
+            sides = "channels" if name == "latents" else "values a token"
+            raise ModelError(
+                f"the network takes {name} of {takes} {sides}, but the caches' have {holds}",
+                where=path,
+                hint="`dit`, `vae` and `text` of the model must come from the same base model",
+            )
