@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -108,3 +109,30 @@ def write_kind(folder: Path, name: str, count: int = 24) -> Path:
     format = options.get("format", "yuv420p")
     others = {key: value for key, value in options.items() if key != "format"}
     return write_video(folder / name, codec, count, format=format, **others)
+
+
+def write_timed(path: Path, times: list[int], codec: str = "libx264") -> Path:
+    """Encode a scene whose frames have timestamps in milliseconds."""
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream(codec, rate=1000)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.thread_count = 1
+        stream.codec_context.time_base = stream.time_base = Fraction(1, 1000)
+        for time, picture in zip(times, scene(len(times), 64, 48), strict=False):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = time, Fraction(1, 1000)
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return path
+
+
+def turn(path: Path) -> Path:
+    """Write into an MP4 that its pictures are to be turned by a quarter for display."""
+    data = bytearray(path.read_bytes())
+    one, none = (1 << 16).to_bytes(4, "big"), bytes(4)
+    straight = one + none * 3 + one
+    turned = none + one + none + (-1 << 16).to_bytes(4, "big", signed=True) + none
+    place = data.rindex(straight)  # in the track's header, which follows that of the film
+    data[place : place + len(turned)] = turned
+    path.write_bytes(data)
+    return path

@@ -124,7 +124,7 @@ def _note(paths: list[str], what: str, key: str) -> Iterator[str]:
     several = list(dict.fromkeys(paths))
     if several:
         more = f" and {len(several) - 1} more have" if len(several) > 1 else " has"
-        yield f"{several[0]}{more} {what}, which is not regarded; `{key}` does"
+        yield f"{several[0]}{more} {what}, which does not count; set `{key}`"
 
 
 # -- files ----------------------------------------------------------------------------------------

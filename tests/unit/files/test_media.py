@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from latentmake.errors import SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS, Media, opened_video, probe_image, probe_video
+from latentmake.geometry.timing import Timing
 from PIL import Image
-from video_world import KINDS, rewrap, write_kind, write_video
+from video_world import KINDS, rewrap, turn, write_kind, write_timed, write_video
 
 
 def decoded(path: Path) -> tuple[int, int, int]:
@@ -155,16 +156,29 @@ def test_a_packet_without_a_picture_is_not_counted(tmp_path: Path, ending: str) 
 
 def test_a_turned_video_keeps_its_stored_size(tmp_path: Path) -> None:
     whole = write_video(tmp_path / "a.mp4", "libx264", 5)
-    data = bytearray(whole.read_bytes())
-    one, none = (1 << 16).to_bytes(4, "big"), bytes(4)
-    straight = one + none * 3 + one
-    turned = none + one + none + (-1 << 16).to_bytes(4, "big", signed=True) + none
-    place = data.rindex(straight)  # in the track's header, which follows that of the film
-    data[place : place + len(turned)] = turned
-    whole.write_bytes(data)
+    turn(whole)
     with av.open(str(whole)) as file:
         assert abs(next(file.decode(video=0)).rotation) == 90
-    assert probe_video(str(whole))[:3] == (64, 48, 5)
+    found = probe_video(str(whole))
+    assert found[:3] == (64, 48, 5)
+    with av.open(str(whole)) as file:
+        assert found.rotation == -next(file.decode(video=0)).rotation % 360 in (90, 270)
+
+
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4", "a.avi"])
+def test_timestamps_of_a_variable_rate_are_known(tmp_path: Path, name: str) -> None:
+    times = [0, 40, 80, 200, 240, 500, 520, 560]
+    found = probe_video(str(write_timed(tmp_path / name, times, "mpeg4")))
+    timing = Timing.parse(found.timing)
+    assert timing.is_variable
+    assert [round(start * timing.base * 1000) for start in timing.starts()[:-1]] == times
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_constant_rate_is_one_number(tmp_path: Path, name: str) -> None:
+    timing = Timing.parse(probe_video(str(write_kind(tmp_path, name))).timing)
+    assert timing.runs == ((1, 24),)
+    assert timing.rate == pytest.approx(24, rel=0.01)
 
 
 # -- what is no video, and what is no longer one --------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from latentmake import layouts
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError
-from latentmake.geometry.clips import Clip, Span
+from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.index.memo import Memo
 from latentmake.sources import lists
 from latentmake.sources import probe as probing
@@ -405,3 +405,31 @@ def test_a_video_of_many_rows_is_probed_once(
     with Memo(tmp_path / "memo.sqlite") as memo:
         probe(tmp_path / "list.jsonl", memo)
     assert len(asked) == 1
+
+
+def test_a_variable_rate_and_a_rotation_are_told_in_one_line_with_the_key(tmp_path: Path) -> None:
+    times = [0, 40, 80, 200, 240, 500, 520, 560]
+    for name in "ab":
+        video_world.write_timed(tmp_path / f"{name}.mp4", times, "mpeg4")
+    video_world.turn(video_world.write_video(tmp_path / "c.mp4", "libx264", 9))
+    path = write(tmp_path / "list.jsonl", *({"video": f"{x}.mp4", "prompt": "p"} for x in "abc"))
+    assert probe(path).notes == [
+        f"{tmp_path}/a.mp4 and 1 more have a variable frame rate, which does not count; set "
+        "`source_fps: auto`",
+        f"{tmp_path}/c.mp4 has a rotation for display, which does not count; set "
+        "`display_rotation: true`",
+    ]
+    made = probe(path, source_fps="auto", display_rotation=True)
+    assert made.notes == []
+    media = {item.stem: item.media for item in made.found}
+    # From 0 to 580 ms: shown at 0, 62.5, 125, ... the frames that began last.
+    kept = kept_indices(8, "auto", timing=media["a"].timing if media["a"] else "")
+    assert [index for index, _ in kept] == [0, 1, 2, 2, 4, 4, 4, 4, 6, 7]
+    assert media["c"] is not None and media["c"][:2] == (48, 64) and media["c"].rotation == 90
+
+
+def test_orders_hold_timestamps_and_rotation_only_where_they_count(tmp_path: Path) -> None:
+    video_world.turn(video_world.write_video(tmp_path / "a.mp4", "libx264", 9))
+    path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"})
+    (item,) = probe(path).found
+    assert item.media == (64, 48, 9, "", 0)
