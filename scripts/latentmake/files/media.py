@@ -197,7 +197,7 @@ def _media(
     timing, base = "", frame.time_base or stream.time_base
     known = sorted(time for time in times if time is not None)
     if base and len(known) == count:
-        if last <= 0 and count > 1:
+        if count > 1 and last < (known[-1] - known[-2]) / 2:  # not known, or a stand-in
             last = known[-1] - known[-2]
         if last <= 0:
             last = max(1, round(1 / (base * (stream.average_rate or 16))))

@@ -34,24 +34,24 @@ class Row(NamedTuple):
         path: absolute, or below the list's folder.
         caption: None where the row has none.
         tags: likewise.
+        others: the columns that mean nothing here.
         first: index of the first frame.
         frames: length of the one clip that the row is.
         stride: every n-th frame is used; None: as the dataset says.
         start: seconds from the beginning of the video.
         end: likewise.
-        others: the columns that mean nothing here.
     """
 
     line: int
     path: str
     caption: str | None
     tags: str | None
-    first: int | None
-    frames: int | None
-    stride: int | None
-    start: float | None
-    end: float | None
     others: dict[str, Any]
+    first: int | None = None
+    frames: int | None = None
+    stride: int | None = None
+    start: float | None = None
+    end: float | None = None
 
     @property
     def suffix(self) -> str:
@@ -97,18 +97,16 @@ def row_of(line: int, values: object, roots: Collection[str], *, video: bool) ->
         raise ValueError(f"names no file, but {name!r}")
     caption = text_of(_first(others, CAPTIONS), "\n", "its row")
     tags = text_of(others.pop("tags", None), ", ", "its row")
-    spans = {key: others.pop(key, None) if video else None for key in SPANS}
-    row = Row(
-        line,
-        _path(name.strip(), roots),
-        caption,
-        tags,
-        _whole("first_frame", spans["first_frame"], 0),
-        _whole("frames", spans["frames"], 1),
-        _whole("stride", spans["stride"], 1),
-        _seconds("start", spans["start"]),
-        _seconds("end", spans["end"]),
-        others,
+    row = Row(line, _path(name.strip(), roots), caption, tags, others)
+    if not video or others.keys().isdisjoint(SPANS):
+        return row
+    spans = {key: others.pop(key, None) for key in SPANS}
+    row = row._replace(
+        first=_whole("first_frame", spans["first_frame"], 0),
+        frames=_whole("frames", spans["frames"], 1),
+        stride=_whole("stride", spans["stride"], 1),
+        start=_seconds("start", spans["start"]),
+        end=_seconds("end", spans["end"]),
     )
     _check_span(row)
     return row
@@ -125,7 +123,7 @@ def _path(name: str, roots: Collection[str]) -> str:
         name.encode()
     except UnicodeEncodeError:
         raise ValueError("has a name that is not UTF-8") from None
-    if any(ord(character) < 32 for character in name):
+    if not name.isprintable() and any(ord(character) < 32 for character in name):
         raise ValueError("has a control character in its name")
     if "://" in name:
         raise ValueError(f"names {name}, and lists name files on a disk alone")

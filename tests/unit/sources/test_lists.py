@@ -422,9 +422,9 @@ def test_a_variable_rate_and_a_rotation_are_told_in_one_line_with_the_key(tmp_pa
     made = probe(path, source_fps="auto", display_rotation=True)
     assert made.notes == []
     media = {item.stem: item.media for item in made.found}
-    # From 0 to 580 ms: shown at 0, 62.5, 125, ... the frames that began last.
+    # From 0 to 600 ms: shown at 0, 62.5, 125, ... the frames that began last.
     kept = kept_indices(8, "auto", timing=media["a"].timing if media["a"] else "")
-    assert [index for index, _ in kept] == [0, 1, 2, 2, 4, 4, 4, 4, 6, 7]
+    assert [index for index, _ in kept] == [0, 1, 2, 2, 4, 4, 4, 4, 5, 7]
     assert media["c"] is not None and media["c"][:2] == (48, 64) and media["c"].rotation == 90
 
 
