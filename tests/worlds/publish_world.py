@@ -103,9 +103,9 @@ def fill(order: MusubiOrder, stems: dict[str, list[str]], *, control: bool = Fal
         dataset = order.datasets[name]
         for each in items:
             captioned, stem = not each.endswith("!"), each.rstrip("!")
-            source = f"{dataset.path}/{stem}{'.mp4' if dataset.video else '.png'}"
+            source = f"{dataset.folder}/{stem}{'.mp4' if dataset.video else '.png'}"
             put(source, f"picture {stem}")
-            caption = f"{dataset.path}/{stem}{dataset.caption_extension}"
+            caption = f"{dataset.folder}/{stem}{dataset.caption_extension}"
             if captioned:
                 put(caption, f"caption of {stem}")
             beside = f"{dataset.control_directory}/{stem}.png" if control else None

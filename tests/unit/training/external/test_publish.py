@@ -136,6 +136,40 @@ def test_videos_with_all_their_clips_and_controls() -> None:
     assert block["control_directory"] == f"{folder}/v_64_control"
 
 
+def test_of_a_list_of_videos_caches_and_captions_are_published() -> None:
+    dataset = Dataset(path="data/v/list.jsonl", target_frames=[5])
+    order = order_of(datasets={"v": dataset}, resolutions=[(64, 64)])
+    fill(order, {"v": ["x.f9-5"]})
+    folder, _ = published(order)
+    assert {name for name in files(folder) if "/" in name} == {
+        "v_64/x.f9-5.txt",
+        "v_64_cache/x.f9-5_00000-005_0064x0064_wan.safetensors",
+        "v_64_cache/x.f9-5_00005-005_0064x0064_wan.safetensors",
+        "v_64_cache/x.f9-5_wan_te.safetensors",
+    }
+    (block,) = tomllib.loads((folder / "gove-1.0_linux.toml").read_text())["datasets"]
+    assert block["video_directory"] == f"{folder}/v_64"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("path", "data/v.jsonl"),
+        ("fit", "crop"),
+        ("sample_stride", 2),
+        ("source_fps", "auto"),
+        ("display_rotation", True),
+    ],
+)
+def test_clips_that_musubi_tuner_cannot_cut_are_published_as_caches_alone(
+    key: str, value: Any
+) -> None:
+    dataset = Dataset.model_validate({"path": "data/v", "target_frames": [5], key: value})
+    order = without_caches(datasets={"v": dataset}, resolutions=[(64, 64)])
+    with pytest.raises(ConfigError, match=rf"datasets\.v\.{key}: .*publish\.caches: true"):
+        MusubiPublication(order)
+
+
 def test_resolutions_share_files_and_nothing_is_shared_with_sources_or_caches() -> None:
     order = order_of()
     fill(order, STEMS)

@@ -196,7 +196,7 @@ class MusubiPublication(Publication[MusubiOrder]):
                 if order.datasets[row.dataset].own_clips != "path":  # of these caches alone count
                     files[f"{name}/{Path(row.source).name}"] = Path(row.source)
                 files[f"{name}/{Path(row.stem).name}{ending}"] = _caption(row)
-                if row.control is not None:
+                if row.control is not None and order.datasets[row.dataset].own_clips != "path":
                     files[f"{name}_control/{Path(row.control).name}"] = Path(row.control)
                 if order.publish.caches:
                     size = resolution_name(*resolution)
