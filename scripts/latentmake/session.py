@@ -119,9 +119,9 @@ class Session:
             for path in targets:
                 if path.startswith("cache/"):
                     self._singles[path] = single(self._facts, path)
-            self._plan_pages(targets, trained)
             asked = self._plan_requests(targets)
             self._plan_generation(targets, asked, force=force)
+            self._plan_pages(targets, trained, asked)
             self._report(targets)
             self._file = self._plan_file(asked)
             if not dry:
@@ -151,8 +151,14 @@ class Session:
             gc.enable()
         return trained
 
-    def _plan_pages(self, targets: Sequence[str], trained: Collection[str]) -> None:
+    def _plan_pages(
+        self,
+        targets: Sequence[str],
+        trained: Collection[str],
+        asked: Mapping[str, Mapping[str, str]],
+    ) -> None:
         """Write the orders of the comparisons asked for, each once."""
+        generated = [run for run, orders in asked.items() if "generate" in orders]
         awaited = [run for run in trained if self.plan.runs[run].training_order is not None]
         pages: dict[str, Page] = {}
         for target in filter(is_page, targets):
@@ -161,6 +167,7 @@ class Session:
                 self.config,
                 digest_of=self._facts.memo.digest_of_file,
                 trained=awaited,
+                generated=generated,
                 planned=time.time_ns(),
             )
             pages[page.name] = page

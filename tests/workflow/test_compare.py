@@ -95,7 +95,7 @@ def test_a_page_is_written_again_when_a_picture_changes_and_only_then(trained: P
 
 def test_names_and_folders_that_cannot_be_compared_are_told_in_one_line(trained: Project) -> None:
     assert "did you mean `compare_one_vs_two`?" in refused(trained, "compare_one_vs_tow")
-    assert "only the trainer sd does" in refused(trained, "compare_one_vs_caches")
+    assert "only our own trainers do" in refused(trained, "compare_one_vs_caches")
     trained.configure(lambda config: config["folders"].update(gold="nowhere"))
     assert "folders.gold: the folder nowhere does not exist" in refused(trained, "compare_gold")
     trained.configure(lambda config: config["folders"].update(one="references"))

@@ -3,8 +3,6 @@
  * time, and wait at their last frame where they are shorter. At the end all begin again together.
  */
 class Player {
-  static ICONS = { play: "M4 2.5v11L13.5 8z", pause: "M4 3h3v10H4zM9 3h3v10H9z" };
-
   constructor(fps) {
     this.fps = fps;
     this.playing = true;
@@ -98,15 +96,9 @@ class Player {
   }
 
   label() {
-    const word = this.playing ? "pause" : "play";
-    const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    icon.setAttribute("viewBox", "0 0 16 16");
-    icon.setAttribute("aria-hidden", "true");
-    path.setAttribute("d", Player.ICONS[word]);
-    icon.append(path);
-    at("play").replaceChildren(icon);
-    at("play").setAttribute("aria-label", word === "pause" ? "Pause" : "Play");
+    at("to-play").toggleAttribute("hidden", this.playing);
+    at("to-pause").toggleAttribute("hidden", !this.playing);
+    at("play").setAttribute("aria-label", this.playing ? "Pause" : "Play");
   }
 
   tell() {

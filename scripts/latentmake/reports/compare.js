@@ -2,6 +2,8 @@
   const { sides, rows, steps, pictures } = data;
   const word = data.rows_are;
   const ZOOMS = [1, 1.5, 2, 3, 4, 6, 8, 12, 16];
+  const clips = new Set(data.clips);
+  const player = clips.size ? new Player(data.fps) : null;
   const state = { row: 0, step: Math.max(0, steps.length - 1), zoom: 1, fill: false, x: 0, y: 0 };
 
   // -- what is to be seen ---------------------------------------------------------------------
@@ -33,21 +35,36 @@
     const note = make("span", "note");
     const frame = make("div", "frame");
     const image = make("img");
+    const video = make("video");
     const missing = make("div", "missing");
     const text = make("p");
     const go = make("button");
     go.type = "button";
     image.draggable = false;
+    video.muted = video.playsInline = true;
+    video.preload = "auto";
     caption.append(name, note);
     missing.append(text, go);
-    frame.append(image, missing);
+    frame.append(image, video, missing);
     figure.append(caption, frame);
     at("sides").append(figure);
-    return { side, figure, note, frame, image, missing, text, go, picture: null };
+    return { side, figure, note, frame, image, video, shown: image, missing, text, go, picture: null };
   });
 
+  /** Takes away what one of a view's two elements showed, where the other or none is in use. */
+  function empty({ image, video }, used) {
+    if (used !== image) {
+      image.removeAttribute("src");
+      image.alt = "";
+    }
+    if (used !== video && video.hasAttribute("src")) {
+      video.removeAttribute("src");
+      video.load();
+    }
+  }
+
   function show(view) {
-    const { side, image, note } = view;
+    const { side, image, video, note } = view;
     const found = look(side);
     let number = found.exact;
     let step = steps[state.step];
@@ -55,7 +72,9 @@
     if (filled) [number, step] = [found.before, found.earlier];
     const there = typeof number === "number";
     view.picture = there ? pictures[number] : null;
-    image.hidden = !there;
+    view.shown = there && clips.has(number) ? video : image;
+    image.hidden = !there || view.shown !== image;
+    video.hidden = !there || view.shown !== video;
     view.missing.hidden = there;
     note.classList.toggle("earlier", filled);
     if (steps.length === 0) note.textContent = "";
@@ -64,14 +83,17 @@
     else note.textContent = "missing";
     if (there) {
       const [source, , , pixels] = view.picture;
-      if (image.getAttribute("src") !== source) image.src = source;
       const of = steps.length && !found.shared ? `, step ${step}` : "";
-      image.alt = `${side.name}${of}: ${rows[state.row]}`;
-      image.className = pixels ? "pixels" : "";
+      const words = `${side.name}${of}: ${rows[state.row]}`;
+      const { shown } = view;
+      empty(view, shown);
+      if (shown.getAttribute("src") !== source) shown.src = source;
+      if (shown === image) image.alt = words;
+      else video.setAttribute("aria-label", words);
+      shown.className = pixels ? "pixels" : "";
       return;
     }
-    image.removeAttribute("src");
-    image.alt = "";
+    empty(view, null);
     view.text.textContent = typeof number === "string" ? `This picture ${number}.` : sentence(found);
     const target = found.earlier ?? found.later;
     view.go.hidden = found.none || typeof number === "string" || target === undefined;
@@ -85,21 +107,33 @@
     const ratio = ratios.length ? Math.min(3, Math.max(...ratios)) : 1;
     at("sides").style.setProperty("--ratio", String(ratio));
     const dense = window.devicePixelRatio || 1;
-    for (const { frame, image, picture } of figures) {
+    for (const { frame, shown, picture } of figures) {
       frame.classList.toggle("zoomed", state.zoom > 1);
       if (!picture) continue;
       const [, width, height, pixels] = picture;
       let scale = Math.min(frame.clientWidth / width, frame.clientHeight / height);
       if (pixels && scale * dense >= 1) scale = Math.floor(scale * dense) / dense;
-      image.style.width = `${width * scale}px`;
-      image.style.height = `${height * scale}px`;
-      image.style.transform = `translate(${state.x * width * scale}px, ${state.y * height * scale}px) scale(${state.zoom})`;
+      shown.style.width = `${width * scale}px`;
+      shown.style.height = `${height * scale}px`;
+      shown.style.transform = `translate(${state.x * width * scale}px, ${state.y * height * scale}px) scale(${state.zoom})`;
     }
+  }
+
+  let playing = "";
+
+  /** Plays what is shown now, unless it was shown before. */
+  function play() {
+    const views = figures.filter(({ picture, shown, video }) => picture && shown === video);
+    const sources = JSON.stringify(views.map(({ picture, side }) => [side.name, pictures.indexOf(picture)]));
+    if (!player || sources === playing) return;
+    playing = sources;
+    player.take(views.map(({ video }) => video));
   }
 
   function render() {
     figures.forEach(show);
     place();
+    play();
     const many = steps.length > 1;
     const name = word[0].toUpperCase() + word.slice(1);
     at("where").textContent = `${name} ${state.row + 1} of ${rows.length}` +
@@ -174,6 +208,11 @@
     "-": () => zoomBy(-1),
     "−": () => zoomBy(-1),
     0: () => change({ zoom: 1 }),
+    ...(player && {
+      " ": () => player.toggle(),
+      ",": () => player.stepBy(-1),
+      ".": () => player.stepBy(1),
+    }),
     f: () => change({ fill: !state.fill }),
     F: () => change({ fill: !state.fill }),
   };
@@ -181,7 +220,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const action = KEYS[event.key];
-    if (!action) return;
+    if (!action || (event.key === " " && event.target.tagName === "BUTTON")) return;
     event.preventDefault();
     action();
   });
@@ -208,7 +247,8 @@
 
   // -- looking closer, at the same place of all pictures --------------------------------------
 
-  for (const { frame, image } of figures) {
+  for (const view of figures) {
+    const { frame } = view;
     let from = null;
     frame.addEventListener("pointerdown", (event) => {
       if (state.zoom === 1 || event.button !== 0 || event.target.closest("button")) return;
@@ -219,8 +259,8 @@
     frame.addEventListener("pointermove", (event) => {
       if (!from) return;
       change({
-        x: from.left + (event.clientX - from.x) / (image.offsetWidth || 1),
-        y: from.top + (event.clientY - from.y) / (image.offsetHeight || 1),
+        x: from.left + (event.clientX - from.x) / (view.shown.offsetWidth || 1),
+        y: from.top + (event.clientY - from.y) / (view.shown.offsetHeight || 1),
       });
     });
     for (const end of ["pointerup", "pointercancel"]) {
@@ -230,9 +270,9 @@
       });
     }
     frame.addEventListener("dblclick", (event) => {
-      if (image.hidden) return;
+      if (view.shown.hidden) return;
       if (state.zoom > 1) return change({ zoom: 1 });
-      const box = image.getBoundingClientRect();
+      const box = view.shown.getBoundingClientRect();
       const zoom = 3;
       change({
         zoom,
@@ -296,6 +336,7 @@
   const keys = steps.length
     ? [["←", "→"], "steps,", ["↑", "↓"], `${word}s,`, ["Home", "End"], "first and last step,", ["F"], "fill gaps,"]
     : [["←", "→"], `${word}s,`, ["Home", "End"], `first and last ${word},`];
+  if (player) keys.push(["space"], "play or pause,", [",", "."], "frames,");
   for (const part of keys) {
     if (typeof part === "string") at("keys").append(` ${part} `);
     else part.forEach((key) => at("keys").append(make("kbd", "", key), " "));

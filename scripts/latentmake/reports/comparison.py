@@ -1,6 +1,7 @@
-"""Comparison page: sample pictures of runs and images of folders, side by side.
+"""Comparison page: sample pictures and clips of runs and of folders, side by side.
 
-Runs are matched by prompt text and step, folders by the names of their images.
+Runs are matched by prompt text and step, generated clips by prompt and seed, folders by the names
+of their files.
 """
 
 from __future__ import annotations
@@ -16,9 +17,20 @@ from pydantic import JsonValue
 from latentmake import digest
 from latentmake.errors import CacheError, TrainingError
 from latentmake.files import atomic
-from latentmake.reports.comparison_order import PageOrder, Source, index_of, pictures_in, state_of
+from latentmake.reports.clips import FPS, ClipSources
+from latentmake.reports.comparison_order import (
+    PLAYED,
+    PageOrder,
+    Source,
+    generated_folder,
+    generated_of,
+    index_of,
+    pictures_in,
+    state_of,
+)
 from latentmake.reports.images import Pictures, as_text
 from latentmake.reports.page import page
+from latentmake.training.generation import GenerationIndex
 from latentmake.training.loop.sample_images import PictureIndex, picture_name
 
 __all__ = ["Side", "View", "compare", "flat", "gather", "settings_table"]
@@ -26,8 +38,20 @@ __all__ = ["Side", "View", "compare", "flat", "gather", "settings_table"]
 _ALL_STEPS = "*"
 _DIGEST = 12  # digits of a digest on a page
 
-Row = tuple[str, int]
-"""A prompt and its occurrence, from 0; or a picture's name and -1."""
+
+class Row(NamedTuple):
+    """A row of a page.
+
+    Attributes:
+        name: a prompt, or a picture's name.
+        occurrence: of the prompt, from 0; -1 of a picture.
+        seed: of a generated clip.
+    """
+
+    name: str
+    occurrence: int = 0
+    seed: int | None = None
+
 
 Place = tuple[Row, str]
 """A row, and a step in digits or `*` for all."""
@@ -51,9 +75,11 @@ class View(NamedTuple):
         rows: prompts, or names of pictures.
         rows_are: `prompt` or `picture`.
         steps: of all runs, ascending; none of folders alone.
-        pictures: data URI, width and height in pixels, whether to show it pixel by pixel.
+        pictures: address, width and height in pixels, whether to show it pixel by pixel.
         runs: names of the settings' columns.
         settings: (name, a text for each run).
+        clips: numbers of the pictures that are clips.
+        fps: frames a second of the clips.
     """
 
     title: str
@@ -64,6 +90,8 @@ class View(NamedTuple):
     pictures: list[tuple[str, int, int, bool]]
     runs: list[str]
     settings: list[tuple[str, list[str]]]
+    clips: Sequence[int] = ()
+    fps: float = FPS
 
     def page(self, state: str) -> str:
         """Return the page; `state` is the digest of what it shows."""
@@ -76,7 +104,7 @@ def _rows_of(index: PictureIndex) -> list[Row]:
     seen: Counter[str] = Counter()
     rows = []
     for prompt in index.prompts:
-        rows.append((prompt, seen[prompt]))
+        rows.append(Row(prompt, seen[prompt]))
         seen[prompt] += 1
     return rows
 
@@ -87,7 +115,7 @@ def _places(runs: Collection[PictureIndex], steps: Sequence[int]) -> dict[str, l
     for index in runs:
         for number, row in enumerate(_rows_of(index)):
             names = {Path(picture_name(step, number)).stem: str(step) for step in steps}
-            for name, step in {**names, f"{number:02d}": _ALL_STEPS, row[0]: _ALL_STEPS}.items():
+            for name, step in {**names, f"{number:02d}": _ALL_STEPS, row.name: _ALL_STEPS}.items():
                 if (row, step) not in places[name]:
                     places[name].append((row, step))
     return places
@@ -107,14 +135,23 @@ def _of_folder(
 ) -> dict[Place, Path]:
     found: dict[Place, Path] = {}
     for stem, path in pictures.items():
-        for place in places.get(stem, [((stem, -1), _ALL_STEPS)]):
+        for place in places.get(stem, [(Row(stem, -1), _ALL_STEPS)]):
             found.setdefault(place, path)
     return found
 
 
-def _index(source: Source) -> PictureIndex:
-    if (index := index_of(source)) is not None:
-        return index
+def _of_generated(folder: Path, index: GenerationIndex) -> dict[Place, Path]:
+    """Return the clips with the adapter."""
+    return {
+        (Row(clip.prompt, seed=clip.seed), _ALL_STEPS): folder / clip.file
+        for clip in index.clips
+        if clip.adapter
+    }
+
+
+def _check(source: Source, index: PictureIndex | None, made: GenerationIndex | None) -> None:
+    if index is not None or made is not None:
+        return
     raise TrainingError(
         f"the run {source.name} has no sample pictures",
         where=source.path,
@@ -122,20 +159,34 @@ def _index(source: Source) -> PictureIndex:
     )
 
 
-def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
-    """Collect the pictures of runs and folders; `say` receives warnings.
+def gather(
+    sources: Sequence[Source], say: Callable[[str], object], page: Path = Path("page.html")
+) -> View:
+    """Collect the pictures and clips of runs and folders; `say` receives warnings.
+
+    Many clips are not embedded in the page, but named by the way to them from its place.
 
     Raises:
         TrainingError: a run has no pictures.
         DatasetError: a folder does not exist.
     """
-    runs = {source.name: _index(source) for source in sources if source.kind == "run"}
+    runs: dict[str, PictureIndex] = {}
+    made: dict[str, GenerationIndex] = {}
+    for source in (source for source in sources if source.kind == "run"):
+        index, generated = index_of(source), generated_of(source)
+        _check(source, index, generated)
+        runs |= {} if index is None else {source.name: index}
+        made |= {} if generated is None else {source.name: generated}
     steps = sorted({step for index in runs.values() for step in index.steps})
     places = _places(runs.values(), steps)
     found: dict[str, dict[Place, Path]] = {}
     for source in sources:
         if source.kind == "run":
-            found[source.name] = _of_run(Path(source.path), runs[source.name])
+            folder, found[source.name] = Path(source.path), {}
+            if (index := runs.get(source.name)) is not None:
+                found[source.name] |= _of_run(folder, index)
+            if (generated := made.get(source.name)) is not None:
+                found[source.name] |= _of_generated(generated_folder(source), generated)
             continue
         pictures_of = pictures_in(source)
         found[source.name] = _of_folder(pictures_of, places)
@@ -146,7 +197,9 @@ def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
             )
     rows: dict[Row, None] = {row: None for index in runs.values() for row in _rows_of(index)}
     rows |= {row: None for each in found.values() for row, _ in each}
-    pictures = Pictures(sum(map(len, found.values())))
+    files = [path for each in found.values() for path in each.values()]
+    clips = [path for path in files if path.suffix.lower() in PLAYED]
+    pictures = Pictures(len(files) - len(clips), ClipSources(page, clips))
     sides = []
     for source in sources:
         cells: dict[Row, Cells] = {row: {} for row in rows}
@@ -158,18 +211,28 @@ def gather(sources: Sequence[Source], say: Callable[[str], object]) -> View:
     return View(
         title=" vs ".join(source.name for source in sources),
         sides=sides,
-        rows=[_label(*row) for row in rows],
-        rows_are="prompt" if runs else "picture",
+        rows=[_label(row) for row in rows],
+        rows_are="prompt" if runs or made else "picture",
         steps=steps,
         pictures=pictures.embedded,
-        runs=list(runs),
-        settings=settings_table([index.settings for index in runs.values()]),
+        clips=pictures.clips,
+        fps=max((float(index.settings.get("fps", FPS)) for index in made.values()), default=FPS),
+        runs=list(dict.fromkeys([*runs, *made])),
+        settings=settings_table(
+            [
+                (runs[name].settings if name in runs else {})
+                | ({"generate": {**made[name].settings}} if name in made else {})
+                for name in dict.fromkeys([*runs, *made])
+            ]
+        ),
     )
 
 
-def _label(name: str, occurrence: int) -> str:
-    name = as_text(name) or "(the empty prompt)"
-    return f"{name} ({occurrence + 1})" if occurrence > 0 else name
+def _label(row: Row) -> str:
+    name = as_text(row.name) or "(the empty prompt)"
+    if row.seed is not None:
+        return f"{name} (seed {row.seed})"
+    return f"{name} ({row.occurrence + 1})" if row.occurrence > 0 else name
 
 
 def flat(settings: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:
@@ -212,7 +275,7 @@ def compare(order_path: Path, page: Path, say: Callable[[str], object]) -> None:
             where=order_path,
             hint="give the same command again, which writes it anew",
         ) from None
-    view = gather(order.sources, say)
+    view = gather(order.sources, say, page)
     text = view.page(state_of(order.sources, digest.of_file)).encode()
     atomic.write(page, text)
     say(f"{page}: {len(view.pictures)} pictures, {len(text) / 1e6:.1f} MB")

@@ -21,13 +21,19 @@ from latentmake.files import atomic
 from latentmake.plan.parts import run_folder
 from latentmake.reports.page import state_in, template_digest
 from latentmake.sources.items import IMAGE_EXTENSIONS
+from latentmake.training.generation import FOLDER as GENERATED
+from latentmake.training.generation import INDEX as GENERATED_INDEX
+from latentmake.training.generation import GenerationIndex
 from latentmake.training.loop.result import Record
 from latentmake.training.loop.sample_images import INDEX, PictureIndex, read_index
 
 __all__ = [
+    "PLAYED",
     "Page",
     "PageOrder",
     "Source",
+    "generated_folder",
+    "generated_of",
     "index_of",
     "is_page",
     "pictures_in",
@@ -37,12 +43,14 @@ __all__ = [
 ]
 
 ORDERS = Path(".latentmake/compare")
+PLAYED = frozenset({".mp4", ".webm"})
+"""Endings of clips that browsers play."""
 _BETWEEN = "_vs_"
 _TARGET = re.compile(r"compare_(.+)|reports/compare_(.+)\.html")
 
 
 class Source(BaseModel, extra="forbid", frozen=True):
-    """A run or a folder of images, with the folder of its pictures."""
+    """A run or a folder of images and clips, with the folder of its pictures."""
 
     name: str
     kind: Literal["run", "folder"]
@@ -62,7 +70,7 @@ class Page(NamedTuple):
     Attributes:
         name: its target without `compare_`.
         stale: whether it is missing or shows other pictures.
-        trained: receipts of trainings of the same command whose pictures it shows.
+        trained: receipts of trainings and generations of the same command that it shows.
     """
 
     name: str
@@ -140,6 +148,7 @@ def plan_page(
     digest_of: Callable[[Path], str],
     trained: Collection[str],
     planned: int,
+    generated: Collection[str] = (),
 ) -> Page:
     """Write the order of a page.
 
@@ -149,19 +158,23 @@ def plan_page(
         digest_of: returns a file's digest.
         trained: runs that the same command trains first.
         planned: time in nanoseconds.
+        generated: runs whose clips the same command generates first.
 
     Raises:
         UserError: an unknown name, or no pictures.
     """
     sources = [_source(name, config) for name in resolve(target, config)]
-    awaited = [each.name for each in sources if each.kind == "run" and each.name in trained]
+    runs = [each.name for each in sources if each.kind == "run"]
+    awaited = [run_folder(run) / "trained.json" for run in runs if run in trained]
+    awaited += [run_folder(run) / "generated.json" for run in runs if run in generated]
+    coming = {*trained, *generated}
     for source in sources:
-        if source.name not in awaited and not _has_pictures(source):
+        if not (source.name in runs and source.name in coming) and not _has_pictures(source):
             raise _without_pictures(target, source, config)
     name = _BETWEEN.join(source.name for source in sources)
     path = ORDERS / f"{name}.json"
     atomic.write(path, PageOrder(sources=sources, planned=planned).model_dump_json().encode())
-    page = Page(name, str(path), True, [str(run_folder(run) / "trained.json") for run in awaited])
+    page = Page(name, str(path), True, [str(receipt) for receipt in awaited])
     shown = state_in(Path(page.path))
     fresh = shown is not None and not awaited and shown == state_of(sources, digest_of)
     return page._replace(stale=not fresh)
@@ -175,7 +188,7 @@ def _source(name: str, config: Config) -> Source:
 
 def _has_pictures(source: Source) -> bool:
     if source.kind == "run":
-        return index_of(source) is not None
+        return index_of(source) is not None or generated_of(source) is not None
     return bool(pictures_in(source))
 
 
@@ -186,7 +199,7 @@ def _without_pictures(target: str, source: Source, config: Config) -> UserError:
         )
     if not hasattr(config.runs[source.name].trainer, "samples"):
         return ConfigError(
-            f"the run {source.name} draws no sample pictures, for only the trainer sd does",
+            f"the run {source.name} draws no sample pictures, for only our own trainers do",
             where=target,
             hint="name a folder of pictures drawn with it under `folders`, and compare that",
         )
@@ -195,6 +208,17 @@ def _without_pictures(target: str, source: Source, config: Config) -> UserError:
         where=target,
         hint=f"make them: snakemake --cores all train_{source.name}",
     )
+
+
+def generated_folder(source: Source) -> Path:
+    """Return the folder of a run's generated clips."""
+    return Path(source.path).with_name(GENERATED)
+
+
+def generated_of(source: Source) -> GenerationIndex | None:
+    """Return the index of a run's generated clips; None where there are none."""
+    index = GenerationIndex.read(generated_folder(source) / GENERATED_INDEX)
+    return index if index is not None and index.clips else None
 
 
 def index_of(source: Source) -> PictureIndex | None:
@@ -226,9 +250,14 @@ def pictures_in(source: Source) -> dict[str, Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             path = Path(folder, name)
-            if name.startswith(".") or path.suffix.lower() not in IMAGE_EXTENSIONS:
+            suffix = path.suffix.lower()
+            if name.startswith(".") or suffix not in IMAGE_EXTENSIONS | PLAYED:
                 continue
             stem = path.relative_to(root).with_suffix("").as_posix()
+            if stem in found and {suffix, found[stem].suffix.lower()} & PLAYED:
+                if suffix not in PLAYED:  # of a picture and a clip of one name, the picture
+                    found[stem] = path
+                continue
             if stem in found:
                 raise DatasetError(
                     f"{found[stem].name} and {path.name} differ in their ending alone",
@@ -262,6 +291,8 @@ def state_of(sources: Sequence[Source], digest_of: Callable[[Path], str]) -> str
     for source in sources:
         if source.kind == "run":
             content: object = content_of(Path(source.path, INDEX))
+            if generated_of(source) is not None:
+                content = [content, content_of(generated_folder(source) / GENERATED_INDEX)]
         else:
             found = pictures_in(source)
             content = [[os.fsencode(name).hex(), content_of(path)] for name, path in found.items()]

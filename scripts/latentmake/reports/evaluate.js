@@ -1,5 +1,5 @@
 (() => {
-  const SVG = "http://www.w3.org/2000/svg";
+  const SVG = at("to-play").namespaceURI;
   const NAMES = { real: "real", base: "base", adapter: "with the adapter" };
 
   // -- clips ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Images embedded in a page."""
+"""Images and clips of a page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from latentmake import digest
 from latentmake.caches.pixels.plain import decode
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
+from latentmake.reports.clips import ClipSources
 
 __all__ = ["Pictures", "as_text", "decoded", "embedded"]
 
@@ -22,6 +23,7 @@ _PIXEL_ART = 256  # pixels; smaller pictures are embedded without loss
 _PAGE = 14_000_000  # bytes of all pictures of a page; a third more as text
 _LEAST, _MOST = 60_000, 400_000  # bytes of one picture, whatever their number
 _QUALITIES = (90, 80, 70, 60, 50)
+Picture = tuple[str, int, int, bool]
 _READING = Dataset(path=".")  # as an image of a dataset with the default settings
 
 
@@ -50,27 +52,36 @@ class Pictures:
     """Pictures of a page, without duplicates.
 
     Args:
-        count: their expected number, which bounds the size of each.
+        count: the expected number of images, which bounds the size of each.
+        sources: addresses of clips.
 
     Attributes:
-        embedded: data URI, width, height, whether to show it pixel by pixel.
+        embedded: address, width, height, whether to show it pixel by pixel.
+        clips: numbers of those that are clips.
         faults: pictures that cannot be read, a line each.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, sources: ClipSources | None = None) -> None:
+        self._sources = sources
+        self.clips: list[int] = []
         self._limit = max(_LEAST, min(_MOST, _PAGE // max(1, count)))
         self._quality = 0  # index of the last picture's quality
         self._numbers: dict[str, int] = {}
-        self.embedded: list[tuple[str, int, int, bool]] = []
+        self.embedded: list[Picture] = []
         self.faults: list[str] = []
 
     def add(self, path: Path) -> int | str:
         """Return the number of a picture, or why it cannot be shown."""
         try:
-            data = path.read_bytes()
-            name = digest.of_bytes(data)
-            if name not in self._numbers:
+            if self._sources is not None and path in self._sources:
+                name, found = self._clip(path, self._sources)
+            else:
+                data = path.read_bytes()
+                name = digest.of_bytes(data)
+                if name in self._numbers:
+                    return self._numbers[name]
                 found = self._embed(decoded(data, path))
+            if name not in self._numbers:
                 self._numbers[name] = len(self.embedded)
                 self.embedded.append(found)
             return self._numbers[name]
@@ -81,7 +92,17 @@ class Pictures:
         self.faults.append(f"{path}: {fault}")
         return as_text(fault)
 
-    def _embed(self, image: Image.Image) -> tuple[str, int, int, bool]:
+    def _clip(self, path: Path, sources: ClipSources) -> tuple[str, Picture]:
+        """Return the name of a clip's content, and what shows it."""
+        name = digest.of_file(path)
+        if name in self._numbers:
+            return name, self.embedded[self._numbers[name]]
+        media = sources.media(path)
+        self.clips.append(len(self.embedded))
+        small = max(media.width, media.height) < _PIXEL_ART
+        return name, (sources.address(path), media.width, media.height, small)
+
+    def _embed(self, image: Image.Image) -> Picture:
         if max(image.size) < _PIXEL_ART:
             return embedded(image, "png", optimize=True), *image.size, True
         image.thumbnail((_WIDTH, _HEIGHT), Image.Resampling.LANCZOS)
