@@ -50,9 +50,10 @@ def tiny_dit(*, heads: int = HEADS, head: int = 12, **changes: Any) -> WanTransf
     return dit.eval()
 
 
-def image_dit(**changes: Any) -> WanTransformer3DModel:
+def image_dit(*, heads: int = HEADS, head: int = 12, **changes: Any) -> WanTransformer3DModel:
     """The same for image-to-video of Wan 2.1, with the image encoder's output as a condition."""
-    return tiny_dit(in_channels=36, image_dim=20, added_kv_proj_dim=24, **changes)
+    image = {"in_channels": 36, "image_dim": 20, "added_kv_proj_dim": heads * head}
+    return tiny_dit(heads=heads, head=head, **image, **changes)
 
 
 def original_dit(state: State, prefix: str = "") -> State:

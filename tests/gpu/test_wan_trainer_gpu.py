@@ -1,0 +1,135 @@
+"""Wan's network in training on a CUDA device: values, gradients, memory, files."""
+
+from __future__ import annotations
+
+import gc
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dit_world import forms, image_dit, inputs, tiny_dit
+from latentmake.models.wan_dit import check_targets, read_dit
+from latentmake.models.wan_memory import training_memory
+from latentmake.training.lora import lora_tensors
+from latentmake.training.wan.lora_files import read_lora, write_lora
+from latentmake.training.wan.network import add_lora, load_transformer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICE = torch.device("cuda")
+TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
+
+
+def on_device(given: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {
+        name: value.to(DEVICE, dtype if value.is_floating_point() else None)
+        for name, value in given.items()
+    }
+
+
+def loss_of(network: Any, given: dict[str, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a prediction as the trainer computes it, under autocast."""
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        predicted = network(**given).sample
+    return torch.nn.functional.mse_loss(predicted.float(), target)
+
+
+@pytest.mark.parametrize("make", [tiny_dit, image_dit])
+def test_the_network_in_bfloat16_predicts_what_it_does_on_a_cpu(tmp_path: Path, make: Any) -> None:
+    dit = make(heads=2, head=64, num_layers=2, ffn_dim=256)
+    given = inputs(dit)
+    expected = dit(**given).sample
+    path = str(forms(dit, tmp_path)["original file"])
+    network = load_transformer(path).to(DEVICE)
+    with torch.no_grad(), torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        found = network(**on_device(given, torch.bfloat16)).sample.float().cpu()
+    assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.995
+    kept = {each.dtype for name, each in network.named_parameters() if "norm2" in name}
+    assert kept == {torch.float32}
+
+
+def test_gradient_checkpointing_takes_less_memory_and_gives_the_same_gradients(
+    tmp_path: Path,
+) -> None:
+    dit = tiny_dit(heads=4, head=128, num_layers=6, ffn_dim=2048)
+    path = str(forms(dit, tmp_path)["folder"])
+    shapes = read_dit(path).shapes
+    given = on_device(inputs(dit, size=(5, 32, 48)), torch.bfloat16)
+    given = {name: value[:1] for name, value in given.items()}
+    target = torch.randn(given["hidden_states"].shape, device=DEVICE)
+    gradients, peaks = [], []
+    for checkpointing in (True, False):
+        torch.manual_seed(0)
+        network = load_transformer(path).to(DEVICE)
+        add_lora(network, rank=8, target_modules=TARGETS)
+        with torch.no_grad():
+            for name, value in lora_tensors(network).items():
+                if "lora_B" in name:
+                    value.normal_(std=0.02)
+        if checkpointing:
+            network.enable_gradient_checkpointing()
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        loss_of(network, given, target).backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        trained = [each.grad for each in network.parameters() if each.requires_grad]
+        gradients.append([each.flatten() for each in trained if each is not None])
+        del network
+    found, expected = (torch.cat(each) for each in gradients)
+    assert torch.cosine_similarity(found, expected, dim=0) > 0.999
+    layers = check_targets(TARGETS, shapes.tensors(), "targets")
+    for checkpointing, peak in zip((True, False), peaks, strict=True):
+        told = training_memory(
+            shapes,
+            latent=(5, 32, 48),
+            layers=layers,
+            rank=8,
+            text_tokens=7,
+            gradient_checkpointing=checkpointing,
+        )
+        assert peak == pytest.approx(told.activations, rel=0.25)
+    assert peaks[0] < 0.5 * peaks[1]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
+def test_a_lora_learns_and_its_files_give_on_a_cpu_what_it_gives_there(
+    tmp_path: Path, optimizer: str
+) -> None:
+    if optimizer == "adamw8bit" and find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed")
+    dit = tiny_dit(heads=2, head=64, num_layers=2)
+    path = str(forms(dit, tmp_path)["folder"])
+    network = load_transformer(path).to(DEVICE)
+    add_lora(network, rank=8, alpha=4, target_modules=TARGETS)
+    network.enable_gradient_checkpointing()
+    parameters = [each for each in network.parameters() if each.requires_grad]
+    assert {(each.dtype, each.device.type) for each in parameters} == {(torch.float32, DEVICE.type)}
+    stepper: Any = torch.optim.AdamW
+    if optimizer == "adamw8bit":
+        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
+
+        stepper = AdamW8bit
+    stepper = stepper(parameters, lr=1e-2)
+    given = inputs(dit)
+    target = torch.randn(given["hidden_states"].shape, device=DEVICE)
+    losses = []
+    for _ in range(40):
+        loss = loss_of(network, on_device(given, torch.bfloat16), target)
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad(set_to_none=True)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+    with torch.no_grad(), torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        expected = network(**on_device(given, torch.bfloat16)).sample.float().cpu()
+    write_lora(network, tmp_path / "lora")
+    fresh = load_transformer(path, dtype=torch.float32)
+    read_lora(fresh, tmp_path / "lora")
+    found = fresh(**given).sample
+    assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.995
