@@ -20,13 +20,14 @@ from latentmake.config import Config, Run, TrainingJob, parse
 from latentmake.errors import LatentmakeError, UserError
 from latentmake.exchange import archives
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
-from latentmake.exchange.clip_files.order import plan_clips
+from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.files import atomic
+from latentmake.files.disk import Need
 from latentmake.index.memo import Memo
 from latentmake.plan import spool, workspace
 from latentmake.plan.batches import minutes_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import RUNS, WorkOrder, run_order
+from latentmake.plan.orders import WorkOrder, run_order
 from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan
@@ -41,7 +42,7 @@ from latentmake.reports.captions_order import plan_captions
 from latentmake.reports.checklist import plan_check
 from latentmake.reports.comparison_order import Page, is_page, plan_page
 from latentmake.reports.generated import plan_generated, refuse_clips
-from latentmake.reports.plan_table import plan_table, status_lines
+from latentmake.reports.plan_report import report, status_path
 from latentmake.training.external.publication import is_uncached, write_items
 
 __all__ = ["MEMO", "Session"]
@@ -98,6 +99,7 @@ class Session:
         self._buildable = dict(buildable or {})
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self.pages: list[Page] = []
+        self._needs: list[Need] = []
         with _exit_on_mistake():
             if main:
                 workspace.check(home, dry=dry)
@@ -122,7 +124,7 @@ class Session:
             asked = self._plan_requests(targets)
             self._plan_generation(targets, asked, force=force)
             self._plan_pages(targets, trained, asked)
-            self._report(targets)
+            report(self._facts, self.plan, targets, self._needs, dry=dry)
             self._file = self._plan_file(asked)
             if not dry:
                 self._file.write(time.time_ns())
@@ -179,14 +181,14 @@ class Session:
         """Write the orders of what is done on request alone; return run -> kind -> path."""
         facts, config = self._facts, self.config
         refuse_company(targets, self.runs)
-        asked = {
-            name: {
-                kind: _write_order(name, kind, make(facts, plan, self.runs[name]))
-                for kind, make in _REQUESTS.items()
-                if f"{kind}_{name}" in targets
-            }
-            for name, plan in self.plan.runs.items()
-        }
+        asked: dict[str, dict[str, str]] = {}
+        for name, plan in self.plan.runs.items():
+            asked[name] = {}
+            for kind, make in _REQUESTS.items():
+                if f"{kind}_{name}" in targets:
+                    made = make(facts, plan, self.runs[name])
+                    asked[name][kind] = _write_order(name, kind, made)
+                    self._needs += [made.need] if isinstance(made, ClipsOrder) else []
         for name in self.runs:
             target = f"publish_{name}"
             backend = backends.of_run(config, name) if target in targets else None
@@ -207,15 +209,6 @@ class Session:
             if backend is not None and is_generation_asked(name, targets):
                 order = plan_generated(self._facts, plan, backend, force=force)
                 asked[name] |= {} if order is None else {"generate": str(order)}
-
-    def _report(self, targets: Sequence[str]) -> None:
-        """Print the plan's table, and write what `status_{run}` will print."""
-        if self.plan.runs:
-            sys.stderr.write(plan_table(self.plan) + "\n")
-        for name, plan in self.plan.runs.items():
-            if f"status_{name}" in targets:
-                lines = [*status_lines(plan, self.config.store.keep), ""]
-                atomic.write(self.status_path(name), "\n".join(lines).encode())
 
     def _plan_file(self, asked: Mapping[str, Mapping[str, str]]) -> PlanFile:
         runs = {name: dict(kinds) for name, kinds in asked.items()}
@@ -356,7 +349,7 @@ class Session:
     @staticmethod
     def status_path(run: str) -> Path:
         """Return the path of what `status_{run}` prints."""
-        return RUNS / f"{run}.status.txt"
+        return status_path(run)
 
     def resources(self, kind: str, order: WorkOrder | None = None) -> Resources:
         """Return the cluster resources of a job of a kind (`encode`, `train`), or of an order."""

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import video_world
 import wan
+from latentmake.index.memo import Memo
+from latentmake.plan.estimates import Estimates
+from latentmake.plan.orders import WorkOrder
 from project import Project
 
 CAPTIONS = {"calm": "a calm sea", "storm": "a storm", "wind": "wind in the trees"}
@@ -51,6 +54,16 @@ def cut(template: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
     result = project.run(f"clips_{RUN}", "--cores", "2")
     assert "6 written, 0 kept, 0 removed, 0 sources faulty" in result.output
     assert not project.cache_files()  # nothing was encoded
+    return project
+
+
+@pytest.fixture(scope="module")
+def built(cut: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The same with the caches of the videos. Not to be changed: copy it."""
+    project = cut.copy(tmp_path_factory.mktemp("built") / "project")
+    result = project.run(f"caches_{RUN}")
+    result.one_line("latents of wan: 6 clips of 5 x 32 x 48, ", "; time unknown until a first job")
+    result.one_line("text of wan: 3 captions")
     return project
 
 
@@ -130,3 +143,49 @@ def test_only_what_is_stale_is_cut_again_and_files_of_what_is_gone_go(
     assert "mine.npz" in after and "storm_00005-005.npz" not in after
     assert [row["prompt"] for row in rows(project)] == ["a very calm sea"] * 2 + ["a storm"]
     project.run(f"clips_{RUN}").one_line("nothing to do: 0 written, 3 kept, 0 removed")
+
+
+# -- estimates ------------------------------------------------------------------------------------
+
+
+def test_estimated_bytes_of_latents_are_those_of_the_files(built: Project) -> None:
+    orders = [
+        WorkOrder.read(path)
+        for path in (built / ".latentmake/orders").glob("*.json")
+        if len(path.suffixes) == 1
+    ]
+    latents = [order for order in orders if order.kind == "latents"]
+    (need,) = Estimates(Memo(None), latents).needs(latents)
+    sizes = [(built / path).stat().st_size for order in latents for path in order.paths]
+    assert len(sizes) == 6
+    assert need.folder == "cache" and need.size == pytest.approx(sum(sizes), rel=0.01)
+
+
+def test_what_cannot_fit_the_disk_is_refused_before_any_job(
+    template: Project, tmp_path: Path
+) -> None:
+    project = template.copy(tmp_path / "project")
+    video_world.write_video(project / "data/films/long.mp4", "mpeg4", 500)
+    (project / "data/films/long.txt").write_text("a long film\n")
+
+    def enlarge(values: dict[str, Any]) -> None:
+        films = {"frame_extraction": "slide", "target_frames": 81, "sample_stride": 1}
+        values["datasets"]["films"] |= films
+        sizes = [[8192, 8192 - 16 * number] for number in range(20)]
+        values["runs"][RUN]["resolutions"] = sizes
+
+    project.configure(enlarge)
+    words = ("TB of latents of wan", "to be written, but", "free; free some space")
+    result = project.run(f"caches_{RUN}", check=False)
+    assert result.returncode != 0 and not result.jobs and not project.cache_files()
+    assert result.one_line(*words).startswith("error: cache: ")
+    dry = project.run(f"caches_{RUN}", "-n")
+    assert dry.one_line(*words).startswith("warning: cache: ") and dry.jobs
+    result = project.run(f"check_{RUN}", check=False)
+    assert result.returncode != 0
+    result.one_line("disk: caches", "failed", *words)
+    result.one_line("to encode", "8400 clips of up to 81 x 8192 x 8192")
+    project.configure(lambda values: values["runs"][RUN].update(resolutions=[8192]))
+    result = project.run(f"clips_{RUN}", check=False)
+    assert result.returncode != 0 and not (project / "clips").exists()
+    result.one_line("error: ", "TB of clips to be written, but")

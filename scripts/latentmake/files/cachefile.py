@@ -7,9 +7,10 @@ writes metadata in no fixed order.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake import digest
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADOPTED",
+    "BYTES",
     "CAPTION",
     "KEY",
     "ORIGINAL_HEIGHT",
@@ -33,6 +35,7 @@ __all__ = [
     "Picture",
     "read_header",
     "serialize",
+    "size_of",
     "stamp",
     "target_key",
 ]
@@ -44,6 +47,8 @@ ORIGINAL_HEIGHT = "original_height"
 ORIGINAL_WIDTH = "original_width"
 RECIPE = "latentmake.recipe"
 SOURCE = "latentmake.source"
+BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I64": 8}
+"""Bytes of a number of each dtype, as safetensors names them."""
 
 
 class Picture(NamedTuple):
@@ -96,6 +101,22 @@ def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) 
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as safetensors has it
     return struct.pack("<Q", len(text)) + text + data[8 + length :]
+
+
+def size_of(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]) -> int:
+    """Return the bytes of the file that `serialize` makes of tensors, by their names.
+
+    Args:
+        tensors: name -> dtype as the format names it (`BF16`), and shape.
+        metadata: of the file; of values only the lengths count.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + math.prod(shape) * BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return 8 + len(text) + -len(text) % 8 + end
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:

@@ -14,11 +14,13 @@ __all__ = [
     "check_known",
     "is_generation_asked",
     "is_training_asked",
+    "kinds_built",
     "runs_asked_for",
 ]
 
 ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check")
 _PER_RUN = ("train", "generate", "caches", "latents", "text", "status", "publish", *ON_REQUEST)
+_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "status")
 _CLEANING = ("clean", "distclean", "clobber")
 
 
@@ -34,6 +36,15 @@ def is_training_asked(run: str, targets: Sequence[str]) -> bool:
 def is_generation_asked(run: str, targets: Sequence[str]) -> bool:
     """Whether some targets stand for the clips that a run generates."""
     return any(each in (f"generate_{run}", f"runs/{run}/generated.json") for each in targets)
+
+
+def kinds_built(run: str, targets: Sequence[str]) -> set[str]:
+    """Return the kinds of caches that a build of some targets makes for a run."""
+    kinds = {"latents", "text"}
+    words = {each.removesuffix(f"_{run}") for each in targets if each.endswith(f"_{run}")}
+    if not targets or "all" in targets or any(x.startswith(f"runs/{run}/") for x in targets):
+        return kinds
+    return kinds if words - kinds - {*_ENCODING_NOTHING} else kinds & words
 
 
 def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]:

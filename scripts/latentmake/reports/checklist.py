@@ -10,6 +10,8 @@ from collections import Counter
 from pydantic import BaseModel
 
 from latentmake.config import Run
+from latentmake.files.disk import free, human, shortages
+from latentmake.plan.estimates import Estimates
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import Part, RunPlan
 from latentmake.plan.staleness import PartState
@@ -42,6 +44,7 @@ def plan_check(facts: Facts, plan: RunPlan, run: Run) -> CheckOrder:
         for fault in found
     ]
     findings = [_of_part(part, state) for part, state in sorted(plan.parts.items())]
+    findings += _estimated(facts, plan)
     findings.append(of_faults("items", faults, "none is faulty, as far as is known"))
     current = plan.manifest_order is None
     if not current:
@@ -49,6 +52,18 @@ def plan_check(facts: Facts, plan: RunPlan, run: Run) -> CheckOrder:
         findings.append(Finding("manifest", "warning", note))
     trainer = None if plan.trainer_order is None else str(plan.trainer_order)
     return CheckOrder(findings=findings, current=current, trainer=trainer)
+
+
+def _estimated(facts: Facts, plan: RunPlan) -> list[Finding]:
+    """Return estimates of what is to be encoded, and whether the disk has room for it."""
+    estimates = Estimates(facts.memo, plan.orders)
+    needs = estimates.needs(plan.orders)
+    if not needs:
+        return []
+    found = [Finding("to encode", "ok", line) for line in estimates.lines()]
+    errors = [Finding("disk: caches", "failed", str(error)) for error in shortages(needs)]
+    note = f"{human(free('cache'))} free; {human(sum(need.size for need in needs))} are needed"
+    return [*found, *(errors or [Finding("disk: caches", "ok", note)])]
 
 
 def _of_part(part: Part, state: PartState) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pydantic import ByteSize
 from tabulate import tabulate
@@ -16,8 +16,11 @@ from latentmake.plan.staleness import REASONS
 __all__ = ["plan_table", "status_lines"]
 
 
-def plan_table(plan: Plan) -> str:
-    """Return a table: number of targets in each state, by dataset, model and part."""
+def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
+    """Return a table: number of targets in each state, by dataset, model and part.
+
+    `estimates` are lines about what is to be made.
+    """
     parts: dict[tuple[str, str, str], dict[str, list[int]]] = {}  # a part of several runs once
     for run in plan.runs.values():
         for part, state in run.parts.items():
@@ -47,6 +50,7 @@ def plan_table(plan: Plan) -> str:
         at_hand = sum(len(order.paths) for order in plan.orders if order.reuses)
         beside = f", {at_hand} of them at hand" * bool(at_hand)
         lines.append(f"{total} targets to make{beside}, in {len(plan.orders)} jobs")
+    lines += estimates
     return "\n".join([*lines, ""])
 
 

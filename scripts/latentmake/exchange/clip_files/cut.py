@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import time
 import zipfile
 from collections import Counter
@@ -21,10 +20,11 @@ from numpy.lib import format as npy
 
 from latentmake import digest
 from latentmake.caches.clip_frames import Wanted, clip_frames
-from latentmake.errors import SourceError, StorageError
+from latentmake.errors import SourceError
 from latentmake.exchange.clip_files.order import LIST, ClipFile, ClipsOrder, npz_bytes
 from latentmake.files import atomic, npz
 from latentmake.files.cachefile import KEY
+from latentmake.files.disk import refuse
 from latentmake.geometry.clips import SourceFps
 from latentmake.index.memo import source_stat
 from latentmake.plan.receipts import Receipt
@@ -52,7 +52,7 @@ def cut(order: ClipsOrder, *, say: Say, threads: int = 1) -> Counter[str]:
             named, all others are done, and `train.jsonl` is left as it was.
     """
     folder = Path(order.folder)
-    _refuse_full(order)
+    refuse([order.need])
     folder.mkdir(parents=True, exist_ok=True)
     _remove_unfinished(folder)
     counts: Counter[str] = Counter()
@@ -101,21 +101,6 @@ def cut(order: ClipsOrder, *, say: Say, threads: int = 1) -> Counter[str]:
             hint="the others are done and kept; fix these, or set on_error: skip",
         )
     return counts
-
-
-def _refuse_full(order: ClipsOrder) -> None:
-    """Refuse what the disk has no room for, before anything is written."""
-    needed = order.missing_bytes
-    place = Path(order.folder).absolute()
-    while not place.is_dir():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        raise StorageError(
-            f"{needed / 1e9:.1f} GB of clips are to be written, but {free / 1e9:.1f} GB are free",
-            where=order.folder,
-            hint="free some space, or train from caches, which are a hundredth of that",
-        )
 
 
 def _remove_unfinished(folder: Path) -> None:

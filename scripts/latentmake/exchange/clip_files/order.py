@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from latentmake.config import Run
 from latentmake.errors import ConfigError
+from latentmake.files.disk import Need
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import SourceFps
 from latentmake.plan.clip_list import ListedClip, listed_clips
@@ -72,14 +73,15 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
     receipt: str
 
     @property
-    def missing_bytes(self) -> int:
-        """Bytes of the files that are not there; those with other content are replaced."""
+    def need(self) -> Need:
+        """Room for the files that are not there; those of other content are replaced."""
         folder = Path(self.folder)
-        return sum(
+        size = sum(
             npz_bytes(file.shape)
             for file in self.files
             if not (folder / f"{file.name}.npz").exists()
         )
+        return Need("clips", self.folder, size)
 
 
 def npz_bytes(shape: tuple[int, ...]) -> int:

@@ -1,0 +1,76 @@
+"""Room on disks: what is to be written, against what is free, before anything is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from latentmake.errors import StorageError
+
+__all__ = ["Need", "device_of", "free", "human", "refuse", "shortages"]
+
+
+class Need(NamedTuple):
+    """Room for files that are to be written.
+
+    Attributes:
+        what: name of the files, in messages.
+        folder: place of the files; it may have to be made.
+        size: their bytes.
+    """
+
+    what: str
+    folder: str
+    size: int
+
+
+def human(size: float) -> str:
+    """Return a number of bytes for people: `0.5 GB`."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= factor / 10:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size / 1e3:.1f} kB"
+
+
+def device_of(folder: str | os.PathLike[str]) -> int:
+    """Return the number of the file system on which a folder lies, or will lie."""
+    return _existing(folder).stat().st_dev
+
+
+def free(folder: str | os.PathLike[str]) -> int:
+    """Return the bytes that the user may still write where a folder lies, or will lie."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def shortages(needs: Iterable[Need]) -> Iterator[StorageError]:
+    """Yield an error for each file system that has no room for what is to be written there."""
+    disks: dict[int, list[Need]] = {}
+    for need in needs:
+        if need.size:
+            disks.setdefault(device_of(need.folder), []).append(need)
+    for together in disks.values():
+        there, total = free(together[0].folder), sum(need.size for need in together)
+        if total > there:
+            what = ", ".join(f"{human(need.size)} of {need.what}" for need in together)
+            yield StorageError(
+                f"{what} to be written, but {human(there)} free",
+                where=together[0].folder,
+                hint="free some space, or make it a link to a folder on a larger disk",
+            )
+
+
+def refuse(needs: Iterable[Need]) -> None:
+    """Refuse what has no room; raises the StorageError of the first disk that is too small."""
+    for error in shortages(needs):
+        raise error
+
+
+def _existing(folder: str | os.PathLike[str]) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
+    path = Path(folder).absolute()
+    while not path.is_dir():
+        path = path.parent
+    return path

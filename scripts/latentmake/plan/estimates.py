@@ -1,0 +1,313 @@
+"""Estimates of caches before they are made: bytes on the disk, and minutes where jobs have run.
+
+Sizes come from shapes and dtypes and are exact for latents of Wan; a caption's length in tokens is
+guessed from its bytes. Nothing is decoded, and no network is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from latentmake.config import Model
+from latentmake.files.cachefile import BYTES, size_of, stamp
+from latentmake.files.disk import Need, device_of, human
+from latentmake.geometry import sdscripts_buckets
+from latentmake.geometry.buckets import Size, target_size, wan_size
+from latentmake.index.memo import Memo
+from latentmake.layouts import musubi, plain
+from latentmake.models.shapes import T5_LENGTH, latents_shape, text_tokens, text_width
+from latentmake.models.weight_kinds import content_of, weight_file
+from latentmake.plan.batches import minutes_of
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.parts import Plan
+from latentmake.plan.spool import SPOOL
+from latentmake.plan.targets import kinds_built
+
+__all__ = ["CacheEstimate", "Estimates", "built_orders"]
+
+_FORMATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_DIGEST = "0" * 64
+_WAN = (16, 8, 4)  # channels, pixels a side and frames of a latent
+_CONDITION_CHANNELS = 20  # of image-to-video
+_CLIP_VISION = ("F16", (257, 1280))  # ViT-H/14: tokens and width
+_UMT5_WIDTH, _UMT5_BYTES = 4096, 1 << 30  # umT5-XXL, whose single file is larger than that
+_EMBEDDINGS = ("token_embedding.weight", "shared.weight")
+_BYTES_A_TOKEN = 4  # of English, about
+_SAMPLED = 256  # captions that stand for all of a job
+_ARRAY = 256  # bytes of an npz archive for an array, besides its numbers
+
+Shape = tuple[int, ...]
+Tensors = dict[str, tuple[str, Shape]]
+
+
+@dataclass
+class CacheEstimate:
+    """What the jobs of one kind and model have to encode.
+
+    Attributes:
+        kind: `latents` or `text`.
+        count: files to be encoded; equal captions may make it fewer.
+        size: their bytes; those of unknown shape are left out.
+        unknown: number of these.
+        minutes: expected; None where no job of the kind and model has run here.
+        shapes: (frames, height, width) of clips or images -> number.
+    """
+
+    kind: str
+    model: str
+    count: int = 0
+    size: int = 0
+    unknown: int = 0
+    minutes: float | None = 0.0
+    shapes: Counter[Shape] = field(default_factory=Counter)
+
+    def add(self, other: CacheEstimate) -> None:
+        """Add another of the same kind and model."""
+        self.count += other.count
+        self.size += other.size
+        self.unknown += other.unknown
+        known = self.minutes is not None and other.minutes is not None
+        self.minutes = (self.minutes or 0.0) + (other.minutes or 0.0) if known else None
+        self.shapes += other.shapes
+
+    @property
+    def line(self) -> str:
+        """The estimate in a line."""
+        about = "about " * (self.kind == "text")
+        amount = "size unknown" if self.unknown == self.count else f"{about}{human(self.size)}"
+        time = "time unknown until a first job has run"
+        if self.minutes is not None:
+            time = f"about {_duration(self.minutes)} at the rate measured here"
+        return f"{self.kind} of {self.model}: {self._what}, {amount}; {time}"
+
+    @property
+    def _what(self) -> str:
+        if self.kind == "text":
+            return f"{self.count} captions" if self.count > 1 else "1 caption"
+        largest = max(self.shapes, key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
+        noun = "clip" if largest[0] > 1 else "image"
+        shape = " x ".join(map(str, largest if largest[0] > 1 else largest[1:]))
+        many = "s" * (self.count > 1)
+        return f"{self.count} {noun}{many} of {'up to ' * (len(self.shapes) > 1)}{shape}"
+
+
+class Estimates:
+    """Estimates of a plan's jobs.
+
+    Args:
+        memo: knows the speed of past jobs.
+        orders: of the jobs.
+    """
+
+    def __init__(self, memo: Memo, orders: Iterable[WorkOrder]) -> None:
+        self._found = {order.name: _estimate(memo, order) for order in orders if not order.reuses}
+
+    def lines(self) -> list[str]:
+        """Return a line for each kind and model that has something to encode."""
+        return [each.line for each in self._merged(self._found)]
+
+    def needs(self, orders: Iterable[WorkOrder]) -> list[Need]:
+        """Return the room that some of the jobs need.
+
+        Finished files of a job lie in the spool until its end: as links, if on one file system.
+        """
+        names = dict.fromkeys(order.name for order in orders if order.name in self._found)
+        found = [
+            Need(f"{each.kind} of {each.model}", "cache", each.size) for each in self._merged(names)
+        ]
+        if names and device_of("cache") != device_of(SPOOL):
+            largest = max(self._found[name].size for name in names)
+            found.append(Need("files of a job that runs", str(SPOOL), largest))
+        return found
+
+    def _merged(self, names: Iterable[str]) -> list[CacheEstimate]:
+        together: dict[tuple[str, str], CacheEstimate] = {}
+        for each in map(self._found.__getitem__, names):
+            empty = CacheEstimate(each.kind, each.model)
+            together.setdefault((each.kind, each.model), empty).add(each)
+        return list(together.values())
+
+
+def built_orders(plan: Plan, targets: Sequence[str]) -> list[WorkOrder]:
+    """Return the jobs of a plan that a build of some targets runs."""
+    return [
+        order
+        for name, run in plan.runs.items()
+        for order in run.orders
+        if order.kind in kinds_built(name, targets)
+    ]
+
+
+def _estimate(memo: Memo, order: WorkOrder) -> CacheEstimate:
+    found = CacheEstimate(order.kind, order.model, minutes=minutes_of(memo, order))
+    (_add_text if order.kind == "text" else _add_latents)(order, found)
+    return found
+
+
+def _duration(minutes: float) -> str:
+    if minutes < 1:
+        return f"{max(1, round(minutes * 60))} s"
+    return f"{round(minutes)} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+# -- latents --------------------------------------------------------------------------------------
+
+
+def _add_latents(order: WorkOrder, estimate: CacheEstimate) -> None:
+    model, settings = order.model_settings, order.dataset_settings
+    sizes = _wan_bytes(order) if model.spec.video else _image_bytes(order)
+    for item in order.items:
+        for target in item.targets:
+            if target.at_hand:
+                continue
+            pixels = _pixels(order, item, target)
+            frames = target.clip.frames if target.clip else 1
+            named = pixels
+            if settings.video is False and item.media is not None:
+                named = Size(item.media.width, item.media.height)
+            size = sizes(pixels, frames, named)
+            estimate.count += 1
+            estimate.shapes[frames, pixels.height, pixels.width] += 1
+            estimate.size += size or 0
+            estimate.unknown += size is None
+
+
+def _pixels(order: WorkOrder, item: WorkItem, target: Target) -> Size:
+    """Return the size that an image or a clip is brought to; its resolution where nobody knows."""
+    model, settings, resolution = order.model_settings, order.dataset_settings, target.size
+    assert resolution is not None
+    if item.media is None:
+        return resolution
+    image = Size(item.media.width, item.media.height)
+    if model.spec.video:
+        bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
+        return wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale)
+    if order.layout.npz and model.architecture is not None:
+        return sdscripts_buckets.placement(image, resolution, settings, model.architecture).target
+    return target_size(image, resolution, fit=settings.fit, step=settings.bucket_steps)
+
+
+_Sizes = Callable[[Size, int, Size], int | None]
+"""Returns the bytes of a file of latents, from size and frames encoded and the size it names."""
+
+
+def _wan_bytes(order: WorkOrder) -> _Sizes:
+    model, settings = order.model_settings, order.dataset_settings
+    name = model.vae_dtype or model.dtype
+    dtype, stamps = _FORMATS[name], _stamp(order)
+    channels, side, times = _WAN
+    kinds = {"latents": channels}
+    if model.image_to_video:
+        kinds["latents_image"] = _CONDITION_CHANNELS
+    if settings.control_directory is not None:
+        kinds["latents_control"] = channels
+
+    @cache
+    def size(pixels: Size, frames: int, named: Size) -> int:
+        shape = ((frames - 1) // times + 1, pixels.height // side, pixels.width // side)
+        tensors: Tensors = {
+            musubi.latents_key(kind, (count, *shape), name): (dtype, (count, *shape))
+            for kind, count in kinds.items()
+        }
+        if model.clip is not None:
+            tensors[f"clip_{name}"] = _CLIP_VISION
+        length = frames if settings.video else None
+        return size_of(tensors, musubi.latents_metadata(*named, length) | stamps)
+
+    return size
+
+
+def _image_bytes(order: WorkOrder) -> _Sizes:
+    model, settings = order.model_settings, order.dataset_settings
+    known, stamps = latents_shape(model.vae), _stamp(order)
+    dtype = _FORMATS[model.vae_dtype or model.dtype]
+
+    @cache
+    def size(pixels: Size, frames: int, named: Size) -> int | None:
+        if known is None:
+            return None
+        shape = (known.channels, pixels.height // known.factor, pixels.width // known.factor)
+        if order.layout.npz:  # numpy has no bfloat16
+            number = shape[0] * shape[1] * shape[2] * (1 + settings.flip_aug)
+            mask = pixels.width * pixels.height * settings.alpha_mask
+            arrays = 3 + settings.flip_aug + settings.alpha_mask
+            each = BYTES["F32" if dtype == "BF16" else dtype]
+            return each * number + 4 * mask + arrays * _ARRAY + len(json.dumps(stamps))
+        metadata = plain.latents_metadata(known.scaling, known.shift, named, pixels)
+        return size_of({plain.LATENTS: (dtype, shape)}, metadata | stamps)
+
+    return size
+
+
+def _stamp(order: WorkOrder) -> dict[str, str]:
+    return stamp(key=_DIGEST, source=_DIGEST, recipe=order.recipe)
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def _add_text(order: WorkOrder, estimate: CacheEstimate) -> None:
+    items = [item for item in order.items if not all(target.at_hand for target in item.targets)]
+    if not items:
+        return
+    widths = [
+        _width(order.model_settings, number) for number in range(len(order.model_settings.text))
+    ]
+    estimate.count += len(items)
+    if None in widths:
+        estimate.unknown += len(items)
+        return
+    length = _caption_bytes(items)
+    each = size_of(_text_tensors(order, [width or 0 for width in widths], length), _stamp(order))
+    # A text beside each resolution is one file with several names.
+    estimate.size += round(len(items) * (each + 2 * length))
+
+
+def _text_tensors(order: WorkOrder, widths: Sequence[int], length: float) -> Tensors:
+    model = order.model_settings
+    name = model.caption_dtype
+    dtype = "F32" if order.layout.npz and name == "bfloat16" else _FORMATS[name]
+    found: Tensors = {}
+    for number, (place, width) in enumerate(zip(model.text, widths, strict=True)):
+        tokens = text_tokens(place)
+        count = min(round(length / _BYTES_A_TOKEN) + 1, place.max_length or T5_LENGTH)
+        if tokens is not None and (tokens.padded or order.layout.pads_t5):
+            count = tokens.longest
+        found[plain.hidden_state(number)] = (dtype, (count, width))
+    return found
+
+
+def _width(model: Model, number: int) -> int | None:
+    """Return the width of a text encoder's embeddings; None where nobody knows."""
+    place = model.text[number]
+    width = text_width(place)
+    if width is not None or not model.spec.original_files or place.path is None:
+        return width
+    try:  # umT5's single file; one of torch tells no shapes without being read
+        path = Path(place.path)
+        for name, tensor in content_of(weight_file(path)).tensors.items():
+            if name.endswith(_EMBEDDINGS) and len(tensor.shape) == 2:
+                return tensor.shape[1]
+        return _UMT5_WIDTH if path.stat().st_size >= _UMT5_BYTES else None
+    except (OSError, ValueError):
+        return None
+
+
+def _caption_bytes(items: Sequence[WorkItem]) -> float:
+    """Return the mean length of captions, from some of them."""
+    sample = items[:: -(-len(items) // _SAMPLED)]
+    total = 0
+    for item in sample:
+        if item.text is not None:
+            total += len(item.text.encode())
+        elif item.source is not None:
+            try:
+                total += Path(item.source).stat().st_size
+            except OSError:
+                continue  # on S3, or gone
+    return total / len(sample)

@@ -1,0 +1,50 @@
+"""Report of a plan: its table and estimates, what `status_{run}` prints, and disks without room."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from latentmake.files import atomic
+from latentmake.files.disk import Need, shortages
+from latentmake.plan.estimates import Estimates, built_orders
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import RUNS
+from latentmake.plan.parts import Plan
+from latentmake.reports.plan_table import plan_table, status_lines
+
+__all__ = ["report", "status_path"]
+
+
+def report(
+    facts: Facts, plan: Plan, targets: Sequence[str], needs: Iterable[Need], *, dry: bool
+) -> None:
+    """Print the table of a plan, and write what `status_{run}` will print.
+
+    Args:
+        facts: of its runs.
+        plan: the plan.
+        targets: of the command line.
+        needs: room that is needed besides that of caches.
+        dry: whether nothing is built, so that a disk without room is no more than a warning.
+
+    Raises:
+        StorageError: what is to be built has no room.
+    """
+    estimates = Estimates(facts.memo, plan.orders)
+    if plan.runs:
+        sys.stderr.write(plan_table(plan, estimates.lines()) + "\n")
+    for shortage in shortages([*estimates.needs(built_orders(plan, targets)), *needs]):
+        if not dry:
+            raise shortage
+        sys.stderr.write(f"warning: {shortage}\n")
+    for name, run in plan.runs.items():
+        if f"status_{name}" in targets:
+            lines = [*status_lines(run, facts.config.store.keep), ""]
+            atomic.write(status_path(name), "\n".join(lines).encode())
+
+
+def status_path(run: str) -> Path:
+    """Return the path of what `status_{run}` prints."""
+    return RUNS / f"{run}.status.txt"

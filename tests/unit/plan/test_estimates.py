@@ -1,0 +1,105 @@
+"""Estimates of caches are the bytes that the real encoders write; what has no room is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from latentmake import layouts
+from latentmake.caches.encode import carry_out
+from latentmake.config import Dataset, Model
+from latentmake.errors import StorageError
+from latentmake.files.disk import Need, free, human, refuse, shortages
+from latentmake.files.media import probe_image
+from latentmake.index.memo import Memo
+from latentmake.layouts import size_of
+from latentmake.models import recipe
+from latentmake.plan.estimates import Estimates
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from order_world import put_image
+from wan_world import tiny_wan_vae
+
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "plain, half": {"dtype": "float16"},
+    "wan": {"task": "t2v-1.3B"},
+    "wan, image to video": {"task": "i2v-A14B", "vae_dtype": "float16"},
+    "sdxl": {"architecture": "sdxl", "layout": "sdscripts", "dtype": "bfloat16"},
+    "flux": {"architecture": "flux", "layout": "sdscripts"},
+}
+
+
+@pytest.fixture(scope="module")
+def vaes(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, str]:
+    """Folders of a VAE of images, and of one of videos."""
+    folder = tmp_path_factory.mktemp("vaes")
+    torch.manual_seed(0)
+    AutoencoderKL(
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        norm_num_groups=4,
+    ).save_pretrained(folder / "images")
+    tiny_wan_vae().save_pretrained(folder / "videos")
+    return {False: str(folder / "images"), True: str(folder / "videos")}
+
+
+def order_of(vaes: dict[bool, str], **settings: Any) -> WorkOrder:
+    data = Dataset(path="data", fit="bucket" if "task" in settings else "crop")
+    texts = 2 if settings.get("architecture") else 1
+    vae = vaes["task" in settings]
+    model = Model.model_validate({"vae": vae, "text": ["text"] * texts, **settings})
+    layout = layouts.of(model.layout_name)
+    items = []
+    for stem, size in {"a": (96, 96), "b": (64, 128)}.items():
+        source = put_image(Path(f"data/{stem}.png"), (9, 99, 199), size)
+        media = probe_image(str(source))
+        targets = []
+        for part in ("64", "64x128"):
+            (named,) = layout.named(f"cache/{part}", part, stem, media, data)
+            targets.append(Target(part, named.path, None, size_of(part)))
+        items.append(WorkItem(stem, str(source), None, tuple(targets), media=media))
+    return WorkOrder(
+        kind="latents",
+        dataset="data",
+        model="tiny",
+        dataset_settings=data,
+        model_settings=model,
+        recipe=recipe.make("latents", data, model),
+        items=tuple(items),
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_estimated_bytes_are_those_of_the_caches(
+    name: str, vaes: dict[bool, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = order_of(vaes, **MODELS[name])
+    (need,) = Estimates(Memo(None), [order]).needs([order])
+    carry_out(order, order.receipt, say=lambda line: None)
+    written = sum(Path(path).stat().st_size for path in order.paths)
+    exact = order.model_settings.spec.video
+    assert need.size == (written if exact else pytest.approx(written, rel=0.01))
+
+
+def test_what_has_no_room_is_one_line_a_disk(tmp_path: Path) -> None:
+    there = free(tmp_path / "not" / "made" / "yet")
+    half = Need("latents of wan", str(tmp_path / "cache"), there * 6 // 10)
+    assert not list(shortages([half]))
+    both = [half, half._replace(what="clips", folder=str(tmp_path / "clips"))]
+    with pytest.raises(StorageError) as caught:
+        refuse(both)
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path}/cache: {human(half.size)} of latents of wan, ")
+    assert "of clips to be written, but" in line and "; free some space" in line
+    assert not (tmp_path / "not").exists()
+    assert not list(shortages([Need("nothing", "cache", 0)]))
+
+
+def test_bytes_for_people() -> None:
+    sizes = (999, 250_000, 4_190_000, 503_000_000, 1.2e12)
+    assert [*map(human, sizes)] == ["1.0 kB", "0.2 MB", "4.2 MB", "0.5 GB", "1.2 TB"]
