@@ -33,7 +33,7 @@ def key_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     musubi_world.stand_in(project / "musubi-tuner", own_venv=False)
     folder = project / "data/shapes"
     folder.mkdir(parents=True)
-    video_world.write_video(folder / "walk.mp4", "mpeg4", 16, size=(64, 48))
+    video_world.write_video(folder / "walk.mp4", "mpeg4", 16, size=(96, 48))
     (folder / "walk.txt").write_text("a walk\n", encoding="utf-8")
     project.run("train_tiny")
     assert project.run("train_tiny").idle
