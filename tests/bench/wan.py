@@ -5,10 +5,10 @@
         [--json FILE]
 
 Real sizes on a GPU: the network is made on it of its configuration, so that nothing is downloaded.
-A step draws noise, does forward and backward over 512 text tokens, clips and steps the optimizer,
-as the trainer `wan` does; once with gradient checkpointing and once without. Clips are encoded one
-at a time from uint8 pixels in the CPU's memory by Wan's VAE of real size in bfloat16. `--model
-tiny` makes all of it small, for a CPU.
+A step draws noise, does forward and backward over 512 text tokens by the objective of the trainer
+`wan`, clips and steps the optimizer; once with gradient checkpointing and once without. Clips are
+encoded one at a time from uint8 pixels in the CPU's memory by Wan's VAE of real size in bfloat16.
+`--model tiny` makes all of it small, for a CPU.
 
 Printed: seconds of a step (median), its peak memory in GB and what `models/wan_memory.py` says of
 it; clips a minute. On a CPU memory is the most that the process held.
@@ -44,7 +44,9 @@ from latentmake.caches.encoders.wan_vae import WanVae  # noqa: E402
 from latentmake.models.wan_dit import check_targets  # noqa: E402
 from latentmake.models.wan_memory import training_memory  # noqa: E402
 from latentmake.models.wan_shapes import DitShapes  # noqa: E402
+from latentmake.training.loop.data.batch import Batch  # noqa: E402
 from latentmake.training.wan.network import add_lora, count_parameters  # noqa: E402
+from latentmake.training.wan.objective import Objective  # noqa: E402
 
 MODELS = {
     "1.3B": DitShapes(16, 16, dim=1536, heads=12, ffn_dim=8960, layers=30),
@@ -157,23 +159,24 @@ def steps(
     parameters = [each for each in network.parameters() if each.requires_grad]
     optimizer = make_optimizer(options.optimizer, parameters)
     batch = options.batch_size
-    latents = torch.randn(batch, dit.out_channels, *latent)  # in the CPU's memory, as batches are
-    text = torch.randn(batch, TEXT_TOKENS, dit.text_dim, dtype=dtype)
+    objective, random = Objective(shift=3.0), torch.Generator().manual_seed(0)
+    items = Batch(  # in the CPU's memory, as those of a training
+        latents=torch.randn(batch, dit.out_channels, *latent),
+        text=torch.randn(batch, TEXT_TOKENS, dit.text_dim, dtype=torch.bfloat16),
+        mask=None,
+    )
 
     def step() -> None:
-        noise = torch.randn(latents.shape).to(device)
-        clean, share = latents.to(device), torch.rand(batch, device=device)
-        sigma = share.view(-1, 1, 1, 1, 1)
-        noisy = ((1 - sigma) * clean + sigma * noise).to(dtype)
+        noise, timesteps = objective.draw(items.latents.shape, random)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            (velocity,) = network(noisy, share * 1000, text.to(device), return_dict=False)
-            loss = torch.nn.functional.mse_loss(velocity.float(), noise - clean)
-        loss.backward()
+            losses = objective.losses(network, items, noise, timesteps, device=device, dtype=dtype)
+        losses.weighted.mean().backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    print(f"{count_parameters(network)[0]:,} of {count_parameters(network)[1]:,} are trained")
+    trained, total = count_parameters(network)
+    print(f"{trained:,} of {total:,} parameters are trained")
     found = seconds(step, device, options.steps)
     return {"a step [s]": found, "peak [GB]": peak(device)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from latentmake import digest
-from latentmake.config import Model, Weights
+from latentmake.config import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
@@ -64,6 +64,26 @@ class Dit(NamedTuple):
     tensors: dict[str, Tensor]
     shapes: DitShapes
     config: dict[str, Any]
+
+
+class _Networks(Protocol):
+    """What names networks: a model, or the order of a training."""
+
+    @property
+    def dit(self) -> str | None:
+        """Path of the network; of Wan 2.2 that for low noise."""
+
+    @property
+    def dit_high_noise(self) -> str | None:
+        """Path of Wan 2.2's network for high noise."""
+
+    @property
+    def task(self) -> str | None:
+        """Task of the model, as musubi-tuner names it."""
+
+    @property
+    def needs_clip(self) -> bool:
+        """Whether the CLIP image encoder's output is an input."""
 
 
 def dit_place(path: str, *, high_noise: bool = False) -> Path:
@@ -204,7 +224,7 @@ def check_targets(
     return sorted(found)
 
 
-def trained_networks(model: Model) -> Iterator[ModelFile]:
+def trained_networks(model: _Networks) -> Iterator[ModelFile]:
     """Yield the networks that the trainer `wan` trains of a model, inspected."""
     if model.dit is None and model.dit_high_noise is None:
         yield ModelFile("dit", "", fault="is not set: there is no network to train")
@@ -218,7 +238,7 @@ def trained_networks(model: Model) -> Iterator[ModelFile]:
         yield ModelFile(key, path, content, _other_model(model, dit, content) or "")
 
 
-def _other_model(model: Model, dit: Dit, content: Content) -> str | None:
+def _other_model(model: _Networks, dit: Dit, content: Content) -> str | None:
     """Return why a DiT is that of another task."""
     if model.task is not None and (fault := other_task(model.task, content)):
         return fault
@@ -231,18 +251,6 @@ def _other_model(model: Model, dit: Dit, content: Content) -> str | None:
     return None
 
 
-class _Networks(Protocol):
-    """What names networks: a model, or the order of a training."""
-
-    @property
-    def dit(self) -> str | None:
-        """Path of the network; of Wan 2.2 that for low noise."""
-
-    @property
-    def dit_high_noise(self) -> str | None:
-        """Path of Wan 2.2's network for high noise."""
-
-
 def _networks(model: _Networks) -> Iterator[tuple[str, str]]:
     """Yield the networks that a model names, by key."""
     if model.dit is not None:
@@ -251,7 +259,7 @@ def _networks(model: _Networks) -> Iterator[tuple[str, str]]:
         yield "dit_high_noise", model.dit_high_noise
 
 
-def check_networks(model: Model, model_name: str, targets: Iterable[str], where: str) -> None:
+def check_networks(model: _Networks, model_name: str, targets: Iterable[str], where: str) -> None:
     """Refuse networks that the trainer `wan` cannot train, before anything is encoded.
 
     Args:

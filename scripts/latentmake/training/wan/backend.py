@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan
+from latentmake.training.checks import Finding, model_finding
 from latentmake.training.loop.backend import LoopBackend
 from latentmake.training.wan.order import WanOrder
 
@@ -18,6 +22,14 @@ class Wan(LoopBackend):
         from latentmake.training.wan.plan import plan_training
 
         plan_training(facts, plan, train=train)
+
+    def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
+        """Check the networks, and what the trainer's settings need."""
+        from latentmake.models.wan_dit import trained_networks
+        from latentmake.training.order import read_order
+
+        yield from map(model_finding, trained_networks(read_order(order, WanOrder)))
+        yield from super().check(order, current=current)
 
     def order_type(self) -> type[WanOrder]:
         """Return the class of its orders."""

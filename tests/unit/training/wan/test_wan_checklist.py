@@ -1,0 +1,35 @@
+"""The checklist of the trainer `wan` names its networks, and a fault of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from latentmake.training.checks import Finding
+from latentmake.training.wan.backend import Wan
+from latentmake.training.wan.order import WanOrder
+from wan_trainer_world import make_order
+
+
+def checked(order: WanOrder, path: Path) -> dict[str, Finding]:
+    path.write_text(order.model_dump_json())
+    return {each.what: each for each in Wan().check(path, current=False)}
+
+
+def test_both_networks_are_listed_and_a_broken_one_fails(tmp_path: Path) -> None:
+    networks = ("dit", "dit_high_noise")
+    order = make_order(tmp_path, networks=networks, task="t2v-A14B", boundary=0.875)
+    found = checked(order, tmp_path / "order.json")
+    assert [found[f"model: {name}"].verdict for name in networks] == ["ok", "ok"]
+    assert found["model: dit"].note == f"{tmp_path / 'dit'}: Wan DiT"
+    assert found["environment"].verdict == "ok"
+    (tmp_path / "dit_high_noise/diffusion_pytorch_model.safetensors").write_bytes(b"")
+    found = checked(order, tmp_path / "order.json")
+    assert found["model: dit"].verdict == "ok"
+    assert found["model: dit_high_noise"].verdict == "failed"
+    assert "is cut short" in found["model: dit_high_noise"].note
+
+
+def test_a_network_of_another_task_fails(tmp_path: Path) -> None:
+    order = make_order(tmp_path).model_copy(update={"needs_clip": True, "task": "i2v-14B"})
+    note = checked(order, tmp_path / "order.json")["model: dit"].note
+    assert "is a Wan DiT of 16 input channels; i2v-14B has 36" in note

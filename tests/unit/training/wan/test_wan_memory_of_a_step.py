@@ -1,0 +1,54 @@
+"""A step of the trainer `wan` takes the memory that was told, and keeps nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import wan_trainer_world
+from dit_world import tiny_dit
+from latentmake.models.wan_dit import check_targets, read_dit
+from latentmake.models.wan_memory import training_memory
+from memory_world import Living
+from wan_trainer_world import make_order, make_training
+
+LATENT = (3, 16, 24)
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [True, False])
+def test_a_step_takes_the_memory_that_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gradient_checkpointing: bool
+) -> None:
+    monkeypatch.setattr(wan_trainer_world, "SHAPES", {"image": LATENT, "clip": LATENT})
+    dit = tiny_dit(heads=2, head=128, num_layers=4, ffn_dim=1024)
+    dit.to(torch.bfloat16).save_pretrained(tmp_path / "dit")
+    order = make_order(
+        tmp_path,
+        mixed_precision="bf16",
+        gradient_checkpointing=gradient_checkpointing,
+        steps=2,
+        rank=8,
+        dataloader_num_workers=0,
+    )
+    with Living() as living:
+        training = make_training(order)
+        network = training.learner.denoiser
+        for parameter in network.parameters():
+            living.add(parameter)
+        batches = (training.caches.batch(each) for each in training.batch_order.batches(0, 1, 2))
+        for step in (1, 2):
+            living.peak = living.bytes
+            training._one_step(step, batches)
+    frozen = [each for each in network.parameters() if not each.requires_grad]
+    assert all(each.grad is None for each in frozen)
+    assert {each.dtype for each in frozen} == {torch.bfloat16, torch.float32}
+    shapes = read_dit(str(tmp_path / "dit")).shapes
+    told = training_memory(
+        shapes,
+        latent=LATENT,
+        layers=check_targets(order.trainer.target_modules, shapes.tensors(), "targets"),
+        rank=8,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    assert living.peak == pytest.approx(told.total, rel=0.1)
