@@ -77,9 +77,17 @@ def main(place: str, owner: int) -> None:
     import torch.utils.tensorboard
     import transformers
 
-    for name in ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"):
+    for name in (
+        "CLIPTextModel",
+        "CLIPTextModelWithProjection",
+        "T5EncoderModel",
+        "UMT5EncoderModel",
+    ):
         getattr(transformers, name)
-    for name in ("AutoencoderKL", "UNet2DConditionModel", "DDPMScheduler", "DDIMScheduler"):
+    for name in (
+        *("AutoencoderKL", "UNet2DConditionModel", "DDPMScheduler", "DDIMScheduler"),
+        *("AutoencoderKLWan", "WanTransformer3DModel", "UniPCMultistepScheduler"),
+    ):
         getattr(diffusers, name)  # imported when it is looked for
     del accelerate, matplotlib, peft, PIL, torch
     gc.collect()

@@ -12,6 +12,8 @@ _MODULES = (
     "latentmake.training.loop.quiet_launch",
     "latentmake.training.sd.train",
     "latentmake.training.sd.decode",
+    "latentmake.training.wan.train",
+    "latentmake.training.wan.decode",
 )
 
 

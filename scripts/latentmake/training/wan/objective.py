@@ -66,7 +66,7 @@ class Objective(loop.Objective):
     ) -> None:
         self.shift = shift
         self._normal = sampling == "logit_normal"
-        split = 1.0 if boundary is None else self._quantile(boundary)
+        split = 1.0 if boundary is None else self.quantile(boundary)
         # Ranges of quantiles: a number drawn in one of them gives a timestep of that network.
         self.ranges = [
             each
@@ -74,7 +74,7 @@ class Objective(loop.Objective):
             if trained
         ]
 
-    def _quantile(self, share: float) -> float:
+    def quantile(self, share: float) -> float:
         """Return the probability of a shifted share below this one."""
         plain = torch.tensor(share / (self.shift - (self.shift - 1) * share), dtype=torch.float64)
         return float(torch.special.ndtr(torch.logit(plain)) if self._normal else plain)

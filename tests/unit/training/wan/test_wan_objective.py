@@ -1,0 +1,205 @@
+"""Noise, timesteps, velocity and inputs of Wan's network, against plain torch and diffusers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
+    WanPipeline,
+)
+from dit_world import image_dit, tiny_dit
+from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.config import Weights
+from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.data.batch import Batch
+from latentmake.training.wan.denoiser import Denoiser
+from latentmake.training.wan.network import add_lora
+from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective, inputs_of
+from peft.utils import get_peft_model_state_dict
+from wan_world import tiny_wan_vae
+
+CPU = torch.device("cpu")
+SHAPE = torch.Size((2, 16, 3, 4, 6))
+
+
+def batch(**more: torch.Tensor) -> Batch:
+    random = torch.Generator().manual_seed(3)
+    latents = torch.randn(SHAPE, generator=random)
+    return Batch(latents, torch.randn(2, 7, 24, generator=random), None, (0, 1), more)
+
+
+def losses(objective: Objective, network: Any, noise: torch.Tensor, t: torch.Tensor) -> Any:
+    return objective.losses(network, batch(), noise, t, device=CPU, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 12.0])
+def test_timesteps_are_shifted_as_by_diffusers(shift: float) -> None:
+    schedule: Any = FlowMatchEulerDiscreteScheduler(shift=shift)
+    plain = torch.arange(1000, 0, -1, dtype=torch.float64) / 1000
+    shares = Objective(shift, "uniform").shares(plain)
+    inside = (plain > 1e-4) & (plain < 1 - 1e-4)
+    expected = schedule.sigmas[inside]
+    torch.testing.assert_close(shares[inside].float(), expected, rtol=0, atol=1e-6)
+    # The distribution before the shift is a sigmoid of normal numbers.
+    random = torch.Generator().manual_seed(0)
+    numbers = torch.randn(1000, generator=random, dtype=torch.float64)
+    quantiles = 0.5 * (1 + torch.erf(numbers / math.sqrt(2)))
+    sigmas = numbers.sigmoid()
+    expected = shift * sigmas / (1 + (shift - 1) * sigmas)
+    found = Objective(shift, "logit_normal").shares(quantiles)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_the_loss_is_that_of_a_few_lines_of_torch() -> None:
+    dit = tiny_dit()
+    objective = Objective(3.0)
+    noise, timesteps = objective.draw(SHAPE, generator("loss"))
+    found = losses(objective, Denoiser(dit), noise, timesteps).raw
+    given = batch()
+    sigmas = (timesteps / 1000)[:, None, None, None, None]
+    noisy = (1 - sigmas) * given.latents + sigmas * noise
+    schedule: Any = FlowMatchEulerDiscreteScheduler()
+    for place in (0, 1):
+        schedule.set_timesteps(sigmas=[float(timesteps[place]) / 1000])
+        mixed = schedule.scale_noise(given.latents[place], schedule.timesteps, noise[place])
+        torch.testing.assert_close(mixed, noisy[place], rtol=0, atol=1e-6)
+    text = torch.zeros(2, 512, 24)
+    text[:, :7] = given.text
+    with torch.no_grad():
+        predicted = dit(noisy, timesteps, text).sample
+    expected = ((predicted - (noise - given.latents)) ** 2).flatten(1).mean(1)
+    torch.testing.assert_close(found.detach(), expected, rtol=0, atol=1e-6)
+
+
+def test_a_lora_adds_alpha_over_rank_times_its_product() -> None:
+    plain, adapted = tiny_dit(), tiny_dit()
+    targets = ["to_q", "to_k", "to_v", "to_out.0"]
+    add_lora(adapted, rank=4, alpha=2.0, target_modules=targets)
+    objective = Objective(3.0)
+    noise, timesteps = objective.draw(SHAPE, generator("loss"))
+    same = losses(objective, Denoiser(adapted), noise, timesteps).raw
+    expected = losses(objective, Denoiser(plain), noise, timesteps).raw
+    torch.testing.assert_close(same, expected, rtol=0, atol=1e-6)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=random))
+        lora = get_peft_model_state_dict(adapted)
+        for name, down in lora.items():
+            if "lora_A" in name:
+                layer = plain.get_submodule(name.partition(".lora_A")[0])
+                layer.weight += 2.0 / 4 * lora[name.replace("lora_A", "lora_B")] @ down
+    found = losses(objective, Denoiser(adapted), noise, timesteps).raw
+    merged = losses(objective, Denoiser(plain), noise, timesteps).raw
+    torch.testing.assert_close(found, merged, rtol=0, atol=1e-6)
+    assert not torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("sampling", ["logit_normal", "uniform"])
+@pytest.mark.parametrize("shift", [3.0, 12.0])
+def test_two_networks_are_drawn_as_often_as_their_ranges(sampling: Any, shift: float) -> None:
+    """A batch is all on one side, and together the sides have the whole distribution."""
+    both = Objective(shift, sampling, boundary=0.875, low=True, high=True)
+    random = generator("ranges")
+    drawn = [both.draw(torch.Size((4, 1, 1, 1, 1)), random)[1] for _ in range(1500)]
+    sides = [(each >= 875).float().mean().item() for each in drawn]
+    assert set(sides) == {0.0, 1.0}
+    whole = Objective(shift, sampling)
+    expected = (whole.at(torch.linspace(0, 1, 20_000)) >= 875).double().mean().item()
+    assert sum(sides) / len(sides) == pytest.approx(expected, abs=0.04)
+    values = torch.cat(drawn).sort().values
+    quantiles = torch.tensor([whole.quantile(float(each) / 1000) for each in values])
+    assert (quantiles - torch.linspace(0, 1, len(values))).abs().max() < 0.03
+    for low, high, inside in (
+        (True, False, lambda t: t < 875), (False, True, lambda t: t >= 875 - 1e-3)
+    ):  # fmt: skip
+        one = Objective(shift, sampling, boundary=0.875, low=low, high=high)
+        _, timesteps = one.draw(torch.Size((500, 1, 1, 1, 1)), random)
+        assert inside(timesteps).all()
+        assert inside(one.at(torch.linspace(0, 0.999, 50))).all()
+
+
+def test_an_example_is_predicted_by_the_network_of_its_timestep() -> None:
+    low, high = tiny_dit(), tiny_dit()
+    with torch.no_grad():
+        high.proj_out.bias += 1
+    for network in (low, high):
+        add_lora(network, rank=2, target_modules=["to_q"])
+    both, given = Denoiser(low, high, 0.9), batch()
+    for timesteps in ([100.0, 899.0], [900.0, 999.0], [950.0, 10.0]):
+        t = torch.tensor(timesteps)
+        inputs = inputs_of(given, given.latents, t, device=CPU, dtype=torch.float32)
+        (found,) = both(**inputs)
+        with torch.no_grad():
+            expected = [
+                (high if each >= 900 else low)(
+                    hidden_states=inputs["hidden_states"][n : n + 1],
+                    timestep=t[n : n + 1],
+                    encoder_hidden_states=inputs["encoder_hidden_states"][n : n + 1],
+                ).sample[0]
+                for n, each in enumerate(timesteps)
+            ]
+        torch.testing.assert_close(found.detach(), torch.stack(expected), rtol=0, atol=1e-5)
+    both.zero_grad()
+    high_noise = torch.tensor([950.0, 990.0])
+    losses(Objective(3.0), both, torch.zeros(SHAPE), high_noise).raw.sum().backward()
+    assert all(each.grad is None for each in low.parameters())
+    assert any(each.grad is not None for each in high.parameters())
+
+
+def _seen(pipeline: Any, transformer: Any, **named: Any) -> dict[str, Any]:
+    """Return what a pipeline calls its network with, at its first step."""
+    seen: list[dict[str, Any]] = []
+    transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline(num_inference_steps=1, guidance_scale=1.0, output_type="latent", **named)
+    return seen[0]
+
+
+def test_inputs_are_those_of_diffusers_pipelines(tmp_path: Any) -> None:
+    vae = tiny_wan_vae()
+    vae.save_pretrained(tmp_path / "vae")
+    encoder = load_wan_vae(Weights(path=str(tmp_path / "vae")), CPU, torch.float32)
+    random = torch.Generator().manual_seed(5)
+    pixels = torch.randint(0, 256, (1, 9, 32, 48, 3), generator=random, dtype=torch.uint8)
+    first = encoder.encode_first_frame(pixels, torch.float32)
+    clip = torch.randn(1, 5, 20, generator=random)
+    noise = torch.randn(1, 16, 3, 4, 6, generator=random)
+    text = torch.randn(1, 7, 24, generator=random)
+    padded = torch.zeros(1, 512, 24)
+    padded[:, :7] = text
+    scheduler: Any = UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
+    parts: dict[str, Any] = {
+        "tokenizer": None, "text_encoder": None, "vae": vae, "scheduler": scheduler
+    }  # fmt: skip
+    given: dict[str, Any] = {"prompt_embeds": padded, "latents": noise.clone(), "num_frames": 9,
+        "height": 32, "width": 48}  # fmt: skip
+    i2v, t2v = image_dit(), tiny_dit()
+    picture = pixels[:, 0].permute(0, 3, 1, 2).float() / 255
+    image: Any = WanImageToVideoPipeline(
+        transformer=i2v, image_processor=None, image_encoder=None, **parts
+    )
+    image.encode_image = lambda *_: clip  # its own resizes otherwise than musubi-tuner's
+    seen = _seen(image, i2v, image=picture, **given)
+    mine = Batch(noise, text, None, (0,), {FIRST_FRAME: first, CLIP: clip})
+    inputs = inputs_of(mine, noise, seen["timestep"], device=CPU, dtype=torch.float32)
+    for name in ("hidden_states", "encoder_hidden_states", "encoder_hidden_states_image"):
+        torch.testing.assert_close(inputs[name], seen[name], rtol=0, atol=1e-5, msg=name)
+    seen = _seen(WanPipeline(transformer=t2v, **parts), t2v, **given)
+    inputs = inputs_of(
+        Batch(noise, text, None, (0,)), noise, seen["timestep"], device=CPU, dtype=torch.float32
+    )
+    assert inputs["encoder_hidden_states_image"] is None
+    for name in ("hidden_states", "encoder_hidden_states"):
+        assert torch.equal(inputs[name], seen[name])

@@ -1,0 +1,312 @@
+"""Whole trainings of tiny Wan networks: what they write, and that a kill changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from latentmake.config import WanTrainer
+from latentmake.errors import CacheError, ModelError
+from latentmake.training.loop import checkpoint
+from latentmake.training.loop.data.caches import Caches, read_items
+from latentmake.training.loop.data.tensors import WAN
+from latentmake.training.loop.result import RunFiles, wanted
+from latentmake.training.loop.sample_images import are_drawn
+from latentmake.training.loop.weights import trained_state
+from latentmake.training.wan import decode
+from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
+from latentmake.training.wan.order import WanOrder
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wan_trainer_world import make_manifest, make_order, make_training, train
+from wan_world import tiny_wan_vae
+
+STEPS = 10
+SCRIPTS = Path(__file__).parents[4] / "scripts"
+SETTINGS: dict[str, Any] = {
+    "steps": STEPS,
+    "gradient_accumulation_steps": 2,
+    "lr_scheduler": "cosine",
+    "ema_decay": 0.9,
+    "checkpointing_steps": 3,
+    "seed": 7,
+    "samples": {"frames": 1, "num_inference_steps": 1, "guidance_scale": 2.0, "every": 5},
+}
+TWO: dict[str, Any] = {
+    "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_precision() -> Iterator[None]:
+    """accelerate keeps the number format of a process."""
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def write_order(order: WanOrder, path: Path) -> Path:
+    path.write_text(order.model_dump_json())
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> WanOrder:
+    """The order of a finished training of two networks."""
+    order = make_order(tmp_path_factory.mktemp("wan"), prompts=True, **TWO, **SETTINGS)
+    make_training(order).run()
+    return order
+
+
+def test_each_network_gets_its_files_and_a_training_again_the_same_bytes(
+    trained: WanOrder,
+) -> None:
+    output = Path(trained.output)
+    names = {
+        f"{prefix}{name}.safetensors"
+        for prefix in ("", "high_noise_")
+        for name in ("pytorch_lora_weights", "musubi", "comfyui")
+    }
+    assert {path.name for path in output.glob("*.safetensors")} == names
+    again = trained.model_copy(update={"output": f"{trained.output}-again"})
+    make_training(again).run()
+    for name in names:
+        assert (output / name).read_bytes() == Path(again.output, name).read_bytes()
+        ups = (load_file(output / name)[key] for key in load_file(output / name) if "_up" in key)
+        assert "weights" in name or all(each.any() for each in ups)
+    record = json.loads(RunFiles(trained).record.read_bytes())
+    assert record["loss_end"] < record["loss_start"]
+    events = EventAccumulator(str(RunFiles(trained).scalars))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == list(range(1, STEPS + 1))
+    assert "items_per_second" in events.Tags()["scalars"]
+
+
+# Ends as by `kill -9` where its second checkpoint is begun: two steps past its first.
+KILLED = """# preloaded
+import os, signal, sys
+from latentmake.training.wan.train import main
+
+def kill(event, arguments):
+    if event == "os.mkdir" and ".step-000006" in os.fspath(arguments[0]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill)
+main(sys.argv[1:])
+"""
+
+
+def run(*command: str) -> subprocess.CompletedProcess[bytes]:
+    path = os.pathsep.join([str(SCRIPTS), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=600,
+    )
+
+
+@pytest.mark.usefixtures("preloading")
+def test_a_killed_training_ends_with_the_same_bytes(trained: WanOrder, tmp_path: Path) -> None:
+    order = trained.model_copy(update={"output": str(tmp_path / "killed")})
+    path, files = write_order(order, tmp_path / "order.json"), RunFiles(order)
+    killed = run("-c", KILLED, str(path))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    (kept,) = checkpoint.find(files.checkpoints, wanted(order))
+    assert kept.progress.step == 3
+    assert not files.weights.exists()
+    second = run("-m", "latentmake.training.wan.train", str(path))
+    assert second.returncode == 0, second.stderr.decode()
+    assert b"resumed from step 3" in second.stderr
+    for name in ("", "high_noise_"):
+        mine, theirs = (
+            Path(each.output, f"{name}pytorch_lora_weights.safetensors").read_bytes()
+            for each in (order, trained)
+        )
+        assert mine == theirs
+    for row in sorted(RunFiles(trained).samples.glob("*.safetensors")):
+        assert (files.samples / row.name).read_bytes() == row.read_bytes()
+
+
+def test_sample_clips_are_files_of_their_own(trained: WanOrder) -> None:
+    files = RunFiles(trained)
+    tiny_wan_vae().save_pretrained(trained.vae.path)
+    assert not are_drawn(trained, wanted(trained))
+    decode.write_samples(trained)
+    names = [f"step-{step:06d}_00.mp4" for step in (0, 5, 10)]
+    assert sorted(path.name for path in files.samples.glob("*.mp4")) == names
+    assert are_drawn(trained, wanted(trained))
+
+
+def test_a_micro_batch_trains_one_network(tmp_path: Path) -> None:
+    training = make_training(make_order(tmp_path, **TWO, steps=4, learning_rate=1e-3))
+    sides = []
+    for step in range(1, 5):
+        before = trained_state(training.learner.denoiser)
+        before = {name: value.clone() for name, value in before.items()}
+        batches = map(training.caches.batch, training.batch_order.batches(0, step, step))
+        training._one_step(step, batches)
+        after = trained_state(training.learner.denoiser)
+        changed = {name.split(".")[0] for name in before if (before[name] != after[name]).any()}
+        sides.append(changed)
+    assert {"low"} in sides and {"high"} in sides
+    assert all(len(side) == 1 for side in sides)
+
+
+def test_accumulation_is_a_larger_batch(tmp_path: Path) -> None:
+    """Two images in one micro-batch, or in two of a step, with the same noise."""
+    make_manifest(tmp_path)
+    rows = (tmp_path / "manifest.jsonl").read_text().splitlines()[:2]
+    (tmp_path / "manifest.jsonl").write_text("\n".join(rows))
+    random = torch.Generator().manual_seed(1)
+    noise = torch.randn(2, 16, 1, 4, 6, generator=random)
+    timesteps = torch.tensor([300.0, 800.0])
+
+    class Fixed(Objective):
+        """Noise and timesteps in the order of the examples."""
+
+        done = 0
+
+        def draw(self, shape: torch.Size, random: torch.Generator) -> Any:
+            self.done += shape[0]
+            part = slice(self.done - shape[0], self.done)
+            return noise[part], timesteps[part]
+
+    gradients = []
+    for size, parts in ((2, [[0, 1]]), (1, [[0], [1]])):
+        settings = {"train_batch_size": size, "gradient_accumulation_steps": len(parts)}
+        training = make_training(make_order(tmp_path, **settings, max_grad_norm=1e9))
+        training.objective = Fixed(3.0)
+        zero = [each.grad for each in training.learner.parameters]
+        assert zero == [None] * len(zero)
+        training.learner.step = lambda: None  # type: ignore[method-assign]
+        said = training._one_step(1, map(training.caches.batch, parts))
+        gradients.append([each.grad for each in training.learner.parameters] + [said.loss])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_images_and_clips_are_mixed_but_not_in_a_batch(tmp_path: Path) -> None:
+    order = make_order(tmp_path, train_batch_size=4, epochs=2)
+    training = make_training(order)
+    batches = list(training.batch_order.batches(0, 1, training.steps))
+    shapes = [{training.caches.examples[index].shape for index in each} for each in batches]
+    assert all(len(each) == 1 for each in shapes)
+    assert {each.pop() for each in shapes} == {(16, 1, 4, 6), (16, 3, 4, 4)}
+    assert training.caches.count == 4  # the held-out clip is not among them
+    (held,) = read_items(Path(order.manifest), held_out=True)
+    assert held.stem == "item3"
+    latents = Caches([held], WAN).batch([0]).latents
+    (name,) = load_file(held.latents["48x32"][0])
+    assert name == "latents_3x4x4_bfloat16"
+    assert torch.equal(latents[0], load_file(held.latents["48x32"][0])[name].float())
+
+
+def test_steps_end_at_their_bound_and_checkpoints_come_with_epochs(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"epochs": 30, "max_steps": 9, "checkpointing_epochs": 1}
+    order = make_order(tmp_path, **settings, checkpoints_total_limit=9)
+    training = make_training(order)
+    assert (training.steps, training.batch_order.batches_per_epoch) == (9, 4)
+    training.run()
+    folders = sorted(path.name for path in RunFiles(order).checkpoints.iterdir())
+    assert folders == ["step-000008"]  # of which the last stays
+    assert json.loads(RunFiles(order).record.read_bytes())["steps"] == 9
+
+
+def test_image_to_video_reads_its_inputs_from_the_caches(tmp_path: Path) -> None:
+    training = make_training(make_order(tmp_path, task="i2v-14B", steps=1))
+    batch = training.caches.batch([0])
+    stored = load_file(training.caches.examples[0].latents.path)
+    assert torch.equal(batch.more[FIRST_FRAME][0], stored["latents_image_1x4x6_bfloat16"])
+    assert torch.equal(batch.more[CLIP][0], stored["clip_bfloat16"])
+    training.run()
+    # A cache of text-to-video has no first frame.
+    bad = Path(training.caches.examples[0].latents.path)
+    save_file({"latents_1x4x6_bfloat16": stored["latents_1x4x6_bfloat16"]}, bad)
+    with pytest.raises(CacheError, match="has no tensor `latents_image`"):
+        make_training(make_order(tmp_path, task="i2v-14B", steps=1))
+
+
+def test_frozen_weights_are_in_the_precision_of_the_training(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=2, mixed_precision="bf16")
+    training = make_training(order)
+    dit = training.learner.denoiser.low
+    assert dit.is_gradient_checkpointing
+    assert dit.blocks[0].attn1.to_q.base_layer.weight.dtype == torch.bfloat16
+    assert {each.dtype for each in training.learner.parameters} == {torch.float32}
+    training.run()
+    with safe_open(RunFiles(order).weights, framework="pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float32}  # noqa: SIM118
+
+
+def test_gradient_checkpointing_changes_no_weight(tmp_path: Path) -> None:
+    written = []
+    for asked in (True, False):
+        order = make_order(tmp_path, output=str(asked), steps=2, gradient_checkpointing=asked)
+        make_training(order).run()
+        written.append(load_file(RunFiles(order).weights))
+    for name, value in written[0].items():
+        torch.testing.assert_close(value, written[1][name], rtol=0, atol=1e-6)
+
+
+def test_a_network_of_another_text_encoder_is_refused(tmp_path: Path) -> None:
+    make_manifest(tmp_path)
+    for path in tmp_path.glob("cache/*_te.safetensors"):
+        save_file({"varlen_t5_bfloat16": torch.ones(3, 8, dtype=torch.bfloat16)}, path)
+    with pytest.raises(ModelError, match=r"takes embeddings of 24 values a token.* have 8"):
+        make_training(make_order(tmp_path))
+
+
+def test_only_what_shapes_the_weights_trains_again(tmp_path: Path) -> None:
+    order = make_order(tmp_path)
+    samples = ({"seed": 1}, {"prompts": ["x"]}, {"frames": 9}, {"fps": 8}, {"every": 7})
+    for changes in (
+        *({"samples": each} for each in samples),
+        {"checkpointing_steps": 7},
+        {"checkpointing_epochs": 2},
+        {"save_every_n_epochs": 2},
+    ):
+        assert wanted(make_order(tmp_path, **changes)) == wanted(order)
+    for each in samples:
+        assert make_order(tmp_path, samples=each).pictures_digest() != order.pictures_digest()
+    for changed in (
+        {"rank": 2},
+        {"max_steps": 2},
+        {"shift": 5.0},
+        {"timestep_sampling": "uniform"},
+    ):
+        assert wanted(make_order(tmp_path, **changed)) != wanted(order)
+
+
+def test_the_shift_is_that_of_the_nearest_size_that_wan_knows() -> None:
+    from latentmake.config import Resolution
+
+    trainer = WanTrainer(kind="wan")
+    small, large = Resolution(width=832, height=480), Resolution(width=1280, height=720)
+    assert trainer.shift([small]) == 3.0
+    assert trainer.shift([small, large]) == 5.0
+    assert WanTrainer(kind="wan", flow_shift=7).shift([small]) == 7.0
+    usual = {"rank": 32, "alpha": None, "train_batch_size": 1, "learning_rate": 1e-4}
+    assert {key: getattr(trainer, key) for key in usual} == usual
+    assert trainer.target_modules == ["to_q", "to_k", "to_v", "to_out.0"]
+
+
+@pytest.mark.usefixtures("preloading")
+def test_the_launcher_trains_once(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=1)
+    path, log = write_order(order, tmp_path / "order.json"), tmp_path / "log"
+    for _ in range(2):
+        train(path, log=log, receipt=tmp_path / "receipt.json", threads=1)
+    assert log.read_text() == f"tiny: already trained on exactly this: {RunFiles(order).weights}\n"
+    receipt = json.loads((tmp_path / "receipt.json").read_bytes())
+    assert (receipt["steps"], receipt["samples"]) == (1, None)
