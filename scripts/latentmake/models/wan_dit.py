@@ -87,10 +87,10 @@ class _Networks(Protocol):
 
 
 def dit_place(path: str, *, high_noise: bool = False) -> Path:
-    """Return where a network's own folder or file is: of a pipeline's folder its sub-folder.
+    """Return where a network's own folder or file is: of a model's folder its sub-folder.
 
     Wan 2.2's pipelines have the network for high noise in `transformer`, that for low noise in
-    `transformer_2`.
+    `transformer_2`; its original release has them in `high_noise_model` and `low_noise_model`.
 
     Args:
         path: as configured.
@@ -99,7 +99,8 @@ def dit_place(path: str, *, high_noise: bool = False) -> Path:
     place = Path(path)
     if (place / "config.json").is_file():
         return place
-    names = ["transformer"] if high_noise else ["transformer_2", "transformer"]
+    low = ["transformer_2", "transformer", "low_noise_model"]
+    names = ["transformer", "high_noise_model"] if high_noise else low
     return next((place / name for name in names if (place / name).is_dir()), place)
 
 

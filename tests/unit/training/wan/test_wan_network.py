@@ -97,10 +97,16 @@ def test_heads_of_a_lone_file_are_128_wide(tmp_path: Path) -> None:
     assert "24 wide, and no config.json" in refusal(narrow)
 
 
-def test_a_pipeline_of_two_networks_has_the_one_for_low_noise_second(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("transformer", "transformer_2"), ("high_noise_model", "low_noise_model")],
+)
+def test_of_a_folder_with_two_networks_the_right_one_is_taken(
+    tmp_path: Path, first: str, second: str
+) -> None:
     high, low = tiny_dit(), tiny_dit(ffn_dim=48)
-    high.save_pretrained(tmp_path / "transformer")
-    low.save_pretrained(tmp_path / "transformer_2")
+    high.save_pretrained(tmp_path / first)
+    low.save_pretrained(tmp_path / second)
     assert load_transformer(str(tmp_path)).config.ffn_dim == 48
     assert load_transformer(str(tmp_path), high_noise=True).config.ffn_dim == 40
 
