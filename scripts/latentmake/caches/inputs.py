@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,20 @@ from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.sources.caption_pipeline import decode_caption
 
-__all__ = ["Sample", "SourceBytes", "caption_of", "samples_of", "stored_size"]
+__all__ = [
+    "Clips",
+    "FramesAt",
+    "Maker",
+    "Sample",
+    "SourceBytes",
+    "caption_of",
+    "clip_maker",
+    "samples_of",
+    "stored_size",
+]
+
+FramesAt = Callable[[str, Sequence[int]], Iterator[tuple[int, NDArray[np.uint8]]]]
+"""Yields (index, [H, W, 3]) of frames of a file by ascending indices."""
 
 
 class SourceBytes(NamedTuple):
@@ -25,6 +38,14 @@ class SourceBytes(NamedTuple):
     data: bytes
     control: bytes
     digest: str
+
+
+class Clips(NamedTuple):
+    """Clips of one item to be made: its targets with their keys, and the digest of its source."""
+
+    item: WorkItem
+    digest: str
+    missing: Mapping[Target, str]
 
 
 class Sample(NamedTuple):
@@ -56,6 +77,21 @@ class Sample(NamedTuple):
         return () if isinstance(self.content, str) else self.content.shape
 
 
+class Maker(Protocol):
+    """Makes the clips of a file one after the other."""
+
+    @property
+    def holds_another(self) -> bool:
+        """Whether a clip besides the one made last is in memory."""
+
+    @property
+    def left(self) -> list[WorkItem]:
+        """Items with clips yet to be made."""
+
+    def make(self) -> list[Sample]:
+        """Make the next clip in all of its sizes; a SourceError says why it cannot be made."""
+
+
 def samples_of(
     order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
 ) -> list[Sample]:
@@ -71,6 +107,24 @@ def samples_of(
     module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
     samples: list[Sample] = module.samples_of(order, source, missing)
     return samples
+
+
+def clip_maker(
+    order: WorkOrder,
+    wanted: Iterable[Clips],
+    frames_at: FramesAt,
+    check: Callable[[], object] = bool,
+) -> Maker:
+    """Return what makes the clips of one video file, of one or several items.
+
+    `check` is called after the frames of each clip were read.
+
+    Raises:
+        SourceError: the video was changed after the build was planned.
+    """
+    module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}_clips")
+    maker: Maker = module.ClipMaker(order, wanted, frames_at, check)
+    return maker
 
 
 def stored_size(item: WorkItem, found: tuple[int, int] | None = None) -> Size:

@@ -6,76 +6,52 @@ spool, so that the next job finds there whatever this one finished. One bad sour
 
 from __future__ import annotations
 
-import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from latentmake import digest
+from latentmake.caches.batches import Batches
+from latentmake.caches.clip_queue import Broken, ClipQueue, Made
 from latentmake.caches.encoders import Loaded
-from latentmake.caches.inputs import Sample, SourceBytes, samples_of
+from latentmake.caches.inputs import (
+    Clips,
+    FramesAt,
+    Maker,
+    Sample,
+    SourceBytes,
+    clip_maker,
+    samples_of,
+)
 from latentmake.caches.pixels.plain import upright_size
+from latentmake.caches.reading import (
+    Reading,
+    digest_source,
+    read_source,
+    refuse_changed,
+    unreadable,
+)
 from latentmake.errors import CacheError, SourceError
 from latentmake.files import atomic, cachefile
+from latentmake.files.frames import Workers
 from latentmake.geometry.buckets import Size
-from latentmake.index.memo import source_stat, target_stat
+from latentmake.index.memo import target_stat
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.spool import spooled
 from latentmake.plan.store import stored
 from latentmake.progress import Progress
 from latentmake.sources import s3
 
-__all__ = ["ExternalEncoder", "Job", "Reading", "Say", "read_source"]
+__all__ = ["ExternalEncoder", "Job", "Say"]
 
 Say = Callable[[str], None]
 ExternalEncoder = Callable[["Job", Sequence[WorkItem], int, Progress], None]
 """Puts the missing targets of some items into a job's spool, by another program and n threads."""
-
-
-@dataclass
-class Reading:
-    """Result of reading one item.
-
-    Attributes:
-        item: the item.
-        content: digest of its source; "" until it is read.
-        keys: of its targets that are not fresh.
-        missing: targets still to encode, with their keys.
-        samples: inputs for these.
-        kept: number of fresh targets.
-        fault: what is wrong with the source, in a line.
-        sources: path -> stat and digest of each file that was read.
-    """
-
-    item: WorkItem
-    content: str = ""
-    keys: dict[Target, str] = field(default_factory=dict)
-    missing: dict[Target, str] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
-    kept: int = 0
-    fault: str | None = None
-    sources: dict[str, list[Any]] = field(default_factory=dict)
-
-
-def read_source(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:
-    """Read a source on a disk or S3; return its bytes and their digest, note its stat in `sources`.
-
-    Raises:
-        OSError: it cannot be read.
-        SourceError: it cannot be fetched.
-    """
-    if s3.is_remote(path):
-        data, stat = s3.read(path)
-    else:
-        with Path(path).open("rb") as file:
-            stat = source_stat(os.fstat(file.fileno()))
-            data = file.read()
-    content = digest.of_bytes(data)
-    sources[path] = [*stat, content]
-    return data, content
 
 
 @dataclass
@@ -116,12 +92,18 @@ class Job:
 
     # -- reading ------------------------------------------------------------------------------
 
+    @property
+    def cuts_clips(self) -> bool:
+        """Whether its targets are clips of videos."""
+        return self.order.kind == "latents" and self.order.dataset_settings.video
+
     def readings(
         self, items: Sequence[WorkItem], threads: int, progress: Progress
     ) -> Iterator[Reading]:
         """Read items, a few of them ahead, and count their targets that need no encoding.
 
-        Content that several targets share is missing for the first of them only.
+        Content that several targets share is missing for the first of them only. Clips of videos
+        are made to see whether they can be, and are no samples of the reading.
         """
         making: set[str] = set()
         for reading in self._read_ahead(items, threads):
@@ -129,26 +111,43 @@ class Job:
             samples = {each.key: each for each in reading.samples if each.key in new}
             reading.missing = {target: key for key, target in new.items()}
             reading.samples = list(samples.values())
-            progress.update(len(reading.item.targets) - len(new))
-            making |= set(new)
-            self._take_in(reading, making)
-            making |= set(reading.keys.values())
+            self._count(reading, making, progress)
             yield reading
+
+    def _count(self, reading: Reading, making: set[str], progress: Progress) -> None:
+        progress.update(len(reading.item.targets) - len(reading.missing))
+        making |= set(reading.missing.values())
+        self._take_in(reading, making)
+        making |= set(reading.keys.values())
 
     def _read_ahead(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
         if any(s3.is_remote(item.source or "") for item in items):
             threads = max(threads, s3.SIDE_BY_SIDE // 2)  # they mostly wait
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(threads) as pool, Workers() as workers:
             ahead: deque[Future[Reading]] = deque()
             try:
                 for item in items:
-                    ahead.append(pool.submit(self.read, item))
+                    ahead.append(pool.submit(self._checked, item, workers))
                     if len(ahead) > 2 * threads:
                         yield ahead.popleft().result()
                 while ahead:
                     yield ahead.popleft().result()
             finally:
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _checked(self, item: WorkItem, workers: Workers) -> Reading:
+        """Read an item; make its clips, if it has any, and drop them."""
+        reading = self.read(item)
+        if not (self.cuts_clips and reading.missing):
+            return reading
+        try:
+            maker = self._maker([reading], workers.frames_at)
+            while maker.left:
+                maker.make()
+        except SourceError as error:
+            reading.fault = str(error)
+            reading.keys, reading.missing = {}, {}
+        return reading
 
     def _take_in(self, reading: Reading, making: set[str]) -> None:
         """Note the result of a reading; `making` holds the keys of its missing targets, too."""
@@ -170,34 +169,36 @@ class Job:
             is_spooled = self.places.get(key) == spooled(key) and key not in making
             self.counts["spooled" if is_spooled else "linked"] += 1
 
-    def read(self, item: WorkItem) -> Reading:
-        """Read an item's source, and decode it unless all its targets exist."""
-        reading = Reading(item)
+    def read(self, item: WorkItem, known: dict[str, list[Any]] | None = None) -> Reading:
+        """Read an item's source, and decode an image or a caption unless all its targets exist.
+
+        `known` are the stat and digest of files read just now.
+        """
+        reading = Reading(item, sources=dict(known or {}))
         try:
             self._read(reading)
         except SourceError as error:
             reading.fault = str(error)
         except OSError as error:
-            reading.fault = str(
-                SourceError(
-                    f"cannot be read ({error.strerror})",
-                    where=error.filename or item.place,
-                    hint="check that the file exists and is readable",
-                )
-            )
+            reading.fault = str(unreadable(error, item.place))
         if reading.fault is not None:
             reading.keys, reading.missing = {}, {}
         return reading
 
     def _read(self, reading: Reading) -> None:
-        item, control = reading.item, b""
+        item, data, control = reading.item, b"", b""
         if item.source is None:
             data = (item.text or "").encode()
             content = digest.of_bytes(data)
+        elif self.cuts_clips:
+            content = digest_source(item.source, reading.sources)
         else:
             data, content = read_source(item.source, reading.sources)
         if item.control is not None:
-            control, other = read_source(item.control, reading.sources)
+            if self.cuts_clips:
+                other = digest_source(item.control, reading.sources)
+            else:
+                control, other = read_source(item.control, reading.sources)
             content = digest.of_lines([content, other])
         reading.content = content
         for target, key in self._keys(reading, data).items():
@@ -212,7 +213,7 @@ class Job:
                 self.places[key] = found
             else:
                 reading.missing[target] = key
-        if reading.missing:
+        if reading.missing and not self.cuts_clips:
             reading.samples = samples_of(
                 self.order, SourceBytes(item, data, control, content), reading.missing
             )
@@ -246,25 +247,78 @@ class Job:
         progress: Progress,
     ) -> None:
         """Put the missing targets of some items into the spool; `load` is called when needed."""
-        waiting: dict[tuple[int, ...], list[Sample]] = {}
 
-        def flush(shape: tuple[int, ...]) -> None:
-            samples = waiting.pop(shape)
+        def encode(samples: list[Sample]) -> None:
             self.encode(load(), samples)
             progress.update(len(samples))
 
-        for reading in self.readings(items, threads, progress):
-            for sample in reading.samples:
-                same = waiting.setdefault(sample.shape, [])
-                same.append(sample)
-                size = load().size
-                if len(same) >= size:
-                    flush(sample.shape)
-                elif sum(map(len, waiting.values())) > 4 * size:
-                    flush(max(waiting, key=lambda shape: len(waiting[shape])))
-        for shape in list(waiting):
-            flush(shape)
+        batches = Batches(encode, lambda: load().size)
+        if self.cuts_clips:
+            self._make_clips(items, batches, threads, progress)
+        else:
+            for reading in self.readings(items, threads, progress):
+                for sample in reading.samples:
+                    batches.add(sample)
+                    batches.encode_full()
+        batches.flush()
         self.refuse_equal()
+
+    def _make_clips(
+        self, items: Sequence[WorkItem], batches: Batches, threads: int, progress: Progress
+    ) -> None:
+        """Make and encode clips of videos, few of which are in memory at any time."""
+        claimed: set[str] = set()
+        making: set[str] = set()
+        lock = threading.Lock()
+        files: dict[tuple[str | None, str | None], list[WorkItem]] = {}
+        for item in items:
+            files.setdefault((item.source, item.control), []).append(item)
+
+        def read(group: list[WorkItem]) -> tuple[list[Reading], Maker | None]:
+            readings: list[Reading] = []
+            for item in group:
+                readings.append(self.read(item, readings[-1].sources if readings else None))
+            with lock:
+                for reading in readings:
+                    new = {key: each for each, key in reading.missing.items() if key not in claimed}
+                    reading.missing = {target: key for key, target in new.items()}
+                    claimed.update(new)
+            missing = [reading for reading in readings if reading.missing]
+            try:
+                return readings, self._maker(missing, workers.frames_at) if missing else None
+            except SourceError as error:
+                for reading in missing:
+                    reading.fault, reading.keys, reading.missing = str(error), {}, {}
+                return readings, None
+
+        begun: dict[str, tuple[Reading, set[str]]] = {}  # of each stem, the keys yet to be made
+        with (
+            Workers() as workers,
+            ClipQueue(files.values(), read, threads, workers.close) as clips,
+        ):
+            for event in clips.events():
+                if event is None:
+                    batches.flush()
+                elif isinstance(event, Made):
+                    _add(event, batches, begun)
+                elif isinstance(event, Broken):
+                    for item in event.items:
+                        reading, left = begun[item.stem]
+                        progress.update(len(left))
+                        self.fail(item, reading.content, event.fault)
+                else:
+                    for reading in event:
+                        begun[reading.item.stem] = reading, set(reading.missing.values())
+                        self._count(reading, making, progress)
+                del event  # or its clip would stay in memory while the next one is waited for
+
+    def _maker(self, readings: Sequence[Reading], frames_at: FramesAt) -> Maker:
+        """Return what makes the missing clips of items of one file."""
+        wanted = [Clips(each.item, each.content, each.missing) for each in readings]
+        first = readings[0]
+        paths = list(filter(None, (first.item.source, first.item.control)))
+        check = partial(refuse_changed, paths, first.sources)
+        return clip_maker(self.order, wanted, frames_at, check)
 
     def encode(self, loaded: Loaded, samples: list[Sample]) -> None:
         """Encode samples of one shape into the spool.
@@ -396,6 +450,21 @@ class Job:
     def fresh(self) -> dict[str, list[Any]]:
         """Return path -> stat (size, mtime_ns, inode) and key of every fresh target."""
         return {path: [*target_stat(Path(path).stat()), key] for path, key in self.kept.items()}
+
+
+def _add(made: Made, batches: Batches, begun: dict[str, tuple[Reading, set[str]]]) -> None:
+    left, release = len(made.samples), made.release
+
+    def released() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            release()
+
+    while made.samples:  # no name is given to a sample: it would keep it in memory
+        begun[made.samples[0].item.stem][1].discard(made.samples[0].key)
+        batches.add(made.samples.pop(0), released)
+        batches.encode_full()
 
 
 def _holds(path: Path, key: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.caches.inputs import Sample, SourceBytes, samples_of
+from latentmake.caches.inputs import Clips, Sample, SourceBytes, clip_maker, samples_of
 from latentmake.caches.pixels import plain as pixels
-from latentmake.caches.pixels.wan import fit, open_image, read_clips, read_control
+from latentmake.caches.pixels.wan import fit, open_image
 from latentmake.config import Dataset, Model
 from latentmake.errors import SourceError
-from latentmake.files.media import probe_image, probe_video
+from latentmake.files.frames.reading import read_frames
+from latentmake.files.media import Media, probe_image, probe_video
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, clips, kept_indices
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
@@ -260,9 +261,57 @@ def all_clips(count: int, fps: float | None, **changes: Any) -> list[Clip]:
     return clips(count, **{**plain, **changes}, source_fps=fps)
 
 
+def made(
+    path: Path,
+    fps: float | None,
+    wanted: list[tuple[Size, Clip]],
+    *,
+    control: Path | None = None,
+    media: Media | None = None,
+    fit: str = "crop",
+) -> list[Sample]:
+    """Make clips as a build does, but in this process; return them in the order asked for."""
+    targets = [
+        Target("", f"{number}.safetensors", None, size, clip)
+        for number, (size, clip) in enumerate(wanted)
+    ]
+    item = WorkItem(
+        "a",
+        str(path),
+        None,
+        tuple(targets),
+        control and str(control),
+        media=media or probe_video(str(path)),
+    )
+    settings = Dataset(path="data", target_frames=[5], source_fps=fps, fit=fit)  # type: ignore[arg-type]
+    work = order_of(settings, item)
+    keys = {target: target.path for target in targets}
+    maker = clip_maker(work, [Clips(item, "digest", keys)], read_frames)
+    found: dict[str, Sample] = {}
+    while maker.left:
+        found |= {sample.key: sample for sample in maker.make()}
+    return [found[target.path] for target in targets]
+
+
+def order_of(settings: Dataset, *items: WorkItem) -> WorkOrder:
+    return WorkOrder(
+        kind="latents",
+        dataset="cats",
+        model="wan",
+        dataset_settings=settings,
+        model_settings=Model.model_validate({"vae": "vae", "text": ["t5"], "task": "t2v-1.3B-FC"}),
+        recipe={},
+        items=items,
+    )
+
+
+def pixels_of(samples: list[Sample]) -> list[Pixels]:
+    return [np.asarray(sample.content) for sample in samples]
+
+
 def check(path: Path, fps: float | None, wanted: list[tuple[Size, Clip]]) -> None:
     kept = kept_pictures(path, fps)
-    found = read_clips(path.read_bytes(), str(path), fps, wanted)
+    found = pixels_of(made(path, fps, wanted))
     assert len(found) == len(wanted)
     for (size, (start, frames)), clip in zip(wanted, found, strict=True):
         assert clip.dtype == np.uint8
@@ -307,26 +356,13 @@ def test_clips_come_in_the_order_asked_for(tmp_path: Path) -> None:
     )
 
 
-def test_clips_that_overlap_share_their_frames(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mp4", "mpeg4", 12)
-    wanted = [(Size(32, 32), Clip(start, 5)) for start in range(8)]
-    found = read_clips(path.read_bytes(), str(path), None, wanted)
-    assert all(np.shares_memory(one, other) for one, other in pairwise(found))
-    assert found[0].base is not None
-    assert found[0].base.shape == (12, 32, 32, 3)
-
-
-def test_no_clip_needs_no_video() -> None:
-    assert read_clips(b"", "a.mp4", None, []) == []
-    assert read_control(b"", "a.mp4", None, []) == []
-
-
 def test_nothing_is_read_beyond_the_last_frame_needed(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mkv", "ffv1", 12)
-    whole = read_clips(path.read_bytes(), str(path), None, [(Size(64, 48), Clip(0, 5))])
+    wanted, media = [(Size(64, 48), Clip(0, 5))], probe_video(str(path))
+    whole = pixels_of(made(path, None, wanted))
     data = path.read_bytes()
-    short = data[: len(data) * 3 // 4]
-    found = read_clips(short, "a.mkv", None, [(Size(64, 48), Clip(0, 5))])
+    path.write_bytes(data[: len(data) * 3 // 4])
+    found = pixels_of(made(path, None, wanted, media=media))
     assert np.array_equal(found[0], whole[0])
 
 
@@ -351,36 +387,33 @@ def test_controls_are_those_of_the_rules(
     tmp_path: Path, count: int, size: tuple[int, int], fps: float | None
 ) -> None:
     path = write_video(tmp_path / "a.mp4", "libx264", count, size=size)
-    target = Size(64, 48)
+    shape = Size(96, 48)
+    target = wan_size(shape, RESOLUTION, bucket=True, no_upscale=False)
     cut = [Clip(0, 5), Clip(3, 5), Clip(7, 5)]
-    found = read_control(
-        path.read_bytes(), str(path), fps, [(RESOLUTION, target, clip) for clip in cut]
-    )
-    for clip, pixels_ in zip(cut, found, strict=True):
-        assert np.array_equal(pixels_, control_of(path, fps, target, clip))
+    video = write_video(tmp_path / "video.mp4", "mpeg4", 30, size=shape)
+    found = made(video, fps, [(RESOLUTION, clip) for clip in cut], control=path, fit="bucket")
+    for clip, sample in zip(cut, found, strict=True):
+        assert np.array_equal(sample.control, control_of(path, fps, target, clip))
 
 
 def test_a_control_of_another_shape_is_scaled_twice(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", "libx264", 5, size=(96, 160))
-    target = Size(80, 48)
-    twice = read_control(path.read_bytes(), "a", None, [(RESOLUTION, target, Clip(0, 5))])[0]
-    once = read_clips(path.read_bytes(), "a", None, [(target, Clip(0, 5))])[0]
-    assert twice.shape == once.shape
-    assert not np.array_equal(twice, once)
+    video = write_video(tmp_path / "video.mp4", "libx264", 5, size=(160, 96))
+    (sample,) = made(video, None, [(RESOLUTION, Clip(0, 5))], control=path, fit="bucket")
+    target = Size(sample.shape[2], sample.shape[1])
+    (once,) = pixels_of(made(path, None, [(target, Clip(0, 5))]))
+    assert sample.control is not None and sample.control.shape == once.shape
+    assert not np.array_equal(sample.control, once)
 
 
 def test_controls_of_several_resolutions_are_read_at_once(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", "libx264", 5, size=(160, 96))
-    target = Size(64, 48)
-    for resolution in (Size(64, 64), Size(128, 128)):
-        alone = read_control(path.read_bytes(), "a", None, [(resolution, target, Clip(0, 5))])
-        both = read_control(
-            path.read_bytes(),
-            "a",
-            None,
-            [(each, target, Clip(0, 5)) for each in (Size(64, 64), Size(128, 128))],
-        )
-        assert any(np.array_equal(alone[0], each) for each in both)
+    video = write_video(tmp_path / "video.mp4", "libx264", 5)
+    sizes = [(each, Clip(0, 5)) for each in (Size(64, 64), Size(128, 128))]
+    both = made(video, None, sizes, control=path, fit="bucket")
+    for size, found in zip(sizes, both, strict=True):
+        (alone,) = made(video, None, [size], control=path, fit="bucket")
+        assert np.array_equal(found.control, alone.control)
 
 
 # -- videos whose frames change their size --------------------------------------------------------
@@ -415,43 +448,45 @@ def test_each_frame_is_scaled_by_its_own_size(tmp_path: Path) -> None:
 
 
 def test_the_first_frame_of_a_control_says_its_bucket(tmp_path: Path) -> None:
-    path, target, clip = changing(tmp_path), Size(80, 48), Clip(7, 5)
-    found = read_control(path.read_bytes(), "a", None, [(RESOLUTION, target, clip)])
-    assert np.array_equal(found[0], control_of(path, None, target, clip))
+    path, clip = changing(tmp_path), Clip(7, 5)
+    video = write_video(tmp_path / "video.mp4", "mpeg4", 12, size=(160, 96))
+    (found,) = made(video, None, [(RESOLUTION, clip)], control=path, fit="bucket")
+    target = Size(found.shape[2], found.shape[1])
+    assert np.array_equal(found.control, control_of(path, None, target, clip))
 
 
 # -- videos that are none, or no longer -----------------------------------------------------------
 
 
-def clip_refusal(data: bytes, frames: int = 5) -> str:
-    wanted = [(Size(64, 48), Clip(0, frames))]
+def clip_refusal(data: bytes, folder: Path, frames: int = 5) -> str:
+    (path := folder / "broken.mp4").write_bytes(data)
     with pytest.raises(SourceError) as caught:
-        read_clips(data, "a.mp4", None, wanted)
+        made(path, None, [(Size(64, 48), Clip(0, frames))], media=Media(64, 48, 24))
     line = str(caught.value)
-    assert line.startswith("a.mp4: ")
+    assert line.startswith(f"{path}: ")
     assert "\n" not in line
     return line
 
 
 def test_a_video_with_too_few_frames_is_named(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", "libx264", 8, bf="2")
-    line = clip_refusal(path.read_bytes(), 9)
-    assert "ends after 8 frames, but its clips need 9" in line
+    line = clip_refusal(path.read_bytes(), tmp_path, 9)
+    assert "ends after 8 frames, but frame 8 is needed" in line
 
 
-def test_what_is_no_video_is_named() -> None:
-    assert "is an empty file" in clip_refusal(b"")
-    assert "is not a video that FFmpeg can read" in clip_refusal(b"hello" * 100)
+def test_what_is_no_video_is_named(tmp_path: Path) -> None:
+    assert "is an empty file" in clip_refusal(b"", tmp_path)
+    assert "is not a video that FFmpeg can read" in clip_refusal(b"hello" * 100, tmp_path)
 
 
-def test_an_image_that_calls_itself_a_video_has_one_frame() -> None:
-    assert "ends after 1 frames" in clip_refusal(encoded(noise((64, 48))))
+def test_an_image_that_calls_itself_a_video_has_one_frame(tmp_path: Path) -> None:
+    assert "ends after 1 frames" in clip_refusal(encoded(noise((64, 48))), tmp_path)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_video_cut_short_is_named_where_frames_are_missing(tmp_path: Path, name: str) -> None:
     data = write_kind(tmp_path, name).read_bytes()
-    clip_refusal(data[: len(data) // 2], 21)
+    clip_refusal(data[: len(data) // 2], tmp_path, 21)
 
 
 def is_sound(data: bytes, count: int) -> bool:
@@ -476,8 +511,10 @@ def test_no_frame_is_guessed_and_no_damage_is_more_than_one_bad_file(
         data = bytearray(whole)
         for place in dice.integers(len(data) // 4, len(data), 4):
             data[place] ^= 0x55
+        (path := tmp_path / "flipped").write_bytes(data)
         try:
-            clip = read_clips(bytes(data), "a", None, [(Size(64, 48), Clip(0, 9))])[0]
+            wanted = [(Size(64, 48), Clip(0, 9))]
+            (clip,) = pixels_of(made(path, None, wanted, media=Media(64, 48, 9)))
         except SourceError as error:
             assert "\n" not in str(error)
             assert not is_sound(bytes(data), 9)
@@ -498,22 +535,20 @@ def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> WorkOr
     settings = Dataset(
         path="data", max_image_pixels=limit, **({"target_frames": [5]} if clip else {})
     )
-    return WorkOrder(
-        kind="latents",
-        dataset="cats",
-        model="wan",
-        dataset_settings=settings,
-        model_settings=Model.model_validate({"vae": "vae", "text": ["t5"], "task": "t2v-1.3B-FC"}),
-        recipe={},
-        items=(WorkItem("a", str(path), None, (target,), control and str(control), media=media),),
+    return order_of(
+        settings,
+        WorkItem("a", str(path), None, (target,), control and str(control), media=media),
     )
 
 
 def samples_for(work: WorkOrder) -> list[Sample]:
     (item,) = work.items
+    missing = {item.targets[0]: "key"}
+    if work.dataset_settings.video:
+        return clip_maker(work, [Clips(item, "digest", missing)], read_frames).make()
     control = b"" if item.control is None else Path(item.control).read_bytes()
     data = Path(item.source or "").read_bytes()
-    return samples_of(work, SourceBytes(item, data, control, "digest"), {item.targets[0]: "key"})
+    return samples_of(work, SourceBytes(item, data, control, "digest"), missing)
 
 
 def test_a_narrow_picture_of_wan_is_named_and_measured_by_the_datasets_limit(

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake import digest
 from latentmake.caches.inputs import caption_of
-from latentmake.caches.job import read_source
 from latentmake.caches.pixels import plain as pixels
+from latentmake.caches.reading import read_source
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.ai_training.naming import from_bytes
 from latentmake.exchange.ai_training.orders import AdoptOrder, Text

@@ -20,7 +20,7 @@ from latentmake.errors import SourceError
 from latentmake.files.frames import npz
 from latentmake.files.frames.ended import EndedError
 from latentmake.files.frames.index import Entry, FrameIndex, read_index
-from latentmake.files.media import opened_video
+from latentmake.files.media import NPZ, opened_video
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
     from numpy.typing import NDArray
 
-__all__ = ["NPZ", "damaged", "open_source", "read_frames"]
+__all__ = ["damaged", "open_source", "read_frames"]
 
-NPZ = ".npz"
 PATIENCE = 48
 """Frames that are rather decoded than looked up in an index, which takes a reading of the file."""
 
@@ -68,7 +67,7 @@ def read_frames(
         EndedError: it has fewer frames.
     """
     with open_source(path) as file:
-        if path.endswith(NPZ):
+        if path.lower().endswith(NPZ):
             yield from npz.read_frames(file, path, wanted, tick)
             return
         pending = deque(wanted)

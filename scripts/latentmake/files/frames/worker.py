@@ -21,8 +21,8 @@ from latentmake.errors import SourceError
 from latentmake.files.frames import npz
 from latentmake.files.frames.ended import EndedError
 from latentmake.files.frames.protocol import ALIVE, DONE, FAULT, FRAME, HEAD, MEDIA, SIGN_SECONDS
-from latentmake.files.frames.reading import NPZ, open_source, read_frames
-from latentmake.files.media import Media, probe_video
+from latentmake.files.frames.reading import open_source, read_frames
+from latentmake.files.media import NPZ, Media, probe_video
 
 __all__ = ["main"]
 
@@ -95,7 +95,7 @@ def _answer(request: dict[str, Any], answers: _Answers) -> None:
 
 
 def _probe(path: str) -> Media:
-    if not path.endswith(NPZ):
+    if not path.lower().endswith(NPZ):
         return probe_video(path)
     with open_source(path) as file:
         return npz.probe(file, path)

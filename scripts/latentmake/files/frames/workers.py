@@ -139,6 +139,7 @@ class Workers:
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
         self._lock = threading.Lock()
+        self._is_closed = False
 
     def frames_at(
         self, path: str, indices: Sequence[int]
@@ -169,10 +170,10 @@ class Workers:
     @contextmanager
     def _asked(self, path: str, indices: Sequence[int] | None) -> Iterator[_Worker]:
         """Lend a process that was asked; it is ended unless its answer is taken to the end."""
-        worker, is_new = self._take()
+        worker, is_new = self._take(path)
         while not worker.ask(path, indices) and not is_new:  # it was ended while it was idle
             self._end(worker)
-            worker, is_new = self._take()
+            worker, is_new = self._take(path)
         try:
             yield worker
         except BaseException:
@@ -182,8 +183,11 @@ class Workers:
             if worker in self._all:
                 self._idle.append(worker)
 
-    def _take(self) -> tuple[_Worker, bool]:
+    def _take(self, path: str) -> tuple[_Worker, bool]:
         with self._lock:
+            if self._is_closed:
+                what = "was no longer read: the job ended before"
+                raise SourceError(what, where=path, hint="give the same command again")
             if self._idle:
                 return self._idle.pop(), False
             worker = _Worker(self._timeout)
@@ -196,8 +200,9 @@ class Workers:
             self._all.discard(worker)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, for good."""
         with self._lock:
+            self._is_closed = True
             workers, self._all, self._idle = self._all, set(), []
         for worker in workers:
             worker.kill()

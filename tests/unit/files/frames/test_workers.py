@@ -19,7 +19,7 @@ import pytest
 from latentmake.errors import SourceError
 from latentmake.files.frames import EndedError, Workers, frames_at, probe_videos, workers
 from latentmake.files.frames.protocol import SIGN_SECONDS
-from latentmake.files.media import Media
+from latentmake.files.media import probe_video
 from numpy.typing import NDArray
 from video_world import write_video
 
@@ -75,7 +75,7 @@ def test_a_fault_is_told_and_ends_no_process(video: Path, readers: Workers, tmp_
     with pytest.raises(EndedError) as caught:
         [*readers.frames_at(str(video), [119, 120])]
     assert caught.value.frames == 120
-    assert readers.probe(str(video)) == Media(320, 240, 120)
+    assert readers.probe(str(video)) == probe_video(str(video))
     assert len(pids(readers)) == 1
 
 
@@ -200,7 +200,8 @@ def test_probing_tells_size_and_length_or_the_fault_in_order(
             assert isinstance(each, SourceError)
             assert str(each).startswith(f"{paths[number]}: is not a video")
         else:
-            assert each == Media(64, 48, number + 1)
+            assert each == probe_video(paths[number])
+            assert each.frames == number + 1
     assert [*probe_videos([])] == []
 
 
@@ -210,7 +211,7 @@ def test_a_file_that_never_answers_is_named_while_planning(
     monkeypatch.setattr(workers, "READ_TIMEOUT", 2.0)
     os.mkfifo(pipe := tmp_path / "pipe.mp4")  # whoever opens it waits for a writer
     sound, hanging, other = probe_videos([str(video), str(pipe), str(video)])
-    assert sound == other == Media(320, 240, 120)
+    assert sound == other == probe_video(str(video))
     assert f"{pipe}: gave no frame for 2 seconds" in str(hanging)
 
 

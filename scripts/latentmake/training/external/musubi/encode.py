@@ -15,7 +15,8 @@ from typing import Any
 import tomli_w
 from safetensors import SafetensorError, safe_open
 
-from latentmake.caches.job import Job, Reading
+from latentmake.caches.job import Job
+from latentmake.caches.reading import Reading
 from latentmake.config import Dataset
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic

@@ -1,0 +1,109 @@
+"""Reading the sources of a job's items: bytes of images and captions, digests of videos."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latentmake import digest
+from latentmake.caches.inputs import Sample
+from latentmake.errors import SourceError
+from latentmake.index.memo import source_stat
+from latentmake.plan.orders import Target, WorkItem
+from latentmake.sources import s3
+
+__all__ = ["Reading", "digest_source", "read_source", "refuse_changed", "unreadable"]
+
+
+@dataclass
+class Reading:
+    """Result of reading one item.
+
+    Attributes:
+        item: the item.
+        content: digest of its source; "" until it is read.
+        keys: of its targets that are not fresh.
+        missing: targets still to encode, with their keys.
+        samples: inputs for these.
+        kept: number of fresh targets.
+        fault: what is wrong with the source, in a line.
+        sources: path -> stat and digest of each file that was read.
+    """
+
+    item: WorkItem
+    content: str = ""
+    keys: dict[Target, str] = field(default_factory=dict)
+    missing: dict[Target, str] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    kept: int = 0
+    fault: str | None = None
+    sources: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def read_source(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:
+    """Read a source on a disk or S3; return its bytes and their digest, note its stat in `sources`.
+
+    Raises:
+        OSError: it cannot be read.
+        SourceError: it cannot be fetched.
+    """
+    if s3.is_remote(path):
+        data, stat = s3.read(path)
+    else:
+        with Path(path).open("rb") as file:
+            stat = source_stat(os.fstat(file.fileno()))
+            data = file.read()
+    content = digest.of_bytes(data)
+    sources[path] = [*stat, content]
+    return data, content
+
+
+def digest_source(path: str, sources: dict[str, list[Any]]) -> str:
+    """Return the digest of a source on a disk, of whose bytes few are in memory; note its stat.
+
+    What `sources` knows already is believed.
+
+    Raises:
+        OSError: it cannot be read.
+        SourceError: it is on S3.
+    """
+    if path in sources:
+        return str(sources[path][-1])
+    if s3.is_remote(path):
+        hint = "copy the videos to a disk"
+        raise SourceError("is a video on S3, which cannot be read", where=path, hint=hint)
+    with Path(path).open("rb") as file:
+        stat = source_stat(os.fstat(file.fileno()))
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    sources[path] = [*stat, content]
+    return content
+
+
+def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:
+    """Refuse files that are no longer those whose stat was noted.
+
+    Raises:
+        SourceError: one was changed meanwhile, or is gone.
+    """
+    for path in paths:
+        try:
+            now = source_stat(Path(path).stat())
+        except OSError as error:
+            raise unreadable(error, path) from None
+        size, mtime_ns, _, inode, *_ = sources[path]
+        if (now.size, now.mtime_ns, now.inode) != (size, mtime_ns, inode):
+            hint = "give the same command again when it is complete"
+            raise SourceError("was changed while it was read", where=path, hint=hint)
+
+
+def unreadable(error: OSError, place: str) -> SourceError:
+    """Return the error for a file that cannot be read."""
+    return SourceError(
+        f"cannot be read ({error.strerror})",
+        where=error.filename or place,
+        hint="check that the file exists and is readable",
+    )

@@ -1,0 +1,331 @@
+"""Clips are made while they are encoded: few at a time, each frame once, faults by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+import torch
+from clip_world import SIZE, Encoder, check_caches, fingerprint, item_of, order_of, whole
+from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import Loaded
+from latentmake.caches.inputs import Sample
+from latentmake.errors import SourceError
+from latentmake.files.frames import Workers, workers
+from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Span
+from latentmake.plan.orders import WorkOrder
+from latentmake.plan.receipts import Receipt
+from numpy.typing import NDArray
+from order_world import silent
+from safetensors.torch import load_file
+from video_world import write_video
+
+SMALL = Size(32, 32)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("films") / "film.mp4"
+    return write_video(path, "libx264", 120, g="12", bf="3")
+
+
+def carry(work: WorkOrder, encoder: Encoder, *, batch: int = 1, **options: Any) -> Receipt:
+    ready = Loaded(encoder, batch)
+    say = options.pop("say", silent)
+    return carry_out(work, Path("receipt.json"), say=say, encoder=ready, **options)
+
+
+def scaled(frame: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
+    """Bring a frame of 64 x 48 to its own size or to 32 x 32, by the rules of musubi-tuner."""
+    if size == SIZE:
+        return frame
+    assert size == SMALL
+    return cv2.resize(frame, (43, 32), interpolation=cv2.INTER_AREA)[:, 5:37]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What is asked of the processes that read, in turn: indices of frames."""
+    found: list[list[int]] = []
+    frames_at = Workers.frames_at
+
+    def noting(self: Workers, path: str, indices: list[int]) -> Iterator[Any]:
+        found.append([*indices])
+        return frames_at(self, path, indices)
+
+    monkeypatch.setattr(Workers, "frames_at", noting)
+    return found
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "chunk": {"target_frames": [9]},
+    "slide": {"target_frames": [9], "frame_extraction": "slide", "frame_stride": 4},
+    "lengths": {"target_frames": [1, 5, 13], "frame_extraction": "slide", "frame_stride": 6},
+    "uniform": {"target_frames": [5], "frame_extraction": "uniform", "frame_sample": 4},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_clips_of_all_items_of_a_film_are_those_of_a_full_decode_by_one_reading(
+    way: str, threads: int, film: Path, asked: list[list[int]]
+) -> None:
+    spans = {"first": Span(0, 60), "second": Span(60, 30, 2)}
+    items = [
+        item_of(stem, film, sizes=(SIZE, SMALL), **WAYS[way], span=span)
+        for stem, span in spans.items()
+    ]
+    receipt = carry(order_of(*items), Encoder(), threads=threads)
+    frames = whole(film)
+    made = sum(check_caches(item, frames, scaled) for item in items)
+    assert receipt.counts["encoded"] == made == sum(len(item.targets) for item in items)
+    (indices,) = asked
+    assert len({*indices}) == len(indices)
+
+
+def test_items_whose_frames_do_not_fit_together_are_read_one_after_the_other(film: Path) -> None:
+    spans = {"all": None, "part": Span(30, 20, 3), "other": Span(31, 40, 2)}
+    items = [item_of(stem, film, target_frames=[9], span=span) for stem, span in spans.items()]
+    carry(order_of(*items), Encoder())
+    frames = whole(film)
+    assert all(check_caches(item, frames, scaled) for item in items)
+
+
+def test_a_slide_over_a_film_decodes_each_frame_once(film: Path, asked: list[list[int]]) -> None:
+    item = item_of(
+        "a", film, target_frames=[9, 21], frame_extraction="slide", frame_stride=1, sizes=(SMALL,)
+    )
+    assert len(item.targets) == 212
+    carry(order_of(item), Encoder())
+    assert asked == [[*range(120)]]
+    check_caches(item, whole(film), scaled)
+
+
+@pytest.mark.parametrize(
+    ("way", "batch", "threads"),
+    [("chunk", 3, 2), ("slide", 1, 1), ("slide", 4, 1), ("lengths", 1, 2)],
+)
+def test_two_clips_a_thread_are_in_memory_and_no_more(
+    way: str, batch: int, threads: int, tmp_path: Path
+) -> None:
+    films = [write_video(tmp_path / f"{n}.mkv", "mpeg4", 40 + n, size=(16, 16)) for n in range(3)]
+    size = Size(288, 256)
+    items = [item_of(path.stem, path, sizes=(size,), **WAYS[way]) for path in films]
+    longest = max(WAYS[way]["target_frames"])
+    clip = longest * size.width * size.height * 3
+
+    def slowly(samples: list[Sample]) -> None:
+        time.sleep(0.002)  # so that clips wait
+
+    encoder = Encoder(slowly)
+    carry(order_of(items[0]), Encoder())  # whatever is imported on the way
+    tracemalloc.start()
+    try:
+        carry(order_of(*items), encoder, batch=batch, threads=threads)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(encoder.stems) >= sum(len(item.targets) for item in items[1:])
+    frames = 4 * clip / longest * threads  # one being read, and what scaling takes
+    assert clip < peak < 2 * clip * threads + frames + 1_000_000
+
+
+def test_a_batch_larger_than_all_room_stops_nothing(film: Path) -> None:
+    item = item_of("a", film, **WAYS["slide"], sizes=(SIZE, SMALL))
+    encoder = Encoder()
+    carry(order_of(item), encoder, batch=16)
+    assert len(encoder.stems) == len(item.targets)
+    assert max(encoder.batches) <= 2
+
+
+def test_what_was_encoded_before_the_job_died_is_kept(film: Path) -> None:
+    item = item_of("a", film, **WAYS["chunk"])
+    seen: list[str] = []
+
+    def dies(samples: list[Sample]) -> None:
+        if len(seen) == 7:
+            raise KeyboardInterrupt
+        seen.extend(sample.key for sample in samples)
+
+    with pytest.raises(KeyboardInterrupt):
+        carry(order_of(item), Encoder(dies), threads=2)
+    assert "clips" not in {thread.name for thread in threading.enumerate()}
+    assert not psutil.Process().children()
+    assert not Path("cache").exists()
+    again = Encoder()
+    assert carry(order_of(item), again).counts["spooled"] == 7
+    assert len(again.stems) == len(item.targets) - 7
+    check_caches(item, whole(film), scaled)
+
+
+def test_equal_videos_are_encoded_once(film: Path, tmp_path: Path) -> None:
+    (copy := tmp_path / "copy.mp4").write_bytes(film.read_bytes())
+    items = [item_of("a", film, **WAYS["chunk"]), item_of("b", copy, **WAYS["chunk"])]
+    encoder = Encoder()
+    receipt = carry(order_of(*items), encoder, threads=2)
+    assert len(encoder.stems) == len(items[0].targets)
+    assert receipt.counts["linked"] == len(items[1].targets)
+    for one, other in zip(items[0].targets, items[1].targets, strict=True):
+        assert Path(one.path).samefile(other.path)
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def several(folder: Path, count: int = 4) -> dict[str, Path]:
+    return {
+        stem: write_video(folder / f"{stem}.mp4", "libx264", 40, preset="ultrafast", g=str(8 + n))
+        for n, stem in enumerate("abcdefgh"[:count])
+    }
+
+
+def broken(path: Path) -> str:
+    """Damage a video at its 25th frame; return its fault."""
+    import av
+
+    with av.open(str(path)) as file:
+        places = [(packet.pos, packet.size) for packet in file.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    begin, size = places[24]
+    data[begin + 8 : begin + size] = bytes(size - 8)
+    path.write_bytes(data)
+    return f"{path}: is damaged"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_damaged_video_is_named_and_the_others_are_finished(threads: int, tmp_path: Path) -> None:
+    films = several(tmp_path)
+    items = {stem: item_of(stem, path, target_frames=[5]) for stem, path in films.items()}
+    fault = broken(films["b"])
+    films["d"].write_text("hello" * 100)
+    with pytest.raises(SourceError) as caught:
+        carry(order_of(*items.values()), Encoder(), threads=threads)
+    line = str(caught.value)
+    assert line.startswith("2 of 4 items are faulty: ") and "\n" not in line
+    assert fault in line and f"{films['d']}: is not a video" in line
+    receipt = carry(order_of(*items.values(), on_error="skip"), again := Encoder())
+    assert sorted(each["stem"] for each in receipt.faults) == ["b", "d"]
+    assert set(again.stems) <= {"b"}  # the others are in the spool
+    for stem in "ac":
+        check_caches(items[stem], whole(films[stem]), scaled)
+    assert not [*Path("cache").glob("[bd]_*")]
+
+
+def children() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "worker" in " ".join(each.cmdline())]
+
+
+def reading(path: Path) -> psutil.Process:
+    """The process that has a file open."""
+    while True:
+        for each in children():
+            try:
+                if str(path) in {file.path for file in each.open_files()}:
+                    return each
+            except psutil.Error:
+                continue
+
+
+@pytest.mark.parametrize(
+    ("number", "fault"),
+    [
+        (signal.SIGSEGV, "made FFmpeg crash (SIGSEGV)"),
+        (signal.SIGSTOP, "gave no frame for 1.5 seconds"),
+    ],
+)
+def test_a_video_that_crashes_or_hangs_ends_alone(
+    number: signal.Signals, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "READ_TIMEOUT", 1.5)
+    films = several(tmp_path, 3)
+    films["b"] = write_video(tmp_path / "long.mp4", "libx264", 300, size=(320, 240), g="30")
+    items = {stem: item_of(stem, path, target_frames=[25]) for stem, path in films.items()}
+    hit: list[int] = []
+
+    def strike(samples: list[Sample]) -> None:
+        if samples[0].item.stem == "b" and not hit:
+            process = reading(films["b"])  # half way: its pipe is full
+            hit.append(process.pid)
+            os.kill(process.pid, number)
+
+    said: list[str] = []
+    work = order_of(*items.values(), on_error="skip")
+    receipt = carry(work, Encoder(strike), say=said.append)
+    assert hit and not psutil.pid_exists(hit[0])
+    (found,) = receipt.faults
+    assert found["stem"] == "b" and fault in found["line"] and str(films["b"]) in found["line"]
+    assert sum(fault in line for line in said) == 1
+    for stem in "ac":
+        check_caches(items[stem], whole(films[stem]), scaled)
+    assert not children()
+
+
+def test_a_video_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:
+    films = several(tmp_path, 2)
+    items = {stem: item_of(stem, path, target_frames=[5]) for stem, path in films.items()}
+    changed: list[str] = []
+
+    def change(samples: list[Sample]) -> None:
+        if not changed:
+            changed.append(samples[0].key)
+            films["a"].write_bytes(films["a"].read_bytes() + b"more")
+
+    with pytest.raises(SourceError, match=r"a\.mp4: was changed while it was read"):
+        carry(order_of(*items.values()), Encoder(change))
+    assert carry(order_of(items["b"]), Encoder()).counts["spooled"] == len(items["b"].targets)
+
+
+def test_a_video_that_is_shorter_than_when_it_was_planned_is_named(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", 40)
+    item = item_of("a", path, target_frames=[5])
+    write_video(path, "libx264", 12)
+    with pytest.raises(SourceError, match="ends after 12 frames, but frame 12 is needed"):
+        carry(order_of(item), Encoder())
+
+
+# -- clips in files, and controls -----------------------------------------------------------------
+
+
+def test_a_clip_in_an_npz_file_gives_what_its_video_gives(film: Path, tmp_path: Path) -> None:
+    video = item_of("video", film, sizes=(SMALL,), target_frames=[9])
+    carry(order_of(video), Encoder())
+    frames = whole(film)
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "clip.npz", frames=np.stack(frames[18:27]))
+        clip = item_of("clip", tmp_path / "clip.npz", sizes=(SMALL,), target_frames=[9])
+        carry(order_of(clip), Encoder())
+        (target,) = clip.targets
+        expected = load_file(video.targets[2].path)["latents"]
+        assert torch.equal(load_file(target.path)["latents"], expected)
+
+
+def test_controls_are_cut_in_step_and_their_last_frame_is_repeated(
+    film: Path, tmp_path: Path
+) -> None:
+    control = write_video(tmp_path / "control.mkv", "mpeg4", 70)
+    item = item_of("a", film, control=control, target_frames=[9])
+    carry(order_of(item), Encoder(), threads=2)
+    frames = whole(control)
+    frames += [frames[-1]] * 60
+    for target in item.targets:
+        assert target.clip
+        start = target.clip.start
+        expected = fingerprint(np.stack(frames[start : start + 9]))
+        assert torch.equal(load_file(target.path)["control"], expected)
+    check_caches(item, whole(film), scaled)

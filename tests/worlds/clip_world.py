@@ -1,0 +1,128 @@
+"""Work orders for clips of videos, and an encoder that tells exactly which pixels it saw."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import torch
+from latentmake import digest
+from latentmake.caches.inputs import Sample
+from latentmake.config import Dataset, Model
+from latentmake.files.frames import Workers
+from latentmake.files.media import Media
+from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Clip, Span, clips, kept_indices
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+MODEL = Model.model_validate({"vae": "vae", "text": ["t5"], "task": "t2v-1.3B-FC"})
+SIZE = Size(64, 48)
+
+
+def item_of(
+    stem: str,
+    path: Path,
+    *,
+    sizes: Sequence[Size] = (SIZE,),
+    span: Span | None = None,
+    control: Path | None = None,
+    media: Media | None = None,
+    **ways: Any,
+) -> WorkItem:
+    """Return an item with a target for each clip and size."""
+    if media is None:
+        with Workers() as workers:
+            media = workers.probe(str(path))
+    plain = {"frame_extraction": "chunk", "frame_stride": 1, "frame_sample": 1, "max_frames": 129}
+    found = clips(media.frames, **{**plain, **ways}, source_fps=None, span=span or Span())
+    targets = tuple(
+        Target(
+            f"{size.width}x{size.height}",
+            f"cache/{stem}_{clip.start:03}-{clip.frames:03}_{size.width}.safetensors",
+            None,
+            size,
+            clip,
+        )
+        for size in sizes
+        for clip in found
+    )
+    return WorkItem(
+        stem, str(path), None, targets, control and str(control), media=media, span=span
+    )
+
+
+def order_of(*items: WorkItem, **dataset: Any) -> WorkOrder:
+    """Return an order for clips, cropped to exactly the size of their targets."""
+    settings = Dataset(**{"path": "data", "target_frames": [5], "fit": "crop", **dataset})
+    return WorkOrder(
+        kind="latents",
+        dataset="waves",
+        model="wan",
+        dataset_settings=settings,
+        model_settings=MODEL,
+        recipe={"made": "for this test"},
+        items=items,
+    )
+
+
+def fingerprint(pixels: NDArray[np.uint8]) -> torch.Tensor:
+    """Return numbers that tell pixels from all others."""
+    found = hashlib.sha256(str(pixels.shape).encode())
+    found.update(np.ascontiguousarray(pixels).data)
+    return torch.tensor([1, *found.digest()], dtype=torch.float32)
+
+
+class Encoder:
+    """Encodes clips to their fingerprints; `look` sees each batch before."""
+
+    def __init__(self, look: Callable[[list[Sample]], object] = bool) -> None:
+        self.stems: list[str] = []
+        self.batches: list[int] = []
+        self._look = look
+
+    def __call__(self, samples: list[Sample]) -> list[tuple[dict[str, Any], dict[str, str]]]:
+        self._look(samples)
+        self.batches.append(len(samples))
+        self.stems += [sample.item.stem for sample in samples]
+        results = []
+        for sample in samples:
+            assert not isinstance(sample.content, str)
+            tensors = {"latents": fingerprint(sample.content)}
+            if sample.control is not None:
+                tensors["control"] = fingerprint(sample.control)
+            results.append((tensors, {}))
+        return results
+
+
+def whole(path: Path) -> list[NDArray[np.uint8]]:
+    """Decode a video from its beginning to its end."""
+    with av.open(str(path)) as file:
+        return [np.array(frame.to_image()) for frame in file.decode(video=0)]
+
+
+def check_caches(
+    item: WorkItem,
+    frames: list[NDArray[np.uint8]],
+    scaled: Callable[[NDArray[np.uint8], Size], NDArray[np.uint8]],
+) -> int:
+    """Compare all caches of an item with its decoded frames; return how many there are."""
+    assert item.media
+    kept = [index for index, _ in kept_indices(len(frames), None, item.span or Span())]
+    for target in item.targets:
+        start, length = target.clip or Clip(0, 1)
+        chosen = [frames[index] for index in kept[start : start + length]]
+        expected = np.stack([scaled(frame, target.size or SIZE) for frame in chosen])
+        found = load_file(target.path)["latents"]
+        assert torch.equal(found, fingerprint(expected)), target
+    return len(item.targets)
+
+
+def key_of(item: WorkItem) -> str:
+    """Return the digest of an item's source."""
+    return digest.of_file(Path(item.source or ""))
