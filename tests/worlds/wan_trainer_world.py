@@ -67,6 +67,8 @@ def make_manifest(root: Path, *, i2v: bool = False) -> Path:
             "text": {"48x32": text},
             "caption": None,
             "control": None,
+            "span": [0, 9, 1, False],
+            "row": {"source": "a list", "length": 9},
         }
         rows.append(row | ({"validation": True} if number == 3 else {}))
     manifest = root / "manifest.jsonl"

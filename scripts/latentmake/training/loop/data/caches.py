@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from latentmake.errors import CacheError, TrainingError
 from latentmake.training.loop.data.batch import Batch, mask_of
@@ -33,6 +33,8 @@ class Item(BaseModel):
     Attributes:
         latents: resolution -> path, or paths of clips.
         text: path, or resolution -> path.
+        span: part of a video, see `geometry.clips.Span`.
+        row: further columns of a list.
         validation: whether it is held out: evaluated, and never trained on.
     """
 
@@ -48,6 +50,8 @@ class Item(BaseModel):
     texts: list[str] | None = None
     caption: str | None = None
     control: str | None = None
+    span: list[JsonValue] | None = None
+    row: dict[str, JsonValue] | None = None
     validation: bool = False
     aside: str | None = None
 
