@@ -29,9 +29,16 @@ def read_arguments():
         return parse_args(sys.argv[1:] if called else [])[1]
 
 
+def as_written(values):
+    """Return the configuration with the text of `--config prompt=...`, which Snakemake parses."""
+    given = [str(each).partition("=") for each in ASKED.config or []]
+    texts = [text for name, _, text in given if name == "prompt"]
+    return {**values, "prompt": texts[-1]} if texts else values
+
+
 ASKED = read_arguments()
 SESSION = Session(
-    config,
+    as_written(config),
     targets=ASKED.targets or [],
     main=workflow.is_main_process and not (ASKED.lint or ASKED.unlock),
     force=bool(ASKED.forceall or ASKED.force or ASKED.forcerun),

@@ -103,7 +103,8 @@ class Session:
         with _exit_on_mistake():
             if main:
                 workspace.check(home, dry=dry)
-            self.config: Config = parse(values)
+            own = {name: value for name, value in values.items() if main or name != "prompt"}
+            self.config: Config = parse(own)
             archives.check_plugin(self.config)
             if not main:
                 self._file = PlanFile.read()

@@ -17,7 +17,7 @@
 
   for (const { prompt, seed, clips } of data.rows) {
     const box = make("article", "item");
-    const head = make("h2", "", prompt);
+    const head = make("h2", "", `${prompt} `);
     head.append(make("span", "note", `seed ${seed}`));
     const row = make("div", "row");
     row.append(...clips.map((clip) => figure(clip, prompt)));

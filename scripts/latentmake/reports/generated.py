@@ -22,7 +22,15 @@ from latentmake.reports.page import page, state_in, template_digest
 from latentmake.training.backend import Backend
 from latentmake.training.generation import FOLDER, INDEX, Clip, GenerationIndex
 
-__all__ = ["PAGE", "SHEET", "is_shown", "plan_generated", "refuse_clips", "write_generated"]
+__all__ = [
+    "PAGE",
+    "SHEET",
+    "is_shown",
+    "plan_generated",
+    "refuse_clips",
+    "write_generated",
+    "write_pages",
+]
 
 PAGE = "index.html"
 SHEET = "contact_sheet.png"
@@ -61,11 +69,11 @@ def write_generated(
     """
     folder = receipt.with_name(FOLDER)
     backend.generate(order, log=log, threads=threads)
-    clips = _write_pages(folder, say)
+    clips = write_pages(folder, say)
     atomic.write(receipt, json.dumps({"clips": clips, "page": str(folder / PAGE)}).encode())
 
 
-def _write_pages(folder: Path, say: Callable[[str], object]) -> int:
+def write_pages(folder: Path, say: Callable[[str], object]) -> int:
     """Write page and contact sheet of the clips in a folder; return the number of clips."""
     index = GenerationIndex.read(folder / INDEX)
     if index is None:

@@ -1,0 +1,119 @@
+"""The page and the contact sheet of generated clips, in a real browser from a disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import Browser, started
+from latentmake.errors import StorageError
+from latentmake.files.mp4 import write_mp4
+from latentmake.reports.generated import PAGE, SHEET, is_shown, write_pages
+from latentmake.training.generation import INDEX, Clip, GenerationIndex, clip_name
+from PIL import Image
+
+NASTY = "</script><img src=x onerror='window.hurt=1'> & <b>\n../.."
+FRAMES, FPS, WIDTH, HEIGHT = 12, 8, 64, 32
+COLOURS = {"": (200, 20, 20), "lora": (20, 20, 200)}
+READY = "return [...document.querySelectorAll('video')].every(v => v.readyState >= 2)"
+TIMES = "return [...document.querySelectorAll('video')].map(v => v.currentTime)"
+SIZES = "return [...document.querySelectorAll('video')].map(v => [v.videoWidth, v.videoHeight])"
+
+
+def make(folder: Path, *prompts: str) -> None:
+    """Write the clips of some prompts, which grow brighter, and their index."""
+    clips = []
+    for prompt in prompts:
+        for adapter, colour in COLOURS.items():
+            name = clip_name(prompt, 3, adapter=bool(adapter))
+            tinted = np.full((HEIGHT, WIDTH, 3), colour, np.uint8)
+            write_mp4(folder / name, [tinted + 3 * number for number in range(FRAMES)], FPS)
+            size = (folder / name).stat().st_size
+            clips.append(
+                Clip(
+                    file=name,
+                    key=name,
+                    prompt=prompt,
+                    seed=3,
+                    adapter=adapter,
+                    asked=False,
+                    size=size,
+                )
+            )  # fmt: skip
+    settings = {"frames": FRAMES, "width": WIDTH, "height": HEIGHT, "fps": FPS, "steps": 2}
+    index = GenerationIndex(run="waves", weights="w", settings=settings, clips=clips)
+    index.write(folder / INDEX)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("built") / "a run #1/generated"
+    make(place, "a wave", NASTY)
+    write_pages(place, lambda line: None)
+    return place
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with started() as running:
+        yield running
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_clips_play_side_by_side_from_a_disk(browser: Browser, folder: Path) -> None:
+    browser.open(folder / PAGE)
+    until(lambda: browser.run(READY))
+    assert browser.run(SIZES) == [[WIDTH, HEIGHT]] * 4
+    assert [each.text for each in browser.all("figcaption")] == ["base", "with the adapter"] * 2
+    until(lambda: min(browser.run(TIMES)) > 0.3)
+    times = browser.run(TIMES)
+    assert max(times) - min(times) < 1.5 / FPS
+    heads = [each.text for each in browser.all(".item h2")]
+    assert heads[0] == "a wave seed 3"
+    assert NASTY.replace("\n", " ") in heads[1].replace("\n", " ")
+    assert browser.run("return window.hurt") is None
+    assert browser.complaints() == []
+    assert "num" not in browser.text("#used") and "steps" in browser.text("#used")
+
+
+def test_the_sheet_shows_frames_over_time_base_above_adapter(folder: Path) -> None:
+    sheet = np.asarray(Image.open(folder / SHEET).convert("RGB")).astype(int)
+    row = sheet[:, -60]
+    red = np.flatnonzero(row[:, 0] > row[:, 2] + 80)
+    blue = np.flatnonzero(row[:, 2] > row[:, 0] + 80)
+    assert len(red) and len(blue) and red[0] < blue[0]
+    line = sheet[red[0] + 20]
+    tinted = line[(line[:, 0] > line[:, 2] + 80)]
+    assert tinted[:, 1].min() < 30 and tinted[:, 1].max() > 45  # from the first frame to the last
+
+
+def test_a_page_is_fresh_until_its_clips_change(tmp_path: Path) -> None:
+    make(tmp_path, "a wave")
+    assert not is_shown(tmp_path)
+    write_pages(tmp_path, lambda line: None)
+    assert is_shown(tmp_path)
+    before = (tmp_path / PAGE).stat().st_mtime_ns
+    write_pages(tmp_path, lambda line: None)
+    assert (tmp_path / PAGE).stat().st_mtime_ns == before
+    make(tmp_path, "a boat")
+    assert not is_shown(tmp_path)
+    write_pages(tmp_path, lambda line: None)
+    (tmp_path / SHEET).unlink()
+    assert not is_shown(tmp_path)
+
+
+def test_a_damaged_clip_is_named(tmp_path: Path) -> None:
+    make(tmp_path, "a wave")
+    clip = next(tmp_path.glob("*.mp4"))
+    clip.write_bytes(b"no clip")
+    with pytest.raises(StorageError, match=rf"{clip.name}.*; delete it"):
+        write_pages(tmp_path, lambda line: None)
