@@ -10,7 +10,7 @@ from latentmake.config import Run
 from latentmake.layouts import kind_of
 from latentmake.plan import holdout, manifest
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import Part, RunPlan, part_names, read_lock, run_folder
+from latentmake.plan.parts import PROMPTS, Part, RunPlan, part_names, read_lock, run_folder
 from latentmake.plan.spool import unfinished
 
 __all__ = ["manifest_items", "plan_manifest"]
@@ -51,7 +51,8 @@ def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False)
         and _stems(lock.aside) == _stems(skipped)
         and lock.images == {name: plan.images[name] for name in datasets}
         and lock.manifest == facts.digest_of(run_folder(plan.name) / "manifest.jsonl")
-        and not any(state.orphans for state in plan.parts.values())
+        # Those of prompts wait for the next job: no manifest names them.
+        and not any(state.orphans for part, state in plan.parts.items() if part.dataset != PROMPTS)
         and skipped.keys() <= set(skip)
     )
     if fresh and not force:

@@ -34,3 +34,15 @@ class Wan(LoopBackend):
     def order_type(self) -> type[WanOrder]:
         """Return the class of its orders."""
         return WanOrder
+
+    def plan_generation(self, facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
+        """Write the order of a run's clips; tell whether they are there already."""
+        from latentmake.training.wan.generation import plan_generation
+
+        return plan_generation(facts, plan)
+
+    def generate(self, order: Path, *, log: Path, threads: int = 2) -> None:
+        """Bring the clips of an order up to date, and their index."""
+        from latentmake.training.wan.generation import launch
+
+        launch(order, log=log, threads=threads)

@@ -15,11 +15,9 @@ from latentmake.training.loop.recipe import Sampler
 from latentmake.training.loop.sample_rows import Drawn
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.order import WanOrder
-from latentmake.training.wan.sampling import Sampling, noise_of, sample_latents
+from latentmake.training.wan.sampling import Sampling, latents_shape, noise_of, sample_latents
 
-__all__ = ["ClipSampler", "latents_shape", "make_sampler"]
-
-_FRAMES, _PIXELS = 4, 8  # that a latent stands for, in time and in space
+__all__ = ["ClipSampler", "make_sampler"]
 
 
 class _Clip(NamedTuple):
@@ -68,13 +66,6 @@ class ClipSampler(Sampler):
         }
 
 
-def latents_shape(
-    frames: int, width: int, height: int, channels: int = 16
-) -> tuple[int, int, int, int]:
-    """Return the shape of the latents of a clip, its sides in pixels."""
-    return channels, (frames - 1) // _FRAMES + 1, height // _PIXELS, width // _PIXELS
-
-
 def make_sampler(order: WanOrder, latents: Stored) -> ClipSampler:
     """Return the sampler of a training, whose `latents` have these channels."""
     samples, (width, height) = order.trainer.samples, order.sample_size
@@ -86,6 +77,6 @@ def make_sampler(order: WanOrder, latents: Stored) -> ClipSampler:
             )
         ],
         None if order.negative is None else read_text(order.negative, WAN.text),
-        latents_shape(samples.frames, width, height, latents.shape[0]),
+        latents_shape(samples.frames, width, height),
         Sampling(samples.num_inference_steps, samples.guidance_scale, order.flow_shift, "euler"),
     )

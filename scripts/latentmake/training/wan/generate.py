@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from latentmake import digest
 from latentmake.caches.encoders.device import compute_dtype, pick_device, within_memory
 from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.errors import CacheError, TrainingError, UserError, first_line
+from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic, cachefile
 from latentmake.files.mp4 import write_mp4
 from latentmake.progress import Progress
@@ -35,6 +35,8 @@ from latentmake.training.generation import (
     kept,
     wishes,
 )
+from latentmake.training.loop.data.headers import read_text
+from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.order import read_order
 from latentmake.training.process import say_error
 from latentmake.training.wan.lora_files import read_lora
@@ -52,7 +54,6 @@ __all__ = ["generate", "main"]
 
 _DRAWN = ".latents"  # folder of what is drawn and not decoded
 _LATENTS = "latents"
-_TEXT = "varlen_t5_"  # beginning of the name of the one tensor in a cache of text
 
 
 def _say(text: str) -> None:
@@ -105,7 +106,7 @@ def _draw(order: GenerationOrder, missing: Sequence[Wish], folder: Path) -> None
     networks = _load(order, device, dtype, lora=any(wish.adapter for wish in missing))
     sampling = Sampling(order.steps, order.guidance, order.shift, order.scheduler)
     shape = latents_shape(order.frames, order.width, order.height)
-    negative = None if order.negative is None else _read_text(order.negative)
+    negative = None if order.negative is None else read_text(order.negative, WAN.text)
     with Progress(
         total=len(missing) * order.steps, unit="step", desc=f"clips of {order.run}", file=sys.stderr
     ) as progress:
@@ -115,7 +116,7 @@ def _draw(order: GenerationOrder, missing: Sequence[Wish], folder: Path) -> None
             latents = within_memory(
                 sample_latents,
                 networks,
-                _read_text(wish.text),
+                read_text(wish.text, WAN.text),
                 negative,
                 noise_of(wish.seed, shape),
                 sampling,
@@ -193,20 +194,6 @@ def _switch(network: Transformer, *, on: bool) -> None:
             network.enable_adapters()
         else:
             network.disable_adapters()
-
-
-def _read_text(path: str) -> torch.Tensor:
-    """Return the embedding [T, D] in a cache file."""
-    try:
-        tensors = load_file(path)
-        (name,) = (name for name in tensors if name.startswith(_TEXT))
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CacheError(
-            f"this cache file cannot be read ({first_line(error)})",
-            where=path,
-            hint="delete it and give the same command again, which encodes it anew",
-        ) from None
-    return tensors[name].float()
 
 
 def _latents_file(folder: Path, wish: Wish) -> Path:

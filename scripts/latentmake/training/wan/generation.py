@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Config, Model, Resolution, Run
+from latentmake.config import Config, Model, Run, WanTrainer
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files import atomic
 from latentmake.models.files import encoder_files
@@ -36,6 +36,7 @@ from latentmake.training.generation import (
 )
 from latentmake.training.order import read_order
 from latentmake.training.wan.lora_names import lora_names
+from latentmake.training.wan.plan import boundary_of
 
 __all__ = ["launch", "plan_generation"]
 
@@ -75,11 +76,12 @@ def _refuse_conditions(model: Model, run: str) -> None:
 
 def _order(facts: Facts, name: str, run: Run) -> GenerationOrder:
     config, folder = facts.config, run_folder(name)
-    model, settings = config.models[run.model], config.generation(run)
+    model, settings, trainer = config.models[run.model], config.generation(run), run.trainer
+    assert isinstance(trainer, WanTrainer)
     size = settings.resolution or run.resolutions[0]
     guided = settings.guidance_scale > 1
     return GenerationOrder(
-        kind=run.trainer.kind if run.trainer else "",
+        kind=trainer.kind,
         run=name,
         output=str(folder / FOLDER),
         adapters=[
@@ -104,26 +106,13 @@ def _order(facts: Facts, name: str, run: Run) -> GenerationOrder:
         fps=settings.fps,
         steps=settings.num_inference_steps,
         guidance=settings.guidance_scale,
-        shift=settings.flow_shift or _shift(run, size),
+        shift=settings.flow_shift or trainer.shift([size]),
         scheduler=settings.scheduler,
-        boundary=_boundary(run, model),
+        boundary=boundary_of(trainer, model) or 0.0,
         base=settings.base,
         asked=config.prompt is not None,
         planned=time.time_ns(),
     )
-
-
-def _shift(run: Run, size: Resolution) -> float:
-    shift = getattr(run.trainer, "shift", None)
-    return float(shift([size])) if shift else 3.0
-
-
-def _boundary(run: Run, model: Model) -> float:
-    """Return the boundary of two networks: the trainer's, else that of Wan 2.2's wan/configs."""
-    if model.dit is None or model.dit_high_noise is None:
-        return 0.0
-    own = getattr(run.trainer, "timestep_boundary", None)
-    return own / 1000 if own is not None else 0.875  # image-to-video is refused
 
 
 def _longest(config: Config, run: Run) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from dit_world import tiny_dit
 from generation_world import RUN, make_world, order_of, text_file, write_lora_of
 from latentmake.errors import CacheError, TrainingError
@@ -185,7 +184,7 @@ def test_faults_are_one_line() -> None:
     lora.write_bytes(whole)
     text = Path(order.prompts[0].text)
     text.write_bytes(b"damaged")
-    with pytest.raises(CacheError, match=r"this cache file cannot be read.*; delete it"):
+    with pytest.raises(CacheError, match=r"_wan_te\.safetensors: .*; "):
         generate(order)
 
 
@@ -201,4 +200,3 @@ def test_captions_of_the_first_items_are_prompts_where_there_are_none() -> None:
     manifest.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     found = captions_of(order_of(captions=4))
     assert [each.prompt for each in found.prompts] == ["two", "three"]
-    assert torch.is_tensor(module._read_text(found.prompts[0].text))
