@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,23 @@ import av
 import cv2
 import numpy as np
 import pytest
+import torch
 import video_world
 import wan
+from diffusers import WanTransformer3DModel
+from latentmake import CachedClipDataset, collate_fn
+from latentmake.errors import UserError
 from latentmake.index.memo import Memo
 from latentmake.plan.estimates import Estimates
 from latentmake.plan.orders import WorkOrder
 from project import Project
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 
 CAPTIONS = {"calm": "a calm sea", "storm": "a storm", "wind": "wind in the trees"}
 RUN = "tiny"
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTED = {"MODEL": "models/Wan2.1-T2V-1.3B-Diffusers", "RUN": "runs/films"}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +51,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     folder.mkdir(parents=True)
     for number, (stem, caption) in enumerate(CAPTIONS.items()):
         path = folder / f"{stem}.mp4"
-        video_world.write_video(path, "libx264", 22 + number, size=(96, 80), bf="2", g="5")
+        options = {"bf": "2", "g": "5", "crf": str(20 + 8 * number)}  # no two alike
+        video_world.write_video(path, "libx264", 22 + number, size=(96, 80), **options)
         path.with_suffix(".txt").write_text(f"{caption}\n", encoding="utf-8")
     return project
 
@@ -100,7 +110,7 @@ def test_each_clip_is_an_array_of_its_frames_and_a_row_that_says_where_it_is_fro
         assert row == {
             "video": name,
             "prompt": CAPTIONS[stem],
-            "source": f"data/films/{stem}.mp4",
+            "source_video": f"data/films/{stem}.mp4",
             "source_first_frame": 2 * start,
             "source_stride": 2,
         }
@@ -108,7 +118,7 @@ def test_each_clip_is_an_array_of_its_frames_and_a_row_that_says_where_it_is_fro
             assert archive.files == ["frames"]
             found = archive["frames"]
         assert found.dtype == np.uint8 and found.shape == (5, 32, 48, 3)
-        decoded = pictures(cut / row["source"])[2 * start : 2 * start + 10 : 2]
+        decoded = pictures(cut / row["source_video"])[2 * start : 2 * start + 10 : 2]
         wanted = [
             cv2.resize(each, (48, 40), interpolation=cv2.INTER_AREA)[4:36] for each in decoded
         ]
@@ -143,6 +153,93 @@ def test_only_what_is_stale_is_cut_again_and_files_of_what_is_gone_go(
     assert "mine.npz" in after and "storm_00005-005.npz" not in after
     assert [row["prompt"] for row in rows(project)] == ["a very calm sea"] * 2 + ["a storm"]
     project.run(f"clips_{RUN}").one_line("nothing to do: 0 written, 3 kept, 0 removed")
+
+
+# -- own loops ------------------------------------------------------------------------------------
+
+
+def test_cached_clips_are_those_of_the_manifest_with_text_padded_in_batches(built: Project) -> None:
+    clips = CachedClipDataset(built / f"runs/{RUN}")
+    assert len(clips) == 6
+    items = [clips[index] for index in range(6)]
+    for item in items:
+        (path, *_) = item["row"]["latents"]["48x32"]
+        assert item["latents"].shape == (16, 2, 4, 6) and item["latents"].dtype == torch.float32
+        assert item["prompt"] == CAPTIONS[item["row"]["stem"]]
+        (text,) = load_file(built / item["row"]["text"]["48x32"]).values()
+        assert torch.equal(item["text"], text) and 1 < len(text) < 512
+        assert path.startswith("cache/films/wan/48x32/")
+    found = {tuple(item["latents"].flatten().tolist()) for item in items}
+    assert len(found) == 6
+    for start in ("fork", "spawn"):
+        loader = DataLoader(
+            clips, 3, num_workers=1, collate_fn=collate_fn, multiprocessing_context=start
+        )
+        batches = list(loader)
+        assert torch.cat([batch["latents"] for batch in batches]).equal(
+            torch.stack([item["latents"] for item in items])
+        )
+        batch = batches[0]
+        assert batch["text"].shape == (3, 512, 24) and batch["mask"].shape == (3, 512)
+        for index in range(3):
+            length = len(items[index]["text"])
+            assert batch["mask"][index].sum() == length
+            assert batch["text"][index, :length].equal(items[index]["text"])
+            assert not batch["text"][index, length:].any()
+        assert batch["prompts"] == [item["prompt"] for item in items[:3]]
+
+
+def test_held_out_items_are_a_split_of_their_own(built: Project, tmp_path: Path) -> None:
+    project = built.copy(tmp_path / "project")
+    manifest = project / f"runs/{RUN}/manifest.jsonl"
+    listed = project.manifest(RUN)
+    listed[1]["validation"] = True
+    listed[0]["repeats"] = 3
+    listed.append({"dataset": "films", "stem": "x", "source": "x.mp4", "aside": "is broken"})
+    manifest.write_text("".join(f"{json.dumps(row)}\n" for row in listed))
+    held_out = CachedClipDataset(manifest, split="validation")
+    assert {held_out[index]["prompt"] for index in range(len(held_out))} == {"a storm"}
+    rest = CachedClipDataset(manifest)
+    prompts = [rest[index]["prompt"] for index in range(len(rest))]
+    assert prompts == ["a calm sea"] * 6 + ["wind in the trees"] * 2
+    assert len(CachedClipDataset(manifest, split="all")) == 10
+    listed[1]["validation"] = False
+    with pytest.raises(UserError, match="has no item of split='train' and resolution='64'; see"):
+        CachedClipDataset(manifest, resolution="64")
+    manifest.write_text("{}\n")
+    with pytest.raises(UserError, match="line 1 is damaged; give the build's command again"):
+        CachedClipDataset(manifest)
+    with pytest.raises(UserError, match="cannot be read; build the run first"):
+        CachedClipDataset(project / "runs/other/manifest.jsonl")
+
+
+def test_the_loop_of_the_documentation_trains_a_lora(
+    built: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = (ROOT / "docs/video.md").read_text(encoding="utf-8")
+    section = text.partition("## Writing your own loop")[2].partition("\n## ")[0]
+    (code,) = [
+        each for each in re.findall(r"```python\n(.*?)```", section, re.S) if "STEPS" in each
+    ]
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    WanTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=12, text_dim=24, freq_dim=16, ffn_dim=32,
+        num_layers=1, in_channels=16, out_channels=16,
+    ).save_pretrained("model/transformer")  # fmt: skip
+    for name, value in {"MODEL": "model", "RUN": str(built / f"runs/{RUN}")}.items():
+        code = code.replace(re.search(rf'"{DOCUMENTED[name]}"', code)[0], repr(value))
+    code = code.replace("STEPS, SHIFT = 1000", "STEPS, SHIFT = 8").replace("lr=1e-4", "lr=1e-2")
+    exec(compile(code, "docs/video.md", "exec"), {"__name__": "__main__"})
+    losses = [float(each) for each in re.findall(r"loss (\S+)", capsys.readouterr().out)]
+    assert len(losses) == 8 and all(0 < loss < 100 for loss in losses)
+    (file,) = (tmp_path / "lora").iterdir()
+    written = load_file(file)
+    trained = [value for name, value in written.items() if ".lora_B." in name]
+    assert len(trained) == 8 and all(value.any() for value in trained)
 
 
 # -- estimates ------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def _origin(file: ClipFile, fps: SourceFps) -> dict[str, Any]:
     """Return which frames of which video a file holds."""
     clip = file.clip
     return {
-        "source": clip.path,
+        "source_video": clip.path,
         "source_first_frame": clip.indices(fps)[0],
         "source_stride": clip.span.stride,
     }
