@@ -15,7 +15,7 @@ import torch
 import video_world
 import wan
 from diffusers import WanTransformer3DModel
-from latentmake import CachedClipDataset, collate_fn
+from latentmake import CachedClipDataset, ClipDataset, collate_fn
 from latentmake.errors import UserError
 from latentmake.index.memo import Memo
 from latentmake.plan.estimates import Estimates
@@ -153,6 +153,55 @@ def test_only_what_is_stale_is_cut_again_and_files_of_what_is_gone_go(
     assert "mine.npz" in after and "storm_00005-005.npz" not in after
     assert [row["prompt"] for row in rows(project)] == ["a very calm sea"] * 2 + ["a storm"]
     project.run(f"clips_{RUN}").one_line("nothing to do: 0 written, 3 kept, 0 removed")
+
+
+def test_the_list_of_cut_clips_is_a_dataset_with_the_same_latents(
+    built: Project, tmp_path: Path
+) -> None:
+    project = built.copy(tmp_path / "project")
+
+    def add(values: dict[str, Any]) -> None:
+        values["datasets"]["cut"] = {
+            "path": f"clips/{RUN}/train.jsonl",
+            "target_frames": 5,
+            "fit": "crop",
+        }
+        values["runs"]["again"] = {**values["runs"][RUN], "datasets": ["cut"]}
+
+    project.configure(add)
+    project.run("caches_again")
+    assert project.run("caches_again").idle
+
+    def tensors(run: str) -> dict[tuple[str, str], dict[str, Any]]:
+        return {
+            (row["source"], path): load_file(project / path)
+            for row in project.manifest(run)
+            for path in row["latents"]["48x32"]
+        }
+
+    rows_of_cut = {f"clips/{RUN}/{row['video']}": row for row in rows(project)}
+    assert {row["row"]["source_video"] for row in project.manifest("again")} == {
+        f"data/films/{stem}.mp4" for stem in CAPTIONS
+    }
+    found = tensors("again")
+    wanted = {
+        (source, int(path.split("_")[-3].partition("-")[0])): value
+        for (source, path), value in tensors(RUN).items()
+    }
+    assert len(found) == len(wanted) == 6
+    for (source, _), made in found.items():
+        row = rows_of_cut[source]
+        first = wanted[row["source_video"], row["source_first_frame"] // row["source_stride"]]
+        assert made.keys() == first.keys()
+        assert all(made[name].equal(first[name]) for name in made)
+    clips = ClipDataset(project / f"clips/{RUN}/train.jsonl", frames=5, height=32, width=48)
+    films = ClipDataset(project / "data/films", 5, 32, 48, stride=2, frame_extraction="chunk")
+    assert len(clips) == len(films) == 6
+    for index in range(6):
+        made, cut = films[index], clips[index]
+        assert made["prompt"] == cut["prompt"]
+        assert made["pixel_values"].equal(cut["pixel_values"])
+        assert cut["row"]["source_first_frame"] == made["row"]["first_frame"]
 
 
 # -- own loops ------------------------------------------------------------------------------------
