@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from latentmake.models.wan_dit import check_targets, read_dit
 from latentmake.models.wan_memory import training_memory
 from latentmake.training.lora import lora_tensors
 from latentmake.training.wan.lora_files import read_lora, write_lora
+from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.network import add_lora, load_transformer
+from safetensors.torch import load_file
+from wan_trainer_world import make_order, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -133,3 +137,21 @@ def test_a_lora_learns_and_its_files_give_on_a_cpu_what_it_gives_there(
     read_lora(fresh, tmp_path / "lora")
     found = fresh(**given).sample
     assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.995
+
+
+@pytest.mark.parametrize("networks", [("dit",), ("dit", "dit_high_noise")])
+def test_a_training_in_bfloat16_learns_and_writes_its_files(
+    tmp_path: Path, networks: tuple[str, ...]
+) -> None:
+    two = {"task": "t2v-A14B", "boundary": 0.875} if len(networks) > 1 else {}
+    settings: dict[str, Any] = {"mixed_precision": "bf16", "gradient_checkpointing": True}
+    order = make_order(tmp_path, networks=networks, steps=80, **two, **settings)
+    path, receipt = tmp_path / "order.json", tmp_path / "receipt.json"
+    path.write_text(order.model_dump_json())
+    train(path, log=tmp_path / "train.log", receipt=receipt)
+    result = json.loads(receipt.read_text())
+    assert result["loss_end"] < 0.9 * result["loss_start"]
+    for high_noise in (False, True)[: len(networks)]:
+        for name in lora_names(high_noise=high_noise):
+            weights = load_file(Path(order.output) / name)
+            assert {value.dtype for value in weights.values()} == {torch.float32}
