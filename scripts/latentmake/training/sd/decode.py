@@ -7,22 +7,20 @@ that the training never has the VAE in memory.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
-from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.caches.encoders.device import pick_device
 from latentmake.caches.encoders.vae import load_vae
-from latentmake.errors import UserError, storage_error
+from latentmake.errors import UserError
 from latentmake.files import atomic
 from latentmake.training.loop import drawing
+from latentmake.training.loop.events import write_events
 from latentmake.training.loop.grid import draw_grid, png_of
 from latentmake.training.loop.result import RunFiles
 from latentmake.training.loop.sample_rows import Drawn
@@ -31,7 +29,7 @@ from latentmake.training.process import say_error
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.recipe import SdRecipe
 
-__all__ = ["decode", "main", "write_events", "write_samples"]
+__all__ = ["decode", "main", "write_samples"]
 
 Pictures = Mapping[int, Sequence[Image.Image | None]]
 
@@ -43,28 +41,6 @@ def decode(vae: Any, latents: torch.Tensor) -> Image.Image:
     (pixels,) = vae.decode(latents[None].to(first.device, first.dtype), return_dict=False)
     values = ((pixels[0].float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return Image.fromarray(values.permute(1, 2, 0).cpu().numpy())
-
-
-def write_events(folder: Path, pictures: Pictures) -> None:
-    """Write sample pictures for TensorBoard, tagged `samples/00` and so on by their prompts.
-
-    Args:
-        folder: of these event files alone; its content is replaced.
-        pictures: step -> a picture for each prompt.
-    """
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not pictures:
-            return
-        writer: Any = SummaryWriter(str(folder))
-        for step, row in pictures.items():
-            for number, picture in enumerate(row):
-                if picture is not None:
-                    tag, pixels = f"samples/{number:02d}", np.asarray(picture)
-                    writer.add_image(tag, pixels, step, dataformats="HWC")
-        writer.close()
-    except Exception as error:
-        raise storage_error(error, folder) or error from None
 
 
 def write_samples(order: SdOrder) -> None:

@@ -11,14 +11,19 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 
-from latentmake.caches.encoders.device import compute_dtype, pick_device
-from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.errors import UserError
+from latentmake.caches.encoders.device import pick_device
+from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
+from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic
 from latentmake.files.mp4 import write_mp4
+from latentmake.progress import Progress
 from latentmake.training.loop import drawing
+from latentmake.training.loop.events import write_events
 from latentmake.training.loop.grid import draw_grid, png_of
 from latentmake.training.loop.result import RunFiles
 from latentmake.training.loop.sample_rows import Drawn
@@ -26,8 +31,13 @@ from latentmake.training.order import read_order
 from latentmake.training.process import say_error
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
+from latentmake.training.wan.sampling import decode_clip
 
 __all__ = ["main", "write_samples"]
+
+Frames = list[NDArray[np.uint8]]
+
+_STRIP = 768  # pixels; strips of larger frames are scaled down
 
 
 def write_samples(order: WanOrder) -> None:
@@ -36,29 +46,47 @@ def write_samples(order: WanOrder) -> None:
 
 
 def _shown(order: WanOrder, rows: Mapping[int, Drawn]) -> dict[int, list[bytes | None]]:
-    """Return the MP4s of each step; write a grid of the frames in their middle."""
-    keys, clips = order.picture_keys(), dict[int, list[bytes | None]]()
-    if not rows:
-        return clips
-    device = pick_device()
-    dtype = compute_dtype(device, "bfloat16", lambda line: None)
-    vae = load_wan_vae(order.vae, device, dtype, decoder=True)
-    frames: list[tuple[int, list[Image.Image | None]]] = []
-    for step, drawn in rows.items():
-        clips[step] = []
-        frames.append((step, []))
-        for key in keys:
-            pixels = vae.decode(drawn[key]) if key in drawn else None
-            middle = None if pixels is None else Image.fromarray(pixels[len(pixels) // 2])
-            frames[-1][1].append(middle)
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder, "clip.mp4")
-                if pixels is not None:
-                    write_mp4(file, pixels, order.trainer.samples.fps)
-                clips[step].append(None if pixels is None else file.read_bytes())
-    grid = draw_grid(frames, [prompt.prompt for prompt in order.prompts])
-    atomic.write(RunFiles(order).grid, png_of(grid))
+    """Return the MP4s of each step; write their frames as a grid and as TensorBoard's events."""
+    files, keys = RunFiles(order), order.picture_keys()
+    clips: dict[int, list[bytes | None]] = {}
+    strips: dict[int, list[Image.Image | None]] = {}
+    if rows:
+        vae = load_wan_vae(order.vae, pick_device(), torch.float32, decoder=True)
+        for step, drawn in rows.items():
+            frames = [_decoded(order, vae, drawn[key]) if key in drawn else None for key in keys]
+            fps = order.trainer.samples.fps
+            clips[step] = [None if each is None else _mp4(each, fps) for each in frames]
+            strips[step] = [None if each is None else _strip(each) for each in frames]
+        grid = draw_grid(list(strips.items()), [prompt.prompt for prompt in order.prompts])
+        atomic.write(files.grid, png_of(grid))
+    write_events(files.scalars / files.samples.name, strips)
     return clips
+
+
+def _decoded(order: WanOrder, vae: WanVae, latents: torch.Tensor) -> Frames:
+    frames = decode_clip(vae, latents, lambda line: Progress.write(line, file=sys.stderr))
+    if frames is None:
+        raise TrainingError(
+            "memory does not suffice to decode a sample clip, even in tiles",
+            where=f"run {order.run}",
+            hint="end other programs, or lower samples.frames or samples.resolution",
+        )
+    return list(frames)
+
+
+def _mp4(frames: Frames, fps: float) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "clip.mp4")
+        write_mp4(file, frames, fps)
+        return file.read_bytes()
+
+
+def _strip(frames: Frames) -> Image.Image:
+    """Return the first, middle and last frame of a clip side by side."""
+    picked = [frames[place] for place in sorted({0, len(frames) // 2, len(frames) - 1})]
+    strip = Image.fromarray(np.concatenate(picked, axis=1))
+    strip.thumbnail((_STRIP, _STRIP))
+    return strip
 
 
 def main(arguments: Sequence[str]) -> int:

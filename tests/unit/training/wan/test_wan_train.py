@@ -25,6 +25,7 @@ from latentmake.training.loop.weights import trained_state
 from latentmake.training.wan import decode
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -145,6 +146,10 @@ def test_sample_clips_are_files_of_their_own(trained: WanOrder) -> None:
     decode.write_samples(trained)
     names = [f"step-{step:06d}_00.mp4" for step in (0, 5, 10)]
     assert sorted(path.name for path in files.samples.glob("*.mp4")) == names
+    width, height = Image.open(files.grid).size
+    assert width > 3 * 48 and height > 3 * 32  # first, middle and last frame of each clip
+    events = EventAccumulator(str(files.scalars / "samples")).Reload()
+    assert [each.step for each in events.Images("samples/00")] == [0, 5, 10]
     assert are_drawn(trained, wanted(trained))
 
 
