@@ -1,0 +1,155 @@
+"""Orders of clips: defaults, and the effect of each key of `generate`."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latentmake.config import Generation, parse
+from latentmake.errors import ConfigError
+from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
+from latentmake.plan.planner import make_plan
+from latentmake.training.generation import GenerationOrder, wishes
+from latentmake.training.wan.generation import plan_generation
+from PIL import Image
+
+CONFIG: dict[str, Any] = {
+    "datasets": {"cats": {"path": "data", "fit": "bucket"}},
+    "models": {
+        "wan": {"task": "t2v-1.3B", "vae": "m/vae", "text": "m/text", "dit": "m/dit"},
+        "moe": {
+            "task": "t2v-A14B", "vae": "m/vae", "text": "m/text", "dit": "m/low",
+            "dit_high_noise": "m/high",
+        },
+        "i2v": {
+            "task": "i2v-14B", "vae": "m/vae", "text": "m/text", "dit": "m/dit", "clip": "m/clip"
+        },
+    },
+    "runs": {
+        "first": {
+            "datasets": "cats", "model": "wan", "resolutions": [[64, 32], 96],
+            "trainer": {"kind": "wan"},
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "data/a.png")
+    (tmp_path / "data/a.txt").write_text("a caption")
+    (tmp_path / "prompts.txt").write_text("one\n\n two \n")
+
+
+def order_of(run: dict[str, Any] | None = None, **changes: Any) -> GenerationOrder:
+    """Return the order of a run with some of its keys changed; `changes` are of `generate`."""
+    values = copy.deepcopy(CONFIG)
+    values["runs"]["first"] |= {**(run or {}), **({"generate": changes} if changes else {})}
+    facts = Facts(parse(values), Memo(None), buildable=["m"])
+    plan = make_plan(facts, ["first"], generated=["first"]).runs["first"]
+    path, there = plan_generation(facts, plan)
+    assert not there
+    return GenerationOrder.model_validate_json(path.read_bytes())
+
+
+def test_defaults_come_from_the_run() -> None:
+    order = order_of()
+    assert (order.width, order.height, order.frames, order.fps) == (64, 32, 81, 16)
+    assert order.captions == 4 and not order.prompts
+    assert order.shift == 3.0 and order_of({"resolutions": [1024]}).shift == 5.0
+    assert order_of({"trainer": {"kind": "wan", "flow_shift": 7.0}}).shift == 7.0
+    assert order.seeds == [0] and order.base and not order.asked
+    assert order.adapters == ["runs/first/pytorch_lora_weights.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("video", "frames"),
+    [
+        ({"target_frames": [1, 25, 17]}, 25),
+        ({"target_frames": [1]}, 81),
+        ({"frame_extraction": "full", "max_frames": 60, "target_frames": [1]}, 57),
+    ],
+)
+def test_clips_are_as_long_as_those_that_a_run_trains_on(
+    video: dict[str, Any], frames: int
+) -> None:
+    from latentmake.training.wan.generation import _longest
+
+    values = copy.deepcopy(CONFIG)
+    values["datasets"]["cats"] |= video
+    config = parse(values)
+    assert _longest(config, config.runs["first"]) == frames
+
+
+def test_both_networks_have_an_adapter_and_a_boundary() -> None:
+    order = order_of({"model": "moe"})
+    assert len(order.adapters) == 2 and order.boundary == 0.875
+    other = order_of({"model": "moe", "trainer": {"kind": "wan", "timestep_boundary": 900}})
+    assert other.boundary == 0.9
+    assert other.key("a", 0, "") != order.key("a", 0, "")
+
+
+CHANGES: dict[str, Any] = {
+    "prompts": ["another"], "prompt_file": "prompts.txt", "negative_prompt": "dark", "videos": 2,
+    "frames": 5, "resolution": 48, "num_inference_steps": 3, "guidance_scale": 1.0,
+    "flow_shift": 4.0, "scheduler": "euler", "seed": 9, "fps": 8, "base": False,
+}  # fmt: skip
+
+
+def test_each_key_changes_the_clips() -> None:
+    assert CHANGES.keys() == Generation.model_fields.keys()
+    usual = {wish.key for wish in wishes(order_of(prompts=["a wave"]), "lora")}
+    assert len(usual) == 2
+    for key, value in CHANGES.items():
+        given = {key: value} if key == "prompt_file" else {"prompts": ["a wave"], key: value}
+        assert {wish.key for wish in wishes(order_of(**given), "lora")} != usual, key
+
+
+def test_prompts_come_from_a_file_a_line_each() -> None:
+    assert [each.prompt for each in order_of(prompt_file="prompts.txt").prompts] == ["one", "two"]
+
+
+def test_without_guidance_there_is_no_negative_prompt() -> None:
+    order = order_of(prompts=["a"], guidance_scale=1, negative_prompt="dark")
+    assert order.negative is None and order.negative_prompt == ""
+    assert order_of(prompts=["a"]).negative is not None
+
+
+def test_a_model_that_draws_from_pictures_is_refused() -> None:
+    with pytest.raises(ConfigError, match="i2v-14B draws from pictures"):
+        order_of({"model": "i2v"})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompts": ["a", "a"]}, "names a prompt twice"),
+        ({"prompts": ["\n"]}, "empty prompt"),
+        ({"prompts": ["a"], "prompt_file": "prompts.txt"}, "both"),
+        ({"prompt_file": "gone.txt"}, "gone.txt cannot be read"),
+        ({"frames": 4}, "use 1 or 5"),
+        ({"frames": 82}, "use 81 or 85"),
+        ({"resolution": [40, 32]}, "use 32 or 48"),
+        ({"guidance_scale": 0.5}, "use 1"),
+        ({"steps": 3}, "steps: unknown key"),
+    ],
+)
+def test_a_mistake_names_its_key_and_the_hint(given: dict[str, Any], words: str) -> None:
+    values = copy.deepcopy(CONFIG)
+    values["runs"]["first"]["generate"] = given
+    with pytest.raises(ConfigError) as caught:
+        parse(values)
+    assert "runs.first.generate" in str(caught.value) and words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_of_the_command_line_may_be_a_number() -> None:
+    config = parse({**CONFIG, "prompt": 2001})
+    assert config.generation(config.runs["first"]).prompts == ["2001"]
+    with pytest.raises(ConfigError, match=r"prompt: .*empty prompt"):
+        parse({**CONFIG, "prompt": ""})
