@@ -128,7 +128,8 @@ def test_modules_say_why_they_exist_and_what_they_offer() -> None:
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; sys.path.insert(0, 'scripts'); import latentmake.session; "
-        "import latentmake.models.tokenizers; "
+        "import latentmake.models.tokenizers, latentmake.training.sd.plan; "
+        "import latentmake.training.wan.plan; "
         "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av', 'boto3', 'botocore', "
         "'matplotlib', 'tensorboard'); "
         "sys.exit(any(name in sys.modules for name in slow))"

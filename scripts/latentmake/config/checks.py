@@ -44,9 +44,9 @@ def check_run(
     if model.layout == "sdscripts":
         _check_sdscripts(name, run, model, datasets, program)
     if model.layout == "musubi":
-        _check_musubi(name, run, model, datasets, program)
         if isinstance(run.trainer, WanTrainer):
-            check_wan(name, run.trainer, model, run.model)
+            check_wan(name, run.trainer, model)
+        _check_musubi(name, run, model, datasets, program)
         return
     where = f"runs.{name}.datasets"
     for dataset, settings in datasets.items():

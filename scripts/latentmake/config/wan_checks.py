@@ -9,7 +9,7 @@ from latentmake.errors import ConfigError
 __all__ = ["check_wan"]
 
 
-def check_wan(name: str, trainer: WanTrainer, model: Model, model_name: str) -> None:
+def check_wan(name: str, trainer: WanTrainer, model: Model) -> None:
     """Refuse a model that the trainer does not train, and sample clips that it cannot draw.
 
     Raises:

@@ -29,6 +29,7 @@ _UNITS = {
     "gradient_norm": "norm",
     "qk_grads_av": "gradient",
     "images_per_second": "images/s",
+    "items_per_second": "items/s",
     "epoch": "epochs",
 }
 _DPI = 100

@@ -14,8 +14,6 @@ from latentmake.training.loop.data.caches import Caches
 
 __all__ = ["Losses", "Objective", "probe_loss"]
 
-_PROBES = 64
-
 
 class Losses(NamedTuple):
     """Losses of a batch, [batch], float32.
@@ -70,8 +68,9 @@ def probe_loss(
     objective: Objective,
     batch_size: int,
     seed: int,
+    size: int = 64,
 ) -> float:
-    """Return the mean loss over a fixed set of 64 examples, noises and timesteps.
+    """Return the mean loss over a fixed set of examples, noises and timesteps.
 
     The timesteps are spread evenly over the schedule, for the loss depends on them more than on
     the example. In a small dataset each example comes several times.
@@ -82,12 +81,13 @@ def probe_loss(
         objective: has the timesteps.
         batch_size: most examples at once.
         seed: fixes the set.
+        size: of the set.
     """
     random = generator(seed, "probe")
     order = torch.randperm(caches.count, generator=random).tolist()
-    spread = objective.at((torch.arange(_PROBES) + 0.5) / _PROBES)
-    spread = spread[torch.randperm(_PROBES, generator=random)]
-    examples = [order[probe % len(order)] for probe in range(_PROBES)]
+    spread = objective.at((torch.arange(size) + 0.5) / size)
+    spread = spread[torch.randperm(size, generator=random)]
+    examples = [order[probe % len(order)] for probe in range(size)]
     groups: dict[tuple[int, ...], list[int]] = {}
     for probe, index in enumerate(examples):
         groups.setdefault(caches.examples[index].shape, []).append(probe)
@@ -101,4 +101,4 @@ def probe_loss(
                 noises = [torch.randn(shape, generator=generator(seed, "probe", p)) for p in part]
                 noise = torch.stack(noises)
                 total += float(losses(batch, noise, spread[part]).sum())
-    return total / _PROBES
+    return total / size

@@ -42,6 +42,7 @@ class Recipe(ABC):
         tensors: what it reads of cache files.
         results: names of all files and folders that a training of this kind may leave in its
             output folder, of which one without the others belongs to an older training.
+        probes: examples of the loss at the start and at the end.
         rate: scalar of the items trained on in a second.
         memory_hint: repair where a device has too little memory.
         several: whether a step may leave some trained weights without gradients.
@@ -50,6 +51,7 @@ class Recipe(ABC):
 
     tensors: CacheTensors
     results: ClassVar[tuple[str, ...]]
+    probes: ClassVar[int] = 64
     rate: ClassVar[str] = "images_per_second"
     memory_hint: ClassVar[str]
     several: bool = False

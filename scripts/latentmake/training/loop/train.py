@@ -318,6 +318,7 @@ class Training:
             objective=self.objective,
             batch_size=self.settings.train_batch_size,
             seed=self.settings.seed,
+            size=self.recipe.probes,
         )
 
     def _draw_samples(self) -> None:

@@ -33,6 +33,7 @@ class WanRecipe(Recipe):
     """Recipe of the trainer `wan`."""
 
     results: ClassVar[tuple[str, ...]] = (*lora_names(), *lora_names(high_noise=True))
+    probes: ClassVar[int] = 16  # each may take seconds
     rate: ClassVar[str] = "items_per_second"
     memory_hint: ClassVar[str] = (
         "lower the run's `resolutions` or the dataset's `target_frames`, or set "
