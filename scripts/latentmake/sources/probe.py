@@ -7,12 +7,15 @@ is read.
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from latentmake import digest
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
-from latentmake.files.frames import probe_videos
+from latentmake.files.frames import HungError, probe_videos
 from latentmake.files.media import NPZ, VIDEO_EXTENSIONS, Media, probe_image
 from latentmake.geometry.clips import Span, kept_indices
 from latentmake.geometry.timing import Timing
@@ -26,6 +29,7 @@ __all__ = ["Measured", "measured"]
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
 _LONG_VIDEOS = 20  # the same of videos
 _NAMED = 10  # videos that are left out, each with a line
+_HUNG_SECONDS = 24 * 3600  # for which a file that hung is not tried again
 _GRACE = 0.1  # seconds by which a row may end after its video
 
 
@@ -143,6 +147,8 @@ def _probed(
     for path, stat in stats.items():
         if (there := known.get(path)) is not None and there[0] == stat:
             found[path] = there[1]
+        elif (hung := _hung(memo, path, stat)) is not None:
+            found[path] = hung
         else:
             new.append(path)
     what, least = ("videos", _LONG_VIDEOS) if settings.video else ("images", _LOOKS_LONG)
@@ -155,7 +161,24 @@ def _probed(
             found[path] = media
             if not isinstance(media, SourceError):
                 memo.learn_media(path, stats[path], media)
+            elif isinstance(media, HungError):  # each plan would wait for it again
+                fault = json.dumps([time.time(), media.what, media.hint])
+                memo.learn_verdict(_hanging(path, stats[path]), fault)
     return found
+
+
+def _hanging(path: str, stat: SourceStat) -> str:
+    return digest.of_value(["hangs", path, stat])
+
+
+def _hung(memo: Memo, path: str, stat: SourceStat) -> SourceError | None:
+    """Return the fault of a file whose reading hung within the last day."""
+    if (known := memo.verdict(_hanging(path, stat))) is None:
+        return None
+    moment, what, hint = json.loads(known)
+    if time.time() - moment > _HUNG_SECONDS:
+        return None
+    return SourceError(f"{what} a while ago", where=path, hint=f"{hint}; `touch` it to try again")
 
 
 def _image(path: str) -> Media | SourceError:

@@ -433,3 +433,20 @@ def test_orders_hold_timestamps_and_rotation_only_where_they_count(tmp_path: Pat
     path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"})
     (item,) = probe(path).found
     assert item.media == (64, 48, 9, "", 0)
+
+
+def test_a_video_that_hung_is_named_at_once_in_the_next_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    video_world.write_video(tmp_path / "a.mp4", "mpeg4", 9)
+    path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"})
+    monkeypatch.setattr("latentmake.files.frames.workers.READ_TIMEOUT", 0.001)
+    with Memo(tmp_path / "memo.sqlite") as memo:
+        (fault,) = probe(path, memo).faults
+        assert fault.what == "gave no frame for 0.001 seconds"
+    monkeypatch.undo()
+    with Memo(tmp_path / "memo.sqlite") as memo:
+        (fault,) = probe(path, memo).faults
+        assert "a while ago" in fault.what and "`touch`" in fault.hint
+        os.utime(tmp_path / "a.mp4", ns=(1, 1))
+        assert len(probe(path, memo).found) == 1

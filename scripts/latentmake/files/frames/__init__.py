@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from latentmake.files.frames.ended import EndedError
+from latentmake.files.frames.ended import EndedError, HungError
 from latentmake.files.frames.workers import Workers, frames_at, probe_videos
 
-__all__ = ["EndedError", "Workers", "frames_at", "probe_videos"]
+__all__ = ["EndedError", "HungError", "Workers", "frames_at", "probe_videos"]

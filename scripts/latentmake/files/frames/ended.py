@@ -1,10 +1,10 @@
-"""The error for a file with fewer frames than were asked for."""
+"""Errors for a file with fewer frames than were asked for, and for one whose reading hangs."""
 
 from __future__ import annotations
 
 from latentmake.errors import SourceError
 
-__all__ = ["EndedError"]
+__all__ = ["EndedError", "HungError"]
 
 
 class EndedError(SourceError):
@@ -20,3 +20,7 @@ class EndedError(SourceError):
         self.needed = needed
         what = f"ends after {frames} frames, but frame {needed} is needed"
         super().__init__(what, where=path, hint="convert it again, replace or remove it")
+
+
+class HungError(SourceError):
+    """A process that reads a file gives no sign of life."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import latentmake
 from latentmake.errors import SourceError
-from latentmake.files.frames.ended import EndedError
+from latentmake.files.frames.ended import EndedError, HungError
 from latentmake.files.frames.protocol import ALIVE, DONE, FAULT, FRAME, HEAD
 from latentmake.files.media import Media
 
@@ -97,7 +97,7 @@ class _Worker:
             poll.register(pipe, select.POLLIN)
             if not poll.poll(self._timeout * 1000):
                 what = f"gave no frame for {self._timeout:g} seconds"
-                raise SourceError(what, where=path, hint=_REPLACE)
+                raise HungError(what, where=path, hint=_REPLACE)
             count = os.readv(pipe, [left])
             if not count:
                 raise self._crash(path)
