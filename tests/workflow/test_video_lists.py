@@ -127,24 +127,55 @@ def test_edits_of_a_list_make_just_what_they_concern(built: Project) -> None:
     assert built.run("caches_tiny").idle
 
 
-def test_bad_rows_are_named_and_a_column_alone_encodes_nothing(built: Project) -> None:
+def write_bad(folder: Path) -> dict[str, str]:
+    """Write files that no clip can be made of; return what is said of each."""
+    whole = (folder / "run.mp4").read_bytes()
+    (folder / "empty.mp4").touch()
+    (folder / "cut.mp4").write_bytes(whole[: len(whole) // 2])
+    (folder / "codec.mp4").write_bytes(whole.replace(b"avc1", b"xyz1"))
+    with av.open(str(folder / "sound.mp4"), "w") as file:
+        stream = file.add_stream("aac", rate=44_100)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+        sound.sample_rate = 44_100
+        file.mux([packet for frame in (sound, None) for packet in stream.encode(frame)])
+    np.savez(folder / "flat.npz", frames=np.zeros((5, 8, 8), np.uint8))
+    return {
+        "empty.mp4": "is an empty file",
+        "cut.mp4": "cut short",
+        "codec.mp4": "coded in a way that this FFmpeg cannot decode",
+        "sound.mp4": "holds no video stream",
+        "flat.npz": "holds uint8 [5, 8, 8], no clip",
+        "none.mp4": "does not exist",
+    }
+
+
+def test_bad_rows_are_named_and_stop_no_other(built: Project) -> None:
     before = built.snapshot()
-    rows = [dict(row) for row in ROWS]
-    rows[0]["score"] = 6
-    rows[1:1] = [
-        {"video": "none.mp4", "prompt": "x"},
-        {"video": "run.mp4", "prompt": "x", "first_frame": 28, "frames": 5},
-    ]
+    bad = write_bad(built / "data/films")
+    rows: list[dict[str, Any]] = [{**row, "score": 6} for row in ROWS[:1]] + ROWS[1:]
+    rows += [{"video": name, "prompt": "x"} for name in bad]
+    rows.append({"video": "run.mp4", "prompt": "x", "first_frame": 28, "frames": 5})
     write(built, rows)
     result = built.run("caches_tiny", check=False)
     assert result.returncode
-    assert "none.mp4 does not exist" in result.one_line(f"{LIST}, line 2")
-    assert "names frames up to 32, but the video has 30" in result.one_line(f"{LIST}, line 3")
+    for number, (name, what) in enumerate(bad.items(), len(ROWS) + 1):
+        assert what in result.one_line(f"{LIST}, line {number}: ", name)
+    beyond = result.one_line(f"{LIST}, line {len(rows)}: ")
+    assert "names frames up to 32, but the video has 30" in beyond
     assert result.encoded().encoded == 0 and built.changed(before) == NOTHING
+    # Skipped; one of odd sides is an item, one of three frames is left out with a line.
+    odd = built / "data/films/odd.mkv"
+    video_world.write_video(odd, "ffv1", 9, size=(63, 47), format="yuv444p")
+    video_world.write_video(odd.with_name("short.mp4"), "mpeg4", 3)
+    rows += [{"video": name, "prompt": "odd"} for name in ("odd.mkv", "short.mp4")]
+    write(built, rows)
     built.configure(lambda values: values["datasets"]["shapes"].update(on_error="skip"))
-    built.run("caches_tiny")
+    result = built.run("caches_tiny")
+    assert "short.mp4 has 3 frames, too few for any clip" in result.one_line("is left out")
+    assert result.encoded("latents").encoded == 1
+    assert built.changed(before).added == {latents("odd"), text("odd")}
     lines = [json.loads(line) for line in (built / "runs/tiny/manifest.jsonl").open()]
-    assert sum("aside" in row for row in lines) == 2
+    assert sum("aside" in row for row in lines) == len(bad) + 1
     assert [row["row"] for row in lines if "row" in row] == [{"score": 6}]
     assert built.run("caches_tiny").idle
 
