@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -25,6 +26,22 @@ _SDSCRIPTS_BUCKETS = Shapes(
     "latents", layouts=("sdscripts",), indirect=True, when=("fit", ("bucket",))
 )
 _CLIPS = Shapes("latents", layouts=("musubi",), indirect=True)
+
+
+_Rate = Annotated[float, Field(gt=0)] | Literal["auto"] | None
+
+
+def _rate(value: object) -> object:
+    """Read a frame rate; a mistake in it is one line and not one for each member of a union."""
+    if value is None or value == "auto":
+        return value
+    try:
+        rate = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        rate = 0.0
+    if not 0 < rate < math.inf:
+        raise ValueError("should be a number of frames a second above 0, or auto")
+    return rate
 
 
 class Bucketing(NamedTuple):
@@ -115,7 +132,7 @@ class Dataset(Closed):
     """full: frames kept of a video."""
     sample_stride: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
     """Every n-th frame of a video is used, after the conversion by source_fps."""
-    source_fps: Annotated[float, Field(gt=0)] | Literal["auto"] | None = Field(
+    source_fps: Annotated[_Rate, BeforeValidator(_rate, json_schema_input_type=_Rate)] = Field(
         None, json_schema_extra=Shapes("latents", layouts=("musubi",))
     )
     """Frame rate of the videos: frames are dropped to get 16 a second. auto: as each file's own

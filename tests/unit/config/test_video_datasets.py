@@ -59,8 +59,9 @@ def test_what_is_about_videos_needs_target_frames(key: str) -> None:
     [
         ({"path": "s3://bucket/list.jsonl"}, "read from a disk"),
         ({"path": "list.json", "metadata_file": "m.json"}, "leave out `metadata_file`"),
-        ({**VIDEOS, "source_fps": "fast"}, "source_fps"),
-        ({**VIDEOS, "source_fps": 0}, "source_fps"),
+        ({**VIDEOS, "source_fps": "fast"}, 'source_fps: "fast" should be a number of frames'),
+        ({**VIDEOS, "source_fps": 0}, "source_fps: 0 should be a number of frames"),
+        ({**VIDEOS, "source_fps": float("nan")}, "or auto"),
         ({**VIDEOS, "sample_stride": 0}, "sample_stride"),
         ({**VIDEOS, "bucket_no_upscale": True}, "bucket_no_upscale"),
     ],
