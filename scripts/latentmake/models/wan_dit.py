@@ -121,7 +121,7 @@ def read_dit(path: str, *, high_noise: bool = False) -> Dit:
     named = config.get("_class_name", _CLASSES[0])
     try:
         if named not in _CLASSES:
-            raise ValueError(f"is a {named}, not a {_CLASSES[0]}")
+            raise ValueError(f"is of class {named}, not {_CLASSES[0]}")
         _refuse_kind(tensors)
         tensors = {name: each for name, each in tensors.items() if IGNORED not in name}
         by_name = {name: each.shape for name, each in tensors.items()}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from latentmake.training.checks import Finding
 from latentmake.training.wan.backend import Wan
 from latentmake.training.wan.order import WanOrder
@@ -33,3 +35,11 @@ def test_a_network_of_another_task_fails(tmp_path: Path) -> None:
     order = make_order(tmp_path).model_copy(update={"needs_clip": True, "task": "i2v-14B"})
     note = checked(order, tmp_path / "order.json")["model: dit"].note
     assert "is a Wan DiT of 16 input channels; i2v-14B has 36" in note
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_8_bit_adamw_needs_its_package(tmp_path: Path) -> None:
+    order = make_order(tmp_path, optimizer="adamw8bit")
+    found = checked(order, tmp_path / "order.json")["environment"]
+    assert found.verdict == "failed"
+    assert "bitsandbytes is not installed" in found.note

@@ -156,7 +156,10 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     for change, fault in (
         ({"num_layers": 3}, "has num_layers 2, and its config.json says 3"),
         ({"num_attention_heads": 7}, "its config.json says 7 heads"),
-        ({"_class_name": "WanVACETransformer3DModel"}, "is a WanVACETransformer3DModel, not a"),
+        (
+            {"_class_name": "WanVACETransformer3DModel"},
+            "is of class WanVACETransformer3DModel, not",
+        ),
     ):
         config.write_text(json.dumps({**said, **change}))
         assert fault in refusal(folder)
