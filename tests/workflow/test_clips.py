@@ -329,7 +329,7 @@ def test_what_cannot_fit_the_disk_is_refused_before_any_job(
     assert dry.one_line(*words).startswith("warning: cache: ") and dry.jobs
     result = project.run(f"check_{RUN}", check=False)
     assert result.returncode != 0
-    result.one_line("disk: caches", "failed", *words)
+    result.one_line("disk ", "failed", *words)
     result.one_line("to encode", "8400 clips of up to 81 x 8192 x 8192")
     project.configure(lambda values: values["runs"][RUN].update(resolutions=[8192]))
     result = project.run(f"clips_{RUN}", check=False)

@@ -27,6 +27,7 @@ from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import Plan
 from latentmake.plan.spool import SPOOL
 from latentmake.plan.targets import kinds_built
+from latentmake.plan.training_estimate import duration
 
 __all__ = ["CacheEstimate", "Estimates", "built_orders"]
 
@@ -82,7 +83,7 @@ class CacheEstimate:
         amount = "size unknown" if self.unknown == self.count else f"{about}{human(self.size)}"
         time = "time unknown until a first job has run"
         if self.minutes is not None:
-            time = f"about {_duration(self.minutes)} at the rate measured here"
+            time = f"about {duration(self.minutes)} at the rate measured here"
         return f"{self.kind} of {self.model}: {self._what}, {amount}; {time}"
 
     @property
@@ -147,12 +148,6 @@ def _estimate(memo: Memo, order: WorkOrder) -> CacheEstimate:
     found = CacheEstimate(order.kind, order.model, minutes=minutes_of(memo, order))
     (_add_text if order.kind == "text" else _add_latents)(order, found)
     return found
-
-
-def _duration(minutes: float) -> str:
-    if minutes < 1:
-        return f"{max(1, round(minutes * 60))} s"
-    return f"{round(minutes)} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 # -- latents --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from latentmake.plan import manifest
 from latentmake.plan.keys import Source
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.staleness import PartState
+from latentmake.plan.training_estimate import TrainingEstimate
 from latentmake.sources.items import Fault, Item
 
 __all__ = [
@@ -75,6 +76,7 @@ class RunPlan:
     trainer_order: Path | None = None
     images: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
+    estimate: TrainingEstimate | None = None
 
     def receipts(self, *kinds: str) -> list[str]:
         """Return the receipts of its batch jobs of some kinds."""

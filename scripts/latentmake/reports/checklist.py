@@ -55,15 +55,18 @@ def plan_check(facts: Facts, plan: RunPlan, run: Run) -> CheckOrder:
 
 
 def _estimated(facts: Facts, plan: RunPlan) -> list[Finding]:
-    """Return estimates of what is to be encoded, and whether the disk has room for it."""
+    """Return estimates of what is to be encoded and trained, and whether the disk has room."""
     estimates = Estimates(facts.memo, plan.orders)
     needs = estimates.needs(plan.orders)
-    if not needs:
-        return []
     found = [Finding("to encode", "ok", line) for line in estimates.lines()]
-    errors = [Finding("disk: caches", "failed", str(error)) for error in shortages(needs)]
+    if plan.estimate is not None:
+        needs.append(plan.estimate.need)
+        found.append(Finding("training", "ok", plan.estimate.note))
+    if not needs:
+        return found
+    errors = [Finding("disk", "failed", str(error)) for error in shortages(needs)]
     note = f"{human(free('cache'))} free; {human(sum(need.size for need in needs))} are needed"
-    return [*found, *(errors or [Finding("disk: caches", "ok", note)])]
+    return [*found, *(errors or [Finding("disk", "ok", note)])]
 
 
 def _of_part(part: Part, state: PartState) -> Finding:

@@ -12,6 +12,7 @@ from latentmake.plan.estimates import Estimates, built_orders
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import RUNS
 from latentmake.plan.parts import Plan
+from latentmake.plan.targets import is_training_asked
 from latentmake.reports.plan_table import plan_table, status_lines
 
 __all__ = ["report", "status_path"]
@@ -33,9 +34,16 @@ def report(
         StorageError: what is to be built has no room.
     """
     estimates = Estimates(facts.memo, plan.orders)
+    trainings = [
+        run.estimate
+        for name, run in plan.runs.items()
+        if run.estimate is not None and is_training_asked(name, targets)
+    ]
+    lines = [*estimates.lines(), *(f"training of {each.run}: {each.note}" for each in trainings)]
     if plan.runs:
-        sys.stderr.write(plan_table(plan, estimates.lines()) + "\n")
-    for shortage in shortages([*estimates.needs(built_orders(plan, targets)), *needs]):
+        sys.stderr.write(plan_table(plan, lines) + "\n")
+    caches = estimates.needs(built_orders(plan, targets))
+    for shortage in shortages([*caches, *needs, *(each.need for each in trainings)]):
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")

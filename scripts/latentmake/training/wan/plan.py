@@ -11,6 +11,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan, prompt_path, run_folder
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
+from latentmake.training.wan.estimate import estimate_training
 from latentmake.training.wan.order import WanOrder
 
 __all__ = ["boundary_of", "plan_training"]
@@ -31,6 +32,8 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
     weights = _digest(facts, model, run.model) if there else ""
     order = _order(facts, plan.name, run, trainer, weights)
     finish_plan(facts, plan, order, train=train)
+    if there and plan.training_order is not None:
+        plan.estimate = estimate_training(facts.config, plan.name, model)
 
 
 def _digest(facts: Facts, model: Model, name: str) -> str:
