@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -63,36 +63,44 @@ def _say(text: str) -> None:
 def generate(order: GenerationOrder) -> None:
     """Bring the clips of an order, whose prompts are known, up to date.
 
+    Clips that are out of date stay until all others are there.
+
     Raises:
         UserError: a file is damaged or gone, memory does not suffice, the disk is full.
     """
     folder = Path(order.output)
     adapter = adapter_digest(order)
-    clips = kept(order, GenerationIndex.read(folder / INDEX), adapter)
+    old = GenerationIndex.read(folder / INDEX)
+    clips = kept(order, old, adapter)
     there = {clip.key for clip in clips}
     missing = [wish for wish in wishes(order, adapter) if wish.key not in there]
-    _write_index(order, clips)
     drawn = folder / _DRAWN
     waiting = [wish for wish in missing if _read_latents(drawn, wish) is None]
     if waiting:
         _draw(order, waiting, drawn)
     if missing:
-        _decode(order, missing, drawn, clips)
+        for clip in _decode(order, missing, drawn):
+            clips.append(clip)
+            _write_index(order, [*clips, *_others(old, clips)])
+    places = {wish.key: number for number, wish in enumerate(wishes(order, adapter))}
+    clips.sort(key=lambda clip: places.get(clip.key, len(places)))
+    _write_index(order, clips)
+    for clip in _others(old, clips):
+        (folder / clip.file).unlink(missing_ok=True)
     shutil.rmtree(drawn, ignore_errors=True)
 
 
+def _others(old: GenerationIndex | None, clips: Sequence[Clip]) -> list[Clip]:
+    """Return the clips of an index whose files are not those of others."""
+    named = {clip.file for clip in clips}
+    return [clip for clip in old.clips if clip.file not in named] if old else []
+
+
 def _write_index(order: GenerationOrder, clips: Sequence[Clip]) -> None:
-    """Write the index of the clips that are there, and remove all other clips of its kind."""
-    folder = Path(order.output)
-    old = GenerationIndex.read(folder / INDEX)
     index = GenerationIndex(
         run=order.run, weights=order.weights, settings=order.settings(), clips=[*clips]
     )
-    index.write(folder / INDEX)
-    named = {clip.file for clip in clips}
-    for clip in old.clips if old else ():
-        if clip.file not in named:
-            (folder / clip.file).unlink(missing_ok=True)
+    index.write(Path(order.output) / INDEX)
 
 
 # -- drawing --------------------------------------------------------------------------------------
@@ -210,13 +218,11 @@ def _read_latents(folder: Path, wish: Wish) -> torch.Tensor | None:
 # -- decoding -------------------------------------------------------------------------------------
 
 
-def _decode(order: GenerationOrder, wanted: Sequence[Wish], drawn: Path, clips: list[Clip]) -> None:
-    """Decode latents to files, and note each in the index."""
-    device = pick_device()
-    vae = load_wan_vae(order.model.vae, device, torch.float32, decoder=True)
+def _decode(order: GenerationOrder, wanted: Sequence[Wish], drawn: Path) -> Iterator[Clip]:
+    """Decode latents to files, and yield each."""
+    vae = load_wan_vae(order.model.vae, pick_device(), torch.float32, decoder=True)
     if order.model.vae_cache_cpu:
         vae.tile()
-    folder = Path(order.output)
     with Progress(
         total=len(wanted), unit="clip", desc=f"files of {order.run}", file=sys.stderr
     ) as progress:
@@ -231,23 +237,18 @@ def _decode(order: GenerationOrder, wanted: Sequence[Wish], drawn: Path, clips: 
                     where=f"run {order.run}",
                     hint="end other programs, or lower generate.frames",
                 )
-            write_mp4(folder / wish.file, frames, order.fps)
-            clips.append(
-                Clip(
-                    file=wish.file,
-                    key=wish.key,
-                    prompt=wish.prompt,
-                    seed=wish.seed,
-                    adapter=wish.adapter,
-                    asked=order.asked,
-                    size=(folder / wish.file).stat().st_size,
-                )
+            path = Path(order.output, wish.file)
+            write_mp4(path, frames, order.fps)
+            yield Clip(
+                file=wish.file,
+                key=wish.key,
+                prompt=wish.prompt,
+                seed=wish.seed,
+                adapter=wish.adapter,
+                asked=order.asked,
+                size=path.stat().st_size,
             )
-            _write_index(order, clips)
             progress.update()
-    places = {wish.key: number for number, wish in enumerate(wishes(order, adapter_digest(order)))}
-    clips.sort(key=lambda clip: places.get(clip.key, len(places)))
-    _write_index(order, clips)
 
 
 def main(arguments: Sequence[str]) -> int:

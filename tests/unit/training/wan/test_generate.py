@@ -173,6 +173,8 @@ def test_two_networks_have_a_lora_each() -> None:
 
 def test_faults_are_one_line() -> None:
     order = order_of("a wave")
+    generate(order)
+    before = files()
     lora = Path(order.adapters[0])
     whole = lora.read_bytes()
     lora.write_bytes(whole[:100])
@@ -181,9 +183,10 @@ def test_faults_are_one_line() -> None:
     lora.unlink()
     with pytest.raises(TrainingError, match=r"LoRA cannot be read \(No such file.*trains it again"):
         generate(order)
+    assert files() == before
     lora.write_bytes(whole)
-    text = Path(order.prompts[0].text)
-    text.write_bytes(b"damaged")
+    order = order_of("a wave", steps=1)
+    Path(order.prompts[0].text).write_bytes(b"damaged")
     with pytest.raises(CacheError, match=r"_wan_te\.safetensors: .*; "):
         generate(order)
 
