@@ -121,11 +121,15 @@ def training_inputs(wildcards):
     return {"lock": lock if inputs else ancient(lock), **inputs}
 
 
-def generation_inputs(wildcards):
-    """Return the inputs of a run's clips, which wait for its training."""
-    inputs = SESSION.generation_inputs(wildcards.run)
-    trained = ancient(f"runs/{wildcards.run}/trained.json")
-    return {**inputs, "trained": trained} if inputs else {}
+def following_inputs(word):
+    """Return a function for the inputs of what follows a training, and waits for it."""
+
+    def inputs_of(wildcards):
+        inputs = SESSION.following_inputs(wildcards.run, word)
+        trained = ancient(f"runs/{wildcards.run}/trained.json")
+        return {**inputs, "trained": trained} if inputs else {}
+
+    return inputs_of
 
 
 def on_one_node(resources):

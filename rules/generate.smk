@@ -5,7 +5,7 @@
 
 rule generate:
     input:
-        unpack(generation_inputs),
+        unpack(following_inputs("generate")),
     output:
         receipt="runs/{run}/generated.json",
     log:

@@ -34,6 +34,7 @@ from latentmake.plan.planner import make_plan
 from latentmake.plan.single import single
 from latentmake.plan.targets import (
     check_known,
+    is_evaluation_asked,
     is_generation_asked,
     is_training_asked,
     runs_asked_for,
@@ -41,6 +42,7 @@ from latentmake.plan.targets import (
 from latentmake.reports.captions_order import plan_captions
 from latentmake.reports.checklist import plan_check
 from latentmake.reports.comparison_order import Page, is_page, plan_page
+from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.plan_report import report, status_path
 from latentmake.training.external.publication import is_uncached, write_items
@@ -61,6 +63,11 @@ _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "check": plan_check,
 }
 """Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""
+_FOLLOWING = {
+    "generate": (is_generation_asked, refuse_clips, plan_generated),
+    "evaluate": (is_evaluation_asked, refuse_evaluation, plan_evaluated),
+}
+"""Word of a target after a training -> whether it is asked for, what refuses it, its plan."""
 
 
 class Session:
@@ -123,7 +130,7 @@ class Session:
                 if path.startswith("cache/"):
                     self._singles[path] = single(self._facts, path)
             asked = self._plan_requests(targets)
-            self._plan_generation(targets, asked, force=force)
+            self._plan_following(targets, asked, force=force)
             self._plan_pages(targets, trained, asked)
             report(self._facts, self.plan, targets, self._needs, dry=dry)
             self._file = self._plan_file(asked)
@@ -141,10 +148,13 @@ class Session:
         # for garbage again and again would cost more than making them.
         gc.disable()
         try:
-            generated = [name for name in names if is_generation_asked(name, targets)]
-            for name in generated:
-                refuse_clips(self.config, name)
-            self.plan = make_plan(self._facts, names, force=force, generated=generated)
+            following = []
+            for name in names:
+                for is_asked, refuse, _ in _FOLLOWING.values():
+                    if is_asked(name, targets):
+                        refuse(self.config, name)
+                        following.append(name)
+            self.plan = make_plan(self._facts, names, force=force, generated=following)
             for name, plan in self.plan.runs.items():
                 backends.plan_training(self._facts, plan, train=name in trained)
             self._facts.memo.save()
@@ -201,15 +211,16 @@ class Session:
                 asked.setdefault(name, {})["publish"] = str(order)
         return asked
 
-    def _plan_generation(
+    def _plan_following(
         self, targets: Sequence[str], asked: dict[str, dict[str, str]], *, force: bool
     ) -> None:
-        """Write the orders of the clips asked for, where there are any to draw."""
+        """Write the orders of clips and evaluations asked for, where there is anything to do."""
         for name, plan in self.plan.runs.items():
             backend = backends.of_run(self.config, name)
-            if backend is not None and is_generation_asked(name, targets):
-                order = plan_generated(self._facts, plan, backend, force=force)
-                asked[name] |= {} if order is None else {"generate": str(order)}
+            for word, (is_asked, _, make) in _FOLLOWING.items():
+                if backend is not None and is_asked(name, targets):
+                    order = make(self._facts, plan, backend, force=force)
+                    asked[name] |= {} if order is None else {word: str(order)}
 
     def _plan_file(self, asked: Mapping[str, Mapping[str, str]]) -> PlanFile:
         runs = {name: dict(kinds) for name, kinds in asked.items()}
@@ -311,9 +322,9 @@ class Session:
         receipts = self.receipts(run, "latents", "text")
         return {"order": order, "model": self.marker(*places), "receipts": receipts}
 
-    def generation_inputs(self, run: str) -> Inputs:
-        """Return the inputs of a run's clips; none where they are up to date."""
-        order = self.run_order(run, "generate")
+    def following_inputs(self, run: str, word: str) -> Inputs:
+        """Return the inputs of what follows a run's training; none where it is up to date."""
+        order = self.run_order(run, word)
         return {} if order is None else {"order": order, "receipts": self.receipts(run, "text")}
 
     def publication_inputs(self, run: str) -> Inputs:

@@ -155,6 +155,7 @@ CHANGES: dict[Key, Change] = {
         [96, 64], makes=frozenset({"latents", "text"}), why="text lies beside each resolution"
     ),
     ("runs", "validation", "items"): refused(1, "validation"),
+    ("runs", "validation", "clips"): refused(1, "validation"),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("sd", "unknown key"),
     ("runs", "trainer", "network_dim"): Change(3),

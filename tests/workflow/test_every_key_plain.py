@@ -159,6 +159,7 @@ CHANGES: dict[Key, Change] = {
     ),
     ("runs", "resolutions"): Change([32, 16]),
     ("runs", "validation", "items"): Change(2),
+    ("runs", "validation", "clips"): nothing(3, "of evaluate_{run} alone", before={"items": 2}),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("musubi", "unknown key"),
     ("runs", "trainer", "adapter"): Change(

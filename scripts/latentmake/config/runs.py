@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from latentmake.config.fields import Closed, Number, ResolutionField, listed
 from latentmake.config.generation import Generation
-from latentmake.config.shapes import MANIFEST, Shapes
+from latentmake.config.shapes import CLIPS, MANIFEST, Shapes
 from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, SdTrainer, WanTrainer
 
 __all__ = ["Run", "Validation"]
@@ -21,6 +21,8 @@ class Validation(Closed):
 
     items: Number = Field(ge=1)
     """Sources held out of training, each with all its clips; at most half of them."""
+    clips: Number = Field(8, ge=0, json_schema_extra=CLIPS)
+    """Held-out items of which evaluate_{run} makes clips, in the order of their names."""
 
 
 class Run(Closed):

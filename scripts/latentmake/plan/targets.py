@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from latentmake.errors import ConfigError
 __all__ = [
     "ON_REQUEST",
     "check_known",
+    "is_evaluation_asked",
     "is_generation_asked",
     "is_training_asked",
     "kinds_built",
@@ -19,15 +21,27 @@ __all__ = [
 ]
 
 ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check")
-_PER_RUN = ("train", "generate", "caches", "latents", "text", "status", "publish", *ON_REQUEST)
 _ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "status")
+_PER_RUN = (
+    "train",
+    "generate",
+    "evaluate",
+    "caches",
+    "latents",
+    "text",
+    "status",
+    "publish",
+    *ON_REQUEST,
+)
+_PAGE = re.compile(r"reports/(evaluate_.+)\.html")
 _CLEANING = ("clean", "distclean", "clobber")
 
 
 def is_training_asked(run: str, targets: Sequence[str]) -> bool:
-    """Whether some targets stand for the training of a run: its own, its clips, or all."""
+    """Whether some targets stand for the training of a run: its own, what follows it, or all."""
     return (
         is_generation_asked(run, targets)
+        or is_evaluation_asked(run, targets)
         or not targets
         or any(each in ("all", f"train_{run}", f"runs/{run}/trained.json") for each in targets)
     )
@@ -42,9 +56,18 @@ def kinds_built(run: str, targets: Sequence[str]) -> set[str]:
     """Return the kinds of caches that a build of some targets makes for a run."""
     kinds = {"latents", "text"}
     words = {each.removesuffix(f"_{run}") for each in targets if each.endswith(f"_{run}")}
-    if not targets or "all" in targets or any(x.startswith(f"runs/{run}/") for x in targets):
+    if (
+        not targets
+        or "all" in targets
+        or any(x.startswith((f"runs/{run}/", f"reports/evaluate_{run}.")) for x in targets)
+    ):
         return kinds
     return kinds if words - kinds - {*_ENCODING_NOTHING} else kinds & words
+
+
+def is_evaluation_asked(run: str, targets: Sequence[str]) -> bool:
+    """Whether some targets stand for the evaluation of a run."""
+    return any(each in (f"evaluate_{run}", f"reports/evaluate_{run}.html") for each in targets)
 
 
 def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]:
@@ -57,6 +80,8 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
     for target in targets:
         if target.startswith(("cache/", "models/", "reports/compare_")):
             continue
+        if match := _PAGE.fullmatch(target):
+            target = match[1]
         word, _, name = target.partition("_")
         if target.startswith("runs/"):
             word, name = "runs", target.split("/")[1]

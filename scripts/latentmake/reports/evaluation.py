@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.errors import CacheError
+from latentmake.config import Config
+from latentmake.errors import CacheError, ConfigError
 from latentmake.files import atomic
+from latentmake.plan.facts import Facts
+from latentmake.plan.parts import RunPlan
 from latentmake.reports.clips import ClipSources
-from latentmake.reports.page import page, template_digest
+from latentmake.reports.page import page, state_in, template_digest
+from latentmake.training.backend import Backend
 from latentmake.training.clip_statistics import WORDS
-from latentmake.training.evaluation import KINDS, Metrics, Result
+from latentmake.training.evaluation import KINDS, METRICS, Metrics, Result, evaluation_folder
 
-__all__ = ["page_path", "page_state", "write_page"]
+__all__ = ["page_path", "page_state", "plan_evaluated", "refuse_evaluation", "write_page"]
 
 _NOT_MADE = {
     "real": "The item has no clip.",
@@ -26,6 +30,40 @@ _NOT_MADE = {
 def page_path(run: str) -> Path:
     """Return the path of a run's page."""
     return Path(f"reports/evaluate_{run}.html")
+
+
+def refuse_evaluation(config: Config, run: str) -> None:
+    """Refuse `evaluate_{run}` of a run that holds nothing out, or has no trainer for it.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    settings = config.runs[run]
+    if settings.trainer is None or not settings.trainer.evaluates:
+        without = settings.trainer is None
+        what = f"the run {run} has no trainer" if without else "its trainer evaluates nothing"
+        hint = "only the trainer wan does; set `kind: wan` for a Wan model"
+        raise ConfigError(what, where=f"evaluate_{run}", hint=hint)
+    if settings.validation is None:
+        raise ConfigError(
+            f"all items of the run {run} train, so there is none to evaluate it by",
+            where=f"runs.{run}.validation",
+            hint="hold some out: `validation: {items: 16}`; it is trained again without them",
+        )
+
+
+def plan_evaluated(facts: Facts, plan: RunPlan, backend: Backend, *, force: bool) -> Path | None:
+    """Return the order of a run's evaluation; None where results and page are up to date.
+
+    Raises:
+        UserError: it could not be carried out.
+    """
+    path, there = backend.plan_evaluation(facts, plan)
+    if there and not force:
+        state = page_state(evaluation_folder(plan.name) / METRICS)
+        if state is not None and state == state_in(page_path(plan.name)):
+            return None
+    return path
 
 
 def page_state(metrics: Path) -> str | None:

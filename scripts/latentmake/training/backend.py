@@ -75,6 +75,20 @@ class Backend(ABC):
         """Bring the clips of an order up to date, and their index."""
         raise NotImplementedError
 
+    def plan_evaluation(self, facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
+        """Write the order of a run's evaluation; tell whether its results are there already.
+
+        Asked of a trainer whose settings say that it `evaluates`, after `plan`.
+
+        Raises:
+            UserError: it could not be carried out.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, order: Path, *, log: Path, threads: int = 2) -> Path:
+        """Bring the results of an order up to date; return their path."""
+        raise NotImplementedError
+
     def publish(self, order: Path, say: Say) -> None:
         """Bring the published folder of an order up to date."""
         raise NotImplementedError

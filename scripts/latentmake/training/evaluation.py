@@ -1,7 +1,8 @@
-"""Result of an evaluation: losses and clips of items that did not train, base against adapter.
+"""Evaluation of a run: losses and clips of items that did not train, base against adapter.
 
-`runs/{run}/evaluation/metrics.json` has it, with a digest of all that shapes each part: what is
-still as it was is not computed again.
+No torch here: the planner compares digests to see whether there is anything to do. The result,
+`runs/{run}/evaluation/metrics.json`, has a key for each part, a digest of all that shapes it: what
+is still as it was is not computed again.
 """
 
 from __future__ import annotations
@@ -12,19 +13,82 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from latentmake import digest
 from latentmake.plan.parts import run_folder
 from latentmake.training.clip_statistics import ClipFigures
+from latentmake.training.generation import GenerationOrder
 from latentmake.training.json_file import JsonFile
 
-__all__ = ["KINDS", "Clip", "Kind", "Losses", "Metrics", "Result", "evaluation_folder"]
+__all__ = [
+    "KINDS",
+    "METRICS",
+    "TIMESTEPS",
+    "VERSION",
+    "Clip",
+    "EvaluationOrder",
+    "Kind",
+    "Losses",
+    "Metrics",
+    "Result",
+    "evaluation_folder",
+    "is_evaluated",
+]
 
 Kind = Literal["real", "base", "adapter"]
 KINDS: tuple[Kind, ...] = ("real", "base", "adapter")
+METRICS = "metrics.json"
+TIMESTEPS = 10
+"""Timesteps of the losses, spread evenly over the distribution of the training's."""
+VERSION = 1
+"""Raised when the same order would give other results."""
 
 
 def evaluation_folder(run: str) -> Path:
     """Return the folder of a run's `metrics.json` and clips."""
     return run_folder(run) / "evaluation"
+
+
+class EvaluationOrder(BaseModel):
+    """Order of an evaluation; paths are relative to the working directory.
+
+    Attributes:
+        kind: of the trainer.
+        training: path of the training's order.
+        output: folder of results and clips.
+        clips: most items of which clips are made.
+        resolution: name of that of the clips.
+        generation: settings of the clips; its prompts and size are those of each item.
+        planned: time, in nanoseconds: no two orders are the same file to Snakemake.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: str
+    run: str
+    training: str
+    output: str
+    clips: int
+    resolution: str
+    generation: GenerationOrder
+    planned: int = 0
+
+    @property
+    def metrics(self) -> Path:
+        """Path of the results."""
+        return Path(self.output) / METRICS
+
+    def wanted(self, lock: str, adapter: str, training: str) -> str:
+        """Return the digest of all that shapes the results.
+
+        Args:
+            lock: digest of all items of the run, held out or not.
+            adapter: digest of the trained weights.
+            training: digest of the training's network and settings.
+        """
+        settings = {**self.generation.settings(), "frames": 0, "width": 0, "height": 0}
+        made = [self.generation.weights, settings, self.generation.seeds[0]]
+        return digest.of_value(
+            [VERSION, TIMESTEPS, lock, adapter, training, self.clips, self.resolution, made]
+        )
 
 
 class Losses(BaseModel):
@@ -71,7 +135,7 @@ class Result(BaseModel):
         source: path of its image or video.
         caption: its text.
         losses: `base` and `adapter`.
-        clips: `real`, `base`, `adapter`; empty for items of which none are generated.
+        clips: `real`, `base`, `adapter`; empty for items of which none are made.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,7 +151,7 @@ class Metrics(JsonFile):
 
     Attributes:
         run: name of the run.
-        wanted: digest of all that shapes the whole.
+        wanted: see `EvaluationOrder.wanted`.
         timesteps: of the losses, 0 to 1000.
         loss: mean over the items: `base` and `adapter`, at all timesteps together.
         loss_by_timestep: the same, one a timestep.
@@ -112,9 +176,16 @@ class Metrics(JsonFile):
         for result in self.results:
             yield from result.clips.values()
 
-    def complete(self, folder: Path, digest_of: Callable[[Path], str]) -> bool:
-        """Whether all its clips lie in a folder as they were written."""
-        try:
-            return all(digest_of(folder / clip.file) == clip.digest for clip in self.clips())
-        except OSError:
-            return False
+
+def is_evaluated(
+    order: EvaluationOrder, wanted: str, file_digest: Callable[[Path], str] = digest.of_file
+) -> bool:
+    """Whether the results of `wanted` are there, with all their clips as they were written."""
+    metrics = Metrics.read(order.metrics)
+    if metrics is None or metrics.wanted != wanted:
+        return False
+    try:
+        folder = Path(order.output)
+        return all(file_digest(folder / clip.file) == clip.digest for clip in metrics.clips())
+    except OSError:
+        return False

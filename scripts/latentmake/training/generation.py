@@ -31,6 +31,7 @@ __all__ = [
     "GenerationOrder",
     "Wish",
     "adapter_digest",
+    "caption_in",
     "captions_of",
     "clip_name",
     "is_generated",
@@ -263,7 +264,7 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
         return order
     texts: dict[str, str] = {}
     for text in islice(_texts(Path(order.manifest)), order.captions):
-        if caption := _caption_in(text):
+        if caption := caption_in(text):
             texts.setdefault(caption, text)
     prompts = [ClipPrompt(prompt=caption, text=text) for caption, text in texts.items()]
     if not prompts:
@@ -288,7 +289,7 @@ def _texts(manifest: Path) -> Iterator[str]:
             yield path
 
 
-def _caption_in(path: str) -> str:
+def caption_in(path: str) -> str:
     """Return the caption in the header of a cache file of text, in our layout or musubi-tuner's."""
     try:
         metadata = read_head(Path(path)).metadata

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from latentmake.errors import TrainingError
 from latentmake.training.json_file import JsonFile
 
-__all__ = ["Wanted", "lock_digest", "read_order", "rows_of"]
+__all__ = ["Wanted", "lock_content", "lock_digest", "read_order", "rows_of"]
 
 _Order = TypeVar("_Order", bound=BaseModel)
 _Row = TypeVar("_Row")
@@ -68,6 +68,20 @@ def lock_digest(path: str) -> str:
     Raises:
         TrainingError: it is missing or damaged.
     """
+    lock = _lock(path)
+    return str(lock.get("trained") or lock["digest"])
+
+
+def lock_content(path: str) -> str:
+    """Return the digest of all keys that a `dataset.lock` holds, of items held out too.
+
+    Raises:
+        TrainingError: it is missing or damaged.
+    """
+    return str(_lock(path)["digest"])
+
+
+def _lock(path: str) -> dict[str, Any]:
     try:
         lock = json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
@@ -78,7 +92,7 @@ def lock_digest(path: str) -> str:
             where=path,
             hint="delete it, and give the build's command again",
         )
-    return str(lock.get("trained") or lock["digest"])
+    return lock
 
 
 def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:

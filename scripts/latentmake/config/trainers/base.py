@@ -50,6 +50,7 @@ class Trainer(Closed):
         generates: whether `generate_{run}` makes clips by what it trained.
         holds_out: whether it trains on what the manifest names alone, so that items can be held
             out of training.
+        evaluates: whether `evaluate_{run}` compares what it trained with the base.
     """
 
     shapes: ClassVar[Shapes] = WEIGHTS
@@ -58,6 +59,7 @@ class Trainer(Closed):
     alternatives: ClassVar[tuple[str, ...]] = ()
     generates: ClassVar[bool] = False
     holds_out: ClassVar[bool] = False
+    evaluates: ClassVar[bool] = False
 
     @property
     def prompts(self) -> list[str]:

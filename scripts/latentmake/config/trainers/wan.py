@@ -39,6 +39,7 @@ class WanTrainer(LoopTrainer):
     network: ClassVar[str] = "dit"
     alternatives: ClassVar[tuple[str, ...]] = ("dit_high_noise",)
     generates: ClassVar[bool] = True
+    evaluates: ClassVar[bool] = True
 
     kind: Literal["wan"]
     """The trainer."""

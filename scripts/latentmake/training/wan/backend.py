@@ -31,6 +31,18 @@ class Wan(LoopBackend):
         yield from map(model_finding, trained_networks(read_order(order, WanOrder)))
         yield from super().check(order, current=current)
 
+    def plan_evaluation(self, facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
+        """Write the order of a run's evaluation; tell whether its results are there already."""
+        from latentmake.training.wan.evaluation import plan_evaluation
+
+        return plan_evaluation(facts, plan)
+
+    def evaluate(self, order: Path, *, log: Path, threads: int = 2) -> Path:
+        """Bring the results of an order up to date; return their path."""
+        from latentmake.training.wan.evaluation import launch
+
+        return launch(order, log=log, threads=threads)
+
     def order_type(self) -> type[WanOrder]:
         """Return the class of its orders."""
         return WanOrder

@@ -38,7 +38,7 @@ from latentmake.training.order import read_order
 from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.plan import boundary_of
 
-__all__ = ["launch", "plan_generation"]
+__all__ = ["generation_order", "launch", "made_of", "plan_generation"]
 
 _FRAMES = 81
 
@@ -48,7 +48,7 @@ def plan_generation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
     config = facts.config
     run = config.runs[plan.name]
     _refuse_conditions(config.models[run.model], plan.name)
-    order = _order(facts, plan.name, run)
+    order = generation_order(facts, plan.name, run)
     path = run_order(plan.name, "generate", order.planned)
     atomic.write(path, order.model_dump_json().encode())
     waits = (
@@ -74,7 +74,8 @@ def _refuse_conditions(model: Model, run: str) -> None:
         )
 
 
-def _order(facts: Facts, name: str, run: Run) -> GenerationOrder:
+def generation_order(facts: Facts, name: str, run: Run) -> GenerationOrder:
+    """Return the order of a run's clips."""
     config, folder = facts.config, run_folder(name)
     model, settings, trainer = config.models[run.model], config.generation(run), run.trainer
     assert isinstance(trainer, WanTrainer)
@@ -134,13 +135,13 @@ def _weights(facts: Facts, name: str) -> str:
     if any(map(facts.is_pending, places)):
         return ""
     try:
-        return _made_of(model, facts.memo.digest_of_file)
+        return made_of(model, facts.memo.digest_of_file)
     except ModelError as error:
         what = f"{error.where}: {error.what}"
         raise ModelError(what, where=f"models.{name}", hint=error.hint) from None
 
 
-def _made_of(model: Model, file_digest: Callable[[Path], str] = digest.of_file) -> str:
+def made_of(model: Model, file_digest: Callable[[Path], str] = digest.of_file) -> str:
     """Return the digest of networks, VAE and text encoder; raises ModelError."""
     vae = weights_digest(model.vae, file_digest, partial(encoder_files, model))
     text = make("text", None, model, file_digest)
@@ -151,7 +152,7 @@ def launch(order_path: Path, *, log: Path, threads: int) -> None:
     """Bring the clips of an order up to date, in a process of its own; see `Backend.generate`."""
     order = captions_of(read_order(order_path, GenerationOrder))
     if not order.weights:
-        order = order.model_copy(update={"weights": _made_of(order.model)})
+        order = order.model_copy(update={"weights": made_of(order.model)})
     if is_generated(order, adapter_digest(order)):
         return
     folder = Path(order.output)

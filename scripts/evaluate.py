@@ -1,0 +1,14 @@
+"""Rule evaluate: compare trained weights with the base on items that did not train, on a page."""
+
+from pathlib import Path
+
+from latentmake import backends
+from latentmake.entry import logged
+from latentmake.reports.evaluation import write_page
+
+with logged(snakemake.log[0]) as say:
+    order = Path(snakemake.input.order)
+    metrics = backends.of_order(order).evaluate(
+        order, log=Path(snakemake.log[0]), threads=snakemake.threads
+    )
+    write_page(metrics, Path(snakemake.output.page), say)

@@ -1,0 +1,79 @@
+"""Plan and launch of the evaluation of a Wan run; no torch here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from latentmake import digest
+from latentmake.files import atomic
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import run_order
+from latentmake.plan.parts import RunPlan, awaits_prompts, read_lock
+from latentmake.training.child import environment, run_child
+from latentmake.training.evaluation import EvaluationOrder, evaluation_folder, is_evaluated
+from latentmake.training.generation import adapter_digest
+from latentmake.training.order import read_order
+from latentmake.training.wan.generation import generation_order, made_of
+from latentmake.training.wan.order import WanOrder
+
+__all__ = ["launch", "plan_evaluation", "training_digest"]
+
+
+def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
+    """Write the order of a run's evaluation; see `Backend.plan_evaluation`."""
+    run = facts.config.runs[plan.name]
+    assert run.validation is not None and plan.trainer_order is not None
+    generation = generation_order(facts, plan.name, run)
+    order = EvaluationOrder(
+        kind=generation.kind,
+        run=plan.name,
+        training=str(plan.trainer_order),
+        output=str(evaluation_folder(plan.name)),
+        clips=run.validation.clips,
+        resolution=run.resolutions[0].name,
+        generation=generation.model_copy(update={"prompts": [], "captions": 0}),
+        planned=generation.planned,
+    )
+    path = run_order(plan.name, "evaluate", order.planned)
+    atomic.write(path, order.model_dump_json().encode())
+    waits = (
+        plan.training_order is not None
+        or plan.manifest_order is not None
+        or awaits_prompts(plan, [order.generation.negative_prompt])
+        or not generation.weights
+    )
+    if waits:
+        return path, False
+    training = read_order(plan.trainer_order, WanOrder)
+    adapter = adapter_digest(generation, facts.memo.digest_of_file)
+    wanted = order.wanted(read_lock(plan.name).digest, adapter, training_digest(training))
+    return path, is_evaluated(order, wanted, facts.memo.digest_of_file)
+
+
+def training_digest(training: WanOrder) -> str:
+    """Return the digest of a training's network, and of all settings that shape a loss."""
+    weights = training.weights or training.network_digest()
+    settings = training.trainer
+    how = [training.flow_shift, training.boundary, settings.timestep_sampling]
+    return digest.of_value([weights, how, settings.mixed_precision])
+
+
+def launch(order_path: Path, *, log: Path, threads: int) -> Path:
+    """Bring the results of an order up to date, in a process of its own; return their path."""
+    order = read_order(order_path, EvaluationOrder)
+    if not order.generation.weights:
+        weights = {"weights": made_of(order.generation.model)}
+        order = order.model_copy(update={"generation": order.generation.model_copy(update=weights)})
+    folder = Path(order.output)
+    known = folder / "order.json"
+    atomic.write(known, order.model_dump_json(indent=2).encode())
+    run_child(
+        [sys.executable, "-m", "latentmake.training.wan.evaluate", str(known)],
+        run=order.run,
+        folder=folder,
+        environment=environment(threads),
+        log=log,
+        online=bool(order.generation.model.vae.hub),
+    )
+    return order.metrics
