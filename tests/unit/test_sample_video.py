@@ -12,6 +12,7 @@ import torch
 from demo.motion import draw_motion
 from demo.wan_autoencoder import encode_clips, make_wan_autoencoder, train_wan_autoencoder
 from demo.wan_bundle import build_tiny_wan
+from demo.wan_denoiser import PaddedAttention, make_wan_denoiser
 from demo.waves import FRAMES, SIZE, STILLS, VIDEOS, draw_clip, draw_waves
 from diffusers import WanPipeline
 from latentmake.caches.encoders.umt5 import load_umt5
@@ -113,10 +114,26 @@ def test_latents_have_the_statistics_that_the_configuration_says() -> None:
     assert (after - before).abs().max() < 1e-3
 
 
+def test_a_token_that_stands_for_all_zeros_changes_nothing() -> None:
+    torch.manual_seed(0)
+    denoiser = make_wan_denoiser(8)
+    text = torch.zeros(1, 512, 8)
+    text[:, :5] = torch.randn(5, 8)
+    clip, moment = torch.randn(1, 16, 2, 4, 4), torch.tensor([600.0])
+    with torch.no_grad():
+        complete = denoiser(clip, moment, text).sample
+        for block in denoiser.blocks:
+            block.attn2.set_processor(PaddedAttention())
+        short = denoiser(clip, moment, text[:, :6]).sample
+        other = denoiser(clip, moment, text[:, :5]).sample
+    assert torch.allclose(short, complete, atol=1e-5)
+    assert not torch.allclose(other, complete, atol=1e-3)
+
+
 class TestBundle:
     def test_the_folder_is_a_wan_pipeline_that_runs(self, bundle: Path) -> None:
         pipeline = WanPipeline.from_pretrained(bundle)
-        assert pipeline.scheduler.config.flow_shift == 3.0
+        assert pipeline.scheduler.config.flow_shift == 2.0
         pipeline.set_progress_bar_config(disable=True)
         clip = pipeline(
             "high blue waves", num_inference_steps=2, width=64, height=48, num_frames=5
