@@ -78,5 +78,5 @@ def make_sampler(order: WanOrder, latents: Stored) -> ClipSampler:
         ],
         None if order.negative is None else read_text(order.negative, WAN.text),
         latents_shape(samples.frames, width, height),
-        Sampling(samples.num_inference_steps, samples.guidance_scale, order.flow_shift, "euler"),
+        Sampling(samples.num_inference_steps, samples.guidance_scale, order.flow_shift),
     )
