@@ -1,0 +1,227 @@
+"""Losses and clips of held-out items: against plain torch, kept by their keys, with i2v's frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from diffusers import WanTransformer3DModel
+from generation_world import text_file
+from latentmake import digest
+from latentmake.config import Model
+from latentmake.errors import TrainingError, UserError
+from latentmake.files import atomic, cachefile
+from latentmake.training.evaluation import EvaluationOrder, Metrics
+from latentmake.training.evaluation_parts import Parts
+from latentmake.training.generation import GenerationOrder
+from latentmake.training.loop.evaluate import cases_of, losses_of, timesteps_of
+from latentmake.training.wan import evaluate as wan_evaluate
+from latentmake.training.wan.evaluate import evaluate
+from latentmake.training.wan.order import WanOrder
+from latentmake.training.wan.recipe import WanRecipe
+from safetensors import safe_open
+from safetensors.torch import load_file
+from wan_trainer_world import make_manifest, make_order, make_training
+from wan_world import tiny_wan_vae
+
+TWO: dict[str, Any] = {
+    "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
+}  # fmt: skip
+CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+
+
+@pytest.fixture(autouse=True)
+def _own_precision() -> Iterator[None]:
+    """accelerate keeps the number format of a process."""
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def stamp(root: Path) -> None:
+    """Make the caches of a world ours: with a key of their content."""
+    for path in (root / "cache").glob("*.safetensors"):
+        key = digest.of_file(path)
+        caption = {"caption1": path.stem} if path.stem.endswith("_te") else {}
+        made = cachefile.stamp(key=key, source=key, recipe={})
+        atomic.write(path, cachefile.serialize(load_file(path), made | caption))
+
+
+def trained(root: Path, **changes: Any) -> WanOrder:
+    order = make_order(root, steps=3, gradient_checkpointing=False, **changes)
+    stamp(root)
+    make_training(order).run()
+    return order
+
+
+def noisy(latents: torch.Tensor, key: str, number: int, share: float) -> tuple[torch.Tensor, ...]:
+    seed = int(digest.of_value(["evaluation", key, number])[:16], 16) >> 1
+    noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(seed))
+    return (1 - share) * latents + share * noise, noise - latents
+
+
+def merged(path: str, lora: Path) -> WanTransformer3DModel:
+    """A network whose weights have the LoRA of a file in diffusers' names added."""
+    network, state = WanTransformer3DModel.from_pretrained(path), load_file(lora)
+    with torch.no_grad():
+        for name, down in state.items():
+            if not name.endswith("lora_A.weight"):
+                continue
+            module = name.removeprefix("transformer.").removesuffix(".lora_A.weight")
+            up = state[name.replace("lora_A", "lora_B")]
+            network.get_submodule(module).weight += up @ down  # alpha is the rank
+    return network.eval()
+
+
+@pytest.mark.parametrize("changes", [{}, TWO, {"task": "i2v-14B"}], ids=["t2v", "two", "i2v"])
+def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_path: Path) -> None:
+    order = trained(tmp_path, **changes)
+    recipe = WanRecipe(order)
+    (case,), caches = cases_of(recipe)
+    assert case.item.stem == "item3" and case.name == "shapes/item3 48x32"
+    objective = recipe.make_objective()
+    network = recipe.make_network(
+        channels=caches.channels, text_width=caches.text_width, dtype=torch.float32
+    ).eval()
+    found = {"base": list(losses_of(objective, network, caches, case, **CPU))}
+    recipe.read_copy(network, Path(order.output))
+    found["adapter"] = list(losses_of(objective, network, caches, case, **CPU))
+
+    tensors = load_file(case.latents)
+    latents = next(
+        e.float() for n, e in tensors.items() if n.startswith("latents_") and "image" not in n
+    )
+    first = next((e.float()[None] for n, e in tensors.items() if "latents_image" in n), None)
+    clip = next((e.float()[None] for n, e in tensors.items() if n.startswith("clip")), None)
+    text = next(iter(load_file(case.text).values())).float()
+    text = torch.cat([text, torch.zeros(512 - len(text), text.shape[1])])[None]
+    files = {"": order.dit, "high_noise_": order.dit_high_noise}
+    networks = {
+        (kind, prefix): WanTransformer3DModel.from_pretrained(path).eval()
+        if kind == "base"
+        else merged(path, Path(order.output, f"{prefix}pytorch_lora_weights.safetensors"))
+        for kind in found
+        for prefix, path in files.items()
+        if path is not None
+    }
+    for number, timestep in enumerate(timesteps_of(objective)):
+        hidden, target = noisy(latents[None], case.latents_key, number, float(timestep) / 1000)
+        hidden = hidden if first is None else torch.cat([hidden, first], dim=1)
+        high = order.boundary is not None and float(timestep) >= 875
+        for kind, values in found.items():
+            with torch.no_grad():
+                predicted = networks[kind, "high_noise_" if high else ""](
+                    hidden, timestep[None], text, clip, return_dict=False
+                )[0]
+            expected = float(((predicted - target) ** 2).mean())
+            assert values[number] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert found["base"] != found["adapter"]
+
+
+# -- whole evaluations ----------------------------------------------------------------------------
+
+
+def evaluation(root: Path, **changes: Any) -> EvaluationOrder:
+    """Train, and return the order of an evaluation; the VAE is there."""
+    order = trained(root, **changes)
+    tiny_wan_vae(4).save_pretrained(root / "vae")
+    path = root / "train.json"
+    path.write_text(order.model_dump_json())
+    i2v = order.image_to_video
+    model: dict[str, Any] = {"task": order.task, "text": "t5", "vae": str(root / "vae")}
+    model |= {"dit": order.dit, **({"clip": "clip"} if i2v else {})}
+    generation = GenerationOrder.model_validate(
+        {
+            "kind": "wan", "run": "tiny", "output": str(root / "generated"),
+            "adapters": [f"{order.output}/pytorch_lora_weights.safetensors"],
+            "manifest": order.manifest, "model": Model.model_validate(model), "weights": "w",
+            "prompts": [], "captions": 0, "negative_prompt": "", "negative": text_file("", 24),
+            "seeds": [0], "frames": 5, "width": 48, "height": 32, "fps": 8, "steps": 1,
+            "guidance": 2.0, "shift": 3.0, "scheduler": "unipc", "boundary": 0.0, "base": True,
+        }
+    )  # fmt: skip
+    return EvaluationOrder(
+        kind="wan",
+        run="tiny",
+        training=str(path),
+        output=str(root / "evaluation"),
+        clips=4,
+        resolution="48x32",
+        generation=generation,
+    )
+
+
+@pytest.mark.parametrize("task", ["t2v-1.3B", "i2v-14B"])
+def test_clips_have_the_items_own_size_and_what_is_there_is_kept(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = evaluation(tmp_path, task=task)
+    metrics = evaluate(order)
+    assert metrics is not None
+    (result,) = metrics.results
+    assert result.caption == "3_te"
+    sizes = {(clip.frames, clip.width, clip.height) for clip in result.clips.values()}
+    assert sizes == {(9, 32, 32)} and set(result.clips) == {"real", "base", "adapter"}
+    assert len({clip.digest for clip in result.clips.values()}) == 3
+    assert metrics.loss["base"] == pytest.approx(sum(result.losses["base"].values) / 10)
+    assert evaluate(order) is None
+    assert Metrics.read(tmp_path / "evaluation/metrics.json") == metrics
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "evaluation").glob("*.mp4")}
+    fewer = order.model_copy(update={"clips": 0})
+    assert evaluate(fewer) is not None  # no network and no VAE is needed
+    assert list((tmp_path / "evaluation").glob("*")) == [tmp_path / "evaluation/metrics.json"]
+    assert len(times) == 3
+
+
+def test_a_killed_evaluation_loses_the_part_in_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = evaluation(tmp_path)
+
+    def fail(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wan_evaluate, "write_mp4", fail)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(order)
+    with monkeypatch.context() as patch:  # losses and drawn latents were kept: no network
+        patch.setattr(WanRecipe, "make_network", fail)
+        metrics = evaluate(order)
+    assert metrics is not None and len(metrics.results[0].clips) == 3
+    assert not (tmp_path / "evaluation/.parts").exists()
+    first = metrics.results[0].clips["real"]
+    (tmp_path / "evaluation" / first.file).write_bytes(b"damaged")
+    assert Parts(tmp_path / "evaluation").clip(first.key, first.file) is None
+    again = evaluate(order)
+    assert again is not None and again.results == metrics.results
+
+
+def test_damaged_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = evaluation(tmp_path)
+    lora = Path(order.generation.adapters[0])
+    with safe_open(lora, "pt") as file:
+        assert file.keys()
+    lora.write_bytes(lora.read_bytes()[:200])
+    with pytest.raises(UserError, match="pytorch_lora_weights") as raised:
+        evaluate(order)
+    assert "\n" not in str(raised.value)
+    lora.unlink()
+    with pytest.raises(TrainingError, match="cannot be read") as gone:
+        evaluate(order)
+    assert "\n" not in str(gone.value)
+
+
+def test_a_manifest_without_held_out_items_is_one_line(tmp_path: Path) -> None:
+    order = make_order(tmp_path)
+    lines = make_manifest(tmp_path).read_text().splitlines()[:3]
+    Path(order.manifest).write_text("\n".join(lines) + "\n")
+    with pytest.raises(TrainingError, match="no item held out") as raised:
+        cases_of(WanRecipe(order))
+    assert "\n" not in str(raised.value)
