@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from latentmake import ClipDataset, collate_fn
 from latentmake.errors import UserError
+from latentmake.geometry.clips import kept_indices
 from torch.utils.data import DataLoader
 from video_world import write_video
 
@@ -116,3 +118,61 @@ def test_a_video_that_goes_after_listing_is_named(videos: Path, tmp_path: Path) 
     (tmp_path / "a.mp4").unlink()
     with pytest.raises(UserError, match=r"a\.mp4: cannot be read"):
         clips[0]
+
+
+def test_a_list_may_name_parts_of_videos_npz_clips_and_further_columns(
+    videos: Path, tmp_path: Path
+) -> None:
+    frames = decoded(videos / "calm.mp4")
+    np.savez(tmp_path / "ready.npz", frames=np.stack(frames[2:7]))
+    np.savez(tmp_path / "short.npz", frames=np.stack(frames[:4]))
+    rows = [
+        {"video": str(videos / "calm.mp4"), "prompt": "late", "first_frame": 3, "frames": 5},
+        {"path": str(videos / "storm.mp4"), "text": "every second", "stride": 2, "mood": "wild"},
+        {"video": "ready.npz", "caption": "made before"},
+        {"video": "short.npz", "caption": "too short for a clip"},
+    ]
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (tmp_path / "train.jsonl").write_text(lines)
+    clips = ClipDataset(tmp_path / "train.jsonl", **SHAPE)
+    found = {clips[index]["prompt"]: clips[index] for index in range(len(clips))}
+    assert found.keys() == {"late", "every second", "made before"}
+    storm = decoded(videos / "storm.mp4")
+    for prompt, wanted in {
+        "late": frames[3:8],
+        "every second": storm[0:10:2],
+        "made before": frames[2:7],
+    }.items():
+        pixels = np.stack([fitted(frame) for frame in wanted])
+        expected = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1.0
+        assert torch.equal(found[prompt]["pixel_values"], expected)
+    assert found["late"]["row"]["first_frame"] == 3
+    assert found["every second"]["row"] == {
+        "mood": "wild",
+        "video": str(videos / "storm.mp4"),
+        "first_frame": 0,
+        "stride": 2,
+    }
+    (tmp_path / "broken.jsonl").write_text(f"{lines}{{")
+    assert "broken.jsonl, line 5: ends in the middle" in refusal(tmp_path / "broken.jsonl", **SHAPE)
+
+
+def test_stride_repeats_and_rate_are_those_of_a_dataset(videos: Path) -> None:
+    thinned = ClipDataset(videos, 5, 32, 48, stride=2, num_repeats=2)
+    assert len(thinned) == 6
+    frames = decoded(videos / "calm.mp4")
+    wanted = np.stack([fitted(frame) for frame in frames[0:10:2]])
+    expected = torch.from_numpy(wanted).permute(0, 3, 1, 2) / 127.5 - 1.0
+    assert torch.equal(thinned[0]["pixel_values"], expected)
+    assert torch.equal(thinned[3]["pixel_values"], expected)
+    slow = ClipDataset(videos, 5, 32, 48, source_fps=24.0)
+    kept = [index for index, _ in kept_indices(12, 24.0)][:5]
+    wanted = np.stack([fitted(frames[index]) for index in kept])
+    expected = torch.from_numpy(wanted).permute(0, 3, 1, 2) / 127.5 - 1.0
+    assert kept != [*range(5)] and torch.equal(slow[0]["pixel_values"], expected)
+
+
+def test_shapes_of_one_batch_must_agree(videos: Path) -> None:
+    items = [ClipDataset(videos, 5, side, 48)[0] for side in (32, 48)]
+    with pytest.raises(ValueError, match=r"pixel_values of one batch have the shapes \["):
+        collate_fn(items)
