@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.state import AcceleratorState
 from dit_world import image_dit, tiny_dit
 from latentmake.config import WanTrainer, Weights
 from latentmake.layouts.musubi import latents_key
@@ -122,4 +123,5 @@ def make_order(
 
 
 def make_training(order: WanOrder) -> Training:
+    AcceleratorState._reset_state(True)  # accelerate keeps the number format of a process
     return Training(WanRecipe(order))
