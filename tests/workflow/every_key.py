@@ -431,6 +431,7 @@ GENERATION: dict[Key, Change] = {
         "scheduler": "euler",
         "seed": 1,
         "fps": 8,
+        "image": "first.png",
         "base": False,
     }.items()
 } | {

@@ -73,6 +73,8 @@ class Generation(Closed):
     """Seed of the first clip of each prompt."""
     fps: Number = Field(16, ge=1, le=240)
     """Frames a second of the files."""
+    image: DiskPath | None = Field(None, min_length=1)
+    """First frame of all clips, for image-to-video models."""
     base: bool = True
     """Make each clip by the network without the adapter too, from the same noise."""
 

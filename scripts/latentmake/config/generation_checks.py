@@ -25,3 +25,7 @@ def check_generation(name: str, run: Run, model: Model) -> None:
     if settings.resolution is not None:
         side = model.spec.side
         check_sides([settings.resolution], side, f"{where}.resolution", f"{side}, as Wan needs")
+    if settings.image is not None and not model.image_to_video:
+        what = f"{model.task} draws from text alone"
+        hint = "leave it out, or use an image-to-video model"
+        raise ConfigError(what, where=f"{where}.image", hint=hint)

@@ -78,6 +78,7 @@ class GenerationOrder(BaseModel):
         seeds: of each prompt's clips.
         boundary: share of the timesteps from which on Wan 2.2's network for high noise is used; 0
             of one network.
+        image: first frame of the clips, for image-to-video; with its digest.
         base: whether each clip is also made without the LoRA.
         asked: whether the prompts are those of the command line, and not of the configuration.
         planned: time, in nanoseconds: no two orders are the same file to Snakemake.
@@ -105,6 +106,7 @@ class GenerationOrder(BaseModel):
     shift: float
     scheduler: Literal["unipc", "euler"]
     boundary: float = 0.0
+    image: tuple[str, str] | None = None
     base: bool
     asked: bool = False
     planned: int = 0
@@ -122,6 +124,7 @@ class GenerationOrder(BaseModel):
             "scheduler": self.scheduler,
             "negative_prompt": self.negative_prompt if self.guidance > 1 else "",
             **({"timestep_boundary": self.boundary} if self.boundary else {}),
+            **({"image": self.image[1]} if self.image else {}),
         }
 
     def key(self, prompt: str, seed: int, adapter: str) -> str:

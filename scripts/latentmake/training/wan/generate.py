@@ -39,6 +39,7 @@ from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.order import read_order
 from latentmake.training.process import say_error
+from latentmake.training.wan.first_frame import condition_of
 from latentmake.training.wan.lora_files import read_lora
 from latentmake.training.wan.network import Transformer, load_transformer
 from latentmake.training.wan.sampling import (
@@ -111,6 +112,7 @@ def _draw(order: GenerationOrder, missing: Sequence[Wish], folder: Path) -> None
     device = pick_device()
     dtype = compute_dtype(device, "bfloat16", lambda line: None)
     _say(f"{order.run}: {len(missing)} clips to draw, on {device.type}")
+    condition = condition_of(order, device)
     networks = _load(order, device, dtype, lora=any(wish.adapter for wish in missing))
     sampling = Sampling(order.steps, order.guidance, order.shift, order.scheduler)
     shape = latents_shape(order.frames, order.width, order.height)
@@ -130,6 +132,7 @@ def _draw(order: GenerationOrder, missing: Sequence[Wish], folder: Path) -> None
                 sampling,
                 device=device,
                 dtype=dtype,
+                condition=condition,
                 enter=_Place(networks, device),
                 done=progress.update,
             )

@@ -47,7 +47,7 @@ def plan_generation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
     """Write the order of a run's clips; see `Backend.plan_generation`."""
     config = facts.config
     run = config.runs[plan.name]
-    _refuse_conditions(config.models[run.model], plan.name)
+    _refuse_conditions(config.models[run.model], plan.name, config.generation(run).image)
     order = generation_order(facts, plan.name, run)
     path = run_order(plan.name, "generate", order.planned)
     atomic.write(path, order.model_dump_json().encode())
@@ -64,14 +64,35 @@ def plan_generation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
     return path, there
 
 
-def _refuse_conditions(model: Model, run: str) -> None:
-    """Refuse networks that draw from more than text."""
-    if model.image_to_video or str(model.task).endswith("-FC"):
+def _refuse_conditions(model: Model, run: str, image: str | None) -> None:
+    """Refuse networks that draw from more than text and a first frame."""
+    task = str(model.task)
+    if task.startswith("flf2v") or task.endswith("-FC"):
         raise ConfigError(
-            f"{model.task} draws from pictures, and generate_{run} from prompts alone",
+            f"{task} draws from further pictures, which generate_{run} cannot give it",
             where=f"runs.{run}.model",
-            hint="generate with musubi-tuner's or diffusers' own pipeline, which take the LoRA",
+            hint="generate with musubi-tuner, which takes the LoRA",
         )
+    if model.image_to_video and image is None:
+        raise ConfigError(
+            f"{task} draws from a picture",
+            where=f"runs.{run}.generate.image",
+            hint="name the file of the clips' first frame",
+        )
+
+
+def _image(facts: Facts, run: str, path: str | None) -> tuple[str, str] | None:
+    """Return a picture and its digest."""
+    if path is None:
+        return None
+    try:
+        return path, facts.memo.digest_of_file(Path(path))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror})",
+            where=f"runs.{run}.generate.image",
+            hint="check that the file exists and is readable",
+        ) from None
 
 
 def generation_order(facts: Facts, name: str, run: Run) -> GenerationOrder:
@@ -110,6 +131,7 @@ def generation_order(facts: Facts, name: str, run: Run) -> GenerationOrder:
         shift=settings.flow_shift or trainer.shift([size]),
         scheduler=settings.scheduler,
         boundary=boundary_of(trainer, model) or 0.0,
+        image=_image(facts, name, settings.image),
         base=settings.base,
         asked=config.prompt is not None,
         planned=time.time_ns(),
@@ -131,7 +153,8 @@ def _longest(config: Config, run: Run) -> int:
 def _weights(facts: Facts, name: str) -> str:
     """Return `made_of` a model by the memo; "" where a rule has yet to make it."""
     model = facts.config.models[name]
-    places = [model.dit, model.dit_high_noise, model.vae.path, *(each.path for each in model.text)]
+    encoders = [model.vae, *model.text, *([model.clip] if model.clip else [])]
+    places = [model.dit, model.dit_high_noise, *(each.path for each in encoders)]
     if any(map(facts.is_pending, places)):
         return ""
     try:
@@ -142,10 +165,14 @@ def _weights(facts: Facts, name: str) -> str:
 
 
 def made_of(model: Model, file_digest: Callable[[Path], str] = digest.of_file) -> str:
-    """Return the digest of networks, VAE and text encoder; raises ModelError."""
-    vae = weights_digest(model.vae, file_digest, partial(encoder_files, model))
+    """Return the digest of networks and encoders; raises ModelError."""
+    encoders = [
+        weights_digest(each, file_digest, partial(encoder_files, model))
+        for each in (model.vae, model.clip)
+        if each is not None
+    ]
     text = make("text", None, model, file_digest)
-    return digest.of_value([dit_digest(model, file_digest), vae, text])
+    return digest.of_value([dit_digest(model, file_digest), *encoders, text])
 
 
 def launch(order_path: Path, *, log: Path, threads: int) -> None:

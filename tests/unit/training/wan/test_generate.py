@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from dit_world import tiny_dit
 from generation_world import RUN, make_world, order_of, text_file, write_lora_of
-from latentmake.errors import CacheError, TrainingError
+from latentmake import digest
+from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.config import Model, Weights
+from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.files.mp4 import spread_frames
 from latentmake.training.generation import (
     INDEX,
@@ -23,7 +28,10 @@ from latentmake.training.generation import (
     kept,
 )
 from latentmake.training.wan import generate as module
+from latentmake.training.wan.first_frame import condition_of
 from latentmake.training.wan.generate import generate
+from PIL import Image
+from wan_world import write_clip_vision
 
 OUT = RUN / "generated"
 NASTY = "../../<b>\n'a' \"cat\" & été {x} $(rm)"
@@ -203,3 +211,59 @@ def test_captions_of_the_first_items_are_prompts_where_there_are_none() -> None:
     manifest.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     found = captions_of(order_of(captions=4))
     assert [each.prompt for each in found.prompts] == ["two", "three"]
+
+
+# -- image-to-video -------------------------------------------------------------------------------
+
+
+def from_picture(path: str, **changes: Any) -> GenerationOrder:
+    """Return an order of Wan 2.2's image-to-video with one network, made where it is missing."""
+    if not Path("models/i2v").exists():
+        tiny_dit(in_channels=36).save_pretrained("models/i2v")
+        write_lora_of(tiny_dit(in_channels=36), RUN)
+    values = {"task": "i2v-A14B", "vae": "models/vae", "text": "models/text", "dit": "models/i2v"}
+    image = (path, digest.of_file(Path(path)))
+    return order_of("a wave", model=Model.model_validate(values), image=image, **changes)
+
+
+def draw(path: str, colour: str, size: tuple[int, int] = (90, 40)) -> str:
+    Image.new("RGB", size, colour).save(path)
+    return path
+
+
+def test_a_picture_is_the_first_frame_of_its_clips() -> None:
+    order = from_picture(draw("red.png", "red"))
+    generate(order)
+    before = files()
+    assert len(before) == 2 and done(order)
+    Path("red.png").rename("moved.png")
+    assert done(from_picture("moved.png"))
+    other = from_picture(draw("blue.png", "blue"))
+    assert not done(other)
+    generate(other)
+    assert all(files()[name] != before[name] for name in before)
+
+
+def test_a_condition_is_that_of_the_caches() -> None:
+    """Mask and latents of the first frame, and what CLIP sees, as encoding a clip gives them."""
+    clip = write_clip_vision(Path("models"))["folder"]
+    order = from_picture(draw("red.png", "red", (96, 64)))
+    model = order.model.model_copy(update={"clip": Weights(path=str(clip))})
+    found = condition_of(order.model_copy(update={"model": model}), torch.device("cpu"))
+    assert found is not None and found.image is not None
+    assert found.latents.shape == (20, 2, 4, 6) and found.image.shape[1] == 160
+    pixels = torch.zeros(1, 5, 32, 48, 3, dtype=torch.uint8)
+    pixels[..., 0] = 255
+    vae = load_wan_vae(model.vae, torch.device("cpu"), torch.float32)
+    expected = vae.encode_first_frame(pixels, torch.float32)[0]
+    assert torch.allclose(found.latents, expected, atol=1e-4)
+
+
+def test_a_picture_that_is_none_is_one_line() -> None:
+    Path("text.png").write_text("no picture")
+    with pytest.raises(SourceError, match=r"text\.png"):
+        generate(from_picture("text.png"))
+    order = from_picture("text.png")
+    Path("text.png").unlink()
+    with pytest.raises(SourceError, match=r"text\.png: cannot be read"):
+        generate(order)

@@ -98,6 +98,7 @@ CHANGES: dict[str, Any] = {
     "prompts": ["another"], "prompt_file": "prompts.txt", "negative_prompt": "dark", "videos": 2,
     "frames": 5, "resolution": 48, "num_inference_steps": 3, "guidance_scale": 1.0,
     "flow_shift": 4.0, "scheduler": "euler", "seed": 9, "fps": 8, "base": False,
+    "image": "data/a.png",
 }  # fmt: skip
 
 
@@ -107,7 +108,8 @@ def test_each_key_changes_the_clips() -> None:
     assert len(usual) == 2
     for key, value in CHANGES.items():
         given = {key: value} if key == "prompt_file" else {"prompts": ["a wave"], key: value}
-        assert {wish.key for wish in wishes(order_of(**given), "lora")} != usual, key
+        run = {"model": "i2v"} if key == "image" else None
+        assert {wish.key for wish in wishes(order_of(run, **given), "lora")} != usual, key
 
 
 def test_prompts_come_from_a_file_a_line_each() -> None:
@@ -120,9 +122,15 @@ def test_without_guidance_there_is_no_negative_prompt() -> None:
     assert order_of(prompts=["a"]).negative is not None
 
 
-def test_a_model_that_draws_from_pictures_is_refused() -> None:
-    with pytest.raises(ConfigError, match="i2v-14B draws from pictures"):
+def test_image_to_video_needs_a_picture_and_others_take_none() -> None:
+    with pytest.raises(ConfigError, match=r"first\.generate\.image: i2v-14B draws from a"):
         order_of({"model": "i2v"})
+    with pytest.raises(ConfigError, match=r"generate\.image: gone\.png cannot be read"):
+        order_of({"model": "i2v"}, image="gone.png")
+    image = order_of({"model": "i2v"}, image="data/a.png").image
+    assert image is not None and image[0] == "data/a.png"
+    with pytest.raises(ConfigError, match=r"runs\.first\.generate\.image: .*text alone"):
+        order_of(image="data/a.png")
 
 
 @pytest.mark.parametrize(
