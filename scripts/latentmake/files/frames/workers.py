@@ -138,7 +138,8 @@ class Workers:
         self._timeout = READ_TIMEOUT if timeout is None else timeout
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
-        self._lock = threading.Lock()
+        # Reentrant: an abandoned iterator may be ended by the garbage collector at any moment.
+        self._lock = threading.RLock()
         self._is_closed = False
 
     def frames_at(
@@ -147,13 +148,21 @@ class Workers:
         """Yield (index, RGB [H, W, 3]) of some frames; see `frames_at` below."""
         if not indices:
             return
+        kind, last = FRAME, None
         with self._asked(path, indices) as worker:
-            kind, index, content = worker.receive(path)
-            while kind == FRAME:
-                yield index, content
+            for number in range(len(indices)):
                 kind, index, content = worker.receive(path)
+                if kind != FRAME:
+                    break
+                if number < len(indices) - 1:
+                    yield index, content
+                else:  # whoever has the last frame may not ask for more: let the process go before
+                    last = index, content
+                    kind, _, content = worker.receive(path)
         if kind == FAULT:
             raise _fault(path, content)
+        if last is not None:
+            yield last
 
     def probe(self, path: str) -> Media:
         """Return size and length of a video or npz clip.
@@ -190,9 +199,13 @@ class Workers:
                 raise SourceError(what, where=path, hint="give the same command again")
             if self._idle:
                 return self._idle.pop(), False
-            worker = _Worker(self._timeout)
+        worker = _Worker(self._timeout)
+        with self._lock:
             self._all.add(worker)
-            return worker, True
+            is_late = self._is_closed
+        if is_late:
+            self._end(worker)
+        return worker, True
 
     def _end(self, worker: _Worker) -> None:
         worker.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -164,6 +165,31 @@ def test_frames_left_half_way_end_the_process_and_nothing_else(
     frames.close()
     assert not psutil.pid_exists(reading)
     assert [index for index, _ in readers.frames_at(str(video), [2])] == [2]
+
+
+def test_whoever_takes_the_last_frame_and_no_more_keeps_no_process(
+    video: Path, readers: Workers
+) -> None:
+    iterators = []
+    for number in range(3):
+        frames = readers.frames_at(str(video), [number, 50])
+        assert [next(frames)[0], next(frames)[0]] == [number, 50]
+        iterators.append(frames)
+    assert len(pids(readers)) == 1
+
+
+def test_iterators_left_in_a_circle_of_references_block_nobody(
+    video: Path, readers: Workers
+) -> None:
+    """The garbage collector ends them, wherever the thread is."""
+    for _ in range(5):
+        frames = readers.frames_at(str(video), range(120))
+        next(frames)
+        circle: list[object] = [frames]
+        circle.append(circle)
+        del frames, circle
+    gc.collect()
+    assert len(pids(readers)) <= 1
 
 
 def test_several_threads_read_side_by_side(video: Path, readers: Workers) -> None:
