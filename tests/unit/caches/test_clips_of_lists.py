@@ -1,0 +1,154 @@
+"""From a row of a list to the pixels that its clips are encoded from, against reading on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+from clip_world import Encoder, fingerprint, order_of
+from latentmake import layouts
+from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import Loaded
+from latentmake.config import Dataset
+from latentmake.geometry.buckets import Size
+from latentmake.index.memo import Memo
+from latentmake.plan.batches import work_item
+from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.parts import source_of
+from latentmake.sources import lists
+from latentmake.sources.probe import measured
+from numpy.typing import NDArray
+from order_world import silent
+from safetensors.torch import load_file
+from video_world import turn, write_timed, write_video
+
+TIMES = [0, 30, 90, 150, 200, 420, 430, 440, 450, 700, 760, 830, 900, 960, 1040]
+SETTINGS: dict[str, Any] = {"target_frames": [5], "frame_extraction": "chunk", "fit": "crop"}
+
+Frames = list[tuple[float, NDArray[np.uint8]]]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def decoded(path: Path) -> Frames:
+    """Seconds from the first frame, and pixels of each."""
+    with av.open(str(path)) as file:
+        frames = [(frame.time, np.array(frame.to_image())) for frame in file.decode(video=0)]
+    return [(time - frames[0][0], pixels) for time, pixels in frames]
+
+
+def clips_of(row: dict[str, Any], size: str, **settings: Any) -> dict[str, torch.Tensor]:
+    """Encode the clips of a row; clip -> its fingerprint."""
+    Path("list.jsonl").write_text(json.dumps({"prompt": "p", **row}))
+    asked = Dataset.model_validate({"path": "list.jsonl", **SETTINGS, **settings})
+    memo, layout = Memo(None), layouts.of("musubi")
+    scan = lists.scan("d", asked, memo)
+    found, faults, _ = lists.items("d", asked, scan)
+    made = measured(layout, asked, scan, found, None, memo)
+    assert faults == made.faults == [] and len(made.found) == 1
+    source = source_of(size, made.found[0])
+    named = layout.named("cache/d/m/x", size, source.stem, source.media, asked, source.span)
+    width_height = Size(*map(int, size.split("x")))
+    targets = [Target(size, path, None, width_height, clip) for path, clip in named]
+    order: WorkOrder = order_of(work_item(source, targets), **asked.model_dump())
+    carry_out(order, Path("receipt.json"), say=silent, encoder=Loaded(Encoder(), 1))
+    return {path: load_file(path)["latents"] for path, _ in named}
+
+
+def at_sixteen(frames: Frames, first: int, end: float) -> list[NDArray[np.uint8]]:
+    """The frame on the screen at each 16th of a second, from that of a first frame on."""
+    begin, shown = frames[first][0], []
+    while begin + len(shown) / 16 < end - 0.002:
+        due = begin + len(shown) / 16 + 0.00125
+        shown.append([pixels for time, pixels in frames if time <= due][-1])
+    return shown
+
+
+def thinned(frames: Frames, first: int, fps: float, stride: int) -> list[NDArray[np.uint8]]:
+    """Frames of a constant rate, dropped to 16 a second, then every n-th."""
+    kept: list[NDArray[np.uint8]] = []
+    clock, shown = 0.0, -1
+    for _, pixels in frames[first:]:
+        if int(clock) != shown:
+            shown = int(clock)
+            kept.append(pixels)
+        clock += 16 / fps
+    return kept[::stride]
+
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Frames], Any]]] = {
+    "all": ({}, {}, lambda frames: [pixels for _, pixels in frames]),
+    "auto": ({}, {"source_fps": "auto"}, lambda frames: at_sixteen(frames, 0, 1.12)),
+    "auto from a frame on": (
+        {"first_frame": 4},
+        {"source_fps": "auto"},
+        lambda frames: at_sixteen(frames, 4, 1.12),
+    ),
+    "auto with a stride": (
+        {"stride": 2},
+        {"source_fps": "auto"},
+        lambda frames: at_sixteen(frames, 0, 1.12)[::2],
+    ),
+    "seconds": (
+        {"start": 0.1, "end": 0.8},
+        {},
+        lambda frames: [pixels for time, pixels in frames if 0.1 <= time < 0.8],
+    ),
+    "auto of seconds": (
+        {"start": 0.2, "end": 0.7},
+        {"source_fps": "auto"},
+        lambda frames: at_sixteen(frames, 4, 0.7),
+    ),
+    "a number": (
+        {"first_frame": 1, "stride": 2},
+        {"source_fps": 25.0},
+        lambda frames: thinned(frames, 1, 25.0, 2),
+    ),
+    "one clip": (
+        {"first_frame": 3, "frames": 5, "stride": 2},
+        {},
+        lambda frames: [pixels for _, pixels in frames[3:][::2]],
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_clips_of_a_row_are_those_of_reading_the_film_by_its_clock(way: str) -> None:
+    row, settings, expected = WAYS[way]
+    path = write_timed(Path("a.mkv"), TIMES)
+    found = clips_of({"video": "a.mkv", **row}, "64x48", **settings)
+    frames = expected(decoded(path))
+    chunks = [frames[start : start + 5] for start in range(0, len(frames) - 4, 5)]
+    assert chunks and len(found) == len(chunks)
+    for tensor, chunk in zip(found.values(), chunks, strict=True):
+        assert torch.equal(tensor, fingerprint(np.stack(chunk)))
+
+
+@pytest.mark.parametrize("upright", [True, False])
+def test_a_film_on_its_side_is_turned_where_that_is_asked_for(upright: bool) -> None:
+    path = turn(write_video(Path("a.mp4"), "libx264", 5))
+    with av.open(str(path)) as file:
+        angle = next(file.decode(video=0)).rotation  # counterclockwise
+    frames = np.stack([pixels for _, pixels in decoded(path)])
+    if upright:
+        frames = np.rot90(frames, angle // 90, axes=(1, 2))
+    size = f"{frames.shape[2]}x{frames.shape[1]}"
+    (found,) = clips_of({"video": "a.mp4"}, size, display_rotation=upright).values()
+    assert torch.equal(found, fingerprint(frames))
+
+
+def test_an_npz_clip_has_the_pixels_of_its_array() -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (5, 48, 64, 3), np.uint8)
+    np.savez_compressed("a.npz", frames=frames)
+    for fps in (None, "auto"):
+        (found,) = clips_of({"video": "a.npz"}, "64x48", source_fps=fps).values()
+        assert torch.equal(found, fingerprint(frames))
