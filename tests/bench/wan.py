@@ -152,7 +152,8 @@ def steps(
     """Measure steps of one network."""
     torch.manual_seed(0)
     network = make_network(dit, device, dtype)
-    add_lora(network, rank=options.rank, target_modules=TARGETS)
+    half = dtype != torch.float32
+    add_lora(network, rank=options.rank, target_modules=TARGETS, autocast=half)
     if checkpointing:
         network.enable_gradient_checkpointing()
     network.train()

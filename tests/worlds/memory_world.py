@@ -72,7 +72,7 @@ def count_step(
         kept = exact & set(name.split("."))
         parameter.data = parameter.data.to(torch.float32 if kept else dtype)
     with torch.device("meta"):
-        add_lora(network, rank=rank, target_modules=targets)
+        add_lora(network, rank=rank, target_modules=targets, autocast=half)
     network.train()
     if gradient_checkpointing:
         network.enable_gradient_checkpointing()

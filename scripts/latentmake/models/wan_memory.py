@@ -30,8 +30,8 @@ class _Saved(NamedTuple):
 
     Attributes:
         size: bytes of a number.
-        widths: block's widths per token, besides those of layers with a LoRA.
-        layers: widths per token of each such layer's input; else they share theirs, which count.
+        widths: block's widths per token; layers of the attention with a LoRA share their inputs,
+            which count.
         text: block's widths per text token.
         outside: block's widths per token, once: the output's norm and modulation.
         backward: widths at least that a block's backward pass takes besides.
@@ -39,15 +39,13 @@ class _Saved(NamedTuple):
 
     size: int
     widths: int
-    layers: bool
     text: int
     outside: int
     backward: int
 
 
-# Under autocast every LoRA casts its input anew; in float32 the layers of one input share it.
-_HALF = _Saved(size=2, widths=18, layers=True, text=6, outside=2, backward=9)
-_FLOAT = _Saved(size=4, widths=14, layers=False, text=3, outside=1, backward=4)
+_HALF = _Saved(size=2, widths=20, text=4, outside=2, backward=9)
+_FLOAT = _Saved(size=4, widths=14, text=3, outside=1, backward=4)
 
 
 class TrainingMemory(NamedTuple):
@@ -134,15 +132,12 @@ def _saved_by_block(
     dit: DitShapes, layers: Sequence[str], rank: int, tokens: int, text: int, saved: _Saved
 ) -> int:
     """Return the bytes that the block with the most LoRAs keeps for its backward pass."""
-    tensors = dit.tensors()
+    inputs = {"ffn.net.0.proj": dit.dim, "ffn.net.2": dit.ffn_dim}
     found = 0
     for own in _by_block(layers):
         on_tokens = [layer for layer in own if not layer.endswith(_TEXT_SIDE)]
-        inputs = [tensors[f"{layer}.weight"][1] for layer in on_tokens]
-        if not saved.layers:
-            wide = [layer.endswith(("ffn.net.0.proj", "ffn.net.2")) for layer in on_tokens]
-            inputs = [width for width, each in zip(inputs, wide, strict=True) if each]
-        per_token = saved.widths * dit.dim + dit.ffn_dim + sum(inputs) + rank * len(on_tokens)
+        wide = sum(inputs[end] for end in inputs for layer in own if layer.endswith(end))
+        per_token = saved.widths * dit.dim + dit.ffn_dim + wide + rank * len(on_tokens)
         found = max(found, saved.size * (tokens * per_token + text * saved.text * dit.dim))
     return found
 
@@ -151,15 +146,11 @@ def _backward_widths(dit: DitShapes, layers: Sequence[str], saved: _Saved) -> in
     """Return the numbers per token that a block's backward pass holds besides what it saved.
 
     The most is held where the feed-forward part, several times as wide as the rest, is derived; a
-    LoRA there casts its input's gradient to float32.
+    LoRA before it alone adds to that.
     """
-    wide, dim = dit.ffn_dim, dit.dim
-    found = max(saved.backward * dim, 2 * wide)
-    if saved.layers and any(layer.endswith("ffn.net.0.proj") for layer in layers):
-        found = max(found, 2 * wide + 5 * dim)
-    if saved.layers and any(layer.endswith("ffn.net.2") for layer in layers):
-        found = max(found, 4 * wide)
-    return found
+    ends = [any(layer.endswith(end) for layer in layers) for end in ("ffn.net.0.proj", "ffn.net.2")]
+    first_alone = ends == [True, False]
+    return max(saved.backward * dit.dim, 2 * dit.ffn_dim + (2 * dit.dim if first_alone else 0))
 
 
 def _by_block(layers: Sequence[str]) -> list[list[str]]:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from diffusers import WanTransformer3DModel
 from peft import LoraConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from latentmake.caches.encoders.local_state import fill, local_state, refusing
 from latentmake.config import Weights
@@ -82,6 +83,7 @@ def add_lora(
     rank: int,
     target_modules: Sequence[str],
     alpha: float | None = None,
+    autocast: bool = False,
     where: str = "trainer.target_modules",
 ) -> None:
     """Freeze a network and add a float32 LoRA to it, by peft; it changes nothing yet.
@@ -93,6 +95,8 @@ def add_lora(
         rank: of the LoRA.
         target_modules: layers, by their names or the ends of these.
         alpha: the LoRA's output is multiplied by alpha / rank; None for the rank.
+        autocast: whether the network is called under autocast alone, which casts what layers get:
+            peft's own cast to float32 then changes no bit, and takes memory and time.
         where: key of `target_modules`, for messages.
 
     Raises:
@@ -109,6 +113,10 @@ def add_lora(
             target_modules=list(target_modules),
         )
     )
+    if autocast:
+        for module in transformer.modules():
+            if isinstance(module, BaseTunerLayer):
+                module.cast_input_dtype_enabled = False
     for parameter in transformer.parameters():
         if parameter.requires_grad:  # the optimizer needs small differences
             parameter.data = parameter.data.float()

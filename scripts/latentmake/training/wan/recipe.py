@@ -76,6 +76,7 @@ class WanRecipe(Recipe):
                 rank=settings.rank,
                 alpha=settings.alpha,
                 target_modules=settings.target_modules,
+                autocast=dtype != torch.float32,
             )
             if settings.gradient_checkpointing:
                 transformer.enable_gradient_checkpointing()

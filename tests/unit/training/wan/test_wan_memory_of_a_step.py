@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import wan_trainer_world
+from accelerate.state import AcceleratorState
 from dit_world import tiny_dit
 from latentmake.models.wan_dit import check_targets, read_dit
 from latentmake.models.wan_memory import training_memory
@@ -14,6 +16,14 @@ from memory_world import Living
 from wan_trainer_world import make_order, make_training
 
 LATENT = (3, 16, 24)
+
+
+@pytest.fixture(autouse=True)
+def other_precision() -> Iterator[None]:
+    """Let this process train with other settings before and after."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [True, False])

@@ -224,3 +224,24 @@ def test_a_target_that_cannot_have_a_lora_is_refused(target: str, fault: str) ->
         add_lora(tiny_dit(), rank=4, target_modules=["to_q", target], where="runs.a.trainer.x")
     assert str(caught.value).startswith(f"runs.a.trainer.x: {fault}")
     assert "; the usual ones are to_q" in str(caught.value)
+
+
+def test_without_casts_of_peft_autocast_gives_the_same_bits(tmp_path: Path) -> None:
+    path = str(forms(tiny_dit(), tmp_path)["folder"])
+    found = []
+    for autocast in (False, True):
+        torch.manual_seed(0)
+        network = load_transformer(path)
+        targets = [*TARGETS, "ffn.net.0.proj", "ffn.net.2"]
+        add_lora(network, rank=4, target_modules=targets, autocast=autocast)
+        trained = [each for each in network.parameters() if each.requires_grad]
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for each in trained:
+                each += 0.1 * torch.randn(each.shape, generator=generator)
+        given = {name: value.bfloat16() for name, value in inputs(network).items()}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            predicted = network(**given).sample
+        predicted.float().square().mean().backward()
+        found.append([predicted, *(each.grad for each in trained)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
