@@ -97,6 +97,9 @@ def _hint(root: type[BaseModel], location: Location, values: Mapping[str, object
     here = next((each for each in known if each.pattern == pattern), None)
     if here is None:
         return "remove it"
+    aliases: Mapping[str, str] = getattr(here.model, "aliases", {})
+    if own := aliases.get(key.lower().replace("-", "_")):
+        return f"did you mean `{own}`?"
     kind = here.kind or _kind(location, values)
     about_machines = len(location) > 1 and location[0] not in ("datasets", "models", "runs")
     if not about_machines and (answer := _answer(key.lower().replace("-", "_"), here, kind)):

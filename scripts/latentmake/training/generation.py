@@ -202,11 +202,10 @@ def adapter_digest(order: GenerationOrder, file_digest: Digest = digest.of_file)
     try:
         return digest.of_value([file_digest(Path(path)) for path in order.adapters])
     except OSError as error:
-        record = Path(order.output).with_name("training.json")
         raise TrainingError(
             f"the trained LoRA cannot be read ({error.strerror})",
             where=str(error.filename),
-            hint=f"delete {record} and give the same command, which trains it again",
+            hint="make it readable, or delete it and give the same command, which trains it again",
         ) from None
 
 
