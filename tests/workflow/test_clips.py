@@ -72,7 +72,7 @@ def built(cut: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """The same with the caches of the videos. Not to be changed: copy it."""
     project = cut.copy(tmp_path_factory.mktemp("built") / "project")
     result = project.run(f"caches_{RUN}")
-    result.one_line("latents of wan: 6 clips of 5 x 32 x 48, ", "; time unknown until a first job")
+    result.one_line("latents of wan: 6 clips of 5 x 32 x 48, ", " s if it does ")
     result.one_line("text of wan: 3 captions")
     return project
 

@@ -20,6 +20,7 @@ from latentmake.geometry import sdscripts_buckets
 from latentmake.geometry.buckets import Size, target_size, wan_size
 from latentmake.index.memo import Memo
 from latentmake.layouts import musubi, plain
+from latentmake.models.flops import latents_flops, text_flops
 from latentmake.models.shapes import T5_LENGTH, latents_shape, text_tokens, text_width
 from latentmake.models.weight_kinds import content_of, weight_file
 from latentmake.plan.batches import minutes_of
@@ -27,7 +28,7 @@ from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import Plan
 from latentmake.plan.spool import SPOOL
 from latentmake.plan.targets import kinds_built
-from latentmake.plan.training_estimate import duration
+from latentmake.plan.training_estimate import duration, guessed
 
 __all__ = ["CacheEstimate", "Estimates", "built_orders"]
 
@@ -56,6 +57,7 @@ class CacheEstimate:
         size: their bytes; those of unknown shape are left out.
         unknown: number of these.
         minutes: expected; None where no job of the kind and model has run here.
+        work: floating-point operations; None where nobody knows.
         shapes: (frames, height, width) of clips or images -> number.
     """
 
@@ -65,6 +67,7 @@ class CacheEstimate:
     size: int = 0
     unknown: int = 0
     minutes: float | None = 0.0
+    work: float | None = 0.0
     shapes: Counter[Shape] = field(default_factory=Counter)
 
     def add(self, other: CacheEstimate) -> None:
@@ -74,6 +77,8 @@ class CacheEstimate:
         self.unknown += other.unknown
         known = self.minutes is not None and other.minutes is not None
         self.minutes = (self.minutes or 0.0) + (other.minutes or 0.0) if known else None
+        worked = self.work is not None and other.work is not None
+        self.work = (self.work or 0.0) + (other.work or 0.0) if worked else None
         self.shapes += other.shapes
 
     @property
@@ -81,7 +86,7 @@ class CacheEstimate:
         """The estimate in a line."""
         about = "about " * (self.kind == "text")
         amount = "size unknown" if self.unknown == self.count else f"{about}{human(self.size)}"
-        time = "time unknown until a first job has run"
+        time = guessed(self.work)
         if self.minutes is not None:
             time = f"about {duration(self.minutes)} at the rate measured here"
         return f"{self.kind} of {self.model}: {self._what}, {amount}; {time}"
@@ -156,6 +161,7 @@ def _estimate(memo: Memo, order: WorkOrder) -> CacheEstimate:
 def _add_latents(order: WorkOrder, estimate: CacheEstimate) -> None:
     model, settings = order.model_settings, order.dataset_settings
     sizes = _wan_bytes(order) if model.spec.video else _image_bytes(order)
+    flops, encoded = latents_flops(model), 0
     for item in order.items:
         for target in item.targets:
             if target.at_hand:
@@ -166,10 +172,12 @@ def _add_latents(order: WorkOrder, estimate: CacheEstimate) -> None:
             if settings.video is False and item.media is not None:
                 named = Size(item.media.width, item.media.height)
             size = sizes(pixels, frames, named)
+            encoded += frames * pixels.width * pixels.height
             estimate.count += 1
             estimate.shapes[frames, pixels.height, pixels.width] += 1
             estimate.size += size or 0
             estimate.unknown += size is None
+    estimate.work = None if flops is None else flops * encoded
 
 
 def _pixels(order: WorkOrder, item: WorkItem, target: Target) -> Size:
@@ -254,10 +262,11 @@ def _add_text(order: WorkOrder, estimate: CacheEstimate) -> None:
         _width(order.model_settings, number) for number in range(len(order.model_settings.text))
     ]
     estimate.count += len(items)
+    length, flops = _caption_bytes(items), text_flops(order.model_settings)
+    estimate.work = None if flops is None else flops * len(items) * (length / _BYTES_A_TOKEN + 1)
     if None in widths:
         estimate.unknown += len(items)
         return
-    length = _caption_bytes(items)
     each = size_of(_text_tensors(order, [width or 0 for width in widths], length), _stamp(order))
     # A text beside each resolution is one file with several names.
     estimate.size += round(len(items) * (each + 2 * length))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from latentmake.files.disk import Need, human
+from latentmake.models.flops import guessed_speed
 
-__all__ = ["TrainingEstimate", "duration"]
+__all__ = ["TrainingEstimate", "duration", "guessed"]
 
 
 class TrainingEstimate(NamedTuple):
@@ -19,6 +20,7 @@ class TrainingEstimate(NamedTuple):
         folder: their place.
         steps: of the optimizer; None where the number of items decides.
         seconds: a step, as measured before; None where nothing was.
+        work: floating-point operations of a step.
     """
 
     run: str
@@ -27,6 +29,7 @@ class TrainingEstimate(NamedTuple):
     folder: str
     steps: int | None = None
     seconds: float | None = None
+    work: float | None = None
 
     @property
     def need(self) -> Need:
@@ -37,18 +40,28 @@ class TrainingEstimate(NamedTuple):
     def note(self) -> str:
         """The estimate in words: memory, disk, time."""
         parts = ", ".join(f"{name} {human(size)}" for name, size in self.memory.items())
-        time = "time unknown until a first training has run"
+        steps = self.steps or 1
         if self.seconds is not None:
-            each = f"{self.seconds:.2g} s a step, as in the last training"
+            rate = f"{self.seconds:.2g} s a step, as in the last training"
             time = (
-                each
-                if self.steps is None
-                else f"{duration(self.steps * self.seconds / 60)} at {each}"
+                rate if self.steps is None else f"{duration(steps * self.seconds / 60)} at {rate}"
             )
+        else:
+            time = guessed(None if self.work is None else steps * self.work)
+            time += " for a step" * (self.steps is None and self.work is not None)
         return (
             f"about {human(sum(self.memory.values()))} of GPU memory ({parts}), "
             f"{human(self.disk)} of disk; {time}"
         )
+
+
+def guessed(work: float | None) -> str:
+    """Return a guess at the time of floating-point operations on this machine, in words."""
+    if work is None:
+        return "time unknown"
+    speed = guessed_speed()
+    rate = f"{speed / 1e12:.3g} TFLOP/s"
+    return f"about {duration(work / speed / 60)} if it does {rate}"
 
 
 def duration(minutes: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,22 @@ def test_estimated_bytes_are_those_of_the_caches(
     written = sum(Path(path).stat().st_size for path in order.paths)
     exact = order.model_settings.spec.video
     assert need.size == (written if exact else pytest.approx(written, rel=0.01))
+
+
+def test_time_is_that_of_past_jobs_and_before_them_a_guess_by_size(
+    vaes: dict[bool, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order, memo = order_of(vaes), Memo(None)
+    (line,) = Estimates(memo, [order]).lines()
+    assert re.search(
+        r"latents of tiny: 4 images of up to 128 x 64, .* if it does \S+ TFLOP/s$", line
+    )
+    memo.learn_rate(order.work, 2, 360.0, 60.0)
+    memo.save()
+    (line,) = Estimates(memo, [order]).lines()
+    assert line.endswith("; about 13 min at the rate measured here")
+    assert not Estimates(memo, []).lines()
 
 
 def test_what_has_no_room_is_one_line_a_disk(tmp_path: Path) -> None:

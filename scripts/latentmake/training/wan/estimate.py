@@ -8,6 +8,7 @@ from pathlib import Path
 
 from latentmake.config import Config, Model, Run, WanTrainer
 from latentmake.geometry.buckets import Size
+from latentmake.models.flops import training_flops
 from latentmake.models.wan_dit import Dit, check_targets, read_dit
 from latentmake.models.wan_memory import TrainingMemory, lora_parameters, training_memory
 from latentmake.plan.parts import run_folder
@@ -48,6 +49,7 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
         folder=str(folder),
         steps=_steps(trainer),
         seconds=_seconds_a_step(folder),
+        work=max(_flops(dit, trainer, largest_latent(config, run), model) for dit in dits),
     )
 
 
@@ -82,12 +84,26 @@ def _memory(
         layers=_layers(dit, trainer, where),
         rank=trainer.rank,
         batch=trainer.train_batch_size,
-        text_tokens=_TEXT + (_IMAGE if model.needs_clip else 0),
+        text_tokens=_text_tokens(model),
         half=trainer.mixed_precision != "no",
         gradient_checkpointing=trainer.gradient_checkpointing,
         optimizer=trainer.optimizer,
         ema=trainer.ema_decay is not None,
     )
+
+
+def _flops(dit: Dit, trainer: WanTrainer, latent: tuple[int, int, int], model: Model) -> float:
+    return trainer.gradient_accumulation_steps * training_flops(
+        dit.shapes,
+        latent,
+        batch=trainer.train_batch_size,
+        text_tokens=_text_tokens(model),
+        gradient_checkpointing=trainer.gradient_checkpointing,
+    )
+
+
+def _text_tokens(model: Model) -> int:
+    return _TEXT + (_IMAGE if model.needs_clip else 0)
 
 
 def _layers(dit: Dit, trainer: WanTrainer, where: str) -> list[str]:
