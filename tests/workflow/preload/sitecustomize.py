@@ -14,6 +14,8 @@ _MODULES = (
     "latentmake.training.sd.decode",
     "latentmake.training.wan.train",
     "latentmake.training.wan.decode",
+    "latentmake.training.wan.generate",
+    "latentmake.training.wan.evaluate",
 )
 
 
