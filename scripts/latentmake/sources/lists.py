@@ -11,6 +11,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from posixpath import splitext
 from stat import S_ISDIR, S_ISREG
 from typing import IO
 
@@ -181,7 +182,7 @@ def _unnamed(line: int) -> str:
 
 def _beside(row: Row, dataset: Dataset) -> list[str]:
     """Return the paths of caption and tags beside a file, as far as its row has none."""
-    stem, tags = row.path.rpartition(".")[0], dataset.tags_extension
+    stem, tags = splitext(row.path)[0], dataset.tags_extension
     found = [stem + dataset.caption_extension] if row.caption is None else []
     return [*found, stem + tags] if tags and row.tags is None else found
 
@@ -232,7 +233,7 @@ def items(
 
 
 def _item(dataset: Dataset, root: str, row: Row, stats: dict[str, SourceStat]) -> Item:
-    beside = row.path.rpartition(".")[0]
+    beside = splitext(row.path)[0]
     stem = beside.removeprefix(f"{root}/").lstrip("/")
     if dataset.video:  # caches of clips lie flat
         stem = stem.replace("/", "_") + row.suffix
@@ -274,7 +275,7 @@ def _fault(
             what, hint = _ODD[stats[each].size]
             return f"{each} {what}", hint
     extensions = VIDEO_EXTENSIONS | {NPZ} if dataset.video else IMAGE_EXTENSIONS
-    ending = f".{path.rpartition('.')[2].lower()}"
+    ending = splitext(path)[1].lower()
     if ending not in extensions:
         kind = "video" if dataset.video else "image"
         hint = f"name one of {', '.join(sorted(extensions))}"
@@ -284,7 +285,7 @@ def _fault(
     if dataset.composed:
         return None
     if row.caption is None and item.caption is None and dataset.missing_caption == "error":
-        beside = f"{path.rpartition('.')[0]}{dataset.caption_extension}"
+        beside = f"{splitext(path)[0]}{dataset.caption_extension}"
         hint = f"give it a `prompt`, write {beside}, or set missing_caption: empty"
         return f"{path} has no caption", hint
     if item.texts == [""] and dataset.empty_caption == "error":

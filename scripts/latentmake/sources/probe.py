@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from posixpath import splitext
 
 from latentmake import digest
 from latentmake.config import Dataset
@@ -205,7 +206,7 @@ def _check_name(layout: Layout, item: Item, bases: dict[str, str]) -> None:
 
 def _beside(item: Item, scan: Scan) -> str:
     """Return the path of an item's file below the dataset's folder, without its ending."""
-    return item.image.removeprefix(f"{scan.root}/").rpartition(".")[0]
+    return splitext(item.image.removeprefix(f"{scan.root}/"))[0]
 
 
 def _controls(control: Scan, settings: Dataset) -> dict[str, tuple[str, SourceStat]]:

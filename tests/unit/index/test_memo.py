@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.files.cachefile import Picture
+from latentmake.files.media import Media
 from latentmake.index.memo import Memo, SourceStat, TargetStat, source_stat, target_stat
 
 SOURCE = SourceStat(1, 2, 3, 4)
@@ -45,6 +46,22 @@ def test_what_was_learnt_is_known_the_next_time(place: Path) -> None:
         learn_something(memo)
     with Memo(place) as memo:
         assert knows_something(memo)
+
+
+def test_sizes_and_timestamps_are_known_and_videos_without_them_are_not(place: Path) -> None:
+    video, image = Media(64, 48, 9, "1/24:1x9", 90), Media(30, 20, 0)
+    with Memo(place) as memo:
+        memo.learn_media("data/a.mp4", SOURCE, video)
+        memo.learn_media("data/b.png", SOURCE, image)
+        # As they were written before there were timestamps.
+        memo._media.learn("data/c.mp4", SOURCE, "64 48 9")
+        memo._media.learn("data/d.png", SOURCE, "30 20 0")
+    with Memo(place) as memo:
+        assert memo.media_below("data") == {
+            "data/a.mp4": (SOURCE, video),
+            "data/b.png": (SOURCE, image),
+            "data/d.png": (SOURCE, image),
+        }
 
 
 def test_saving_in_the_middle_is_enough(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from latentmake.config import Dataset, Model
 from latentmake.files import atomic, cachefile
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip
+from latentmake.geometry.clips import Clip, Span
 from latentmake.plan import receipts, spool
 from latentmake.plan.orders import FOLDER, Target, WorkItem, WorkOrder
 from latentmake.plan.receipts import Receipt, read_receipt
@@ -38,6 +39,7 @@ work_items = st.builds(
     targets=st.lists(targets, max_size=3).map(tuple),
     control=st.one_of(st.none(), texts),
     media=st.one_of(st.none(), st.builds(Media, *[st.integers(0, 10**6)] * 3)),
+    span=st.none() | st.builds(Span, st.integers(0, 9), st.none() | st.integers(1, 9)),
     content=st.one_of(st.none(), texts),
 )
 
@@ -79,6 +81,14 @@ def test_an_order_survives_being_written_and_read(items: tuple[WorkItem, ...]) -
     assert again == order
     assert again.name == order.name
     order.path.unlink()
+
+
+def test_an_order_whose_items_have_no_span_yet_is_read() -> None:
+    order = work_order()
+    order.write()
+    path = order.path.with_suffix(".items.json")
+    path.write_text(json.dumps([item[:7] for item in order.items]))
+    assert WorkOrder.read(order.path) == order
 
 
 def test_whatever_an_order_asks_for_or_found_is_in_its_name() -> None:

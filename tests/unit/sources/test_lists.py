@@ -19,6 +19,7 @@ from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.index.memo import Memo
 from latentmake.sources import lists
 from latentmake.sources import probe as probing
+from latentmake.sources.caption_files import texts_of
 from latentmake.sources.items import Fault, Item
 from latentmake.sources.probe import Measured, measured
 from latentmake.sources.rows import row_of
@@ -172,6 +173,25 @@ def test_a_json_list_and_the_form_of_sd_scripts_are_lists_too(tmp_path: Path) ->
         assert [(item.stem, item.texts) for item in found] == [("a", ["one"]), ("sub/b", ["two"])]
 
 
+def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "b.png")
+    (tmp_path / "b.txt").write_text("from a file")
+    (tmp_path / "b.tags").write_text("x, y")
+    path = write(
+        tmp_path / "list.jsonl",
+        {"image": "a.png", "prompt": "from the row", "tags": ["u", "v"]},
+        {"image": "b.png"},
+    )
+    asked = Dataset.model_validate(
+        {"path": str(path), "tags_extension": ".tags", "captions": {"caption_prefix": "photo:"}}
+    )
+    scan = lists.scan("d", asked, Memo(None))
+    found, faults, rows = lists.items("d", asked, scan)
+    made = texts_of(asked, scan.roots, found, None, Memo(None), rows)
+    assert faults == made.faults == []
+    assert made.found == {"a": ["photo: from the row,u, v"], "b": ["photo: from a file,x, y"]}
+
+
 # -- bad rows -------------------------------------------------------------------------------------
 
 
@@ -195,6 +215,8 @@ def test_a_json_list_and_the_form_of_sd_scripts_are_lists_too(tmp_path: Path) ->
         ({"video": "a\x07.mp4", "prompt": "x"}, "has a control character"),
         ({"video": "x" * 300 + ".mp4", "prompt": "x"}, "name too long"),
         ({"video": "b.txt", "prompt": "x"}, "b.txt is no video"),
+        ({"video": ".mp4", "prompt": "x"}, "/.mp4 is no video"),
+        ({"video": "set.1/walk", "prompt": "x"}, "set.1/walk is no video"),
         ({"video": "a.mp4"}, "a.mp4 has no caption"),
         ({"video": "a.mp4", "prompt": " "}, "a.mp4 has an empty caption"),
         ({"video": "a.mp4", "prompt": 3}, "has a caption that is no text"),
@@ -213,7 +235,7 @@ def test_a_json_list_and_the_form_of_sd_scripts_are_lists_too(tmp_path: Path) ->
 def test_a_bad_row_is_named_by_its_line_and_stops_no_other(
     tmp_path: Path, row: Any, what: str
 ) -> None:
-    put(tmp_path, "a.mp4", "b.txt", "good.mp4")
+    put(tmp_path, "a.mp4", "b.txt", "good.mp4", ".mp4", "set.1/walk")
     (tmp_path / "folder.mp4").mkdir()
     os.mkfifo(tmp_path / "pipe.mp4")
     path = write(tmp_path / "list.jsonl", {"video": "good.mp4", "prompt": "p"}, "", row)
