@@ -82,6 +82,11 @@ class CacheEstimate:
         self.shapes += other.shapes
 
     @property
+    def is_known(self) -> bool:
+        """Whether it says anything."""
+        return self.unknown < self.count or self.minutes is not None or self.work is not None
+
+    @property
     def line(self) -> str:
         """The estimate in a line."""
         about = "about " * (self.kind == "text")
@@ -94,12 +99,17 @@ class CacheEstimate:
     @property
     def _what(self) -> str:
         if self.kind == "text":
-            return f"{self.count} captions" if self.count > 1 else "1 caption"
+            return _several(self.count, "caption")
+        clips = sum(number for shape, number in self.shapes.items() if shape[0] > 1)
+        counts = {"clip": clips, "image": self.count - clips}
+        nouns = " and ".join(_several(number, noun) for noun, number in counts.items() if number)
         largest = max(self.shapes, key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
-        noun = "clip" if largest[0] > 1 else "image"
         shape = " x ".join(map(str, largest if largest[0] > 1 else largest[1:]))
-        many = "s" * (self.count > 1)
-        return f"{self.count} {noun}{many} of {'up to ' * (len(self.shapes) > 1)}{shape}"
+        return f"{nouns} of {'up to ' * (len(self.shapes) > 1)}{shape}"
+
+
+def _several(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 class Estimates:
@@ -114,8 +124,8 @@ class Estimates:
         self._found = {order.name: _estimate(memo, order) for order in orders if not order.reuses}
 
     def lines(self) -> list[str]:
-        """Return a line for each kind and model that has something to encode."""
-        return [each.line for each in self._merged(self._found)]
+        """Return a line for each kind and model of which anything is known."""
+        return [each.line for each in self._merged(self._found) if each.is_known]
 
     def needs(self, orders: Iterable[WorkOrder]) -> list[Need]:
         """Return the room that some of the jobs need.
