@@ -24,7 +24,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -132,6 +131,11 @@ def measure_planning(videos: int, options: argparse.Namespace) -> list[list[Any]
     return rows
 
 
+def processor_time() -> float:
+    """Return the seconds of processor time that this process and its ended children have had."""
+    return sum(os.times()[:4])
+
+
 # -- a job ----------------------------------------------------------------------------------------
 
 
@@ -160,26 +164,32 @@ def carry(path: Path, seconds: float, threads: int) -> None:
         return time.monotonic() - began
 
     loaded = Loaded(encode, 1)
-    carried(dataclasses.replace(order, items=order.items[:1]))  # imports
-    process, stopped, most = psutil.Process(), threading.Event(), [0]
+    first = order.items[0]
+    first = first._replace(targets=first.targets[:1])
+    carried(dataclasses.replace(order, items=(first,)))  # imports
+    process, stopped = psutil.Process(), threading.Event()
+    beginning = process.memory_info().rss
+    own, readers = [beginning], [0]
 
     def watch() -> None:
-        while not stopped.wait(0.5):
-            for child in process.children():
-                with contextlib.suppress(psutil.Error):
-                    most.append(child.memory_info().rss)
+        while not stopped.wait(0.02):
+            own.append(process.memory_info().rss)
+            if len(own) % 50 == 0:
+                for child in process.children():
+                    with contextlib.suppress(psutil.Error):
+                        readers.append(child.memory_info().rss)
 
     watching = threading.Thread(target=watch)
     watching.start()
-    beginning = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if is_traced := "TRACED" in os.environ:
         tracemalloc.start()
+    used = processor_time()
     took = carried(order)
+    used = processor_time() - used
     traced = tracemalloc.get_traced_memory()[1] if is_traced else 0
-    growth = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - beginning)
     stopped.set()
     watching.join()
-    print(json.dumps([took, traced, growth, max(most)]))
+    print(json.dumps([took, used, traced, max(own) - beginning, max(readers)]))
 
 
 def occupied(folder: Path, but: set[Path]) -> int:
@@ -227,9 +237,13 @@ def forget() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def decoded(paths: list[Path], frames: int) -> float:
-    """Decode files one after the other and put their frames into arrays; return the seconds."""
-    began = time.monotonic()
+def decoded(paths: list[Path], frames: int) -> tuple[float, float]:
+    """Decode files one after the other and put their frames into arrays.
+
+    Returns:
+        Seconds, and seconds of processor time.
+    """
+    began, used = time.monotonic(), processor_time()
     for path in paths:
         with av.open(str(path)) as file:
             file.streams.video[0].codec_context.thread_count = 1
@@ -239,7 +253,7 @@ def decoded(paths: list[Path], frames: int) -> float:
                 if len(rows) == frames:
                     np.stack(rows)
                     rows.clear()
-    return time.monotonic() - began
+    return time.monotonic() - began, processor_time() - used
 
 
 def measure_job(videos: int, options: argparse.Namespace) -> list[list[Any]]:
@@ -248,21 +262,17 @@ def measure_job(videos: int, options: argparse.Namespace) -> list[list[Any]]:
     _, orders = planned(config)
     clip = options.frames * options.size[0] * options.size[1] * 3
     bound = 2 * clip * options.threads
-    took, traced, grown, reader, most = 0.0, 0.0, 0.0, 0.0, 0
+    took = used = grown = reader = most = 0.0
     for order in orders:
-        (seconds, _, growth, child), disk = run_job(order, options)
-        took, grown, reader, most = (
-            took + seconds,
-            max(grown, growth),
-            max(reader, child),
-            max(most, disk),
-        )
+        (seconds, processor, _, growth, child), disk = run_job(order, options)
+        took, used = took + seconds, used + processor
+        grown, reader, most = max(grown, growth), max(reader, child), max(most, disk)
     latents = sum(path.stat().st_size for path in Path("cache").rglob("*.safetensors"))
     batch = latents / videos * min(options.items, videos)
     forget()
-    (_, traced, _, _), _ = run_job(orders[0], options, traced=True)
+    traced = run_job(orders[0], options, traced=True)[0][2]
     forget()
-    plain = decoded(sorted(Path("data").glob("*.mp4")), options.frames)
+    plain, bare = decoded(sorted(Path("data").glob("*.mp4")), options.frames)
     return [
         ["peak disk besides sources and caches / latents of one batch", most / batch],
         ["peak of arrays / two clips a thread", traced / bound],
@@ -270,6 +280,7 @@ def measure_job(videos: int, options: argparse.Namespace) -> list[list[Any]]:
         ["most memory of a reading process [MB]", reader / 1e6],
         ["clips a second", videos / took],
         ["clips a second / bare sequential decode", plain / took],
+        ["processor time / bare sequential decode", used / bare],
     ]
 
 
@@ -278,7 +289,7 @@ def measure_film(options: argparse.Namespace) -> list[list[Any]]:
     Path("film").mkdir()
     path = Path("film/film.mp4")
     write_video(path, options.film, options.size, 0)
-    plain = decoded([path], options.frames)
+    plain, bare = decoded([path], options.frames)
     clip = options.frames * options.size[0] * options.size[1] * 3
     rows: list[list[Any]] = []
     for name, more in (
@@ -287,15 +298,18 @@ def measure_film(options: argparse.Namespace) -> list[list[Any]]:
     ):
         config = settings("film", options.frames, options.size, options.items, **more)
         _, orders = planned(config)
-        clips = sum(len(item.targets) for order in orders for item in order.items)
-        took = sum(run_job(order, options)[0][0] for order in orders)
+        clips = sum(len(item.targets) for order in orders for item in order.items) - 1
+        (order,) = orders
+        took, used, _, grown, _ = run_job(order, options)[0]
         forget()
-        traced = max(run_job(order, options, traced=True)[0][1] for order in orders)
+        traced = run_job(order, options, traced=True)[0][2]
         forget()
         rows += [
             [f"film, {name}: clips", clips],
             [f"film, {name}: time / decoding all of it", took / plain],
-            [f"film, {name}: peak of arrays / two clips a thread", traced / (2 * clip)],
+            [f"film, {name}: processor time / decoding all of it", used / bare],
+            [f"film, {name}: peak of arrays / two clips", traced / (2 * clip)],
+            [f"film, {name}: growth of the process / two clips", grown / (2 * clip)],
         ]
     return rows
 
