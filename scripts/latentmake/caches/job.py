@@ -6,26 +6,20 @@ spool, so that the next job finds there whatever this one finished. One bad sour
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from latentmake import digest
 from latentmake.caches.batches import Batches
-from latentmake.caches.clip_queue import Broken, ClipQueue, Made
+from latentmake.caches.clip_jobs import make_clips, maker_of
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import (
-    Clips,
-    FramesAt,
-    Maker,
     Sample,
     SourceBytes,
-    clip_maker,
     samples_of,
 )
 from latentmake.caches.pixels.plain import upright_size
@@ -33,7 +27,6 @@ from latentmake.caches.reading import (
     Reading,
     digest_source,
     read_source,
-    refuse_changed,
     unreadable,
 )
 from latentmake.errors import CacheError, SourceError
@@ -115,6 +108,10 @@ class Job:
             yield reading
 
     def _count(self, reading: Reading, making: set[str], progress: Progress) -> None:
+        """Note the result of a reading and its targets that need no encoding.
+
+        `making` are the keys of all targets that this job has met, to which these are added.
+        """
         progress.update(len(reading.item.targets) - len(reading.missing))
         making |= set(reading.missing.values())
         self._take_in(reading, making)
@@ -141,7 +138,7 @@ class Job:
         if not (self.cuts_clips and reading.missing):
             return reading
         try:
-            maker = self._maker([reading], workers.frames_at)
+            maker = maker_of(self.order, [reading], workers.frames_at)
             while maker.left:
                 maker.make()
         except SourceError as error:
@@ -254,7 +251,21 @@ class Job:
 
         batches = Batches(encode, lambda: load().size)
         if self.cuts_clips:
-            self._make_clips(items, batches, threads, progress)
+            making: set[str] = set()
+
+            def fail(reading: Reading, left: int, fault: str) -> None:
+                progress.update(left)
+                self.fail(reading.item, reading.content, fault)
+
+            make_clips(
+                self.order,
+                items,
+                batches,
+                threads,
+                read_item=self.read,
+                count=lambda reading: self._count(reading, making, progress),
+                fail=fail,
+            )
         else:
             for reading in self.readings(items, threads, progress):
                 for sample in reading.samples:
@@ -262,63 +273,6 @@ class Job:
                     batches.encode_full()
         batches.flush()
         self.refuse_equal()
-
-    def _make_clips(
-        self, items: Sequence[WorkItem], batches: Batches, threads: int, progress: Progress
-    ) -> None:
-        """Make and encode clips of videos, few of which are in memory at any time."""
-        claimed: set[str] = set()
-        making: set[str] = set()
-        lock = threading.Lock()
-        files: dict[tuple[str | None, str | None], list[WorkItem]] = {}
-        for item in items:
-            files.setdefault((item.source, item.control), []).append(item)
-
-        def read(group: list[WorkItem]) -> tuple[list[Reading], Maker | None]:
-            readings: list[Reading] = []
-            for item in group:
-                readings.append(self.read(item, readings[-1].sources if readings else None))
-            with lock:
-                for reading in readings:
-                    new = {key: each for each, key in reading.missing.items() if key not in claimed}
-                    reading.missing = {target: key for key, target in new.items()}
-                    claimed.update(new)
-            missing = [reading for reading in readings if reading.missing]
-            try:
-                return readings, self._maker(missing, workers.frames_at) if missing else None
-            except SourceError as error:
-                for reading in missing:
-                    reading.fault, reading.keys, reading.missing = str(error), {}, {}
-                return readings, None
-
-        begun: dict[str, tuple[Reading, set[str]]] = {}  # of each stem, the keys yet to be made
-        with (
-            Workers() as workers,
-            ClipQueue(files.values(), read, threads, workers.close) as clips,
-        ):
-            for event in clips.events():
-                if event is None:
-                    batches.flush()
-                elif isinstance(event, Made):
-                    _add(event, batches, begun)
-                elif isinstance(event, Broken):
-                    for item in event.items:
-                        reading, left = begun[item.stem]
-                        progress.update(len(left))
-                        self.fail(item, reading.content, event.fault)
-                else:
-                    for reading in event:
-                        begun[reading.item.stem] = reading, set(reading.missing.values())
-                        self._count(reading, making, progress)
-                del event  # or its clip would stay in memory while the next one is waited for
-
-    def _maker(self, readings: Sequence[Reading], frames_at: FramesAt) -> Maker:
-        """Return what makes the missing clips of items of one file."""
-        wanted = [Clips(each.item, each.content, each.missing) for each in readings]
-        first = readings[0]
-        paths = list(filter(None, (first.item.source, first.item.control)))
-        check = partial(refuse_changed, paths, first.sources)
-        return clip_maker(self.order, wanted, frames_at, check)
 
     def encode(self, loaded: Loaded, samples: list[Sample]) -> None:
         """Encode samples of one shape into the spool.
@@ -450,21 +404,6 @@ class Job:
     def fresh(self) -> dict[str, list[Any]]:
         """Return path -> stat (size, mtime_ns, inode) and key of every fresh target."""
         return {path: [*target_stat(Path(path).stat()), key] for path, key in self.kept.items()}
-
-
-def _add(made: Made, batches: Batches, begun: dict[str, tuple[Reading, set[str]]]) -> None:
-    left, release = len(made.samples), made.release
-
-    def released() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            release()
-
-    while made.samples:  # no name is given to a sample: it would keep it in memory
-        begun[made.samples[0].item.stem][1].discard(made.samples[0].key)
-        batches.add(made.samples.pop(0), released)
-        batches.encode_full()
 
 
 def _holds(path: Path, key: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
@@ -38,13 +39,13 @@ def latents(
         clip = load_clip_vision(model.clip, device, half)
 
     def encode(samples: list[Sample]) -> Encoded:
-        pixels = torch.from_numpy(np.stack([np.asarray(sample.content) for sample in samples]))
+        pixels = _stacked([np.asarray(sample.content) for sample in samples])
         made = {"latents": vae.encode(pixels, stored)}
         if model.image_to_video:
             made["latents_image"] = vae.encode_first_frame(pixels, stored)
         if samples[0].control is not None:
-            control = np.stack([np.asarray(sample.control) for sample in samples])
-            made["latents_control"] = vae.encode(torch.from_numpy(control), stored)
+            control = _stacked([np.asarray(sample.control) for sample in samples])
+            made["latents_control"] = vae.encode(control, stored)
         seen = None if clip is None else clip.encode(pixels[:, 0], stored)
         results: Encoded = []
         for index, sample in enumerate(samples):
@@ -64,6 +65,12 @@ def latents(
             return encode(samples)
 
     return Loaded(encode, size, frugal)
+
+
+def _stacked(pixels: list[NDArray[np.uint8]]) -> torch.Tensor:
+    """Return [N, F, H, W, 3]; one clip, which may be large, is not copied."""
+    alone = len(pixels) == 1 and pixels[0].flags.writeable  # torch warns about others
+    return torch.from_numpy(pixels[0][None] if alone else np.stack(pixels))
 
 
 def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:
