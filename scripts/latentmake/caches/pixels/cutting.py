@@ -142,6 +142,8 @@ class Cutter(Generic[Key]):
                     stacks[key] = np.empty((cut.frames, *values.shape), np.uint8)
                 stacks[key][row] = values
         self._hold(_Held(cut.last, rows, stacks))
+        if not self._steps:
+            self._frames, self._frame = iter(()), None
         return dict(stacks)
 
     def _hold(self, made: _Held[Key]) -> None:
