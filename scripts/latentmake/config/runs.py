@@ -22,7 +22,7 @@ class Validation(Closed):
     items: Number = Field(ge=1)
     """Sources held out of training, each with all its clips; at most half of them."""
     clips: Number = Field(8, ge=0, json_schema_extra=CLIPS)
-    """Held-out items of which evaluate_{run} makes clips, in the order of their names."""
+    """Held-out items of which evaluate_{run} makes clips, videos first."""
 
 
 class Run(Closed):

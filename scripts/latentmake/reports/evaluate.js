@@ -70,7 +70,7 @@
   }
 
   function chart({ timesteps, base, adapter }) {
-    const [width, height, left, bottom, top, right] = [720, 300, 64, 44, 14, 16];
+    const [width, height, left, bottom, top, right] = [720, 320, 64, 44, 40, 16];
     const values = [...base, ...adapter];
     const high = Math.max(...values) * 1.05 || 1;
     const x = (t) => left + (t / 1000) * (width - left - right);
@@ -96,9 +96,9 @@
     }
     const legend = draw("g", {});
     ["base", "adapter"].forEach((name, index) => {
-      const place = width - right - 150;
-      legend.append(draw("line", { class: name, x1: place, x2: place + 24, y1: top + 8 + 18 * index, y2: top + 8 + 18 * index }));
-      legend.append(draw("text", { x: place + 32, y: top + 12 + 18 * index }, NAMES[name]));
+      const place = left + 110 * index;
+      legend.append(draw("line", { class: name, x1: place, x2: place + 24, y1: 14, y2: 14 }));
+      legend.append(draw("text", { x: place + 32, y: 18 }, NAMES[name]));
     });
     svg.append(legend);
     return svg;

@@ -91,6 +91,7 @@ class _Evaluation:
         self.device = pick_device()
         self.dtype = DTYPES[self.training.trainer.mixed_precision]
         shown = [case for case in self.cases if case.resolution == order.resolution]
+        shown.sort(key=lambda case: self._size(case)[0] == 1)  # videos before images
         self.clips = [
             _Part(case, kind, self._clip_key(case, kind), _file_name(case, kind))
             for case in shown[: order.clips]

@@ -32,7 +32,9 @@ def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
         output=str(evaluation_folder(plan.name)),
         clips=run.validation.clips,
         resolution=run.resolutions[0].name,
-        generation=generation.model_copy(update={"prompts": [], "captions": 0}),
+        generation=generation.model_copy(
+            update={"prompts": [], "captions": 0, "image": None}  # those of each item
+        ),
         planned=generation.planned,
     )
     path = run_order(plan.name, "evaluate", order.planned)
