@@ -63,6 +63,7 @@ def cut(template: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = template.copy(tmp_path_factory.mktemp("cut") / "project")
     result = project.run(f"clips_{RUN}", "--cores", "2")
     assert "6 written, 0 kept, 0 removed, 0 sources faulty" in result.output
+    result.one_line(f"clips: 0.1 MB in clips/{RUN}")
     assert not project.cache_files()  # nothing was encoded
     return project
 

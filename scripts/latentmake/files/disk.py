@@ -29,8 +29,8 @@ class Need(NamedTuple):
 
 def human(size: float) -> str:
     """Return a number of bytes for people: `0.5 GB`."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= factor / 10:
+    for unit, factor, least in (("TB", 1e12, 1e12), ("GB", 1e9, 1e8), ("MB", 1e6, 1e5)):
+        if size >= least:
             return f"{size / factor:.1f} {unit}"
     return f"{size / 1e3:.1f} kB"
 

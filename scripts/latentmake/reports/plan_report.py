@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from latentmake.files import atomic
-from latentmake.files.disk import Need, shortages
+from latentmake.files.disk import Need, human, shortages
 from latentmake.plan.estimates import Estimates, built_orders
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import RUNS
@@ -19,7 +19,7 @@ __all__ = ["report", "status_path"]
 
 
 def report(
-    facts: Facts, plan: Plan, targets: Sequence[str], needs: Iterable[Need], *, dry: bool
+    facts: Facts, plan: Plan, targets: Sequence[str], needs: Collection[Need], *, dry: bool
 ) -> None:
     """Print the table of a plan, and write what `status_{run}` will print.
 
@@ -40,6 +40,7 @@ def report(
         if run.estimate is not None and is_training_asked(name, targets)
     ]
     lines = [*estimates.lines(), *(f"training of {each.run}: {each.note}" for each in trainings)]
+    lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
     caches = estimates.needs(built_orders(plan, targets))

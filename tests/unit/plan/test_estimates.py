@@ -118,5 +118,6 @@ def test_what_has_no_room_is_one_line_a_disk(tmp_path: Path) -> None:
 
 
 def test_bytes_for_people() -> None:
-    sizes = (999, 250_000, 4_190_000, 503_000_000, 1.2e12)
-    assert [*map(human, sizes)] == ["1.0 kB", "0.2 MB", "4.2 MB", "0.5 GB", "1.2 TB"]
+    sizes = (999, 250_000, 4_190_000, 503_000_000, 4.137e11, 1.2e12)
+    named = ["1.0 kB", "0.2 MB", "4.2 MB", "0.5 GB", "413.7 GB", "1.2 TB"]
+    assert [*map(human, sizes)] == named
