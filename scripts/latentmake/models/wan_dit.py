@@ -6,6 +6,7 @@ release, or one .safetensors file in either one's names. Headers alone are read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -157,13 +158,15 @@ def _files(weights: Weights) -> list[Path]:
 
 def _fits(config: Mapping[str, Any], file: Path) -> bool:
     """Whether a configuration is of the width of a file's network."""
-    if "dim" in config:
-        width = config["dim"]
-    else:
-        width = config.get("num_attention_heads", 0) * config.get("attention_head_dim", _HEAD)
+    width = config.get("dim")
+    if width is None:
+        sizes = (config.get("num_attention_heads"), config.get("attention_head_dim", _HEAD))
+        width = math.prod(each if isinstance(each, int) else 0 for each in sizes)
     embedding = "patch_embedding.weight"
     tensors = _tensors(file).items()
-    return [each.shape[0] for name, each in tensors if to_diffusers(name) == embedding] == [width]
+    return [each.shape[:1] for name, each in tensors if to_diffusers(name) == embedding] == [
+        (width,)
+    ]
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

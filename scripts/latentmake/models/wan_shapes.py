@@ -141,15 +141,14 @@ def shapes_of(
             number of heads.
     """
 
-    def of(name: str) -> Sequence[int]:
+    def of(name: str, dimensions: int = 2) -> Sequence[int]:
         if name not in shapes:
             raise ValueError(f"lacks {name}")
+        if len(shapes[name]) != dimensions or 0 in shapes[name]:
+            raise ValueError(f"has {name} of shape {list(shapes[name])}")
         return shapes[name]
 
-    embedding = of("patch_embedding.weight")
-    if len(embedding) != _PATCH:
-        raise ValueError(f"has patch_embedding.weight of shape {list(embedding)}")
-    dim, channels, *patch = embedding
+    dim, channels, *patch = of("patch_embedding.weight", _PATCH)
     said = {_ORIGINAL_KEYS.get(key, key): value for key, value in (config or {}).items()}
     heads = said.get("num_attention_heads")
     if heads is None and dim % _HEAD:
@@ -160,8 +159,7 @@ def shapes_of(
     if not isinstance(heads, int) or heads < 1 or dim % heads:
         raise ValueError(f"has blocks {dim} wide, and its config.json says {heads} heads")
     numbers = [int(match[1]) for name in shapes if (match := IN_BLOCK.match(name))]
-    has_image = f"{_IMAGE}.norm1.weight" in shapes
-    position = shapes.get(f"{_IMAGE}.pos_embed")
+    image, position = f"{_IMAGE}.norm1.weight", f"{_IMAGE}.pos_embed"
     found = DitShapes(
         in_channels=channels,
         out_channels=of("proj_out.weight")[0] // math.prod(patch),
@@ -171,8 +169,8 @@ def shapes_of(
         layers=max(numbers) + 1,
         text_dim=of("condition_embedder.text_embedder.linear_1.weight")[1],
         freq_dim=of("condition_embedder.time_embedder.linear_1.weight")[1],
-        image_dim=of(f"{_IMAGE}.norm1.weight")[0] if has_image else None,
-        image_tokens=None if position is None else position[1],
+        image_dim=of(image, 1)[0] if image in shapes else None,
+        image_tokens=of(position, 3)[1] if position in shapes else None,
         patch=(patch[0], patch[1], patch[2]),
     )
     for key, value in found.settings().items():

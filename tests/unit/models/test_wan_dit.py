@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from dit_world import (
     forms,
     image_dit,
@@ -162,3 +163,33 @@ assert not {{"torch", "numpy", "PIL"}} & sys.modules.keys()
 
 def _scripts() -> dict[str, str]:
     return {"PYTHONPATH": str(Path(__file__).parents[3] / "scripts")}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("patch_embedding.weight", (24,)),
+        ("patch_embedding.weight", (24, 16, 0, 2, 2)),
+        ("proj_out.weight", ()),
+        ("condition_embedder.text_embedder.linear_1.weight", (24,)),
+        ("blocks.1.attn1.to_q.bias", (23,)),
+    ],
+)
+def test_a_tensor_of_an_odd_shape_is_named(
+    tmp_path: Path, name: str, shape: tuple[int, ...]
+) -> None:
+    file = write_file(
+        {**tiny_dit().state_dict(), name: torch.ones(shape)}, tmp_path / "a/b.safetensors"
+    )
+    (file.parent / "config.json").write_text(json.dumps(original_config(tiny_dit())))
+    assert f"{file}: has {name} of shape {list(shape)}" in refusal(model(file))
+
+
+@pytest.mark.parametrize("change", [{"dim": None}, {"num_heads": None}, {"num_heads": "2"}])
+def test_a_configuration_of_odd_values_gives_one_line(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    file = write_file(tiny_dit().state_dict(), tmp_path / "a/b.safetensors")
+    config = {**original_config(tiny_dit()), **change}
+    (file.parent / "config.json").write_text(json.dumps(config))
+    assert f"{file}: has blocks 24 wide, and" in refusal(model(file))

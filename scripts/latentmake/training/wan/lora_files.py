@@ -36,6 +36,15 @@ from latentmake.training.wan.network import Transformer, add_lora
 __all__ = ["read_lora", "write_lora"]
 
 _PREFIX = "transformer"  # in diffusers' pipelines; Wan 2.2's second network has the same
+_FAULTS = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+    SafetensorError,
+)
 _MATRICES = {"lora_A": "lora_down", "lora_B": "lora_up"}  # peft's names, and those of the others
 
 
@@ -95,7 +104,7 @@ def read_lora(transformer: Transformer, folder: Path, *, high_noise: bool = Fals
         with torch.no_grad():
             for name, value in tensors.items():
                 value.copy_(state[f"{_PREFIX}.{name}"])
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+    except _FAULTS as error:
         raise _unreadable(first_line(error), file) from None
     except LatentmakeError as error:
         raise _unreadable(str(error), file) from None
