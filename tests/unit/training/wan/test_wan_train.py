@@ -32,16 +32,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wan_trainer_world import make_manifest, make_order, make_training, train
 from wan_world import tiny_wan_vae
 
-STEPS = 10
+STEPS = 6
 SCRIPTS = Path(__file__).parents[4] / "scripts"
 SETTINGS: dict[str, Any] = {
     "steps": STEPS,
     "gradient_accumulation_steps": 2,
     "lr_scheduler": "cosine",
     "ema_decay": 0.9,
-    "checkpointing_steps": 3,
+    "checkpointing_steps": 2,
     "seed": 7,
-    "samples": {"frames": 1, "num_inference_steps": 1, "guidance_scale": 2.0, "every": 5},
+    "samples": {"frames": 1, "num_inference_steps": 1, "guidance_scale": 2.0, "every": 3},
 }
 TWO: dict[str, Any] = {
     "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
@@ -98,7 +98,7 @@ import os, signal, sys
 from latentmake.training.wan.train import main
 
 def kill(event, arguments):
-    if event == "os.mkdir" and ".step-000006" in os.fspath(arguments[0]):
+    if event == "os.mkdir" and ".step-000004" in os.fspath(arguments[0]):
         os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(kill)
@@ -124,11 +124,11 @@ def test_a_killed_training_ends_with_the_same_bytes(trained: WanOrder, tmp_path:
     killed = run("-c", KILLED, str(path))
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     (kept,) = checkpoint.find(files.checkpoints, wanted(order))
-    assert kept.progress.step == 3
+    assert kept.progress.step == 2
     assert not files.weights.exists()
     second = run("-m", "latentmake.training.wan.train", str(path))
     assert second.returncode == 0, second.stderr.decode()
-    assert b"resumed from step 3" in second.stderr
+    assert b"resumed from step 2" in second.stderr
     for name in ("", "high_noise_"):
         mine, theirs = (
             Path(each.output, f"{name}pytorch_lora_weights.safetensors").read_bytes()
@@ -144,12 +144,12 @@ def test_sample_clips_are_files_of_their_own(trained: WanOrder) -> None:
     tiny_wan_vae().save_pretrained(trained.vae.path)
     assert not are_drawn(trained, wanted(trained))
     decode.write_samples(trained)
-    names = [f"step-{step:06d}_00.mp4" for step in (0, 5, 10)]
+    names = [f"step-{step:06d}_00.mp4" for step in (0, 3, 6)]
     assert sorted(path.name for path in files.samples.glob("*.mp4")) == names
     width, height = Image.open(files.grid).size
     assert width > 3 * 48 and height > 3 * 32  # first, middle and last frame of each clip
     events = EventAccumulator(str(files.scalars / "samples")).Reload()
-    assert [each.step for each in events.Images("samples/00")] == [0, 5, 10]
+    assert [each.step for each in events.Images("samples/00")] == [0, 3, 6]
     assert are_drawn(trained, wanted(trained))
 
 
