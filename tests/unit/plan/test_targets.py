@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 from latentmake.config import Run
 from latentmake.errors import ConfigError
-from latentmake.plan.targets import check_known, runs_asked_for
+from latentmake.plan.targets import (
+    check_known,
+    is_evaluation_asked,
+    is_training_asked,
+    runs_asked_for,
+)
 
 RUNS = {name: Run(datasets=["cats"], model="sd15", resolutions=[64]) for name in ("cats", "a_b")}
 
@@ -21,6 +26,8 @@ RUNS = {name: Run(datasets=["cats"], model="sd15", resolutions=[64]) for name in
         (["cache/cats/sd15/64/x.latents.safetensors"], []),
         (["train_cats", "all"], ["cats", "a_b"]),
         (["somewhere/else.txt"], ["cats", "a_b"]),
+        (["evaluate_a_b"], ["a_b"]),
+        (["reports/evaluate_a_b.html"], ["a_b"]),
         (["compare_cats_vs_a_b"], []),
         (["reports/compare_cats_vs_a_b.html"], []),
         (["compare_cats_vs_a_b", "train_cats"], ["cats"]),
@@ -37,6 +44,12 @@ def test_a_run_that_there_is_not_is_answered_with_the_nearest() -> None:
         ConfigError, match=r"train_cat: there is no run `cat`; did you mean `train_cats`"
     ):
         runs_asked_for(["train_cat"], RUNS)
+
+
+@pytest.mark.parametrize("target", ["evaluate_a_b", "reports/evaluate_a_b.html"])
+def test_an_evaluation_asks_for_the_training_of_its_run_alone(target: str) -> None:
+    assert is_evaluation_asked("a_b", [target]) and is_training_asked("a_b", [target])
+    assert not is_evaluation_asked("cats", [target]) and not is_training_asked("cats", [target])
 
 
 RULES = ["all", "train_cats", "caches_cats", "status_cats", "train_a_b", "encode_latents_x_123"]
