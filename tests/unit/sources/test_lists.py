@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from latentmake.sources import probe as probing
 from latentmake.sources.caption_files import texts_of
 from latentmake.sources.items import Fault, Item
 from latentmake.sources.probe import Measured, measured
-from latentmake.sources.rows import row_of
+from latentmake.sources.rows import CAPTIONS, NAMES, SPANS, row_of
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -472,3 +473,30 @@ def test_a_video_that_hung_is_named_at_once_in_the_next_plan(
         assert "a while ago" in fault.what and "`touch`" in fault.hint
         os.utime(tmp_path / "a.mp4", ns=(1, 1))
         assert len(probe(path, memo).found) == 1
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+_odd_rows = _values | st.dictionaries(
+    st.sampled_from([*NAMES, *CAPTIONS, *SPANS, "tags", "other"]),
+    _values | st.sampled_from(["a.mp4", "/a.mp4", "../a.mp4", "a/", "~", "C:\\a.mp4", "a.mp4\0"]),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(_odd_rows | st.binary(max_size=9), max_size=4))
+def test_whatever_stands_in_a_list_is_an_item_or_a_line(rows: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        put(Path(folder), "a.mp4")
+        path = Path(folder, "list.jsonl")
+        lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+        path.write_bytes(b"\n".join([*lines, b'{"video": "a.mp4", "prompt": "p", "stride": 9}']))
+        found, faults = find(path)
+        assert found
+        assert all(len(fault.line.splitlines()) == 1 for fault in faults)
+        for item in found:
+            json.dumps([item.span, item.row], allow_nan=False).encode()
+            "".join(item.texts or []).encode()
