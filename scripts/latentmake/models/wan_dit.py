@@ -133,7 +133,7 @@ def read_dit(path: str, *, high_noise: bool = False) -> Dit:
             raise ValueError(f"{faults[0]}{more}")
     except ValueError as error:
         raise ModelError(str(error), where=place, hint=HINT) from None
-    own = config if named == _CLASSES[0] else {}
+    own = config if named == _CLASSES[0] else {k: v for k, v in config.items() if k == "eps"}
     return Dit(place, files, tensors, shapes, {**own, **shapes.settings()})
 
 

@@ -91,8 +91,9 @@ def test_heads_of_a_lone_file_are_128_wide(tmp_path: Path) -> None:
     for content in (json.dumps(original_config(tiny_dit())), "{", '{"_class_name": "UNet"}'):
         beside.write_text(content)
         assert load_transformer(str(file)).config.num_attention_heads == 2
-    beside.write_text(json.dumps({**original_config(wide), "num_heads": 4}))
+    beside.write_text(json.dumps({**original_config(wide), "num_heads": 4, "eps": 1e-5}))
     assert load_transformer(str(file)).config.num_attention_heads == 4
+    assert load_transformer(str(file)).config.eps == 1e-5
     narrow = write_file(tiny_dit().state_dict(), tmp_path / "narrow/dit.safetensors")
     assert "24 wide, and no config.json" in refusal(narrow)
 
