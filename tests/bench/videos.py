@@ -6,8 +6,8 @@
 Generated videos (H.264) with one clip each, of all their frames; latents are made by the project's
 own code with an encoder that takes no time, or `--encode-seconds` a clip. Printed:
 
-- planning: milliseconds a video for a quarter, a half and all of them, when no video is known yet
-  (each is probed) and again when all are;
+- planning: milliseconds of processor time a video for a quarter, a half and all of them, when no
+  video is known yet (each is probed) and again when all are;
 - disk: the most that lay on it besides sources and caches, over the latents of one batch of
   `--items` videos;
 - memory: the most that arrays took while clips were made, over two clips a thread, and the growth
@@ -101,15 +101,20 @@ def settings(data: str, frames: int, size: tuple[int, int], items: int, **more: 
     }
 
 
+def processor_time() -> float:
+    """Return the seconds of processor time that this process and its ended children have had."""
+    return sum(os.times()[:4])
+
+
 # -- planning -------------------------------------------------------------------------------------
 
 
 def planned(config: Any) -> tuple[float, list[WorkOrder]]:
-    """Plan in this process; return its seconds, and the orders for latents."""
-    began = time.monotonic()
+    """Plan in this process; return its seconds of processor time, and the orders for latents."""
+    began = processor_time()
     with Memo(MEMO) as memo:
         plan = make_plan(Facts(parse(config), memo), ["videos"])
-    seconds = time.monotonic() - began
+    seconds = processor_time() - began
     return seconds, [order for order in plan.orders if order.kind == "latents"]
 
 
@@ -129,11 +134,6 @@ def measure_planning(videos: int, options: argparse.Namespace) -> list[list[Any]
         rows.append([count, *each, each[0] / first[0], each[1] / first[1]])
         shutil.rmtree(part)
     return rows
-
-
-def processor_time() -> float:
-    """Return the seconds of processor time that this process and its ended children have had."""
-    return sum(os.times()[:4])
 
 
 # -- a job ----------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ def item_of(
         with Workers() as workers:
             media = workers.probe(str(path))
     plain = {"frame_extraction": "chunk", "frame_stride": 1, "frame_sample": 1, "max_frames": 129}
-    found = clips(media.frames, **{**plain, **ways}, source_fps=None, span=span or Span())
+    plain |= {"source_fps": None, "span": span or Span(), "timing": media.timing}
+    found = clips(media.frames, **{**plain, **ways})
     targets = tuple(
         Target(
             f"{size.width}x{size.height}",

@@ -20,12 +20,15 @@ from clip_world import SIZE, Encoder, check_caches, fingerprint, item_of, order_
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
+from latentmake.caches.job import Job
 from latentmake.errors import SourceError
 from latentmake.files.frames import Workers, workers
+from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Span
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import Receipt
+from latentmake.progress import Progress
 from numpy.typing import NDArray
 from order_world import silent
 from safetensors.torch import load_file
@@ -227,6 +230,20 @@ def test_a_damaged_video_is_named_and_the_others_are_finished(threads: int, tmp_
     assert not [*Path("cache").glob("[bd]_*")]
 
 
+def test_clips_that_another_program_encodes_are_made_before_and_dropped(tmp_path: Path) -> None:
+    films = several(tmp_path, 3)
+    items = [item_of(stem, path, target_frames=[5]) for stem, path in films.items()]
+    fault = broken(films["b"])
+    work = order_of(*items)
+    job = Job(work, work.recipe, silent)
+    with Progress(disable=True) as progress:
+        first, second, third = job.readings(items, 2, progress)
+    assert [len(each.missing) for each in (first, second, third)] == [8, 0, 8]
+    assert second.fault is not None and fault in second.fault
+    assert not any(each.samples for each in (first, second, third))
+    assert not children()
+
+
 def children() -> list[psutil.Process]:
     return [each for each in psutil.Process().children() if "worker" in " ".join(each.cmdline())]
 
@@ -329,3 +346,30 @@ def test_controls_are_cut_in_step_and_their_last_frame_is_repeated(
         expected = fingerprint(np.stack(frames[start : start + 9]))
         assert torch.equal(load_file(target.path)["control"], expected)
     check_caches(item, whole(film), scaled)
+
+
+# -- time and rotation ----------------------------------------------------------------------------
+
+
+def test_frames_that_are_shown_longer_are_repeated(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", 10)
+    media = Media(64, 48, 10, "1/8:1x10")  # 8 frames a second
+    item = item_of("a", path, media=media, target_frames=[5], source_fps="auto")
+    assert len(item.targets) == 4
+    carry(order_of(item, source_fps="auto"), Encoder())
+    shown = [frame for frame in whole(path) for _ in range(2)]
+    for number, target in enumerate(item.targets):
+        expected = fingerprint(np.stack(shown[5 * number : 5 * number + 5]))
+        assert torch.equal(load_file(target.path)["latents"], expected)
+
+
+@pytest.mark.parametrize("rotation", [90, 180, 270])
+def test_frames_are_turned_clockwise_before_anything_else(rotation: int, tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", "libx264", 5)
+    size = SIZE if rotation == 180 else Size(48, 64)
+    item = item_of("a", path, media=Media(*size, 5, "", rotation), sizes=[size], target_frames=[5])
+    carry(order_of(item), Encoder())
+    turned = [np.rot90(frame, k=-rotation // 90) for frame in whole(path)]
+    assert turned[0].shape == (size.height, size.width, 3)
+    (target,) = item.targets
+    assert torch.equal(load_file(target.path)["latents"], fingerprint(np.stack(turned)))
