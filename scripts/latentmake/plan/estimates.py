@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from latentmake.config import Model
+from latentmake.errors import ModelError, SourceError
 from latentmake.files.cachefile import BYTES, size_of, stamp
 from latentmake.files.disk import Need, device_of, human
 from latentmake.geometry import sdscripts_buckets
@@ -43,6 +45,8 @@ _BYTES_A_TOKEN = 4  # of English, about
 _SAMPLED = 256  # captions that stand for all of a job
 _ARRAY = 256  # bytes of an npz archive for an array, besides its numbers
 
+_Place = TypeVar("_Place")
+_Fact = TypeVar("_Fact")
 Shape = tuple[int, ...]
 Tensors = dict[str, tuple[str, Shape]]
 
@@ -179,7 +183,7 @@ def _add_latents(order: WorkOrder, estimate: CacheEstimate) -> None:
             pixels = _pixels(order, item, target)
             frames = target.clip.frames if target.clip else 1
             named = pixels
-            if settings.video is False and item.media is not None:
+            if not settings.video and item.media is not None:
                 named = Size(item.media.width, item.media.height)
             size = sizes(pixels, frames, named)
             encoded += frames * pixels.width * pixels.height
@@ -201,7 +205,11 @@ def _pixels(order: WorkOrder, item: WorkItem, target: Target) -> Size:
         bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
         return wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale)
     if order.layout.npz and model.architecture is not None:
-        return sdscripts_buckets.placement(image, resolution, settings, model.architecture).target
+        try:
+            found = sdscripts_buckets.placement(image, resolution, settings, model.architecture)
+        except SourceError:  # which the job names
+            return resolution
+        return found.target
     return target_size(image, resolution, fit=settings.fit, step=settings.bucket_steps)
 
 
@@ -237,7 +245,7 @@ def _wan_bytes(order: WorkOrder) -> _Sizes:
 
 def _image_bytes(order: WorkOrder) -> _Sizes:
     model, settings = order.model_settings, order.dataset_settings
-    known, stamps = latents_shape(model.vae), _stamp(order)
+    known, stamps = _known(latents_shape, model.vae), _stamp(order)
     dtype = _FORMATS[model.vae_dtype or model.dtype]
 
     @cache
@@ -255,6 +263,14 @@ def _image_bytes(order: WorkOrder) -> _Sizes:
         return size_of({plain.LATENTS: (dtype, shape)}, metadata | stamps)
 
     return size
+
+
+def _known(find: Callable[[_Place], _Fact | None], place: _Place) -> _Fact | None:
+    """Return a fact about a network; None where its configuration, which the job names, is bad."""
+    try:
+        return find(place)
+    except ModelError:
+        return None
 
 
 def _stamp(order: WorkOrder) -> dict[str, str]:
@@ -288,7 +304,7 @@ def _text_tensors(order: WorkOrder, widths: Sequence[int], length: float) -> Ten
     dtype = "F32" if order.layout.npz and name == "bfloat16" else _FORMATS[name]
     found: Tensors = {}
     for number, (place, width) in enumerate(zip(model.text, widths, strict=True)):
-        tokens = text_tokens(place)
+        tokens = _known(text_tokens, place)
         count = min(round(length / _BYTES_A_TOKEN) + 1, place.max_length or T5_LENGTH)
         if tokens is not None and (tokens.padded or order.layout.pads_t5):
             count = tokens.longest
@@ -299,7 +315,7 @@ def _text_tensors(order: WorkOrder, widths: Sequence[int], length: float) -> Ten
 def _width(model: Model, number: int) -> int | None:
     """Return the width of a text encoder's embeddings; None where nobody knows."""
     place = model.text[number]
-    width = text_width(place)
+    width = _known(text_width, place)
     if width is not None or not model.spec.original_files or place.path is None:
         return width
     try:  # umT5's single file; one of torch tells no shapes without being read

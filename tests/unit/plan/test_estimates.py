@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 from diffusers import AutoencoderKL
 from latentmake import layouts
 from latentmake.caches.encode import carry_out
-from latentmake.config import Dataset, Model
+from latentmake.config import Dataset, Model, Weights
 from latentmake.errors import StorageError
 from latentmake.files.disk import Need, free, human, refuse, shortages
-from latentmake.files.media import probe_image
+from latentmake.files.media import Media, probe_image
 from latentmake.index.memo import Memo
 from latentmake.layouts import size_of
 from latentmake.models import recipe
@@ -23,6 +24,7 @@ from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from order_world import put_image
 from wan_world import tiny_wan_vae
 
+BROKEN = Weights(path="vae")
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain, half": {"dtype": "float16"},
@@ -85,6 +87,21 @@ def test_estimated_bytes_are_those_of_the_caches(
     written = sum(Path(path).stat().st_size for path in order.paths)
     exact = order.model_settings.spec.video
     assert need.size == (written if exact else pytest.approx(written, rel=0.01))
+
+
+def test_what_a_job_will_name_stops_no_estimate(
+    vaes: dict[bool, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = order_of(vaes, **MODELS["flux"])
+    first = order.items[0]._replace(media=Media(60_000, 1, 0))  # too narrow
+    narrow = replace(order, items=(first, *order.items[1:]))
+    (line,) = Estimates(Memo(None), [narrow]).lines()
+    assert line.startswith("latents of tiny: 4 images of ")
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae/config.json").write_text("{")
+    broken = replace(order, model_settings=order.model_settings.model_copy(update={"vae": BROKEN}))
+    assert not Estimates(Memo(None), [broken]).lines()
 
 
 def test_time_is_that_of_past_jobs_and_before_them_a_guess_by_size(
