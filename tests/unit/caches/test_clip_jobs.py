@@ -35,11 +35,17 @@ from safetensors.torch import load_file
 from video_world import write_video
 
 SMALL = Size(32, 32)
+BEFORE: set[int] = set()  # processes of other tests
+
+
+def children() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if each.pid not in BEFORE]
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    BEFORE.update(each.pid for each in psutil.Process().children())
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +175,7 @@ def test_what_was_encoded_before_the_job_died_is_kept(film: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         carry(order_of(item), Encoder(dies), threads=2)
     assert "clips" not in {thread.name for thread in threading.enumerate()}
-    assert not psutil.Process().children()
+    assert not children()
     assert not Path("cache").exists()
     again = Encoder()
     assert carry(order_of(item), again).counts["spooled"] == 7
@@ -242,10 +248,6 @@ def test_clips_that_another_program_encodes_are_made_before_and_dropped(tmp_path
     assert second.fault is not None and fault in second.fault
     assert not any(each.samples for each in (first, second, third))
     assert not children()
-
-
-def children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "worker" in " ".join(each.cmdline())]
 
 
 def reading(path: Path) -> psutil.Process:

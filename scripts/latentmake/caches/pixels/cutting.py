@@ -131,7 +131,8 @@ class Cutter(Generic[Key]):
                 for stack in stacks.values():
                     stack[row] = stack[rows[index]]
                 continue
-            if held is not None and index in held.rows:
+            is_there = self._end is None or index < self._end
+            if held is not None and index in held.rows and is_there:
                 pixels = {key: held.stacks[key][held.rows[index]] for key in cut.keys}
             else:
                 frame = self._frame_at(cut.kept, index)
@@ -161,10 +162,13 @@ class Cutter(Generic[Key]):
                 self._frame = next(self._frames)
                 return self._frame[1]
             except EndedError as error:
-                if not (self._repeats_last and kept[0] < error.frames):
+                if not self._repeats_last:
                     raise
                 self._end = error.frames
-        last = kept[bisect_left(kept, self._end) - 1]
+        place = bisect_left(kept, self._end)
+        if place == 0:
+            raise EndedError(self._path, self._end, index)
+        last = kept[place - 1]
         if self._frame is None or self._frame[0] != last:
             (self._frame,) = self._frames_at(self._path, [last])
         return self._frame[1]
