@@ -126,7 +126,10 @@ def following_inputs(word):
 
     def inputs_of(wildcards):
         inputs = SESSION.following_inputs(wildcards.run, word)
-        trained = ancient(f"runs/{wildcards.run}/trained.json")
+        trained = f"runs/{wildcards.run}/trained.json"
+        # Of a training that will run, an ancient input would keep Snakemake from what follows it.
+        if not SESSION.training_inputs(wildcards.run):
+            trained = ancient(trained)
         return {**inputs, "trained": trained} if inputs else {}
 
     return inputs_of

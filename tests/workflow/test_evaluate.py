@@ -103,6 +103,12 @@ def test_a_lora_is_judged_by_what_did_not_train(project: Project) -> None:
         "films/zebra 64x48",
     }
     assert (project / "runs/tiny/training.json").read_bytes() == trained
+
+    project.configure(lambda values: values["runs"]["tiny"]["trainer"].update(steps=3))
+    before = keys(project)
+    assert {"train", "evaluate"} <= {*project.run("evaluate_tiny").jobs}
+    changed = {name.partition(" ")[2] for name, key in keys(project).items() if key != before[name]}
+    assert changed == {"adapter loss", "adapter clip"}
     assert project.run(*COMMAND).idle
 
 
