@@ -11,15 +11,14 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import diffusers
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from latentmake.errors import CacheError, TrainingError, UserError
+from latentmake.errors import CacheError, TrainingError
 from latentmake.progress import Progress
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.accelerator import DTYPES, attention, make_accelerator, reseed
@@ -31,7 +30,6 @@ from latentmake.training.loop.data.headers import HINT
 from latentmake.training.loop.data.loader import prefetched
 from latentmake.training.loop.learner import Learner
 from latentmake.training.loop.objective import Losses, probe_loss
-from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Network, Recipe
 from latentmake.training.loop.result import (
     COPIED,
@@ -44,12 +42,9 @@ from latentmake.training.loop.result import (
 from latentmake.training.loop.sample_rows import clear_rows, write_row
 from latentmake.training.loop.scalars import add_scalars
 from latentmake.training.loop.weights import write_trained
-from latentmake.training.order import read_order
-from latentmake.training.process import say_error
 
-__all__ = ["Training", "carry_out"]
+__all__ = ["Training"]
 
-_Order = TypeVar("_Order", bound=TrainingOrder)
 _STEPS = 1000
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy
 _NAMED = 4  # files in a message
@@ -372,30 +367,3 @@ class Training:
         )
         record.write(self.files.record)
         checkpoint.prune(self.files.checkpoints, self.wanted, 1, others=True)
-
-
-def carry_out(
-    arguments: Sequence[str], kind: type[_Order], recipe: Callable[[_Order], Recipe]
-) -> int:
-    """Train by the order that a command line names; return the exit status.
-
-    Args:
-        arguments: of the command line: the path of an order.
-        kind: of the order.
-        recipe: makes the recipe of an order.
-    """
-    diffusers.utils.logging.set_verbosity_error()
-    hint = ""
-    try:
-        made = recipe(read_order(Path(arguments[0]), kind))
-        hint = made.memory_hint
-        Training(made).run()
-    except UserError as error:
-        say_error(error)
-        return 1
-    except torch.OutOfMemoryError:
-        say_error(TrainingError("the device has too little memory", hint=hint))
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0

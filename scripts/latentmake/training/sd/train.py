@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from latentmake.training.loop.train import carry_out
+from latentmake.training.loop.command import carry_out
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.recipe import SdRecipe
 

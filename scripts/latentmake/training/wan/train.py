@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from latentmake.training.loop.train import carry_out
+from latentmake.training.loop.command import carry_out
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
 
