@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,16 @@ _OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--window-size=1200,1000", "--force-device-scale-factor=1", "--disable-gpu"),
 )
+
+_PATIENCE = 120.0  # seconds: on a machine with much else to do a page is slow, not wrong
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until something holds of a page."""
+    end = time.monotonic() + _PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 class Browser:

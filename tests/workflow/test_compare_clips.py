@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import compare_world
 import pytest
 import video_world
-from browser import Browser, started
+from browser import Browser, started, until
 from latentmake import digest
 from latentmake.reports.comparison import compare, gather
 from latentmake.reports.comparison_order import PageOrder, Source, generated_folder, state_of
@@ -73,13 +72,6 @@ def page_of(root: Path, *sources: Source) -> Path:
     order.write_text(PageOrder(sources=list(sources), planned=0).model_dump_json())
     compare(order, page, lambda line: None)
     return page
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_generated_clips_stand_side_by_side_by_prompt_and_seed(

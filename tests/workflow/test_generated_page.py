@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Browser, started
+from browser import Browser, started, until
 from latentmake.errors import StorageError
 from latentmake.files.mp4 import write_mp4
 from latentmake.reports.generated import PAGE, SHEET, is_shown, write_pages
@@ -60,13 +59,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def browser() -> Iterator[Browser]:
     with started() as running:
         yield running
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_clips_play_side_by_side_from_a_disk(browser: Browser, folder: Path) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import av
 import pytest
 import yaml
-from browser import Browser, started
+from browser import Browser, started, until
 from demo.wan_bundle import build_tiny_wan
 from demo.waves import FRAMES, SIZE, STILLS, VIDEOS, draw_clip
 from latentmake.files.mp4 import write_mp4
@@ -61,13 +60,6 @@ def browser() -> Iterator[Browser]:
 
 def run(project: Project) -> Result:
     return project.run("--cores", "2", *TARGETS)
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_the_loss_falls_and_the_lora_has_three_namings(built: Project) -> None:
