@@ -84,6 +84,7 @@ def measured(
             if isinstance(media, SourceError):
                 raise media
             if item.image.lower().endswith(NPZ):
+                _refuse_large(item.image, media, settings.max_image_pixels)
                 media = media._replace(timing=f"1/16:1x{media.frames}")
             span = item.span
             if settings.video:
@@ -187,6 +188,14 @@ def _image(path: str) -> Media | SourceError:
         return probe_image(path)
     except SourceError as error:
         return error
+
+
+def _refuse_large(path: str, media: Media, most: int) -> None:
+    """Refuse a clip whose frames are as large as no image may be: a small file can hold many."""
+    if media.width * media.height > most:
+        what = f"has frames of {media.width} x {media.height} pixels, more than {most} in all"
+        hint = "scale them down, or raise max_image_pixels of the dataset"
+        raise SourceError(f"{what} (a decompression bomb?)", where=path, hint=hint)
 
 
 def _check_name(layout: Layout, item: Item, bases: dict[str, str]) -> None:

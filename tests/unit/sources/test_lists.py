@@ -407,6 +407,8 @@ def test_clips_in_npz_files_are_items(tmp_path: Path) -> None:
     assert [clips(item, target_frames=9) for item in made.found] == [[Clip(0, 9)]] * 2
     assert len(made.faults) == 3
     assert all("\n" not in fault.line for fault in made.faults)
+    made = probe(path, target_frames=9, max_image_pixels=48 * 32 - 1)
+    assert not made.found and "48 x 32 pixels, more than 1535" in made.faults[0].line
 
 
 def test_a_video_of_many_rows_is_probed_once(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,8 @@ __all__ = ["probe", "read_frames"]
 
 _HINT = "write it with numpy.savez(path, frames), frames uint8 of shape [F, H, W, 3]"
 _USUAL = "frames.npy"  # the array where there are several
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those of numpy
+_MOST = 1032  # bytes that deflate makes of one
 
 
 def probe(file: BinaryIO, path: str) -> Media:
@@ -42,7 +46,7 @@ def read_frames(
         SourceError: it is no npz file, holds no such array, is damaged, or has fewer frames.
     """
     with _opened(file, path) as (member, (frames, *shape)):
-        size, place = int(np.prod(shape)), 0
+        size, place = math.prod(shape), 0
         for index in wanted:
             if index >= frames:
                 raise EndedError(path, frames, index)
@@ -65,8 +69,19 @@ def _opened(file: BinaryIO, path: str) -> Iterator[tuple[IO[bytes], tuple[int, i
             if name not in names:
                 what = f"holds {len(names)} arrays, none of which is called frames"
                 raise SourceError(what, where=path, hint=_HINT)
+            info = archive.getinfo(name)
+            if info.compress_type not in _METHODS:
+                what = "is compressed in a way that numpy does not write"
+                raise SourceError(what, where=path, hint=_HINT)
+            # What a file says of sizes is believed as far as it is large enough for them.
+            there = os.fstat(file.fileno()).st_size
+            held = min(info.file_size, _MOST * min(info.compress_size, there))
             with archive.open(name) as member:
-                yield member, _shape(member, path)
+                shape = _shape(member, path)
+                if math.prod(shape) > held - member.tell():
+                    what = f"is too small for {list(shape)} (cut short, or a decompression bomb?)"
+                    raise SourceError(what, where=path, hint=_HINT)
+                yield member, shape
     except SourceError:
         raise
     except Exception as error:  # zipfile and zlib raise many things for a damaged file

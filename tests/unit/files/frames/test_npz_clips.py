@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from latentmake.errors import SourceError
 from latentmake.files.frames import EndedError, Workers
 from latentmake.files.frames.reading import read_frames
 from latentmake.files.media import Media
+from numpy.lib import format as npy
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (9, 12, 20, 3), dtype=np.uint8)
 
@@ -77,3 +79,19 @@ def test_damage_is_named(tmp_path: Path) -> None:
     path.write_bytes(flipped)
     with pytest.raises(SourceError, match="CRC"):
         [*read_frames(str(path), range(9))]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+@pytest.mark.parametrize(
+    "shape", [(10**12, 8, 8, 3), (5, 10**5, 10**5, 3), (5, 2**33, 2**31, 3), (6, 12, 20, 3)]
+)
+def test_a_header_that_promises_more_than_there_is_is_not_believed(
+    shape: tuple[int, ...], method: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", method) as archive, archive.open("frames.npy", "w") as file:
+        npy.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        file.write(bytes(5 * 12 * 20 * 3))
+    what = "numpy does not write" if method == zipfile.ZIP_BZIP2 else "is too small for"
+    with Workers() as readers, pytest.raises(SourceError, match=what):
+        readers.probe(str(path))
