@@ -85,8 +85,8 @@ def test_a_lora_is_trained_and_only_what_shapes_it_trains_again(project: Project
     again = project.run("train_tiny")
     assert again.idle, again.output
 
-    # What shapes no weights trains nothing again.
-    project.configure(lambda values: _trainer(values).update(checkpointing_steps=7))
+    # What shapes no weights trains nothing again, nor does a default that is written down.
+    project.configure(lambda values: _trainer(values).update(checkpointing_steps=7, flow_shift=3))
     assert project.run("train_tiny").idle
 
     # A caption is encoded anew, and no clip; then the run is trained.

@@ -157,7 +157,7 @@ def _check_musubi(
     reader = "this trainer" if isinstance(trainer, WanTrainer) else "musubi-tuner"
     if isinstance(trainer, MusubiTrainer) or model.scripted:
         _require(name, program, "musubi_tuner", "musubi-tuner")
-    boundary = isinstance(trainer, MusubiTrainer | WanTrainer) and trainer.timestep_boundary
+    boundary = isinstance(trainer, MusubiTrainer) and trainer.timestep_boundary
     if boundary and not model.has_two_networks:
         what = f"{model.task} has one network, and no boundary between two"
         where = f"runs.{name}.trainer.timestep_boundary"

@@ -20,6 +20,7 @@ def check_wan(name: str, trainer: WanTrainer, model: Model) -> None:
         what = f"the trainer wan does not train {task}"
         hint = "use kind: musubi"
         raise ConfigError(what, where=f"runs.{name}.trainer.kind", hint=hint)
+    _check_boundary(f"runs.{name}.trainer.timestep_boundary", trainer, model)
     if trainer.samples.prompts and model.image_to_video:
         what = f"{task} draws from a picture, and sample clips are drawn from prompts alone"
         raise ConfigError(what, where=f"runs.{name}.trainer.samples", hint="leave them out")
@@ -29,3 +30,19 @@ def check_wan(name: str, trainer: WanTrainer, model: Model) -> None:
         what = f"{size.name} is not made of multiples of {side}, as Wan needs"
         where = f"runs.{name}.trainer.samples.resolution"
         raise ConfigError(what, where=where, hint="use [832, 480] or the like")
+
+
+def _check_boundary(where: str, trainer: WanTrainer, model: Model) -> None:
+    boundary = trainer.timestep_boundary
+    if boundary is None:
+        return
+    if not model.has_two_networks:
+        what = f"{model.task} has one network, and no boundary between two"
+        raise ConfigError(what, where=where, hint="leave it out")
+    for key, path, none in (
+        ("dit", model.dit, 0),
+        ("dit_high_noise", model.dit_high_noise, 1000),
+    ):
+        if path is not None and boundary == none:
+            what = f"{boundary} leaves no timesteps to train `{key}` on"
+            raise ConfigError(what, where=where, hint=f"leave it out, or the model's `{key}`")

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from latentmake.config.fields import Number, Resolution
-from latentmake.config.generation import whole_latents
+from latentmake.config.generation import Generation, whole_latents
 from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import Precision
 from latentmake.config.trainers.loop import LoopTrainer, Samples
@@ -21,6 +21,12 @@ _SMALL, _LARGE = 3.0, 5.0
 
 class WanSamples(Samples):
     """Clips drawn by the trained network at the start, at intervals and at the end."""
+
+    aliases: ClassVar[dict[str, str]] = {
+        word: key
+        for word, key in Generation.aliases.items()
+        if key not in ("videos", "flow_shift", "scheduler")
+    }
 
     prompts: list[str] = Field([])
     """Prompts; by default none, and no clips are drawn."""

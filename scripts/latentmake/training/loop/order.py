@@ -92,6 +92,11 @@ class TrainingOrder(BaseModel, ABC):
         """Path of the trained weights below `output`."""
 
     @property
+    def results(self) -> list[str]:
+        """Paths of all weights that were trained together, without which none are."""
+        return [self.result]
+
+    @property
     @abstractmethod
     def from_hub(self) -> bool:
         """Whether the network may have to be downloaded."""

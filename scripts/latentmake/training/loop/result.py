@@ -56,6 +56,7 @@ class RunFiles:
     def __init__(self, order: TrainingOrder) -> None:
         self.output = Path(order.output)
         self.weights = self.output / order.result
+        self._results = [self.output / name for name in order.results]
         self.record = self.output / "training.json"
         self.samples = self.output / "samples"
         self.grid = self.output / "samples.png"
@@ -67,8 +68,8 @@ class RunFiles:
     def trained(self, want: Wanted) -> Record | None:
         """Return the record of the trained weights, if they are there and came from `want`."""
         record = Record.read(self.record)
-        fits = record is not None and record.wanted == want and self.weights.is_file()
-        return record if fits else None
+        fits = record is not None and record.wanted == want
+        return record if fits and all(path.is_file() for path in self._results) else None
 
 
 class History(BaseModel):

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from latentmake.errors import TrainingError
 from latentmake.training.loop import objective as loop
 from latentmake.training.loop.data.batch import Batch
 from latentmake.training.loop.objective import Losses
@@ -53,6 +54,9 @@ class Objective(loop.Objective):
         boundary: share of the timesteps at which Wan 2.2 changes its network; None for one network.
         low: whether the network for low noise (or the only one) is trained.
         high: whether that for high noise is.
+
+    Raises:
+        TrainingError: a network would have no timesteps.
     """
 
     def __init__(
@@ -69,10 +73,14 @@ class Objective(loop.Objective):
         split = 1.0 if boundary is None else self.quantile(boundary)
         # Ranges of quantiles: a number drawn in one of them gives a timestep of that network.
         self.ranges = [
-            each
-            for each, trained in (((0.0, split), low), ((split, 1.0), high and split < 1))
-            if trained
+            each for each, trained in (((0.0, split), low), ((split, 1.0), high)) if trained
         ]
+        if any(stop - start < _LEAST for start, stop in self.ranges):
+            raise TrainingError(
+                f"a shift of {shift:g} leaves no timesteps on one side of {boundary}",
+                where="trainer.flow_shift",
+                hint="leave it out, or train the other network alone",
+            )
 
     def quantile(self, share: float) -> float:
         """Return the probability of a shifted share below this one."""

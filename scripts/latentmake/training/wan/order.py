@@ -47,6 +47,12 @@ class WanOrder(TrainingOrder):
         return lora_names(high_noise=self.dit is None).diffusers
 
     @property
+    def results(self) -> list[str]:
+        """Paths of the LoRA of each network, in diffusers' names, below `output`."""
+        trained = ((self.dit, False), (self.dit_high_noise, True))
+        return [lora_names(high_noise=high).diffusers for path, high in trained if path is not None]
+
+    @property
     def from_hub(self) -> bool:
         """Whether the network may have to be downloaded: never."""
         return False
@@ -70,9 +76,18 @@ class WanOrder(TrainingOrder):
 
         Shift and boundary count as they are used: their defaults depend on resolutions and task.
         """
-        return digest.of_value([super().settings_digest(), self.flow_shift, self.boundary])
+        plain = self.trainer.model_copy(update={"flow_shift": None, "timestep_boundary": None})
+        rest = TrainingOrder.settings_digest(self.model_copy(update={"trainer": plain}))
+        return digest.of_value([rest, self.flow_shift, self.boundary])
+
+    def pictures_digest(self) -> str:
+        """Return the digest of all that shapes the files of sample clips besides the weights.
+
+        Their rate makes other files of the same drawn latents.
+        """
+        return digest.of_value([super().pictures_digest(), self.trainer.samples.fps])
 
     def _shown(self) -> list[object]:
         """Return the settings that shape each sample clip, besides weights and prompt."""
         samples = self.trainer.samples
-        return [*super()._shown(), samples.frames, samples.fps, self.flow_shift]
+        return [*super()._shown(), samples.frames, self.flow_shift]

@@ -64,6 +64,7 @@ BESIDE = {
     "lr_warmup_steps": {"lr_scheduler": "linear"},
     "lr_min_ratio": {"lr_scheduler": "linear"},
 }
+TWO = {"task": "t2v-A14B", "dit_high_noise": "high"}
 
 
 @pytest.fixture
@@ -73,7 +74,8 @@ def order(tmp_path: Path) -> WanOrder:
 
 def digests(order: WanOrder, **settings: Any) -> tuple[str, str]:
     trainer = WanTrainer(kind="wan", **settings)
-    changed = order.model_copy(update={"trainer": trainer})
+    used = {"flow_shift": trainer.flow_shift or 3.0, "boundary": trainer.timestep_boundary or 875}
+    changed = order.model_copy(update={"trainer": trainer, **used})
     return changed.settings_digest(), changed.pictures_digest()
 
 
@@ -86,12 +88,23 @@ def test_each_key_shapes_what_it_declares(order: WanOrder) -> None:
         after = digests(order, **BESIDE.get(key, {}), **{key: value})
         shapes = "weights" in declared(WanTrainer, key).kinds
         assert (after[0] != before[0]) == shapes, key
-        assert after[1] == before[1], key
+        assert (after[1] == before[1]) == (key != "flow_shift"), key  # it shapes samples too
     # The resolution and the lines of a file count as what they are: a size, prompts.
     assert SAMPLES.keys() == WanSamples.model_fields.keys() - {"resolution", "prompt_file"}
     for key, value in SAMPLES.items():
         before, after = digests(order), digests(order, samples={key: value})
         assert after[0] == before[0] and after[1] != before[1], key
+
+
+def test_a_default_that_is_written_down_trains_nothing_again(order: WanOrder) -> None:
+    assert digests(order, flow_shift=3.0, timestep_boundary=875) == digests(order)
+
+
+def test_another_rate_plays_the_clips_that_were_drawn(order: WanOrder) -> None:
+    trainer = WanTrainer(kind="wan", samples=WanSamples(fps=8))
+    slower = order.model_copy(update={"trainer": trainer})
+    assert slower.picture_keys() == order.picture_keys()
+    assert slower.pictures_digest() != order.pictures_digest()
 
 
 def configuration(model: dict[str, Any], trainer: dict[str, Any], **run: Any) -> dict[str, Any]:
@@ -132,9 +145,18 @@ def test_neither_musubi_tuner_nor_its_folder_is_needed() -> None:
             "runs.r.trainer.samples: i2v-14B draws from a picture",
         ),
         ({}, {"samples": {"frames": 8}}, {}, "is not 4 n + 1"),
+        ({}, {"samples": {"num_frames": 9}}, {}, "did you mean `frames`?"),
         ({}, {"samples": {"resolution": [40, 48]}}, {}, "40x48 is not made of multiples of 16"),
         ({}, {}, {"resolutions": [[72, 48]]}, "72 pixels are not a multiple of 16, as Wan needs"),
         ({}, {"timestep_boundary": 900}, {}, "t2v-1.3B has one network, and no boundary"),
+        ({}, {"timestep_boundary": 0}, {}, "t2v-1.3B has one network, and no boundary"),
+        (TWO, {"timestep_boundary": 0}, {}, "0 leaves no timesteps to train `dit` on"),
+        (
+            TWO,
+            {"timestep_boundary": 1000},
+            {},
+            "1000 leaves no timesteps to train `dit_high_noise`",
+        ),
         ({}, {"steps": 3, "epochs": 2}, {}, "has both `steps` and `epochs`"),
         ({}, {"network_dim": 3}, {}, "did you mean `rank`?"),
         ({"encoder": "musubi"}, {}, {}, "musubi_tuner: this key is missing"),

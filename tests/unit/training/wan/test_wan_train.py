@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -151,6 +152,15 @@ def test_sample_clips_are_files_of_their_own(trained: WanOrder) -> None:
     events = EventAccumulator(str(files.scalars / "samples")).Reload()
     assert [each.step for each in events.Images("samples/00")] == [0, 3, 6]
     assert are_drawn(trained, wanted(trained))
+
+
+def test_a_network_whose_lora_is_gone_is_trained_again(trained: WanOrder, tmp_path: Path) -> None:
+    order = trained.model_copy(update={"output": str(tmp_path / "output")})
+    shutil.copytree(trained.output, order.output)
+    files, want = RunFiles(order), wanted(trained)
+    assert files.trained(want) is not None
+    (files.output / "high_noise_pytorch_lora_weights.safetensors").unlink()
+    assert files.trained(want) is None
 
 
 def test_a_micro_batch_trains_one_network(tmp_path: Path) -> None:
