@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel
 
 from latentmake import digest
-from latentmake.config import Config, nearest
+from latentmake.config import Config, LoopTrainer, nearest
 from latentmake.errors import ConfigError, DatasetError, TrainingError, UserError
 from latentmake.files import atomic
 from latentmake.plan.parts import run_folder
@@ -197,7 +197,15 @@ def _without_pictures(target: str, source: Source, config: Config) -> UserError:
         return DatasetError(
             "holds no images", where=f"{target}: {source.path}", hint=f"see folders.{source.name}"
         )
-    if not hasattr(config.runs[source.name].trainer, "samples"):
+    run = config.runs[source.name]
+    if isinstance(run.trainer, LoopTrainer) and not run.trainer.draws:
+        make = f"make clips: snakemake --cores all generate_{source.name}"
+        return ConfigError(
+            f"the run {source.name} draws no sample clips, for its trainer has no prompts",
+            where=target,
+            hint=make if run.generate else "set `samples: {prompts: [...]}` of its trainer",
+        )
+    if not hasattr(run.trainer, "samples"):
         return ConfigError(
             f"the run {source.name} draws no sample pictures, for only our own trainers do",
             where=target,

@@ -460,6 +460,32 @@ def test_a_run_that_is_trained_before_needs_no_pictures_yet(
     assert page.stale and page.trained == ["runs/b/trained.json"]
 
 
+@pytest.mark.parametrize(
+    ("more", "hint"),
+    [
+        ({}, "set `samples: {prompts: [...]}` of its trainer"),
+        ({"generate": {}}, "make clips: snakemake --cores all generate_w"),
+    ],
+)
+def test_a_run_that_draws_nothing_is_told_how_to(
+    more: dict[str, Any], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = {"datasets": "cats", "model": "m", "resolutions": 64, "trainer": {"kind": "wan"}, **more}
+    model = {"vae": "vae", "text": "text", "dit": "dit", "task": "t2v-1.3B"}
+    settings = parse(
+        {
+            "datasets": {"cats": {"path": "data/cats"}},
+            "models": {"m": model},
+            "runs": {"w": run},
+        }
+    )
+    with pytest.raises(ConfigError) as caught:
+        plan("compare_w", settings)
+    said = "compare_w: the run w draws no sample clips, for its trainer has no prompts"
+    assert str(caught.value) == f"{said}; {hint}"
+
+
 def test_pictures_of_an_earlier_training_are_not_those_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

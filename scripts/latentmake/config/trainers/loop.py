@@ -130,6 +130,11 @@ class LoopTrainer(Trainer):
         return None
 
     @property
+    def draws(self) -> bool:
+        """Whether it draws samples along a training."""
+        return True
+
+    @property
     def prompts(self) -> list[str]:
         """Its prompts and, where guidance needs one, the negative prompt."""
         samples = self.samples

@@ -87,6 +87,11 @@ class WanTrainer(LoopTrainer):
         return self.checkpointing_epochs
 
     @property
+    def draws(self) -> bool:
+        """Whether it draws sample clips: captions of clips are no prompts of theirs."""
+        return bool(self.samples.prompts)
+
+    @property
     def prompts(self) -> list[str]:
         """Its prompts and, where guidance needs one, the negative prompt; none without clips."""
         return super().prompts if self.samples.prompts else []
