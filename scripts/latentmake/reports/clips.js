@@ -129,3 +129,28 @@ class Player {
     this.tell();
   }
 }
+
+/** Plays the clips of those items of a page that are on the screen, and lets keys drive them. */
+function playItems(player) {
+  const shown = new Set();
+  const watch = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      for (const video of target.querySelectorAll("video")) {
+        if (isIntersecting) shown.add(video);
+        else shown.delete(video);
+      }
+    }
+    player.take([...document.querySelectorAll("video")].filter((video) => shown.has(video)));
+  });
+  document.querySelectorAll(".item").forEach((box) => watch.observe(box));
+
+  document.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey || !document.querySelector(".item")) return;
+    if (event.target.id === "time" && event.key.startsWith("Arrow")) event.target.blur();
+    if (event.key === " " && event.target.tagName !== "BUTTON") player.toggle();
+    else if (event.key === "ArrowLeft") player.stepBy(-1);
+    else if (event.key === "ArrowRight") player.stepBy(1);
+    else return;
+    event.preventDefault();
+  });
+}

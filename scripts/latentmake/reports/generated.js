@@ -1,6 +1,5 @@
 (() => {
   const player = new Player(data.fps);
-  const shown = new Set();
 
   function figure({ file, made }, title) {
     const element = make("figure");
@@ -26,27 +25,7 @@
   }
   at("nothing").hidden = data.rows.length > 0;
 
-  // Only what is on the screen plays.
-  const watch = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) {
-      for (const video of target.querySelectorAll("video")) {
-        if (isIntersecting) shown.add(video);
-        else shown.delete(video);
-      }
-    }
-    player.take([...document.querySelectorAll("video")].filter((video) => shown.has(video)));
-  });
-  document.querySelectorAll(".item").forEach((box) => watch.observe(box));
-
-  document.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey || !data.rows.length) return;
-    if (event.target.id === "time" && event.key.startsWith("Arrow")) event.target.blur();
-    if (event.key === " " && event.target.tagName !== "BUTTON") player.toggle();
-    else if (event.key === "ArrowLeft") player.stepBy(-1);
-    else if (event.key === "ArrowRight") player.stepBy(1);
-    else return;
-    event.preventDefault();
-  });
+  playItems(player);
 
   const body = make("tbody");
   for (const [name, value] of data.settings) {

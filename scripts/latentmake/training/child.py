@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
 import latentmake
 from latentmake.errors import TrainingError
+from latentmake.files import atomic
 from latentmake.training import process
 
-__all__ = ["environment", "run_child"]
+__all__ = ["environment", "run_child", "run_module"]
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -62,3 +66,26 @@ def run_child(
         raise TrainingError(
             f"run {run}: {error or process.last_error(output, status)}", hint=f"all output: {log}"
         )
+
+
+def run_module(
+    module: str,
+    order: BaseModel,
+    *,
+    run: str,
+    folder: Path,
+    log: Path,
+    threads: int,
+    online: bool,
+) -> None:
+    """Write an order into a folder, and run the module that carries it out; see `run_child`."""
+    path = folder / "order.json"
+    atomic.write(path, order.model_dump_json(indent=2).encode())
+    run_child(
+        [sys.executable, "-m", module, str(path)],
+        run=run,
+        folder=folder,
+        environment=environment(threads),
+        log=log,
+        online=online,
+    )

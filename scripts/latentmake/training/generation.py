@@ -16,10 +16,9 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
 from latentmake.config import Model
-from latentmake.errors import CacheError, TrainingError
-from latentmake.files.safetensors import read_head
+from latentmake.errors import TrainingError
 from latentmake.training.json_file import JsonFile
-from latentmake.training.order import rows_of
+from latentmake.training.order import caption_in, rows_of
 
 __all__ = [
     "CAPTIONS",
@@ -31,7 +30,6 @@ __all__ = [
     "GenerationOrder",
     "Wish",
     "adapter_digest",
-    "caption_in",
     "captions_of",
     "clip_name",
     "is_generated",
@@ -289,16 +287,3 @@ def _texts(manifest: Path) -> Iterator[str]:
         if same not in seen and not row.get("validation"):
             seen.add(same)
             yield path
-
-
-def caption_in(path: str) -> str:
-    """Return the caption in the header of a cache file of text, in our layout or musubi-tuner's."""
-    try:
-        metadata = read_head(Path(path)).metadata
-    except (OSError, ValueError) as error:
-        raise CacheError(
-            f"this cache file cannot be read ({error})",
-            where=path,
-            hint="delete it and give the build's command again, which encodes it anew",
-        ) from None
-    return (metadata.get("caption") or metadata.get("caption1") or "").strip()

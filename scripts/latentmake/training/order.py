@@ -1,4 +1,4 @@
-"""Order file, lock and manifest of a training, as every trainer reads them.
+"""Order file, lock, manifest and captions of a training, as every trainer reads them.
 
 The planner writes the order without importing torch; the trainer reads nothing else but the
 manifest and lock named in it. The digests of what trained weights came from are kept beside them:
@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from latentmake.errors import TrainingError
+from latentmake.errors import CacheError, TrainingError
+from latentmake.files.safetensors import read_head
 from latentmake.training.json_file import JsonFile
 
-__all__ = ["Wanted", "lock_content", "lock_digest", "read_order", "rows_of"]
+__all__ = ["Wanted", "caption_in", "lock_content", "lock_digest", "read_order", "rows_of"]
 
 _Order = TypeVar("_Order", bound=BaseModel)
 _Row = TypeVar("_Row")
@@ -117,3 +118,16 @@ def rows_of(manifest: Path, kind: Callable[..., _Row]) -> Iterator[_Row]:
             where=manifest,
             hint="give the build's command again, which writes it anew",
         ) from None
+
+
+def caption_in(path: str) -> str:
+    """Return the caption in the header of a cache file of text, in our layout or musubi-tuner's."""
+    try:
+        metadata = read_head(Path(path)).metadata
+    except (OSError, ValueError) as error:
+        raise CacheError(
+            f"this cache file cannot be read ({error})",
+            where=path,
+            hint="delete it and give the build's command again, which encodes it anew",
+        ) from None
+    return (metadata.get("caption") or metadata.get("caption1") or "").strip()

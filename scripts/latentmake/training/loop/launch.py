@@ -11,16 +11,15 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from latentmake.errors import CacheError, TrainingError
+from latentmake.errors import TrainingError
 from latentmake.files import atomic
-from latentmake.files.safetensors import read_head
 from latentmake.training.child import environment, run_child
 from latentmake.training.loop.checks import check_accelerate
 from latentmake.training.loop.node import srun_command
 from latentmake.training.loop.order import Prompt, TrainingOrder
 from latentmake.training.loop.result import Receipt, RunFiles, wanted
 from latentmake.training.loop.sample_images import are_drawn
-from latentmake.training.order import read_order, rows_of
+from latentmake.training.order import caption_in, read_order, rows_of
 
 __all__ = ["train"]
 
@@ -97,21 +96,9 @@ def _captions(order: TrainingOrder) -> list[Prompt]:
         lambda *, stem, text, validation=False, **_: None if validation else (stem, text),
     )
     return [
-        Prompt(prompt=_caption_in(text) or stem, text=text)
+        Prompt(prompt=caption_in(text) or stem, text=text)
         for stem, text in islice(filter(None, rows), order.captions)
     ]
-
-
-def _caption_in(path: str) -> str | None:
-    """Return the caption in the header of a cache file of text."""
-    try:
-        return read_head(path).metadata.get("caption")
-    except (OSError, ValueError) as error:
-        raise CacheError(
-            f"this cache file cannot be read ({error})",
-            where=path,
-            hint="delete it and give the build's command again, which encodes it anew",
-        ) from None
 
 
 def _say(text: str) -> None:

@@ -17,15 +17,14 @@ from PIL import Image
 
 from latentmake.caches.encoders.device import pick_device
 from latentmake.caches.encoders.vae import load_vae
-from latentmake.errors import UserError
 from latentmake.files import atomic
+from latentmake.training.command import exit_status
 from latentmake.training.loop import drawing
 from latentmake.training.loop.events import write_events
 from latentmake.training.loop.grid import draw_grid, png_of
 from latentmake.training.loop.result import RunFiles
 from latentmake.training.loop.sample_rows import Drawn
 from latentmake.training.order import read_order
-from latentmake.training.process import say_error
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.recipe import SdRecipe
 
@@ -69,12 +68,7 @@ def _shown(order: SdOrder, rows: Mapping[int, Drawn]) -> dict[int, list[bytes | 
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out `python -m latentmake.training.sd.decode ORDER`; return the exit status."""
-    try:
-        write_samples(read_order(Path(arguments[0]), SdOrder))
-    except UserError as error:
-        say_error(error)
-        return 1
-    return 0
+    return exit_status(lambda: write_samples(read_order(Path(arguments[0]), SdOrder)))
 
 
 if __name__ == "__main__":

@@ -18,17 +18,17 @@ from PIL import Image
 
 from latentmake.caches.encoders.device import pick_device
 from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
-from latentmake.errors import TrainingError, UserError
+from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.files.mp4 import write_mp4
 from latentmake.progress import Progress
+from latentmake.training.command import exit_status
 from latentmake.training.loop import drawing
 from latentmake.training.loop.events import write_events
 from latentmake.training.loop.grid import draw_grid, png_of
 from latentmake.training.loop.result import RunFiles
 from latentmake.training.loop.sample_rows import Drawn
 from latentmake.training.order import read_order
-from latentmake.training.process import say_error
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
 from latentmake.training.wan.sampling import decode_clip
@@ -91,12 +91,7 @@ def _strip(frames: Frames) -> Image.Image:
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out `python -m latentmake.training.wan.decode ORDER`; return the exit status."""
-    try:
-        write_samples(read_order(Path(arguments[0]), WanOrder))
-    except UserError as error:
-        say_error(error)
-        return 1
-    return 0
+    return exit_status(lambda: write_samples(read_order(Path(arguments[0]), WanOrder)))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ from diffusers.utils import logging
 from latentmake import digest
 from latentmake.caches.encoders.device import pick_device, within_memory
 from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.errors import TrainingError, UserError
+from latentmake.errors import TrainingError
 from latentmake.files.mp4 import write_mp4
 from latentmake.progress import Progress
 from latentmake.training.clip_statistics import figures_of, mean_of
+from latentmake.training.command import exit_status
 from latentmake.training.evaluation import (
     KINDS,
     TIMESTEPS,
@@ -37,13 +38,12 @@ from latentmake.training.evaluation import (
     is_evaluated,
 )
 from latentmake.training.evaluation_parts import Parts
-from latentmake.training.generation import adapter_digest, caption_in
+from latentmake.training.generation import adapter_digest
 from latentmake.training.loop.accelerator import DTYPES
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.loop.evaluate import Case, cases_of, losses_of, timesteps_of
-from latentmake.training.order import lock_content, read_order
-from latentmake.training.process import say_error
+from latentmake.training.order import caption_in, lock_content, read_order
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.evaluation import training_digest
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME
@@ -192,7 +192,7 @@ class _Evaluation:
             condition = Condition(batch.more[FIRST_FRAME][0], None if seen is None else seen[0])
         channels, frames, height, width = batch.latents.shape[1:]
         noise = noise_of(generation.seeds[0], (channels, frames, height, width))
-        negative = None if generation.negative is None else generation.negative
+        negative = generation.negative
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             latents = within_memory(
                 sample_latents,
@@ -345,14 +345,7 @@ def evaluate(order: EvaluationOrder) -> Metrics | None:
 def main(arguments: Sequence[str]) -> int:
     """Carry out `python -m latentmake.training.wan.evaluate ORDER`; return the exit status."""
     logging.set_verbosity_error()
-    try:
-        evaluate(read_order(Path(arguments[0]), EvaluationOrder))
-    except UserError as error:
-        say_error(error)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_status(lambda: evaluate(read_order(Path(arguments[0]), EvaluationOrder)))
 
 
 if __name__ == "__main__":

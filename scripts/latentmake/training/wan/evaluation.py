@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from latentmake import digest
@@ -10,7 +9,7 @@ from latentmake.files import atomic
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan, awaits_prompts, read_lock
-from latentmake.training.child import environment, run_child
+from latentmake.training.child import run_module
 from latentmake.training.evaluation import EvaluationOrder, evaluation_folder, is_evaluated
 from latentmake.training.generation import adapter_digest
 from latentmake.training.order import read_order
@@ -67,15 +66,13 @@ def launch(order_path: Path, *, log: Path, threads: int) -> Path:
     if not order.generation.weights:
         weights = {"weights": made_of(order.generation.model)}
         order = order.model_copy(update={"generation": order.generation.model_copy(update=weights)})
-    folder = Path(order.output)
-    known = folder / "order.json"
-    atomic.write(known, order.model_dump_json(indent=2).encode())
-    run_child(
-        [sys.executable, "-m", "latentmake.training.wan.evaluate", str(known)],
+    run_module(
+        "latentmake.training.wan.evaluate",
+        order,
         run=order.run,
-        folder=folder,
-        environment=environment(threads),
+        folder=Path(order.output),
         log=log,
+        threads=threads,
         online=bool(order.generation.model.vae.hub),
     )
     return order.metrics

@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 from latentmake import digest
 from latentmake.caches.encoders.device import compute_dtype, pick_device, within_memory
 from latentmake.caches.encoders.wan_vae import load_wan_vae
-from latentmake.errors import TrainingError, UserError
+from latentmake.errors import TrainingError
 from latentmake.files import atomic, cachefile
 from latentmake.files.mp4 import write_mp4
 from latentmake.progress import Progress
+from latentmake.training.command import exit_status
 from latentmake.training.generation import (
     INDEX,
     Clip,
@@ -38,7 +39,6 @@ from latentmake.training.generation import (
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.order import read_order
-from latentmake.training.process import say_error
 from latentmake.training.wan.first_frame import condition_of
 from latentmake.training.wan.lora_files import read_lora
 from latentmake.training.wan.network import Transformer, load_transformer
@@ -257,14 +257,7 @@ def _decode(order: GenerationOrder, wanted: Sequence[Wish], drawn: Path) -> Iter
 def main(arguments: Sequence[str]) -> int:
     """Carry out `python -m latentmake.training.wan.generate ORDER`; return the exit status."""
     logging.set_verbosity_error()
-    try:
-        generate(read_order(Path(arguments[0]), GenerationOrder))
-    except UserError as error:
-        say_error(error)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_status(lambda: generate(read_order(Path(arguments[0]), GenerationOrder)))
 
 
 if __name__ == "__main__":

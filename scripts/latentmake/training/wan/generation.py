@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +23,7 @@ from latentmake.plan.parts import (
     prompt_path,
     run_folder,
 )
-from latentmake.training.child import environment, run_child
+from latentmake.training.child import run_module
 from latentmake.training.generation import (
     CAPTIONS,
     FOLDER,
@@ -182,14 +181,12 @@ def launch(order_path: Path, *, log: Path, threads: int) -> None:
         order = order.model_copy(update={"weights": made_of(order.model)})
     if is_generated(order, adapter_digest(order)):
         return
-    folder = Path(order.output)
-    known = folder / "order.json"
-    atomic.write(known, order.model_dump_json(indent=2).encode())
-    run_child(
-        [sys.executable, "-m", "latentmake.training.wan.generate", str(known)],
+    run_module(
+        "latentmake.training.wan.generate",
+        order,
         run=order.run,
-        folder=folder,
-        environment=environment(threads),
+        folder=Path(order.output),
         log=log,
+        threads=threads,
         online=bool(order.model.vae.hub),
     )
