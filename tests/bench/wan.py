@@ -45,7 +45,7 @@ from latentmake.models.wan_dit import check_targets  # noqa: E402
 from latentmake.models.wan_memory import training_memory  # noqa: E402
 from latentmake.models.wan_shapes import DitShapes  # noqa: E402
 from latentmake.training.loop.data.batch import Batch  # noqa: E402
-from latentmake.training.wan.network import add_lora, count_parameters  # noqa: E402
+from latentmake.training.wan.network import add_lora  # noqa: E402
 from latentmake.training.wan.objective import Objective  # noqa: E402
 
 MODELS = {
@@ -176,7 +176,8 @@ def steps(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    trained, total = count_parameters(network)
+    trained = sum(each.numel() for each in parameters)
+    total = sum(each.numel() for each in network.parameters())
     print(f"{trained:,} of {total:,} parameters are trained")
     found = seconds(step, device, options.steps)
     return {"a step [s]": found, "peak [GB]": peak(device)}

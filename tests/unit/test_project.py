@@ -37,15 +37,23 @@ def test_environments_pin_what_the_lock_pins(name: str) -> None:
     }
 
 
-def test_the_encoding_environment_has_the_imports_of_an_external_encoder() -> None:
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("encode.yaml", ["exchange.clip_files.cut", "training.external.musubi.encode"]),
+        ("train.yaml", ["reports.evaluation", "reports.generated", "training.wan.generate"]),
+    ],
+)
+def test_an_environment_has_the_imports_of_its_jobs(name: str, modules: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
-    along = {"psutil", "pydantic-core", "pyyaml"}  # installed with accelerate and pydantic
-    missing = {each.replace("-", "_") for each in named - along - pins("encode.yaml").keys()}
+    # Installed with accelerate, pydantic and torch.
+    along = {"filelock", "psutil", "pydantic-core", "pyyaml"}
+    missing = {each.replace("-", "_") for each in named - along - pins(name).keys()}
     code = f"""import sys
 sys.path.insert(0, {str(PACKAGE.parent)!r})
 sys.modules.update(dict.fromkeys({sorted(missing)}))
-import latentmake.training.external.musubi.encode"""
+import {", ".join(f"latentmake.{each}" for each in modules)}"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -39,7 +39,7 @@ def make_metrics(folder: Path, captions: list[str], frames: int = 25) -> Path:
                 "base": Losses(key="b", values=base),
                 "adapter": Losses(key="a", values=adapter),
             },
-            clips={kind: make_clip(folder, f"{number}-{kind}.mp4", frames) for kind in KINDS},
+            clips={kind: make_clip(folder, f"{number}_{kind}.mp4", frames) for kind in KINDS},
         )
         for number, caption in enumerate(captions)
     ]

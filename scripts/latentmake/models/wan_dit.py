@@ -38,7 +38,7 @@ HINT = (
     "name the folder of a WanTransformer3DModel or of its pipeline, or a .safetensors file in "
     "diffusers' or the original names"
 )
-"""What `dit` may be."""
+"""Forms of `dit`, for a message."""
 
 IGNORED = ".norm_added_q."
 """Part of the names of image-to-video's tensors that no code uses; diffusers ignores them too."""
@@ -68,7 +68,7 @@ class Dit(NamedTuple):
 
 
 class _Networks(Protocol):
-    """What names networks: a model, or the order of a training."""
+    """Paths of networks: of a model, or of the order of a training."""
 
     @property
     def dit(self) -> str | None:

@@ -53,7 +53,7 @@ Tensors = dict[str, tuple[str, Shape]]
 
 @dataclass
 class CacheEstimate:
-    """What the jobs of one kind and model have to encode.
+    """Files to be encoded by the jobs of one kind and model.
 
     Attributes:
         kind: `latents` or `text`.

@@ -11,7 +11,7 @@ __all__ = ["TrainingEstimate", "duration", "guessed"]
 
 
 class TrainingEstimate(NamedTuple):
-    """What a training takes.
+    """Memory, disk and time of a training.
 
     Attributes:
         run: its name.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from posixpath import splitext
@@ -29,7 +28,7 @@ from latentmake.sources.items import (
     fingerprint,
     unusable_name,
 )
-from latentmake.sources.metadata import json_objects
+from latentmake.sources.metadata import json_objects, learned
 from latentmake.sources.rows import Row, row_of
 
 __all__ = ["items", "scan"]
@@ -92,19 +91,7 @@ def _stat(path: str) -> SourceStat:
 
 def _read(file: str, stat: SourceStat, where: str, memo: Memo) -> Listed:
     """Return the rows of a list as the memo keeps them; it is read only if its stat is new."""
-    name = f"{file}\nrows"
-    if (known := memo.listed(name, stat)) is not None:
-        return known
-    try:
-        return memo.learn_list(name, stat, _kept(Path(file)))
-    except ValueError as error:
-        what, hint = f"{file} {error}", "correct the file, or write it again"
-    except OSError as error:
-        what, hint = f"{file} cannot be read ({error.strerror})", "check the file's permissions"
-    except sqlite3.Error as error:
-        what = f"the rows of {file} cannot be kept ({error})"
-        hint = "free space on the disk of .latentmake"
-    raise DatasetError(what, where=where, hint=hint)
+    return learned(memo, f"{file}\nrows", stat, lambda: _kept(Path(file)), where=where)
 
 
 def _kept(path: Path) -> Iterator[Entry]:

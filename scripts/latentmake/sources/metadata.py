@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from posixpath import normpath
 from typing import IO, Any
@@ -22,7 +22,7 @@ from latentmake.errors import DatasetError
 from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
 from latentmake.progress import Progress
 
-__all__ = ["entries_of", "json_objects", "metadata_stat", "name_of", "text_of"]
+__all__ = ["entries_of", "json_objects", "learned", "metadata_stat", "name_of", "text_of"]
 
 _NAMES = ("image_path", "file_name", "image", "path")
 _CAPTIONS = ("caption", "text")
@@ -51,11 +51,29 @@ def entries_of(dataset: str, file: str, root: str, memo: Memo) -> Listed:
     where = f"datasets.{dataset}.metadata_file"
     stat = metadata_stat(dataset, file)
     # Names are below the dataset's folder, so that another folder makes another list of them.
-    path = f"{file}\n{root}"
-    if (known := memo.listed(path, stat)) is not None:
+    return learned(memo, f"{file}\n{root}", stat, lambda: _entries(file, root), where=where)
+
+
+def learned(
+    memo: Memo, name: str, stat: SourceStat, read: Callable[[], Iterator[Entry]], *, where: str
+) -> Listed:
+    """Return the entries of a file; it is read only if its stat is new.
+
+    Args:
+        memo: keeps them.
+        name: of the entries in the memo: the file's path, a line feed, and what they depend on.
+        stat: of the file.
+        read: called if it is to be read.
+        where: key of the configuration that names the file.
+
+    Raises:
+        DatasetError: it cannot be read, or holds no such entries.
+    """
+    if (known := memo.listed(name, stat)) is not None:
         return known
+    file = name.rpartition("\n")[0]
     try:
-        return memo.learn_list(path, stat, _entries(file, root))
+        return memo.learn_list(name, stat, read())
     except UnicodeDecodeError as error:
         what = f"{file} is not UTF-8 (byte {error.start + 1} of a part)"
         hint = "save it as UTF-8"

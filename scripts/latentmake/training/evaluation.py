@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from latentmake import digest
 from latentmake.plan.parts import run_folder
@@ -41,6 +41,8 @@ TIMESTEPS = 10
 """Timesteps of the losses, spread evenly over the distribution of the training's."""
 VERSION = 1
 """Raised when the same order would give other results."""
+
+_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.mp4$"
 
 
 def evaluation_folder(run: str) -> Path:
@@ -119,7 +121,7 @@ class Clip(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     key: str
-    file: str
+    file: Annotated[str, StringConstraints(pattern=_NAME)]
     digest: str
     width: int
     height: int

@@ -16,7 +16,7 @@ from latentmake.errors import ModelError
 from latentmake.models.wan_dit import HINT, IGNORED, check_targets, read_dit
 from latentmake.models.wan_names import to_diffusers
 
-__all__ = ["Transformer", "add_lora", "count_parameters", "load_transformer"]
+__all__ = ["Transformer", "add_lora", "load_transformer"]
 
 Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
 _Transformer: Transformer = WanTransformer3DModel
@@ -120,9 +120,3 @@ def add_lora(
     for parameter in transformer.parameters():
         if parameter.requires_grad:  # the optimizer needs small differences
             parameter.data = parameter.data.float()
-
-
-def count_parameters(network: torch.nn.Module) -> tuple[int, int]:
-    """Return the numbers of trained and of all parameters."""
-    numbers = [(each.numel(), each.requires_grad) for each in network.parameters()]
-    return sum(number for number, trained in numbers if trained), sum(each for each, _ in numbers)
