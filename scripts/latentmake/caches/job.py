@@ -17,19 +17,11 @@ from latentmake import digest
 from latentmake.caches.batches import Batches
 from latentmake.caches.clip_jobs import make_clips, maker_of
 from latentmake.caches.encoders import Loaded
-from latentmake.caches.inputs import (
-    Sample,
-    SourceBytes,
-    samples_of,
-)
+from latentmake.caches.inputs import Sample, SourceBytes, samples_of
+from latentmake.caches.keyed_files import fault_of, holds, link_of_key
 from latentmake.caches.pixels.plain import upright_size
-from latentmake.caches.reading import (
-    Reading,
-    digest_source,
-    read_source,
-    unreadable,
-)
-from latentmake.errors import CacheError, SourceError
+from latentmake.caches.reading import Reading, digest_source, read_source, unreadable
+from latentmake.errors import SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
 from latentmake.geometry.buckets import Size
@@ -200,13 +192,13 @@ class Job:
         reading.content = content
         for target, key in self._keys(reading, data).items():
             known = target.found is not None or target.path in self.kept
-            if known and _holds(Path(target.path), key):
+            if known and holds(Path(target.path), key):
                 reading.kept += 1
                 self.kept[target.path] = key
                 continue
             reading.keys[target] = key
             places = (spooled(key), stored(key), *map(Path, target.at_hand))
-            if found := next((place for place in places if _holds(place, key)), None):
+            if found := next((place for place in places if holds(place, key)), None):
                 self.places[key] = found
             else:
                 reading.missing[target] = key
@@ -312,7 +304,7 @@ class Job:
 
         `source` is the digest of what it was made from; `metadata` goes into its header.
         """
-        if fault := _fault(tensors):
+        if fault := fault_of(tensors):
             hint = "use dtype: float32, or look at the picture and at the model"
             self._refuse(item, key, source, f"the encoder returned {fault}", hint)
             return
@@ -392,7 +384,7 @@ class Job:
                 continue
             # Another plan may delete a spooled file as soon as it has been linked.
             for place in (self.places.get(key), spooled(key), linked.get(key)):
-                if place is not None and _link(place, Path(path), key):
+                if place is not None and link_of_key(place, Path(path), key):
                     linked[key] = Path(path)
                     self.kept[path] = key
                     del self.wanted[path]
@@ -404,32 +396,3 @@ class Job:
     def fresh(self) -> dict[str, list[Any]]:
         """Return path -> stat (size, mtime_ns, inode) and key of every fresh target."""
         return {path: [*target_stat(Path(path).stat()), key] for path, key in self.kept.items()}
-
-
-def _holds(path: Path, key: str) -> bool:
-    """Whether a cache file exists, is sound and has a key."""
-    try:
-        return cachefile.read_header(path).key == key
-    except (CacheError, OSError):
-        return False  # missing, or cut short by a power failure
-
-
-def _link(existing: Path, path: Path, key: str) -> bool:
-    """Link the file of a key to a further name; return False if it is gone or replaced."""
-    # Files of spool and store are never replaced; another job may have replaced a cache file.
-    if existing.parts[0] == path.parts[0] and not _holds(existing, key):
-        return False
-    try:
-        atomic.link(existing, path)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _fault(tensors: dict[str, Any]) -> str | None:
-    for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            return f"NaN or infinity ({name})"
-        if not tensor.any():
-            return f"nothing but zeros ({name})"
-    return None

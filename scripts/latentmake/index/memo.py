@@ -12,7 +12,7 @@ import os
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -29,7 +29,6 @@ __all__ = [
     "SourceStat",
     "Table",
     "TargetStat",
-    "remembered",
     "source_stat",
     "target_stat",
 ]
@@ -338,38 +337,6 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
             sums = (float(a) / 2 + b for a, b in zip(past, new, strict=True))
             self._sums[name] = " ".join(map(str, sums))
             self._rates.learn(name, None, self._sums[name])
-
-
-def remembered(
-    memo: Memo | None,
-    question: object,
-    find: Callable[[], tuple[Any, Iterable[str | os.PathLike[str]]]],
-) -> Any:
-    """Return a fact about files and folders, found anew only if one of their stats is new.
-
-    Parsing an external program's sources and starting its Python take seconds. `question` names the
-    fact; `find` returns it with the paths it depends on. Question and fact are JSON values.
-    """
-    if memo is None:
-        return find()[0]
-    name = digest.of_value(["remembered", 1, question])
-    if (known := memo.verdict(name)) is not None:
-        stats, fact = json.loads(known)
-        if stats == _stats(stats):
-            return fact
-    fact, paths = find()
-    memo.learn_verdict(name, json.dumps([_stats(os.fspath(path) for path in paths), fact]))
-    memo.save()
-    return fact
-
-
-def _stats(paths: Iterable[str]) -> dict[str, list[int] | None]:
-    found: dict[str, list[int] | None] = {}
-    for path in paths:
-        found[path] = None
-        with contextlib.suppress(OSError):
-            found[path] = list(target_stat(os.stat(path)))  # noqa: PTH116 -- hundreds of files
-    return found
 
 
 def _media(text: str) -> Media | None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import digest
-from latentmake.index.memo import Memo, remembered
+from latentmake.index.memo import Memo
+from latentmake.index.remembered import remembered
 
 __all__ = ["Sources"]
 

@@ -15,7 +15,8 @@ from typing import NamedTuple, Self
 
 import latentmake
 from latentmake.errors import TrainingError
-from latentmake.index.memo import Memo, remembered
+from latentmake.index.memo import Memo
+from latentmake.index.remembered import remembered
 from latentmake.training.external.cli_flags import Sources
 
 __all__ = ["Installation", "Program"]

@@ -1,0 +1,41 @@
+"""Cache files by their key: whether one holds it, links to it, faults of what would get it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from latentmake.errors import CacheError
+from latentmake.files import atomic, cachefile
+
+__all__ = ["fault_of", "holds", "link_of_key"]
+
+
+def holds(path: Path, key: str) -> bool:
+    """Whether a cache file exists, is sound and has a key."""
+    try:
+        return cachefile.read_header(path).key == key
+    except (CacheError, OSError):
+        return False  # missing, or cut short by a power failure
+
+
+def link_of_key(existing: Path, path: Path, key: str) -> bool:
+    """Link the file of a key to a further name; return False if it is gone or replaced."""
+    # Files of spool and store are never replaced; another job may have replaced a cache file.
+    if existing.parts[0] == path.parts[0] and not holds(existing, key):
+        return False
+    try:
+        atomic.link(existing, path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def fault_of(tensors: dict[str, Any]) -> str | None:
+    """Return what is wrong with the tensors of a target: NaN, infinity, all zeros."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            return f"NaN or infinity ({name})"
+        if not tensor.any():
+            return f"nothing but zeros ({name})"
+    return None
