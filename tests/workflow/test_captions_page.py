@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import world
-from browser import Browser, started
+from browser import Browser
 from project import Project
 
 LONG = "x" * 80  # 80 tokens: the micro model's tokenizer knows letters alone
 NASTY = "</script><img src=x onerror='window.hurt=1'>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with started() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import compare_world
-import pytest
 import video_world
-from browser import Browser, started, until
+from browser import Browser, until
 from latentmake import digest
 from latentmake.reports.comparison import compare, gather
 from latentmake.reports.comparison_order import PageOrder, Source, generated_folder, state_of
@@ -19,12 +17,6 @@ from selenium.webdriver.common.keys import Keys
 TIMES = "return [...document.querySelectorAll('video[src]')].map(v => v.currentTime)"
 WIDTHS = "return [...document.querySelectorAll('video[src]')].map(v => v.videoWidth)"
 SHOWN = "return [...document.querySelectorAll('video[src]')].every(v => v.readyState >= 2)"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with started() as running:
-        yield running
 
 
 def generated(root: Path, name: str, wanted: list[tuple[str, int]], width: int) -> Source:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Browser, started
+from browser import Browser
 from compare_world import colour_of, make_folder, make_run
 from latentmake.reports.comparison import compare
 from latentmake.reports.comparison_order import PageOrder, Source
@@ -17,12 +16,6 @@ from selenium.webdriver.support.select import Select
 NASTY = "</script><img src=x onerror='window.hurt=1'><script>window.hurt=1</script> & <b>"
 PROMPTS = ["a cat", NASTY]
 ONE, TWO = [0, 50, 100], [0, 100, 200]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with started() as running:
-        yield running
 
 
 def page_of(root: Path, *sources: Source) -> Path:

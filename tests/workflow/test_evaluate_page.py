@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Browser, started, until
+from browser import Browser, until
 from evaluation_world import FPS, make_metrics
 from latentmake.reports import clips
 from latentmake.reports.evaluation import write_page
@@ -17,12 +17,6 @@ TIMES = "return [...document.querySelectorAll('video')].map(v => v.currentTime)"
 STILL = "return [...document.querySelectorAll('video')].every(v => v.paused && !v.seeking)"
 READY = """return [...document.querySelectorAll('video')].every(v => v.readyState >= 2)
     && !document.getElementById('clip-controls').hidden"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with started() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

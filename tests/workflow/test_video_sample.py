@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import av
 import pytest
 import yaml
-from browser import Browser, started, until
+from browser import Browser, until
 from demo.wan_bundle import build_tiny_wan
 from demo.waves import FRAMES, SIZE, STILLS, VIDEOS, draw_clip
 from latentmake.files.mp4 import write_mp4
@@ -50,12 +49,6 @@ def built(tmp_path_factory: pytest.TempPathFactory, preloading: None) -> Project
     assert {"train", "generate", "evaluate"} <= set(result.jobs)
     assert "sample_wan" not in result.jobs
     return project
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with started() as running:
-        yield running
 
 
 def run(project: Project) -> Result:
@@ -104,14 +97,12 @@ def test_clips_are_of_a_kind_that_browsers_play(built: Project) -> None:
 def test_pages_play_in_step(built: Project, browser: Browser, page: str) -> None:
     browser.open(built / page)
     until(lambda: browser.run(READY))
-    times: list[float] = []
 
-    def some_play() -> bool:  # those in sight
-        times[:] = browser.run(PLAYING)
-        return len(times) > 1 and min(times) > 0.2
+    def some_play_in_step() -> bool:  # those in sight
+        times = browser.run(PLAYING)
+        return len(times) > 1 and min(times) > 0.2 and max(times) - min(times) < 2 / 16
 
-    until(some_play)
-    assert max(times) - min(times) < 2 / 16
+    until(some_play_in_step)
     assert browser.complaints() == []
 
 

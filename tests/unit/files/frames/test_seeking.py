@@ -9,6 +9,7 @@ from typing import NamedTuple
 import av
 import numpy as np
 import pytest
+from clip_world import whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.errors import SourceError
@@ -62,15 +63,14 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Video]:
     found = {}
     for name, (codec, options, _) in FILES.items():
         format = "yuv422p10le" if codec == "prores_ks" else "yuv420p"
-        found[name] = whole(write_video(folder / name, codec, COUNT, format=format, **options))
-    found["odd.mp4"] = whole(odd_gops(folder / "odd.mp4"))
+        found[name] = decoded(write_video(folder / name, codec, COUNT, format=format, **options))
+    found["odd.mp4"] = decoded(odd_gops(folder / "odd.mp4"))
     return found
 
 
-def whole(path: Path) -> Video:
+def decoded(path: Path) -> Video:
     """Decode a file from its beginning to its end."""
-    with av.open(str(path)) as file:
-        return Video(str(path), [np.array(frame.to_image()) for frame in file.decode(video=0)])
+    return Video(str(path), whole(path))
 
 
 def odd_gops(path: Path) -> Path:
@@ -201,14 +201,14 @@ def test_any_frames_are_those_of_the_whole(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_without_an_index_are_decoded_from_their_beginning(tmp_path: Path, name: str) -> None:
-    video = whole(write_kind(tmp_path, name))
+    video = decoded(write_kind(tmp_path, name))
     dice = random.Random(0)
     for _ in range(4):
         check(video, sorted(dice.sample(range(24), 3)))
 
 
 def test_a_file_is_neither_read_ahead_nor_looked_up_for_near_frames(tmp_path: Path) -> None:
-    video = whole(write_video(tmp_path / "a.mkv", "libx264", 40, g="10"))
+    video = decoded(write_video(tmp_path / "a.mkv", "libx264", 40, g="10"))
     data = Path(video.path).read_bytes()
     Path(video.path).write_bytes(data[: len(data) // 2])
     for index, pixels in read_frames(video.path, range(15)):
@@ -221,7 +221,7 @@ def test_a_file_is_neither_read_ahead_nor_looked_up_for_near_frames(tmp_path: Pa
 def test_frames_of_an_edit_list_are_counted_as_decoding_counts_them(tmp_path: Path) -> None:
     source = write_video(tmp_path / "whole.mp4", "libx264", 48, bf="2", g="12")
     plain = {"avoid_negative_ts": "disabled"}
-    video = whole(rewrap(source, tmp_path / "cut.mp4", earlier=0.7, container=plain))
+    video = decoded(rewrap(source, tmp_path / "cut.mp4", earlier=0.7, container=plain))
     assert len(video.frames) < 48
     for index in range(0, len(video.frames), 5):
         check(video, [index])
@@ -236,7 +236,7 @@ def test_frames_without_a_time_of_their_own_are_decoded_from_the_beginning(tmp_p
                 packet.stream = copy
                 packet.pts = packet.dts = packet.pts // 100 * 100  # two of them share one
                 new.mux(packet)
-    video = whole(tmp_path / "twice.mkv")
+    video = decoded(tmp_path / "twice.mkv")
     assert len(video.frames) == 48
     assert entries(video.path) is None
     check(video, [5, 30, 47])
@@ -253,7 +253,7 @@ def test_a_video_that_ends_too_early_says_how_many_frames_it_has(videos: dict[st
 
 def test_damage_behind_an_entry_is_an_error_and_no_guess(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mkv", "libx264", COUNT, **{"x264-params": X264})
-    sound = whole(path)
+    sound = decoded(path)
     with av.open(str(path)) as file:
         places = [(packet.pos, packet.size) for packet in file.demux(video=0) if packet.size]
     data = bytearray(path.read_bytes())

@@ -17,11 +17,11 @@ import av
 import numpy as np
 import psutil
 import pytest
+from clip_world import whole
 from latentmake.errors import SourceError
 from latentmake.files.frames import EndedError, Workers, frames_at, probe_videos, workers
 from latentmake.files.frames.protocol import ALIVE, HEAD
 from latentmake.files.media import probe_video
-from numpy.typing import NDArray
 from video_world import write_video
 
 SCRIPTS = Path(workers.__file__).parents[3]
@@ -38,11 +38,6 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def readers() -> Iterator[Workers]:
     with Workers() as made:
         yield made
-
-
-def whole(path: Path) -> list[NDArray[np.uint8]]:
-    with av.open(str(path)) as file:
-        return [np.array(frame.to_image()) for frame in file.decode(video=0)]
 
 
 def pids(of: Workers) -> list[int]:
