@@ -6,6 +6,7 @@ and `load_video`), because its trainer takes a clip's place and length from the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import count as counting
 from itertools import groupby, islice
@@ -88,7 +89,8 @@ def kept_indices(
         return [(index, time) for time, index in enumerate(chosen) if index < count][:: span.stride]
     times = zip(range(span.first, count), time_indices(source_fps), strict=False)
     kept = (next(frames) for _, frames in groupby(times, key=lambda frame: frame[1]))
-    return list(islice(kept, 0, most, span.stride))
+    stop = None if most is None else min(most, sys.maxsize)
+    return list(islice(kept, 0, stop, min(span.stride, sys.maxsize)))
 
 
 def clips(

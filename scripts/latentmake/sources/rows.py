@@ -6,9 +6,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
-from posixpath import isabs
+from posixpath import isabs, normpath
 from typing import Any, NamedTuple
 
 from latentmake.geometry.clips import Span
@@ -24,6 +23,8 @@ CAPTIONS = ("prompt", "caption", "text")
 
 SPANS = ("first_frame", "frames", "stride", "start", "end")
 """Columns of the part of a video that is used."""
+
+_MOST = 2**31 - 1  # frames, or seconds
 
 
 class Row(NamedTuple):
@@ -128,7 +129,9 @@ def _path(name: str, roots: Collection[str]) -> str:
     if "://" in name:
         raise ValueError(f"names {name}, and lists name files on a disk alone")
     path = name_of(name, roots)
-    if not isabs(path) and (path == ".." or path.startswith("../")):
+    if isabs(path):  # caches are named after it, and stay in their folder
+        return "/" + normpath(path).lstrip("/")
+    if path == ".." or path.startswith("../"):
         raise ValueError(f"names {name}, which leaves the list's folder: write its absolute path")
     return path
 
@@ -140,15 +143,19 @@ def _whole(key: str, value: object, least: int) -> int | None:
         raise ValueError(f"has {key}: {value!r}, which is no whole number")
     if value < least:
         raise ValueError(f"has {key}: {value}, which is less than {least}")
+    if value > _MOST:
+        raise ValueError(f"has {key}: {value}, which is more than {_MOST}")
     return value
 
 
 def _seconds(key: str, value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"has {key}: {value!r}, which is no number of seconds")
-    if value < 0:
+    if value > _MOST:
+        raise ValueError(f"has {key}: {value}, which is more than {_MOST}")
+    if not value >= 0:  # NaN, too
         raise ValueError(f"has {key}: {value}, which is less than 0")
     return float(value)
 

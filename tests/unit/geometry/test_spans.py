@@ -152,3 +152,9 @@ def test_a_key_says_which_frames_of_the_file_a_clip_has() -> None:
     assert variant(Clip(0, 5), Span(), 30.0) == variant(Clip(0, 5), None, 30.0)
     found = {variant(Clip(1, 5), Span(x, stride=y), 30.0) for x in (0, 1, 2) for y in (1, 2, 3)}
     assert len(found) == 9
+
+
+@pytest.mark.parametrize("fps", [None, 30.0])
+def test_a_stride_or_a_length_beyond_any_file_is_no_error(fps: SourceFps) -> None:
+    assert len(kept_indices(9, fps, Span(2, stride=10**30))) == 1
+    assert kept_indices(9, fps, Span(2, 10**30)) == kept_indices(9, fps, Span(2))

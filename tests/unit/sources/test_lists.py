@@ -228,6 +228,10 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
         ({"video": "a.mp4", "prompt": "x", "first_frame": 1.5}, "which is no whole number"),
         ({"video": "a.mp4", "prompt": "x", "stride": 0}, "has stride: 0, which is less than 1"),
         ({"video": "a.mp4", "prompt": "x", "start": "1"}, "which is no number of seconds"),
+        ({"video": "a.mp4", "prompt": "x", "end": 10**400}, "which is more than 2147483647"),
+        ({"video": "a.mp4", "prompt": "x", "start": 1e300}, "which is more than 2147483647"),
+        ({"video": "a.mp4", "prompt": "x", "frames": 4 * 10**30 + 1}, "more than 2147483647"),
+        ({"video": "a.mp4", "prompt": "x", "stride": 10**30}, "which is more than 2147483647"),
         ({"video": "a.mp4", "prompt": "x", "start": 3, "end": 2}, "is not after its start"),
         ({"video": "a.mp4", "prompt": "x", "first_frame": 1, "end": 2}, "and seconds: leave out"),
         ({"video": "a.mp4", "prompt": "x", "frames": 5, "end": 2}, "frames and end: leave out"),
@@ -502,3 +506,15 @@ def test_whatever_stands_in_a_list_is_an_item_or_a_line(rows: list[Any]) -> None
         for item in found:
             json.dumps([item.span, item.row], allow_nan=False).encode()
             "".join(item.texts or []).encode()
+
+
+@pytest.mark.parametrize("up", ["/..", "/none/../..", "//.."])
+def test_an_absolute_name_with_dots_leads_no_cache_out_of_its_folder(
+    up: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"picture")
+    path = write(tmp_path / "list.jsonl", {"image": f"{up}{tmp_path}/a.png", "prompt": "p"})
+    asked = Dataset(path=str(path))
+    (item,), faults, _ = lists.items("d", asked, lists.scan("d", asked, Memo(None)))
+    assert not faults and Path(item.image).samefile(tmp_path / "a.png")
+    assert ".." not in f"{item.image}/{item.stem}".split("/")
