@@ -23,8 +23,12 @@ def with_prompt_file(values: Any) -> Any:
     name = expanded(values["prompt_file"])
     try:
         lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"`prompt_file` {name} cannot be read ({error})") from None
+    except OSError as error:
+        what = f"`prompt_file` {name} cannot be read ({error.strerror}): correct the path"
+        raise ValueError(what) from None
+    except UnicodeDecodeError as error:
+        what = f"`prompt_file` {name} is not UTF-8 (byte {error.start + 1}): save it as UTF-8"
+        raise ValueError(what) from None
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise ValueError(f"`prompt_file` {name} holds no prompt: write one a line")

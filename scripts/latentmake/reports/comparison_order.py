@@ -19,6 +19,7 @@ from latentmake.config import Config, LoopTrainer, nearest
 from latentmake.errors import ConfigError, DatasetError, TrainingError, UserError
 from latentmake.files import atomic
 from latentmake.plan.parts import run_folder
+from latentmake.reports.natural import natural_key
 from latentmake.reports.page import state_in, template_digest
 from latentmake.sources.items import IMAGE_EXTENSIONS
 from latentmake.training.generation import FOLDER as GENERATED
@@ -273,13 +274,7 @@ def pictures_in(source: Source) -> dict[str, Path]:
                     hint="rename or remove one of them",
                 )
             found[stem] = path
-    return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts `step 9` before `step 10`."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+    return dict(sorted(found.items(), key=lambda item: natural_key(item[0])))
 
 
 def state_of(sources: Sequence[Source], digest_of: Callable[[Path], str]) -> str:

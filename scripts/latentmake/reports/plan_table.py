@@ -12,6 +12,7 @@ from latentmake.layouts import kind_of
 from latentmake.plan import store
 from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.staleness import REASONS
+from latentmake.reports.natural import natural_key
 
 __all__ = ["plan_table", "status_lines"]
 
@@ -44,7 +45,9 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
             colalign=["left"] * 3 + ["right"] * (len(REASONS) + 2),
         )
     ]
-    lines += [f"faulty: {fault.line}" for found in faults.values() for fault in found]
+    for found in faults.values():
+        by_place = sorted(found, key=lambda fault: natural_key(fault.path))
+        lines += [f"faulty: {fault.line}" for fault in by_place]
     total = sum(len(item.targets) for order in plan.orders for item in order.items)
     if total:
         at_hand = sum(len(order.paths) for order in plan.orders if order.reuses)

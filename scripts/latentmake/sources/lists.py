@@ -120,8 +120,12 @@ def _lines(stream: IO[bytes]) -> Iterator[tuple[int, str | None, str | None]]:
         except json.JSONDecodeError as error:
             whole = line.endswith(b"\n")
             yield number, None, f"is not JSON ({error.msg})" if whole else "ends in the middle"
-        except (ValueError, RecursionError) as error:
-            yield number, None, f"is not JSON ({type(error).__name__})"
+        except UnicodeEncodeError:
+            yield number, None, "is not JSON (it holds half a character)"
+        except ValueError:
+            yield number, None, "is not JSON (it holds NaN, infinity or a number that is too long)"
+        except RecursionError:
+            yield number, None, "is not JSON (it is nested too deeply)"
 
 
 def _objects(stream: IO[bytes]) -> Iterator[tuple[int, str | None, str | None]]:
@@ -202,6 +206,9 @@ def items(
     for row in rows:
         item = _item(dataset, scanned.root, row, stats)
         where = _line(dataset, row.line)
+        if wrong := _fault(dataset, item, row, stats):
+            faults.append(Fault(where, item.stem, *wrong))
+            continue
         if (first := found.get(item.stem)) is not None:
             what = f"is the same clip as line {first[1]} ({row.path})"
             hint = "take one of them out, or give them different frames"
@@ -211,10 +218,7 @@ def items(
             faults.append(Fault(where, _unnamed(row.line), what, hint))
             continue
         found[item.stem] = item, row.line
-        if wrong := _fault(dataset, item, row, stats):
-            faults.append(Fault(where, item.stem, *wrong))
-            del found[item.stem]
-        elif row.caption is not None or row.tags is not None:
+        if row.caption is not None or row.tags is not None:
             texts[item.stem] = Entry(item.stem, row.caption, row.tags)
     return sorted(item for item, _ in found.values()), sorted(faults), texts
 

@@ -100,7 +100,8 @@ def measured(
             _check_name(layout, item, bases)
             if settings.video and not layout.clips(media, settings, span):
                 _refuse_beyond(item, settings, media, span)
-                what = f"has {media.frames} frames, too few for any clip of target_frames"
+                frames = f"{media.frames} frame{'s' * (media.frames != 1)}"
+                what = f"has {frames}, too few for any clip of target_frames"
                 if settings.short_videos == "skip":
                     made.short.append(f"{item.where} {what}: it is left out")
                     continue

@@ -539,5 +539,8 @@ def test_prompts_are_read_from_a_file_a_line_each(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(ValidationError, match="holds no prompt"):
         Samples.model_validate({"prompt_file": str(path)})
-    with pytest.raises(ValidationError, match=r"none\.txt cannot be read"):
+    path.write_bytes(b"\xff\xfea\x00")
+    with pytest.raises(ValidationError, match=r"is not UTF-8 \(byte 1\): save it as UTF-8"):
+        Samples.model_validate({"prompt_file": str(path)})
+    with pytest.raises(ValidationError, match=r"none\.txt cannot be read \(No such file or dir"):
         Samples.model_validate({"prompt_file": str(tmp_path / "none.txt")})
