@@ -111,7 +111,7 @@ def _draw(order: GenerationOrder, missing: Sequence[Wish], folder: Path) -> None
     """Draw the latents of clips: those without the LoRA first, then those with it."""
     device = pick_device()
     dtype = compute_dtype(device, "bfloat16", lambda line: None)
-    _say(f"{order.run}: {len(missing)} clips to draw, on {device.type}")
+    _say(f"{order.run}: clips to draw: {len(missing)}, on {device.type}")
     condition = condition_of(order, device)
     networks = _load(order, device, dtype, lora=any(wish.adapter for wish in missing))
     sampling = Sampling(order.steps, order.guidance, order.shift, order.scheduler)
