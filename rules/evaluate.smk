@@ -19,7 +19,7 @@ rule evaluate:
         "../scripts/evaluate.py"
 
 
-for run in SESSION.runs:
+for run in SESSION.runs_that("evaluates"):
 
     rule:
         name:

@@ -19,7 +19,7 @@ rule generate:
         "../scripts/generate.py"
 
 
-for run in filter(SESSION.generates, SESSION.runs):
+for run in SESSION.runs_that("generates"):
 
     rule:
         name:

@@ -349,10 +349,9 @@ class Session:
         backend = backends.of_run(self.config, run)
         return backend is not None and backend.publishes
 
-    def generates(self, run: str) -> bool:
-        """Whether a run has a target `generate_{run}`."""
-        trainer = self.runs[run].trainer
-        return trainer is not None and trainer.generates
+    def runs_that(self, verb: str) -> list[str]:
+        """Return the runs whose trainer `generates` or `evaluates`."""
+        return [run for run, each in self.runs.items() if getattr(each.trainer, verb, False)]
 
     def text_models(self, run: str) -> list[str]:
         """Return the files to wait for where a rule has yet to make a run's text encoders."""

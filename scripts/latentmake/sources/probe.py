@@ -74,7 +74,7 @@ def measured(
     made = Measured()
     known = _probed(settings, scan.roots, items, memo)
     controls = {} if control is None else _controls(control, settings)
-    bases: dict[str, str] = {}
+    bases: dict[str, tuple[str, str]] = {}
     spans: dict[tuple[str, Span], str] = {}
     variable: list[str] = []
     turned: list[str] = []
@@ -199,13 +199,13 @@ def _refuse_large(path: str, media: Media, most: int) -> None:
         raise SourceError(f"{what} (a decompression bomb?)", where=path, hint=hint)
 
 
-def _check_name(layout: Layout, item: Item, bases: dict[str, str]) -> None:
+def _check_name(layout: Layout, item: Item, bases: dict[str, tuple[str, str]]) -> None:
     """Refuse an item whose caches would have the name of another's, or one too long."""
-    other = bases.setdefault(layout.base(item.stem), item.stem)
+    other, image = bases.setdefault(layout.base(item.stem), (item.stem, item.image))
     name = f"{item.stem.rpartition('/')[2]}{layout.longest_ending}"
     what = ""
     if other != item.stem:
-        what = f"has the same name as {other}, and musubi-tuner's caches lie flat"
+        what = f"has the same name as {image}, and musubi-tuner's caches lie flat"
     elif len(name.encode()) > 255:
         what = "has a name too long for its cache file"
     if what:
