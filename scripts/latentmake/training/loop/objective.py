@@ -28,7 +28,16 @@ class Losses(NamedTuple):
 
 
 class Objective(ABC):
-    """Noise, timesteps and losses of a training."""
+    """Noise, timesteps and losses of a training.
+
+    Flow matching (Lipman et al. 2022, https://arxiv.org/abs/2210.02747) mixes noisy = (1 - s) x + s
+    noise, s a timestep's share of all, and its target is noise - x.
+
+    Attributes:
+        timesteps: their number.
+    """
+
+    timesteps: int = 1000
 
     @abstractmethod
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,6 +48,44 @@ class Objective(ABC):
         """Return the timesteps at some shares, in [0, 1), of the way into the noise."""
 
     @abstractmethod
+    def predict(
+        self,
+        network: Any,
+        batch: Batch,
+        noisy: torch.Tensor,
+        timesteps: torch.Tensor,
+        *,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return a network's prediction, of the latents' shape.
+
+        Args:
+            network: as the training has it.
+            batch: of examples.
+            noisy: their latents with noise, on the network's device.
+            timesteps: [batch], likewise.
+            dtype: of the network's inputs.
+        """
+
+    def noisy(
+        self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Return latents with the noise of their timesteps; by default those of flow matching."""
+        sigmas = (timesteps / self.timesteps).view(-1, *[1] * (latents.ndim - 1))
+        return (1 - sigmas) * latents + sigmas * noise
+
+    def target(
+        self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the network's target, of the latents' shape; by default flow matching's."""
+        del timesteps
+        return noise - latents
+
+    def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
+        """Return the weight of each timestep, [batch]; None where all have the same."""
+        del timesteps
+        return None
+
     def losses(
         self,
         network: Any,
@@ -59,6 +106,15 @@ class Objective(ABC):
             device: of the network.
             dtype: of its inputs.
         """
+        latents, noise = batch.latents.to(device), noise.to(device)
+        timesteps = timesteps.to(device)
+        noisy = self.noisy(latents, noise, timesteps)
+        predicted = self.predict(network, batch, noisy, timesteps, dtype=dtype)
+        wanted = self.target(latents, noise, timesteps)
+        errors = torch.nn.functional.mse_loss(predicted.float(), wanted.float(), reduction="none")
+        raw = errors.mean(dim=tuple(range(1, errors.ndim)))
+        weights = self.weights(timesteps)
+        return Losses(raw, raw if weights is None else raw * weights)
 
 
 def probe_loss(

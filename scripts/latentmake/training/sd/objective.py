@@ -21,7 +21,6 @@ from latentmake.config import Weights
 from latentmake.errors import ModelError
 from latentmake.models.checks import read_schedule
 from latentmake.training.loop.data.batch import Batch
-from latentmake.training.loop.objective import Losses
 from latentmake.training.loop.objective import Objective as LoopObjective
 
 __all__ = ["Network", "NoiseSchedule", "Objective", "load_noise_schedule"]
@@ -138,8 +137,7 @@ class Objective(LoopObjective):
     ) -> torch.Tensor:
         """Return latents with the noise of their timesteps."""
         if self.flow:
-            sigmas = (timesteps / self.timesteps).view(-1, 1, 1, 1)
-            return (1 - sigmas) * latents + sigmas * noise
+            return super().noisy(latents, noise, timesteps)
         mixed: torch.Tensor = self.schedule.add_noise(latents, noise, timesteps)
         return mixed
 
@@ -148,7 +146,7 @@ class Objective(LoopObjective):
     ) -> torch.Tensor:
         """Return the network's target, of the latents' shape."""
         if self.flow:
-            return noise - latents
+            return super().target(latents, noise, timesteps)
         if self.schedule.config.prediction_type == "epsilon":
             return noise
         velocity: torch.Tensor = self.schedule.get_velocity(latents, noise, timesteps)
@@ -164,37 +162,22 @@ class Objective(LoopObjective):
             return least / (snr + 1)
         return torch.where(snr > 0, least / snr, 1.0)  # its limit where all is noise
 
-    def losses(
+    def predict(
         self,
         network: Network,
         batch: Batch,
-        noise: torch.Tensor,
+        noisy: torch.Tensor,
         timesteps: torch.Tensor,
         *,
-        device: torch.device,
         dtype: torch.dtype,
-    ) -> Losses:
-        """Return the loss of each example.
-
-        Args:
-            network: predicts.
-            batch: of examples.
-            noise: of the latents' shape.
-            timesteps: [batch].
-            device: of the network.
-            dtype: of its inputs.
-        """
-        latents, noise = batch.latents.to(device), noise.to(device)
-        timesteps = timesteps.to(device)
+    ) -> torch.Tensor:
+        """Return the UNet's prediction; see `Objective.predict`."""
+        device = noisy.device
         (predicted,) = network(
-            self.noisy(latents, noise, timesteps).to(dtype),
+            noisy.to(dtype),
             timesteps,
             batch.text.to(device, dtype),
             encoder_attention_mask=None if batch.mask is None else batch.mask.to(device),
             return_dict=False,
         )
-        wanted = self.target(latents, noise, timesteps)
-        errors = torch.nn.functional.mse_loss(predicted.float(), wanted.float(), reduction="none")
-        raw = errors.mean(dim=(1, 2, 3))
-        weights = self.weights(timesteps)
-        return Losses(raw, raw if weights is None else raw * weights)
+        return predicted

@@ -16,7 +16,6 @@ import torch
 from latentmake.errors import TrainingError
 from latentmake.training.loop import objective as loop
 from latentmake.training.loop.data.batch import Batch
-from latentmake.training.loop.objective import Losses
 from latentmake.training.wan.sampling import TEXT_TOKENS
 
 __all__ = ["CLIP", "FIRST_FRAME", "Network", "Objective", "inputs_of"]
@@ -26,7 +25,6 @@ CLIP = "clip"
 """Names of image-to-video's tensors in a batch: mask and latents of the first frame [batch, 20,
 frames, height, width], and the CLIP image encoder's hidden states [batch, tokens, width]."""
 
-_TIMESTEPS = 1000
 _LEAST = 1e-5  # of a share: a normal number is infinite at 0 and 1
 
 
@@ -106,7 +104,7 @@ class Objective(loop.Objective):
         return self._timesteps(quantiles)
 
     def _timesteps(self, quantiles: torch.Tensor) -> torch.Tensor:
-        return (self.shares(quantiles) * _TIMESTEPS).float()
+        return (self.shares(quantiles) * self.timesteps).float()
 
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw noise of this shape, and timesteps of one network for a micro-batch.
@@ -126,27 +124,19 @@ class Objective(loop.Objective):
         drawn = torch.rand(shape[:1], generator=random, dtype=torch.float64)
         return noise, self._timesteps(start + (stop - start) * drawn)
 
-    def losses(
+    def predict(
         self,
         network: Network,
         batch: Batch,
-        noise: torch.Tensor,
+        noisy: torch.Tensor,
         timesteps: torch.Tensor,
         *,
-        device: torch.device,
         dtype: torch.dtype,
-    ) -> Losses:
-        """Return the mean squared error of each example's velocity; see `Objective.losses`."""
-        latents, noise = batch.latents.to(device), noise.to(device)
-        timesteps = timesteps.to(device)
-        sigmas = (timesteps / _TIMESTEPS).view(-1, 1, 1, 1, 1)
-        noisy = (1 - sigmas) * latents + sigmas * noise
-        (predicted,) = network(**inputs_of(batch, noisy, timesteps, device=device, dtype=dtype))
-        errors = torch.nn.functional.mse_loss(
-            predicted.float(), (noise - latents).float(), reduction="none"
-        )
-        raw = errors.mean(dim=(1, 2, 3, 4))
-        return Losses(raw, raw)
+    ) -> torch.Tensor:
+        """Return the network's velocity; see `Objective.predict`."""
+        inputs = inputs_of(batch, noisy, timesteps, device=noisy.device, dtype=dtype)
+        (predicted,) = network(**inputs)
+        return predicted
 
 
 def inputs_of(
