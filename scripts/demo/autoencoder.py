@@ -15,9 +15,9 @@ from diffusers import AutoencoderKL
 from diffusers.models.downsampling import Downsample2D
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.upsampling import Upsample2D
-from latentmake.progress import Progress
 from torch import Tensor, nn
-from torch.nn import functional
+
+from demo.descent import train_vae
 
 __all__ = ["encode", "make_autoencoder", "train_autoencoder"]
 
@@ -30,7 +30,6 @@ _LEARNING_RATE = 2e-3
 _BATCH = 8
 _CROP = 32  # most steps see only crops of this many pixels a side, which are four times cheaper
 _CROP_SHARE = 0.75
-_LATENT_PENALTY = 1e-3
 
 
 def make_autoencoder() -> AutoencoderKL:
@@ -138,29 +137,13 @@ def train_autoencoder(
         steps: optimizer steps.
         generator: draws the batches.
     """
-    optimizer = torch.optim.AdamW(
-        autoencoder.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0, fused=True
+    train_vae(
+        autoencoder,
+        lambda step: _batch(pictures, generator, cropped=step < _CROP_SHARE * steps),
+        steps,
+        name="tiny VAE",
+        learning_rate=_LEARNING_RATE,
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 10) * max(0.02, 1 - step / max(1, steps))
-    )
-    autoencoder.train()
-    for step in Progress(range(steps), desc="tiny VAE", unit="step"):
-        cropped = step < _CROP_SHARE * steps
-        batch = _batch(pictures, generator, cropped=cropped)
-        latents = autoencoder.encode(batch).latent_dist.mean
-        decoded = autoencoder.decode(latents).sample
-        loss = (
-            functional.mse_loss(decoded, batch)
-            + 0.5 * functional.l1_loss(decoded, batch)
-            + _LATENT_PENALTY * latents.square().mean()
-        )
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(autoencoder.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-    autoencoder.eval()
     deviation = encode(autoencoder, pictures[:256], scaling_factor=1.0).std().item()
     autoencoder.register_to_config(scaling_factor=1 / deviation)
 

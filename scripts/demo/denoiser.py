@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
-from latentmake.progress import Progress
 from torch import Tensor
 from torch.nn import functional
+
+from demo.descent import descend
 
 __all__ = ["make_denoiser", "make_scheduler", "train_denoiser"]
 
@@ -75,14 +76,8 @@ def train_denoiser(
         generator: draws batches, timesteps and noise.
     """
     scheduler = make_scheduler()
-    optimizer = torch.optim.AdamW(
-        denoiser.parameters(), lr=_LEARNING_RATE, weight_decay=0, fused=True
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 10) * max(0.05, 1 - step / max(1, steps))
-    )
-    denoiser.train()
-    for _ in Progress(range(steps), desc="tiny UNet", unit="step"):
+
+    def loss(_: int) -> Tensor:
         chosen = torch.randint(len(latents), (_BATCH,), generator=generator)
         timesteps = torch.randint(1000, (_BATCH,), generator=generator)
         noise = torch.randn((_BATCH, *latents.shape[1:]), generator=generator)
@@ -90,9 +85,6 @@ def train_denoiser(
         captions = torch.where(dropped[:, None, None], empty, embeddings[chosen])
         noisy = scheduler.add_noise(latents[chosen], noise, timesteps)
         velocity = scheduler.get_velocity(latents[chosen], noise, timesteps)
-        loss: Tensor = functional.mse_loss(denoiser(noisy, timesteps, captions).sample, velocity)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        schedule.step()
-    denoiser.eval()
+        return functional.mse_loss(denoiser(noisy, timesteps, captions).sample, velocity)
+
+    descend(denoiser, loss, steps, name="tiny UNet", learning_rate=_LEARNING_RATE)

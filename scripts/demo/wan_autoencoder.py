@@ -14,9 +14,9 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import (
     WanResidualBlock,
     WanRMS_norm,
 )
-from latentmake.progress import Progress
 from torch import Tensor, nn
-from torch.nn import functional
+
+from demo.descent import train_vae
 
 __all__ = ["encode_clips", "make_wan_autoencoder", "train_wan_autoencoder"]
 
@@ -31,7 +31,6 @@ _LEARNING_RATE = 1.5e-3
 _BATCH = 4
 _CROP = 32  # most steps see only crops of this many pixels a side, which are cheaper
 _FRAMES = 5  # of a crop
-_LATENT_PENALTY = 1e-3
 _MEASURED = 32  # clips of which the statistics of latents are taken
 
 
@@ -151,28 +150,13 @@ def train_wan_autoencoder(
         steps: optimizer steps.
         generator: draws the batches.
     """
-    optimizer = torch.optim.AdamW(
-        autoencoder.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0, fused=True
+    train_vae(
+        autoencoder,
+        lambda _: _batch(clips, generator),
+        steps,
+        name="tiny Wan VAE",
+        learning_rate=_LEARNING_RATE,
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 10) * max(0.02, 1 - step / max(1, steps))
-    )
-    autoencoder.train()
-    for _ in Progress(range(steps), desc="tiny Wan VAE", unit="step"):
-        batch = _batch(clips, generator)
-        latents = autoencoder.encode(batch).latent_dist.mean
-        decoded = autoencoder.decode(latents).sample
-        loss = (
-            functional.mse_loss(decoded, batch)
-            + 0.5 * functional.l1_loss(decoded, batch)
-            + _LATENT_PENALTY * latents.square().mean()
-        )
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(autoencoder.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-    autoencoder.eval()
     _take_on_statistics(autoencoder, clips[:_MEASURED])
 
 

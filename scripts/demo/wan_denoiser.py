@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from diffusers import UniPCMultistepScheduler, WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
-from latentmake.progress import Progress
 from torch import Tensor
 from torch.nn import functional
+
+from demo.descent import descend
 
 __all__ = [
     "FLOW_SHIFT",
@@ -132,16 +133,8 @@ def train_wan_denoiser(
         steps: optimizer steps.
         generator: draws batches, timesteps and noise.
     """
-    optimizer = torch.optim.AdamW(
-        denoiser.parameters(), lr=_LEARNING_RATE, weight_decay=0, fused=True
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 10) * max(0.05, 1 - step / max(1, steps))
-    )
-    for block in denoiser.blocks:
-        block.attn2.set_processor(PaddedAttention())
-    denoiser.train()
-    for _ in Progress(range(steps), desc="tiny Wan transformer", unit="step"):
+
+    def loss(_: int) -> Tensor:
         chosen = torch.randint(len(latents), (_BATCH,), generator=generator)
         uniform = torch.rand(_BATCH, generator=generator)
         sigmas = FLOW_SHIFT * uniform / (1 + (FLOW_SHIFT - 1) * uniform)
@@ -151,12 +144,17 @@ def train_wan_denoiser(
         share = sigmas[:, None, None, None, None]
         noisy = (1 - share) * latents[chosen] + share * noise
         velocity = noise - latents[chosen]
-        loss = functional.mse_loss(denoiser(noisy, 1000 * sigmas, captions).sample, velocity)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(denoiser.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        return functional.mse_loss(denoiser(noisy, 1000 * sigmas, captions).sample, velocity)
+
+    for block in denoiser.blocks:
+        block.attn2.set_processor(PaddedAttention())
+    descend(
+        denoiser,
+        loss,
+        steps,
+        name="tiny Wan transformer",
+        learning_rate=_LEARNING_RATE,
+        max_norm=1.0,
+    )
     for block in denoiser.blocks:
         block.attn2.set_processor(WanAttnProcessor())
-    denoiser.eval()
