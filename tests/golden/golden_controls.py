@@ -1,0 +1,89 @@
+"""Writes controls.json: what a plan says of Wan datasets, one of which has control images.
+
+`python tests/golden/golden_controls.py` replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from golden_files import HERE, bitmap
+from latentmake.config import Dataset, parse
+from latentmake.files.cachefile import target_key
+from latentmake.index.memo import Memo
+from latentmake.layouts import size_of
+from latentmake.plan.batches import work_item
+from latentmake.plan.facts import Facts
+from latentmake.plan.keys import Keys
+from latentmake.plan.manifest import ManifestOrder, row_of
+from latentmake.plan.manifest_job import manifest_items
+from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.parts import source_of
+
+GOLDEN = HERE / "controls.json"
+RECIPE = "3" * 64
+PARTS = ("64", "text@64")
+CONFIG: dict[str, Any] = {
+    "datasets": {
+        "cats": {"path": "data", "control_directory": "controls", "fit": "bucket"},
+        "dogs": {"path": "data", "fit": "bucket"},
+    },
+    "models": {
+        "wan": {"task": "t2v-1.3B", "vae": "vae.pth", "text": "t5.pth", "dit": "dit.safetensors"}
+    },
+    "runs": {"all": {"datasets": ["cats", "dogs"], "model": "wan", "resolutions": [64]}},
+}
+
+
+def planned() -> dict[str, Any]:
+    """Return keys, items of orders and manifests of two pictures, one of them in a folder."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as workplace:
+        os.chdir(workplace)
+        try:
+            for name, size in {"a": (48, 80), "sub/b": (64, 64)}.items():
+                for folder, more in (("data", 0), ("controls", 16)):
+                    path = Path(f"{folder}/{name}.bmp")
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(bitmap(size[0] + more, size[1]))
+                Path(f"data/{name}.txt").write_text("a cat\n")
+            facts = Facts(parse(CONFIG), Memo(None))
+            return {name: _planned(facts, name) for name in facts.config.datasets}
+        finally:
+            os.chdir(before)
+
+
+def _planned(facts: Facts, dataset: str) -> dict[str, Any]:
+    settings, layout = facts.config.datasets[dataset], facts.layout("wan")
+    keys = Keys(facts.memo, layout, settings, dict.fromkeys(PARTS, RECIPE))
+    found, work = [], []
+    for item in facts.items(dataset, "wan")[0]:
+        for part in PARTS:
+            source, folder = source_of(part, item), layout.folder(dataset, "wan", part)
+            content = keys.content(source)
+            assert content is not None
+            variant = keys.variant(part, source, content, None)
+            assert variant is not None
+            found.append(target_key(content, RECIPE, variant))
+            (named,) = layout.named(folder, part, item.stem, item.media, settings)
+            work.append(work_item(source, [Target(part, named.path, None, size_of(part))], content))
+    model = facts.config.models["wan"]
+    order = WorkOrder("latents", dataset, "wan", Dataset(path="data"), model, {}, tuple(work))
+    order.write()
+    rows = manifest_items(facts, facts.config.runs["all"], {}, {})
+    items = [row for row in rows if row.dataset == dataset]
+    written = ManifestOrder("all", "wan", {}, [], items, {}, [], 1).write().read_text()
+    return {
+        "keys": found,
+        "order": order.path.with_suffix(".items.json").read_text(),
+        "manifest order": written.split("\n")[1:],
+        "manifest": [json.dumps(row_of(item, 1, layout)) for item in items],
+    }
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(f"{json.dumps(planned(), indent=1)}\n")
