@@ -54,7 +54,7 @@ def item_of(
         for clip in found
     )
     return WorkItem(
-        stem, str(path), None, targets, control and str(control), media=media, span=span
+        stem, str(path), None, targets, (str(control),) if control else (), media=media, span=span
     )
 
 

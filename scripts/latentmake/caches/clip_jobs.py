@@ -44,9 +44,9 @@ def make_clips(
     """
     claimed: set[str] = set()
     lock = threading.Lock()
-    files: dict[tuple[str | None, str | None], list[WorkItem]] = {}
+    files: dict[tuple[str | None, tuple[str, ...]], list[WorkItem]] = {}
     for item in items:
-        files.setdefault((item.source, item.control), []).append(item)
+        files.setdefault((item.source, item.controls), []).append(item)
 
     def read(group: list[WorkItem]) -> tuple[list[Reading], Maker | None]:
         readings: list[Reading] = []
@@ -90,7 +90,7 @@ def maker_of(order: WorkOrder, readings: Sequence[Reading], frames_at: FramesAt)
     """Return what makes the missing clips of items of one file."""
     wanted = [Clips(each.item, each.content, each.missing) for each in readings]
     first = readings[0]
-    paths = list(filter(None, (first.item.source, first.item.control)))
+    paths = list(filter(None, (first.item.source, *first.item.controls)))
     check = partial(refuse_changed, paths, first.sources)
     return clip_maker(order, wanted, frames_at, check)
 

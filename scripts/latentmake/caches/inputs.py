@@ -32,12 +32,13 @@ FramesAt = Callable[[str, Sequence[int]], Iterator[tuple[int, NDArray[np.uint8]]
 
 
 class SourceBytes(NamedTuple):
-    """Bytes of an item's source and of its control, if it has one, and the digest of both."""
+    """Bytes of an item's source, of its controls and layers, and the digest of all."""
 
     item: WorkItem
     data: bytes
-    control: bytes
     digest: str
+    controls: tuple[bytes, ...] = ()
+    layers: tuple[bytes, ...] = ()
 
 
 class Clips(NamedTuple):
@@ -101,7 +102,7 @@ def samples_of(
         SourceError: the bytes are damaged.
     """
     if order.kind == "text":
-        item, data, _, digest = source
+        item, data, digest = source[:3]
         text = order.layout.caption(caption_of(data, item, order.dataset_settings))
         return [Sample(key, digest, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
     module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")

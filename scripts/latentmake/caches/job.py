@@ -26,6 +26,7 @@ from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import target_stat
+from latentmake.plan.keys import joined
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.spool import spooled
 from latentmake.plan.store import stored
@@ -175,7 +176,7 @@ class Job:
         return reading
 
     def _read(self, reading: Reading) -> None:
-        item, data, control = reading.item, b"", b""
+        item, data = reading.item, b""
         if item.source is None:
             data = (item.text or "").encode()
             content = digest.of_bytes(data)
@@ -183,13 +184,14 @@ class Job:
             content = digest_source(item.source, reading.sources)
         else:
             data, content = read_source(item.source, reading.sources)
-        if item.control is not None:
+        others = []
+        for path in (*item.controls, *item.layers):
             if self.cuts_clips:
-                other = digest_source(item.control, reading.sources)
+                others.append((b"", digest_source(path, reading.sources)))
             else:
-                control, other = read_source(item.control, reading.sources)
-            content = digest.of_lines([content, other])
-        reading.content = content
+                others.append(read_source(path, reading.sources))
+        controls, layers = others[: len(item.controls)], others[len(item.controls) :]
+        reading.content = joined(content, [each for _, each in controls], [x for _, x in layers])
         for target, key in self._keys(reading, data).items():
             known = target.found is not None or target.path in self.kept
             if known and holds(Path(target.path), key):
@@ -204,7 +206,15 @@ class Job:
                 reading.missing[target] = key
         if reading.missing and not self.cuts_clips:
             reading.samples = samples_of(
-                self.order, SourceBytes(item, data, control, content), reading.missing
+                self.order,
+                SourceBytes(
+                    item,
+                    data,
+                    reading.content,
+                    tuple(each for each, _ in controls),
+                    tuple(each for each, _ in layers),
+                ),
+                reading.missing,
             )
 
     def _keys(self, reading: Reading, data: bytes) -> dict[Target, str]:

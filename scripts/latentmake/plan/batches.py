@@ -89,10 +89,13 @@ def work_item(source: Source, targets: Sequence[Target], content: str | None = N
         source.path,
         source.text,
         tuple(targets),
-        source.control,
+        source.controls,
         source.media,
         content,
         source.span,
+        source.layers,
+        source.control_sizes,
+        source.image,
     )
 
 

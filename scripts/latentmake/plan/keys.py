@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +19,14 @@ from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout, size_of
 from latentmake.sources import s3
 
-__all__ = ["PENDING", "Keys", "Source", "unreadable"]
+__all__ = ["PENDING", "Keys", "Source", "joined", "unreadable"]
 
 PENDING = ""
 """Digest of the recipe of a model that a rule has yet to make."""
 
 _SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
 _ALIKE = 2  # known files that an unknown one is presumed to equal
+_MOST_PRESUMED = 16  # digests that a source of several unknown files is presumed to have
 
 
 class Source(NamedTuple):
@@ -32,19 +34,50 @@ class Source(NamedTuple):
 
     Attributes:
         path: the image or caption file; None where `text` replaces it.
-        control: the control image or video, if any.
+        controls: the control images, or the control video.
         media: size and length of an image or video, where the layout's names contain them.
         span: the part of a video that its clips are counted in; None stands for all of it.
+        layers: further target images.
+        control_sizes: of the control images, where what is done to them depends on these.
+        image: of a text that depends on controls, the image whose bucket they are brought to.
     """
 
     stem: str
     path: str | None
     stat: SourceStat | None
     text: str | None = None
-    control: str | None = None
-    control_stat: SourceStat | None = None
+    controls: tuple[str, ...] = ()
+    control_stats: tuple[SourceStat, ...] = ()
     media: Media | None = None
     span: Span | None = None
+    layers: tuple[str, ...] = ()
+    layer_stats: tuple[SourceStat, ...] = ()
+    control_sizes: tuple[Size, ...] = ()
+    image: str | None = None
+
+    @property
+    def files(self) -> list[tuple[str, SourceStat]]:
+        """All its files."""
+        own = [] if self.path is None or self.stat is None else [(self.path, self.stat)]
+        paths, stats = (*self.controls, *self.layers), (*self.control_stats, *self.layer_stats)
+        return [*own, *zip(paths, stats, strict=True)]
+
+
+def joined(content: str, controls: Sequence[str], layers: Sequence[str] = ()) -> str:
+    """Return the digest of a source, from those of its file or text, its controls and layers."""
+    if not controls and not layers:
+        return content
+    return digest.of_lines([content, *controls, *(["layers", *layers] if layers else [])])
+
+
+def _of_text(source: Source) -> str:
+    return digest.of_bytes((source.text or "").encode())
+
+
+def _joined(source: Source, contents: Sequence[str]) -> str:
+    """Return the digest of a source, from those of its file or text, its controls and layers."""
+    last = 1 + len(source.controls)
+    return joined(contents[0], contents[1:last], contents[last:])
 
 
 def unreadable(path: str, error: OSError) -> SourceError:
@@ -93,13 +126,11 @@ class Keys:
 
     def content(self, source: Source) -> str | None:
         """Return a source's digest; None where it cannot be read, see `unreadable`."""
-        if source.path is None or source.stat is None:
-            return digest.of_bytes((source.text or "").encode())
         try:
-            content = self._file(source.path, source.stat)
-            if source.control is None or source.control_stat is None:
-                return content
-            return digest.of_lines([content, self._file(source.control, source.control_stat)])
+            found = [self._file(path, stat) for path, stat in source.files]
+            if source.path is None:
+                found.insert(0, _of_text(source))
+            return _joined(source, found)
         except SourceError as error:
             self.unreadable[source.stem] = error
             return None
@@ -107,7 +138,7 @@ class Keys:
     def known_content(self, source: Source) -> str | None:
         """Return the digest of a source of one file, if it is known without reading."""
         found = self._known.get(source.path or "")
-        if found is None or found[0] != source.stat or source.control is not None:
+        if found is None or found[0] != source.stat or len(source.files) > 1:
             return None
         return found[1]
 
@@ -160,13 +191,10 @@ class Keys:
         return []
 
     def _presumed_contents(self, source: Source) -> list[str]:
-        if source.path is None or source.stat is None:
-            return list(filter(None, [self.content(source)]))
-        contents = self._presumed(source.path, source.stat)
-        if source.control is None or source.control_stat is None:
-            return contents
-        controls = self._presumed(source.control, source.control_stat)
-        return [digest.of_lines([one, two]) for one in contents for two in controls]
+        found = [self._presumed(path, stat) for path, stat in source.files]
+        if source.path is None:
+            found.insert(0, [_of_text(source)])
+        return [_joined(source, each) for each in islice(product(*found), _MOST_PRESUMED)]
 
     # -- keys ---------------------------------------------------------------------------------
 
@@ -214,8 +242,8 @@ class Keys:
         sizes = {
             stat.size
             for source in wanted
-            for path, stat in ((source.path, source.stat), (source.control, source.control_stat))
-            if path and stat and self._known.get(path, (None,))[0] != stat
+            for path, stat in source.files
+            if self._known.get(path, (None,))[0] != stat
         }
         for _, stat, content in self._memo.sources.where("size", sizes):
             for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):

@@ -19,7 +19,7 @@ from latentmake.errors import CacheError, DatasetError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import Layout, kind_of
 from latentmake.plan import holdout, store
-from latentmake.plan.orders import run_order
+from latentmake.plan.orders import all_of, one_or_all, run_order
 from latentmake.plan.receipts import read_receipt
 from latentmake.plan.spool import spooled
 
@@ -42,6 +42,8 @@ CAPTIONS = "captions"
 """Part of the texts of items, where a trainer encodes them itself."""
 
 _CONTENT = 4  # in a receipt, behind the stat of a source
+_CONTROLS = 5  # in an item
+_WITH_LAYERS = 5  # values behind the controls of an item with layers
 
 
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
@@ -76,11 +78,12 @@ class ManifestItem(NamedTuple):
         source: path of its image or video.
         targets: part -> path and key of each target; a key is None until its job has run.
         caption: path of its caption file, if any.
-        control: path of its control image or video, if any.
+        controls: paths of its control images, or of its control video.
         texts: variants of its text, where they are not the content of its caption file.
         text_digest: of its text, where that is not cached.
         span: the part of a video that its clips are cut from, see `Span`; None: all of it.
         row: the other columns of its row, where the dataset is a list.
+        layers: paths of its further target images.
     """
 
     dataset: str
@@ -88,11 +91,12 @@ class ManifestItem(NamedTuple):
     source: str
     targets: Mapping[str, Sequence[tuple[str, str | None]]]
     caption: str | None = None
-    control: str | None = None
+    controls: tuple[str, ...] = ()
     texts: Sequence[str] | None = None
     text_digest: str | None = None
     span: list[int | None] | None = None
     row: dict[str, Any] | None = None
+    layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ class ManifestOrder:
     def write(self) -> Path:
         """Write it and return its path."""
         path = run_order(self.run, "manifest", self.planned)
-        lines = map(json.dumps, [vars(self) | {"items": None}, *self.items])
+        lines = map(json.dumps, [vars(self) | {"items": None}, *map(_values, self.items)])
         atomic.write(path, "\n".join(lines).encode())
         return path
 
@@ -136,10 +140,19 @@ class ManifestOrder:
         return cls(**head | {"items": list(map(_item, items))})
 
 
+def _values(item: ManifestItem) -> list[Any]:
+    """Return an item as an order has it: layers where there are some."""
+    *usual, layers = item
+    usual[_CONTROLS] = one_or_all(item.controls)
+    return [*usual, layers] if layers else usual
+
+
 def _item(values: list[Any]) -> ManifestItem:
-    dataset, stem, source, targets, *others = values
+    dataset, stem, source, targets, caption, control, *others = values
     pairs = {part: [(path, key) for path, key in found] for part, found in targets.items()}
-    return ManifestItem(dataset, stem, source, pairs, *others)
+    if len(others) == _WITH_LAYERS:
+        others[-1] = tuple(others[-1])
+    return ManifestItem(dataset, stem, source, pairs, caption, all_of(control), *others)
 
 
 @dataclass(frozen=True)
@@ -300,9 +313,9 @@ def _content_of(item: ManifestItem) -> str:
     latents = next(
         found[0][0] for part, found in item.targets.items() if kind_of(part) == "latents"
     )
-    if item.control is None:
+    if not item.controls and not item.layers:
         return _header_of(latents).source
-    return digest.of_file(Path(item.source))  # the header's is of both
+    return digest.of_file(Path(item.source))  # the header's is of all its files
 
 
 def row_of(item: ManifestItem, repeats: int, layout: Layout) -> dict[str, Any]:
@@ -314,9 +327,19 @@ def row_of(item: ManifestItem, repeats: int, layout: Layout) -> dict[str, Any]:
         "repeats": repeats,
         **layout.row({part: [path for path, _ in found] for part, found in item.targets.items()}),
         **({} if item.texts is None else {"texts": item.texts}),
-        **({"caption": item.caption, "control": item.control} if layout.lists_sources else {}),
+        **(_beside(item) if layout.lists_sources else {}),
         **({} if item.span is None else {"span": list(item.span)}),
         **({} if item.row is None else {"row": item.row}),
+    }
+
+
+def _beside(item: ManifestItem) -> dict[str, Any]:
+    """Return the entries of a row for caption, controls and layers."""
+    return {
+        "caption": item.caption,
+        "control": next(iter(item.controls), None),
+        **({"controls": [*item.controls]} if len(item.controls) > 1 else {}),
+        **({"layers": [*item.layers]} if item.layers else {}),
     }
 
 

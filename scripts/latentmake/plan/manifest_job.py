@@ -152,9 +152,10 @@ def manifest_items(
                 item.image,
                 targets,
                 item.caption,
-                item.control,
+                item.controls,
                 item.texts,
                 digests.get(item.stem),
                 None if item.span is None else [*item.span],
                 item.row,
+                item.layers,
             )

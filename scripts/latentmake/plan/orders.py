@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -24,13 +25,24 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
 from latentmake.layouts import Layout
 
-__all__ = ["FOLDER", "KEPT_SECONDS", "RUNS", "Target", "WorkItem", "WorkOrder", "run_order"]
+__all__ = [
+    "FOLDER",
+    "KEPT_SECONDS",
+    "RUNS",
+    "Target",
+    "WorkItem",
+    "WorkOrder",
+    "all_of",
+    "one_or_all",
+    "run_order",
+]
 
 FOLDER = Path(".latentmake/orders")
 RUNS = Path(".latentmake/runs")
 KEPT_SECONDS = 7 * 24 * 3600
 """How long orders and receipts are kept."""
 
+_CONTROLS = 4  # in an item
 _SECTIONS: dict[str, type[BaseModel]] = {
     "dataset_settings": Dataset,
     "model_settings": Model,
@@ -60,20 +72,26 @@ class WorkItem(NamedTuple):
 
     Attributes:
         source: path of the image or caption; None where `text` replaces it.
-        control: path of the control image or video, if any.
+        controls: paths of the control images, or of the control video.
         media: size and length of the image or video, where the names of targets contain them.
         content: digest of the source when the order was written, if it was known.
         span: the part of a video that its clips are counted in; None stands for all of it.
+        layers: paths of further target images.
+        control_sizes: of the control images, where what is done to them depends on these.
+        image: path of the image of a text that depends on controls; they are brought to its bucket.
     """
 
     stem: str
     source: str | None
     text: str | None
     targets: tuple[Target, ...]
-    control: str | None = None
+    controls: tuple[str, ...] = ()
     media: Media | None = None
     content: str | None = None
     span: Span | None = None
+    layers: tuple[str, ...] = ()
+    control_sizes: tuple[Size, ...] = ()
+    image: str | None = None
 
     @property
     def place(self) -> str:
@@ -182,7 +200,7 @@ class WorkOrder:
 
     @cached_property
     def _items(self) -> str:
-        return json.dumps(self.items, separators=(",", ":"))
+        return json.dumps([*map(_values, self.items)], separators=(",", ":"))
 
     @property
     def _items_path(self) -> Path:
@@ -229,11 +247,41 @@ class WorkOrder:
         return cls(**values | {"items": tuple(map(_item, items))})
 
 
+def _values(item: WorkItem) -> list[Any]:
+    """Return an item as an order has it: what most items lack is written where it is there."""
+    usual: list[Any]
+    *usual, layers, sizes, image = item
+    usual[_CONTROLS] = one_or_all(item.controls)
+    return usual if not (layers or sizes or image) else [*usual, layers, sizes, image]
+
+
 def _item(values: list[Any]) -> WorkItem:
     stem, source, text, targets, control, media, content, *others = values
     made, size = tuple(map(_target, targets)), Media(*media) if media else None
-    span = Span(*others[0]) if others and others[0] else None  # orders of before have none
-    return WorkItem(stem, source, text, made, control, size, content, span)
+    span, layers, sizes, image = (*others, None, None, None, None)[:4]  # as far as they are there
+    return WorkItem(
+        stem,
+        source,
+        text,
+        made,
+        all_of(control),
+        size,
+        content,
+        Span(*span) if span else None,
+        tuple(layers or ()),
+        tuple(Size(*each) for each in sizes or ()),
+        image,
+    )
+
+
+def one_or_all(paths: Sequence[str]) -> str | list[str] | None:
+    """Return controls as files of JSON have them: None, the only one, or several."""
+    return [*paths] if len(paths) > 1 else next(iter(paths), None)
+
+
+def all_of(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the controls that `one_or_all` wrote."""
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def _target(values: list[Any]) -> Target:

@@ -181,10 +181,13 @@ def source_of(part: str, item: Item) -> Source:
             item.stem,
             item.image,
             item.image_stat,
-            control=item.control,
-            control_stat=item.control_stat,
+            controls=item.controls,
+            control_stats=item.control_stats,
             media=item.media,
             span=item.span,
+            layers=item.layers,
+            layer_stats=item.layer_stats,
+            control_sizes=item.control_sizes,
         )
     if item.texts is not None:
         variant = part.partition(".")[2]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError
 from latentmake.files.media import VIDEO_EXTENSIONS, Media
+from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat
 from latentmake.layouts.plain import LATENTS_ENDING
@@ -59,7 +60,9 @@ class Item(NamedTuple):
         image: the image or video.
         caption: file of its caption; None stands for the empty caption.
         tags: file of its tags.
-        control: its control image or video.
+        controls: its control images, or its control video.
+        layers: its further target images.
+        control_sizes: of the control images, where what is done to them depends on these.
         media: size and length, where the layout's names need them.
         texts: the variants of its text; None where it is what the caption file holds.
         span: the part of a video that its clips are cut from; None stands for all of it.
@@ -75,14 +78,17 @@ class Item(NamedTuple):
     caption_stat: SourceStat | None
     tags: str | None = None
     tags_stat: SourceStat | None = None
-    control: str | None = None
-    control_stat: SourceStat | None = None
+    controls: tuple[str, ...] = ()
+    control_stats: tuple[SourceStat, ...] = ()
     media: Media | None = None
     texts: list[str] | None = None
     span: Span | None = None
     row: dict[str, Any] | None = None
     window: tuple[float, float | None] | None = None
     place: str | None = None
+    layers: tuple[str, ...] = ()
+    layer_stats: tuple[SourceStat, ...] = ()
+    control_sizes: tuple[Size, ...] = ()
 
     @property
     def where(self) -> str:

@@ -107,20 +107,21 @@ def measured(
                     continue
                 hint = "use shorter clips, or remove it"
                 raise SourceError(what, where=item.image, hint=hint)
-            path, control_stat = None, None
+            beside: tuple[str, SourceStat] | None = None
             if control is not None:
                 name = _beside(item, scan)
                 if name not in controls:
                     what = f"has no control in {control.root}"
                     hint = f"put {control.root}/{name} there, or remove the item"
                     raise SourceError(what, where=item.image, hint=hint)
-                path, control_stat = controls[name]
+                beside = controls[name]
         except SourceError as error:
             made.faults.append(Fault(item.where, item.stem, error.what, error.hint))
             continue
-        made.found.append(
-            item._replace(media=media, span=span, control=path, control_stat=control_stat)
-        )
+        item = item._replace(media=media, span=span)
+        if beside is not None:
+            item = item._replace(controls=(beside[0],), control_stats=(beside[1],))
+        made.found.append(item)
     made.notes += _note(variable, "a variable frame rate", "source_fps: auto")
     made.notes += _note(turned, "a rotation for display", "display_rotation: true")
     return made

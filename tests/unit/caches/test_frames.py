@@ -280,7 +280,7 @@ def made(
         str(path),
         None,
         tuple(targets),
-        control and str(control),
+        (str(control),) if control else (),
         media=media or probe_video(str(path)),
     )
     settings = Dataset(path="data", target_frames=[5], source_fps=fps, fit=fit)  # type: ignore[arg-type]
@@ -537,7 +537,7 @@ def asked(path: Path, control: Path | None, *, limit: int, clip: bool) -> WorkOr
     )
     return order_of(
         settings,
-        WorkItem("a", str(path), None, (target,), control and str(control), media=media),
+        WorkItem("a", str(path), None, (target,), (str(control),) if control else (), media=media),
     )
 
 
@@ -546,9 +546,9 @@ def samples_for(work: WorkOrder) -> list[Sample]:
     missing = {item.targets[0]: "key"}
     if work.dataset_settings.video:
         return clip_maker(work, [Clips(item, "digest", missing)], read_frames).make()
-    control = b"" if item.control is None else Path(item.control).read_bytes()
+    controls = tuple(Path(each).read_bytes() for each in item.controls)
     data = Path(item.source or "").read_bytes()
-    return samples_of(work, SourceBytes(item, data, control, "digest"), missing)
+    return samples_of(work, SourceBytes(item, data, "digest", controls), missing)
 
 
 def test_a_narrow_picture_of_wan_is_named_and_measured_by_the_datasets_limit(

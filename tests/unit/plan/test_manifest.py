@@ -333,7 +333,8 @@ items = st.builds(
         stems, st.lists(st.tuples(stems, st.one_of(st.none(), stems)), max_size=3)
     ),
     caption=st.one_of(st.none(), stems),
-    control=st.one_of(st.none(), stems),
+    controls=st.lists(stems, max_size=3).map(tuple),
+    layers=st.lists(stems, max_size=2).map(tuple),
     span=st.none() | st.lists(st.integers(0, 99), min_size=4, max_size=4),
     row=st.none() | st.dictionaries(stems, st.none() | stems | st.integers()),
 )

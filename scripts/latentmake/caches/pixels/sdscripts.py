@@ -36,7 +36,7 @@ def samples_of(
     """
     dataset, architecture = order.dataset_settings, order.model_settings.architecture
     assert architecture is not None
-    item, data, _, digest = source
+    item, data, digest = source[:3]
     path, alpha = item.source or "", dataset.alpha_mask
     image = open_image(data, path, dataset.max_image_pixels, alpha=alpha)
     size = stored_size(item, (image.shape[1], image.shape[0]))

@@ -29,22 +29,28 @@ MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 def samples_of(
     order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
 ) -> list[Sample]:
-    """Make the samples of an image, with its control if it has one.
+    """Make the samples of an image, with its first control if it has one.
+
+    Further controls and layers, which are encoded by musubi-tuner's own scripts alone, are decoded
+    to see that these can read them.
 
     Raises:
         SourceError: the image is damaged, too large, too narrow, or was changed.
     """
-    item, data, control, digest = source
-    dataset, path, control_path = order.dataset_settings, item.source or "", item.control or ""
+    item, data, digest = source[:3]
+    dataset, path = order.dataset_settings, item.source or ""
     limit, original = dataset.max_image_pixels, stored_size(item)
     sizes = [target_size(order, original, target.size or original) for target in missing]
     image = open_image(data, path, limit)
     stored_size(item, image.size)
     made = [fit(image, size, path=path, max_pixels=limit)[None] for size in sizes]
     controls: Sequence[Array | None] = [None] * len(missing)
-    if item.control:
-        image = open_image(control, control_path, limit)
-        controls = [fit(image, size, path=control_path, max_pixels=limit)[None] for size in sizes]
+    others = [*zip(item.controls, source.controls, strict=True)]
+    for name, content in (*others[1:], *zip(item.layers, source.layers, strict=True)):
+        open_image(content, name, limit)
+    for name, content in others[:1]:
+        image = open_image(content, name, limit)
+        controls = [fit(image, size, path=name, max_pixels=limit)[None] for size in sizes]
     return [
         Sample(key, digest, item, pixels, original, other)
         for key, pixels, other in zip(missing.values(), made, controls, strict=True)

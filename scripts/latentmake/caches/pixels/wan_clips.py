@@ -66,12 +66,12 @@ class ClipMaker:
         self._places = deque(sorted(places, key=lambda place: place.cut(()).reach))
         self._limit = order.dataset_settings.max_image_pixels
         item = self._places[0].item
-        self._path, self._control_path = item.source or "", item.control or ""
+        self._path, self._control_path = item.source or "", next(iter(item.controls), "")
         self._rotation = item.media.rotation if item.media else 0
         cuts = [place.cut(self._sizes(place)) for place in self._places]
         self._cutter = Cutter(self._path, cuts, self._scaled, frames_at)
         self._control: Cutter[_Bucket] | None = None
-        if item.control is not None:
+        if item.controls:
             self._first = self._places[0].kept[0]
             self._shape: Size | None = None
             controls = [place.cut(self._buckets(place)) for place in self._places]

@@ -40,7 +40,7 @@ class _FaultError(Exception):
 def item_faults(rows: Sequence[ManifestRow]) -> Iterator[str]:
     """Yield a line for each image, caption and control file of the manifest that is not there."""
     for row in rows:
-        for path in (row.source, row.caption, row.control):
+        for path in (row.source, row.caption, *row.control_files, *row.layers):
             if path is not None and not Path(path).is_file():
                 yield f"{path} is missing"
 

@@ -152,8 +152,11 @@ def _line(reading: Reading, kind: str) -> dict[str, str]:
         path = str(Path(f"{item.stem}.png").absolute())
         return {f"{kind}_path": path, "caption": str(reading.samples[0].content)}
     line = {f"{kind}_path": str(Path(item.source or "").absolute()), "caption": ""}
-    if item.control is not None:
-        line["control_path"] = str(Path(item.control).absolute())
+    for number, path in enumerate(item.controls):
+        key = "control_path" if kind == "video" else f"control_path_{number}"
+        line[key] = str(Path(path).absolute())
+    for number, path in enumerate(item.layers, 1):
+        line[f"{kind}_path_{number}"] = str(Path(path).absolute())
     return line
 
 

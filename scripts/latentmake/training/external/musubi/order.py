@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from latentmake import digest, layouts
@@ -43,13 +44,15 @@ class ManifestRow(NamedTuple):
         stem: path below the dataset's folder, without the last ending.
         source: path of the image or video.
         caption: path of the caption file; None for the empty caption.
-        control: path of the control image or video, if any.
+        control: path of the first control image, or of the control video, if any.
         repeats: how often an epoch shows it.
         latents: resolution's name (`256` or `480x832`) -> paths of cache files, one a clip.
         text: resolution's name -> path of the embedding's cache file.
         texts: the text itself, if it is not that of the caption file.
         span: the part of a video that its clips are cut from, see `Span`; None: all of it.
         row: other columns of its row in a list.
+        controls: all control images, where there are several.
+        layers: further target images.
     """
 
     dataset: str
@@ -63,6 +66,13 @@ class ManifestRow(NamedTuple):
     texts: list[str] | None = None
     span: list[Any] | None = None
     row: dict[str, Any] | None = None
+    controls: Sequence[str] = ()
+    layers: Sequence[str] = ()
+
+    @property
+    def control_files(self) -> list[str]:
+        """Paths of all its controls."""
+        return [*self.controls] or ([] if self.control is None else [self.control])
 
     @property
     def written(self) -> str | None:

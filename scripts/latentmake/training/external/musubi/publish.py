@@ -196,8 +196,11 @@ class MusubiPublication(Publication[MusubiOrder]):
                 if order.datasets[row.dataset].own_clips != "path":  # of these caches alone count
                     files[f"{name}/{Path(row.source).name}"] = Path(row.source)
                 files[f"{name}/{Path(row.stem).name}{ending}"] = _caption(row)
-                if row.control is not None and order.datasets[row.dataset].own_clips != "path":
-                    files[f"{name}_control/{Path(row.control).name}"] = Path(row.control)
+                if order.datasets[row.dataset].own_clips != "path":
+                    for control in map(Path, row.control_files):
+                        files[f"{name}_control/{control.name}"] = control
+                    for layer in map(Path, row.layers):
+                        files[f"{name}/{layer.name}"] = layer
                 if order.publish.caches:
                     size = resolution_name(*resolution)
                     for cache in (*row.latents[size], row.text[size]):

@@ -50,6 +50,8 @@ class Item(BaseModel):
     texts: list[str] | None = None
     caption: str | None = None
     control: str | None = None
+    controls: list[str] = []
+    layers: list[str] = []
     span: list[JsonValue] | None = None
     row: dict[str, JsonValue] | None = None
     validation: bool = False
