@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake.config import Config, ExternalProgram
+from latentmake.config import Config, ExternalProgram, Model
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
@@ -81,11 +81,11 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
         found.plan(facts, plan, train=train)
 
 
-def program_digest(program: ExternalProgram, kind: str, memory: Memo) -> str:
-    """Return the digest of the program that encodes `latents` or `text`."""
+def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Memo) -> str:
+    """Return the digest of the program that encodes a model's `latents` or `text`."""
     from latentmake.training.external.musubi.installation import program_digest
 
-    return program_digest(program, kind, memory)
+    return program_digest(program, model, kind, memory)
 
 
 def encoder_of(order: WorkOrder) -> ExternalEncoder | None:

@@ -377,6 +377,9 @@ WAN: dict[Key, Change] = {
     ("models", "fp8_t5"): refused(True, ABOUT_WAN),
     ("models", "vae_cache_cpu"): refused(True, ABOUT_WAN),
     ("models", "encoder"): refused("musubi", ABOUT_WAN),
+    ("models", "image_encoder", "path"): refused("models/x.safetensors", "musubi-tuner"),
+    ("models", "latents_arguments"): refused(["--vae_tiling"], "musubi-tuner"),
+    ("models", "text_arguments"): refused(["--fp8_vl"], "musubi-tuner"),
 }
 MACHINES: dict[Key, Change] = {
     ("batch", "items"): Change(2),
@@ -384,7 +387,11 @@ MACHINES: dict[Key, Change] = {
     ("cluster", "partition"): Change("gpu"),
     ("cluster", "account"): Change("lab"),
     ("musubi_tuner", "path"): Change("nowhere"),
+    ("musubi_tuner", "batch_size"): Change(2),
+    ("musubi_tuner", "num_workers"): Change(2),
     ("sd_scripts", "path"): Change("nowhere"),
+    ("sd_scripts", "batch_size"): Change(2),
+    ("sd_scripts", "num_workers"): Change(2),
     ("folders", "path"): Change("data/more"),
     ("store", "keep"): Change("1 GB"),
     **{

@@ -14,7 +14,7 @@ from latentmake.config.fields import Dtype, Resolution, resolution_name
 from latentmake.config.generation import Generation
 from latentmake.config.machines import Export, ExternalProgram, Folder, PathMap, Publish, Storage
 from latentmake.config.mistakes import nearest
-from latentmake.config.models import Adopt, Location, Model, TextWeights, WanTask, Weights
+from latentmake.config.models import Model
 from latentmake.config.root import Config, parse
 from latentmake.config.runs import Run
 from latentmake.config.schema import json_schema
@@ -26,6 +26,7 @@ from latentmake.config.trainers import (
     SdTrainer,
     WanTrainer,
 )
+from latentmake.config.weights import Adopt, Location, TextWeights, Weights
 
 __all__ = [
     "Adopt",
@@ -54,7 +55,6 @@ __all__ = [
     "Storage",
     "TextWeights",
     "TrainingJob",
-    "WanTask",
     "WanTrainer",
     "Weights",
     "json_schema",

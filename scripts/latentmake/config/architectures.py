@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from latentmake.config.musubi import MUSUBI
+from latentmake.config.scripts import Scripts
 
 __all__ = ["ARCHITECTURES", "GENERIC", "WAN", "Architecture", "ArchitectureName", "ClipOutput"]
-
-ArchitectureName = Literal["sd1", "sd2", "sdxl", "sd3", "flux"]
 
 
 class ClipOutput(NamedTuple):
@@ -42,6 +43,7 @@ class Architecture:
         text_encoders: what each is, in order.
         clips: tensors kept of each CLIP among them.
         picks_layer: whether `clip_skip` chooses the layer of CLIP.
+        masks_clips: whether padding may be hidden from its CLIPs.
         chunks_captions: whether CLIP takes captions in chunks of 75 tokens.
         caches_text: whether sd-scripts reads embeddings from caches; else it encodes captions while
             it trains.
@@ -56,12 +58,15 @@ class Architecture:
         latents_format: key of its version in `models.recipe.FORMAT_VERSIONS`.
         video: whether its VAE encodes videos, in tiles with `vae_cache_cpu`.
         cleans_captions: whether captions are cleaned of HTML and repeated blanks (umT5).
+        scripts: what musubi-tuner knows about it; None where its trainer is another.
+        encodes: whether there are encoders of ours; else `scripts` make its caches.
     """
 
     name: str
     text_encoders: tuple[str, ...] = ()
     clips: tuple[ClipOutput, ...] = ()
     picks_layer: bool = False
+    masks_clips: bool = False
     chunks_captions: bool = False
     caches_text: bool = True
     single_file: bool = False
@@ -74,6 +79,8 @@ class Architecture:
     latents_format: Literal["autoencoder_kl", "wan"] = "autoencoder_kl"
     video: bool = False
     cleans_captions: bool = False
+    scripts: Scripts | None = None
+    encodes: bool = True
 
 
 GENERIC = Architecture("")
@@ -88,11 +95,24 @@ WAN = Architecture(
     latents_format="wan",
     video=True,
     cleans_captions=True,
+    scripts=MUSUBI["wan"],
 )
 
 _SD1_CLIP = ClipOutput(1, True, "own")
 _SD3_CLIP = ClipOutput(2, False, "own", projects=True)
-ARCHITECTURES: Mapping[ArchitectureName, Architecture] = {
+_SCRIPTED = {
+    name: Architecture(
+        name,
+        side=32 if scripts.pixels == 32 else 16,
+        bucket_steps=32 if scripts.pixels == 32 else 16,
+        video=any(version.videos for version in scripts.versions.values()),
+        scripts=scripts,
+        encodes=False,
+    )
+    for name, scripts in MUSUBI.items()
+    if scripts is not WAN.scripts
+}
+ARCHITECTURES: Mapping[str, Architecture] = {
     "sd1": Architecture(
         "sd1",
         text_encoders=("CLIP-L",),
@@ -121,6 +141,7 @@ ARCHITECTURES: Mapping[ArchitectureName, Architecture] = {
         "sd3",
         text_encoders=("CLIP-L", "CLIP-G", "T5"),
         clips=(_SD3_CLIP, _SD3_CLIP),
+        masks_clips=True,
         single_file=True,
         sized_arrays=True,
         side=16,
@@ -137,4 +158,12 @@ ARCHITECTURES: Mapping[ArchitectureName, Architecture] = {
         side=16,
         bucket_divisor=32,
     ),
+    **_SCRIPTED,
 }
+"""Name in the configuration -> facts. A Wan model has a `task` in place of a name."""
+
+
+if TYPE_CHECKING:
+    ArchitectureName = str
+else:  # pydantic refuses any other
+    ArchitectureName = Literal[tuple(ARCHITECTURES)]

@@ -23,7 +23,6 @@ from latentmake.errors import ConfigError
 
 __all__ = ["check_run", "check_sides", "check_steps", "refuse_ineffective"]
 
-_WAN_LEAST = 32 * 32  # pixels: below, its smallest bucket would have no width
 _KINDS = {"plain": "sd", "musubi": "wan", "sdscripts": "sdscripts"}  # of trainers, by layout
 
 
@@ -171,7 +170,8 @@ def _check_musubi(
     )
     _refuse_remote(name, datasets, reader)
     buckets = "Wan's" if ours else "musubi-tuner's"
-    small = [size for size in run.resolutions if size.width * size.height < _WAN_LEAST]
+    least = 2 * step  # pixels: below, the smallest bucket would have no width
+    small = [size for size in run.resolutions if size.width * size.height < least**2]
     for dataset, settings in datasets.items():
         where, captions = f"datasets.{dataset}", settings.captions
         if captions and captions.first_set("variants", "caption_dropout_every_n_epochs"):
@@ -180,16 +180,20 @@ def _check_musubi(
             raise ConfigError(what, where=f"{where}.captions", hint=hint)
         if settings.fit == "bucket" and small:
             what = f"{small[0].name} is too small for {buckets} buckets"
-            raise ConfigError(what, where=sizes, hint="use 32 or more")
+            raise ConfigError(what, where=sizes, hint=f"use {least} or more")
         if model.scripted and (key := settings.own_clips):
             what = "musubi-tuner's own scripts read folders of videos, cut to buckets, as stored"
             hint = f"leave it out, or leave out `encoder` of models.{run.model}"
             raise ConfigError(what, where=f"{where}.{key}", hint=hint)
-        if settings.bucket_steps != step:
+        if settings.bucket_reso_steps not in (None, step):
             what = f"{buckets} buckets go in steps of {step}"
             raise ConfigError(what, where=f"{where}.bucket_reso_steps", hint="leave it out")
-        if str(model.task).endswith("-FC") and settings.control_directory is None:
-            what = f"{model.task} needs control images"
+        if (
+            model.version.controls[0]
+            and settings.control_directory is None
+            and not settings.is_list
+        ):
+            what = f"{model.task or model.title} needs control images"
             raise ConfigError(what, where=f"{where}.control_directory", hint="name their folder")
 
 

@@ -38,6 +38,10 @@ class ExternalProgram(Closed):
     """Folder of the program."""
     venv: DiskPath | None = Field(None, min_length=1)
     """Its virtual environment; by default `venv` or `.venv` in its folder."""
+    batch_size: Number | None = Field(None, ge=1)
+    """Items that its caching scripts encode at once; by default their own choice."""
+    num_workers: Number | None = Field(None, ge=1)
+    """Threads that read images for its caching scripts; by default those of the job."""
 
 
 class PathMap(Closed):

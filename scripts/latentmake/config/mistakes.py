@@ -70,6 +70,8 @@ def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, obj
     if error["type"] in ("missing", "union_tag_not_found"):
         key = where if error["type"] == "missing" else f"{where}.kind"
         return str(ConfigError("this key is missing", where=key, hint="add it"))
+    if error["type"] == "missing_key":
+        return str(ConfigError(error["msg"], where=f"{where}.{context['key']}", hint="add it"))
     what, hint = _rule(error)
     if not isinstance(error["input"], dict | BaseModel):
         what = f"{json.dumps(error['input'], default=str, ensure_ascii=False)} {what}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from latentmake.config.architectures import (
     ARCHITECTURES,
@@ -14,131 +15,35 @@ from latentmake.config.architectures import (
     Architecture,
     ArchitectureName,
 )
-from latentmake.config.fields import Closed, DiskPath, Dtype, Ending, Number, listed, place
+from latentmake.config.fields import Closed, DiskPath, Dtype, Number, listed
+from latentmake.config.scripts import Version
 from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
+from latentmake.config.weights import NO_WEIGHTS, Adopt, TextPlace, Weights, WeightsPlace
 
-__all__ = ["Adopt", "Location", "Model", "TextWeights", "WanTask", "Weights"]
+__all__ = ["Model"]
 
-
-WanTask = Literal[
-    "t2v-14B",
-    "t2v-1.3B",
-    "i2v-14B",
-    "t2i-14B",
-    "flf2v-14B",
-    "t2v-14B-FC",
-    "t2v-1.3B-FC",
-    "i2v-14B-FC",
-    "i2v-A14B",
-    "t2v-A14B",
-]
-_NEEDS_CLIP = frozenset({"i2v-14B", "flf2v-14B", "i2v-14B-FC"})
-_TWO_NETWORKS = frozenset({"i2v-A14B", "t2v-A14B"})
-
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-class Location(Closed):
-    """Place of a part of a model: a local path, or a hub id with its revision."""
-
-    path: DiskPath | None = Field(None, min_length=1)
-    """Folder or single file of weights."""
-    hub: str | None = Field(None, min_length=1)
-    """Repository id on the hub."""
-    revision: str | None = None
-    """Commit of the hub repository, 40 hexadecimal digits; required there."""
-    subfolder: str | None = None
-    """Folder inside the hub repository."""
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if (self.path is None) == (self.hub is None):
-            raise ValueError("needs either `path` or `hub`")
-        if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
-            given = f"`{self.revision}` is none" if self.revision else "there is none"
-            raise ValueError(
-                f"a `hub` model needs a commit (40 hexadecimal digits) as `revision`, and {given}; "
-                f"huggingface.co/{self.hub}/commits/{self.revision or 'main'} lists them"
-            )
-        return self
-
-
-class Weights(Location):
-    """Place of the weights of one network."""
-
-    config: DiskPath | None = None
-    """Folder or config.json that describes a single .safetensors file."""
-
-
-_LocationPlace = Annotated[Location, BeforeValidator(place, json_schema_input_type=str | Location)]
-_WeightsPlace = Annotated[Weights, BeforeValidator(place, json_schema_input_type=str | Weights)]
-
-
-class TextWeights(Weights):
-    """Place of a text encoder and its tokenizer."""
-
-    tokenizer: _LocationPlace | None = None
-    """Folder of the tokenizer (sub-folder for a hub id), or its own `hub`, `revision` and
-    `subfolder`; by default `tokenizer` beside `text_encoder`, `tokenizer_2` beside
-    `text_encoder_2`, else the encoder's folder."""
-    max_length: Number | None = Field(None, gt=1)
-    """Tokens kept of a caption; by default 77 for CLIP, 512 for T5."""
-    projection: DiskPath | None = Field(None, min_length=1)
-    """A linear layer that the embeddings go through before they are cached: its folder, file, or
-    the folder of a pipeline that has one."""
-    trust_remote_code: bool = False
-    """Run the Python code in the pipeline folder that `projection` names."""
-
-    @model_validator(mode="after")
-    def _code_of_a_projection(self) -> Self:
-        if self.trust_remote_code and self.projection is None:
-            raise ValueError("`trust_remote_code` is about the code of a `projection`")
-        return self
-
-
-# No longer than the ending of our own cache files, which stems leave room for.
-_CacheEnding = Annotated[Ending, StringConstraints(max_length=20)]
-
-
-class Adopt(Closed):
-    """Endings of the caches that ai-training's scripts keep beside images."""
-
-    latents: _CacheEnding | None = None
-    """Ending of latents: .img_sdvae, .img_sdxl or another."""
-    text: Annotated[
-        list[_CacheEnding] | None,
-        BeforeValidator(listed, json_schema_input_type=_CacheEnding | list[_CacheEnding] | None),
-    ] = None
-    """Endings of embeddings, one a text encoder in their order: .txt_t5cache, .txt_clipl."""
-
-    @model_validator(mode="after")
-    def _endings(self) -> Self:
-        endings = [*([self.latents] if self.latents else []), *(self.text or [])]
-        if not endings:
-            raise ValueError("needs `latents`, `text` or both")
-        if len(set(endings)) < len(endings):
-            raise ValueError("names an ending twice")
-        return self
-
-
-_TextPlace = Annotated[
-    TextWeights, BeforeValidator(place, json_schema_input_type=str | TextWeights)
-]
+_TASKS = dict.fromkeys(
+    task
+    for row in (WAN, *ARCHITECTURES.values())
+    for task in (row.scripts.versions if row.scripts else ())
+    if task
+)
+_Task = Annotated[str, WithJsonSchema({"type": "string", "enum": list(_TASKS)})]
 
 
 class Model(Closed):
     """Encoders whose caches a trainer reads, and the network to train."""
 
-    vae: _WeightsPlace = Field(json_schema_extra=Shapes("latents", "pictures"))
-    """The AutoencoderKL, or Wan's VAE, that makes the latents."""
+    vae: WeightsPlace = Field(NO_WEIGHTS, json_schema_extra=Shapes("latents", "pictures"))
+    """The AutoencoderKL, or Wan's VAE, that makes the latents. Left out where there is none:
+    HiDream O1."""
     text: Annotated[
-        list[_TextPlace],
-        BeforeValidator(listed, json_schema_input_type=_TextPlace | list[_TextPlace]),
-        Field(min_length=1, json_schema_extra=TEXT),
-    ]
-    """The text encoders, CLIP, T5 or UMT5, in order."""
-    unet: _WeightsPlace | None = Field(None, json_schema_extra=WEIGHTS)
+        list[TextPlace],
+        BeforeValidator(listed, json_schema_input_type=TextPlace | list[TextPlace]),
+        Field(json_schema_extra=TEXT),
+    ] = Field([])
+    """The text encoders, CLIP, T5, UMT5 or those of the architecture, in order."""
+    unet: WeightsPlace | None = Field(None, json_schema_extra=WEIGHTS)
     """The UNet that is trained."""
     text_projection: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
     """A linear layer between the embeddings and the UNet that is trained with it: `new`, or the
@@ -178,17 +83,25 @@ class Model(Closed):
         ),
     )
     """Hide the padding from T5, for sd3 and flux in the layout sdscripts."""
-    task: WanTask | None = Field(None, json_schema_extra=Shapes("latents", "weights"))
-    """Makes this a Wan model: its caches are those of musubi-tuner, whose --task this is."""
+    task: _Task | None = Field(None, json_schema_extra=Shapes("latents", "text", "weights"))
+    """The --task or --model_version of musubi-tuner. Without `architecture` it makes this a Wan
+    model, whose caches are those of musubi-tuner."""
     checkpoint: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
     """Network that sd-scripts trains: a .safetensors file, or for sd1, sd2 and sdxl a diffusers
     folder."""
     dit: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
-    """Wan's network that is trained; of Wan 2.2 the low-noise."""
+    """Network that musubi-tuner or the trainer wan trains; of Wan 2.2 the low-noise."""
     dit_high_noise: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
     """Wan 2.2's network for high noise."""
-    clip: _WeightsPlace | None = Field(None, json_schema_extra=LATENTS)
+    clip: WeightsPlace | None = Field(None, json_schema_extra=LATENTS)
     """The CLIP image encoder that Wan 2.1's image-to-video needs."""
+    image_encoder: WeightsPlace | None = Field(None, json_schema_extra=LATENTS)
+    """The SigLIP image encoder of FramePack, and of HunyuanVideo 1.5's image-to-video."""
+    latents_arguments: list[str] = Field([], json_schema_extra=LATENTS)
+    """Further arguments for musubi-tuner's script that caches latents, as its documentation has
+    them."""
+    text_arguments: list[str] = Field([], json_schema_extra=TEXT)
+    """The same for the script that caches embeddings."""
     fp8_t5: bool = Field(False, json_schema_extra=Shapes("text", layouts=("musubi",)))
     """Keep umT5's weights in 8 bits: less memory."""
     vae_cache_cpu: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("musubi",)))
@@ -196,7 +109,7 @@ class Model(Closed):
     encoder: Literal["latentmake", "musubi"] = Field(
         "latentmake", json_schema_extra=Shapes("latents", "text", layouts=("musubi",))
     )
-    """Encoders of a Wan model: ours, or musubi-tuner's own scripts."""
+    """Encoders: ours, or musubi-tuner's own scripts, which its architectures but Wan need."""
     dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
     """dtype of the caches; by default bfloat16 for Wan."""
     vae_dtype: Dtype | None = Field(None, json_schema_extra=LATENTS)
@@ -221,9 +134,15 @@ class Model(Closed):
     @property
     def spec(self) -> Architecture:
         """Facts about its architecture."""
-        if self.task is not None:
-            return WAN
-        return GENERIC if self.architecture is None else ARCHITECTURES[self.architecture]
+        if self.architecture is not None:
+            return ARCHITECTURES[self.architecture]
+        return GENERIC if self.task is None else WAN
+
+    @property
+    def version(self) -> Version:
+        """What its `task` stands for; that of an architecture without scripts is empty."""
+        scripts = self.spec.scripts
+        return Version() if scripts is None else scripts.versions[self.task or ""]
 
     @property
     def scripted(self) -> bool:
@@ -231,114 +150,214 @@ class Model(Closed):
         return self.encoder == "musubi"
 
     @property
+    def title(self) -> str:
+        """Its architecture as people call it."""
+        return self.spec.scripts.title if self.spec.scripts else self.spec.name
+
+    @property
     def layout_name(self) -> str:
-        """Name of its layout, of which sd-scripts has one for each architecture."""
-        return f"{self.layout}-{self.architecture}" if self.layout == "sdscripts" else self.layout
+        """Name of its layout, of which there is one for each architecture of a trainer."""
+        named = self.architecture is not None and self.layout != "plain"
+        return f"{self.layout}-{self.architecture}" if named else self.layout
 
     @property
     def caption_dtype(self) -> Dtype:
         """Dtype of the embeddings' caches; musubi-tuner has one alone."""
-        return "bfloat16" if self.task is not None else self.text_dtype or self.dtype
+        return "bfloat16" if self.spec.scripts is not None else self.text_dtype or self.dtype
 
     @property
     def image_to_video(self) -> bool:
         """Whether its caches hold the first frame's latents too."""
-        return self.task is not None and self.task.startswith(("i2v", "flf2v"))
+        return "latents_image_" in self.version.tensors
 
     @property
     def has_two_networks(self) -> bool:
         """Whether it has a network for high noise and one for low: Wan 2.2."""
-        return self.task in _TWO_NETWORKS
+        return self.version.boundary is not None
 
     @property
     def needs_clip(self) -> bool:
         """Whether its latents hold the CLIP image encoder's output: Wan 2.1 image-to-video."""
-        return self.task in _NEEDS_CLIP
+        return "clip" in self.version.needs
+
+    def weights(self, key: str) -> Weights | None:
+        """Return the weights that one of its keys names; None where it is not set.
+
+        `text.1` is the second text encoder, `dit` a path that is trained.
+        """
+        name, _, number = key.partition(".")
+        found = getattr(self, name)
+        if isinstance(found, list):
+            found = found[int(number or 0)] if len(found) > int(number or 0) else None
+        if isinstance(found, str):
+            found = Weights(path=found)
+        return found if isinstance(found, Weights) and found.is_set else None
 
     @model_validator(mode="before")
     @classmethod
-    def _wan_is_half(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("task") is not None:
+    def _defaults_of_musubi(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if isinstance(values.get("vae"), dict) and not any(values["vae"].values()):
+            values = {key: values[key] for key in values if key != "vae"}  # NO_WEIGHTS, as written
+        name, task = values.get("architecture"), values.get("task")
+        if name == WAN.name:
+            name, values = None, {key: values[key] for key in values if key != "architecture"}
+        row = ARCHITECTURES.get(name, GENERIC) if isinstance(name, str) else GENERIC
+        if row.scripts is not None:
+            (only, *others) = row.scripts.versions
+            given = {} if others or not only else {"task": only}
+            forced = {"dtype": "bfloat16", "layout": "musubi", "encoder": "musubi"}
+            return {**forced, **given, **values}
+        if name is None and task is not None:
             return {"dtype": "bfloat16", "layout": "musubi", **values}
         return values
 
     @model_validator(mode="after")
-    def _layout_fits(self) -> Self:
-        if (self.task is None) == (self.layout == "musubi"):
-            raise ValueError("`layout: musubi` and a Wan model's `task` belong together")
-        if self.checkpoint is not None and self.layout != "sdscripts":
-            raise ValueError("`checkpoint` is what sd-scripts trains: it needs `layout: sdscripts`")
-        if self.layout == "sdscripts":
-            if self.architecture is None:
-                raise ValueError("`layout: sdscripts` needs the model's `architecture`")
-            if key := self.first_set("unet", "scheduler", "text_projection"):
-                raise ValueError(f"sd-scripts trains the `checkpoint`: leave out `{key}`")
-        if self.architecture is None:
-            about = ("clip_skip", "max_token_length", "apply_lg_attn_mask", "apply_t5_attn_mask")
-            if key := self.first_set(*about):
-                raise ValueError(f"`{key}` needs the model's `architecture`")
-            return self
-        if self.task is not None:
-            raise ValueError("a Wan model has a `task`, and no `architecture`")
-        encoders = self.spec.text_encoders
-        if len(self.text) != len(encoders):
-            names = ", ".join(encoders)
-            raise ValueError(f"{self.architecture} has {len(encoders)} text encoders: {names}")
-        for each, name in zip(self.text, encoders, strict=True):
-            if name != "T5" and each.max_length not in (None, 77):
-                raise ValueError(f"set `max_token_length`, and leave out {name}'s `max_length`")
-        if self.clip_skip is not None and not self.spec.picks_layer:
-            raise ValueError(f"{self.architecture} has fixed layers: leave out `clip_skip`")
-        if self.max_token_length != 75 and not self.spec.chunks_captions:
-            raise ValueError(f"{self.architecture} keeps 77 tokens: leave out `max_token_length`")
-        if self.apply_lg_attn_mask and self.architecture != "sd3":
-            raise ValueError("`apply_lg_attn_mask` is about sd3")
-        if self.layout == "sdscripts" and self.max_token_length not in (75, 150, 225):
-            raise ValueError("sd-scripts wants captions of one length: set `max_token_length`")
-        if self.apply_t5_attn_mask and "T5" not in encoders:
-            raise ValueError("`apply_t5_attn_mask` is about sd3 and flux")
+    def _fits(self) -> Self:
+        _check(self)
         return self
 
-    @model_validator(mode="after")
-    def _adopted(self) -> Self:
-        if self.adopt is None:
-            return self
-        if self.task is not None:
-            raise ValueError("`adopt` is about Stable Diffusion's caches: leave out `task` or it")
-        if self.layout == "sdscripts":
-            raise ValueError("`adopt` is about our own caches: leave out `layout: sdscripts` or it")
-        if self.adopt.text is not None and len(self.adopt.text) != len(self.text):
-            endings = len(self.adopt.text)
+
+def _check(model: Model) -> None:
+    """Refuse keys that do not go together; pydantic adds the model's place to a ValueError."""
+    _check_layout(model)
+    if model.spec.scripts is not None:
+        _check_scripted(model)
+    else:
+        _refuse_musubi_keys(model)
+    _check_present(model)
+    if model.spec.encodes and model.architecture is not None:
+        _check_text(model)
+    if model.adopt is not None:
+        _check_adopted(model)
+
+
+def _check_present(model: Model) -> None:
+    """Refuse a model without the encoders that its architecture has."""
+    scripts, needed = model.spec.scripts, {"vae", "text"}
+    if scripts is not None and not model.spec.encodes:
+        files = (*scripts.latents.files, *scripts.text.files)
+        needed = {file.key.partition(".")[0] for file in files if file.required}
+    for key in sorted(needed, reverse=True):
+        if model.weights(key) is None:
+            raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
+
+
+def _check_layout(model: Model) -> None:
+    if (model.spec.scripts is None) == (model.layout == "musubi"):
+        raise ValueError(
+            "`layout: musubi` belongs to a Wan model's `task`, or an `architecture` of musubi-tuner"
+        )
+    if model.checkpoint is not None and model.layout != "sdscripts":
+        raise ValueError("`checkpoint` is what sd-scripts trains: it needs `layout: sdscripts`")
+    if model.layout == "sdscripts":
+        if model.architecture is None:
+            raise ValueError("`layout: sdscripts` needs the model's `architecture`")
+        if key := model.first_set("unet", "scheduler", "text_projection"):
+            raise ValueError(f"sd-scripts trains the `checkpoint`: leave out `{key}`")
+    about = ("clip_skip", "max_token_length", "apply_lg_attn_mask", "apply_t5_attn_mask")
+    if model.architecture is None and (key := model.first_set(*about)):
+        raise ValueError(f"`{key}` needs the model's `architecture`")
+
+
+def _check_text(model: Model) -> None:
+    encoders = model.spec.text_encoders
+    if len(model.text) != len(encoders):
+        names = ", ".join(encoders)
+        raise ValueError(f"{model.architecture} has {len(encoders)} text encoders: {names}")
+    for each, name in zip(model.text, encoders, strict=True):
+        if name != "T5" and each.max_length not in (None, 77):
+            raise ValueError(f"set `max_token_length`, and leave out {name}'s `max_length`")
+    if model.clip_skip is not None and not model.spec.picks_layer:
+        raise ValueError(f"{model.architecture} has fixed layers: leave out `clip_skip`")
+    if model.max_token_length != 75 and not model.spec.chunks_captions:
+        raise ValueError(f"{model.architecture} keeps 77 tokens: leave out `max_token_length`")
+    if model.apply_lg_attn_mask and not model.spec.masks_clips:
+        raise ValueError("`apply_lg_attn_mask` is about sd3")
+    if model.layout == "sdscripts" and model.max_token_length not in (75, 150, 225):
+        raise ValueError("sd-scripts wants captions of one length: set `max_token_length`")
+    if model.apply_t5_attn_mask and "T5" not in encoders:
+        raise ValueError("`apply_t5_attn_mask` is about sd3 and flux")
+
+
+def _check_adopted(model: Model) -> None:
+    assert model.adopt is not None
+    if model.spec.scripts is not None:
+        raise ValueError("`adopt` is about Stable Diffusion's caches: leave out `task` or it")
+    if model.layout == "sdscripts":
+        raise ValueError("`adopt` is about our own caches: leave out `layout: sdscripts` or it")
+    if model.adopt.text is not None and len(model.adopt.text) != len(model.text):
+        endings = len(model.adopt.text)
+        raise ValueError(
+            f"`adopt.text` names {endings} endings for {len(model.text)} text encoders"
+        )
+    if model.adopt.text is not None and model.architecture is not None:
+        raise ValueError("`adopt.text` takes the last layer alone: leave out `architecture`")
+    if model.adopt.latents is not None and model.posterior != "mean":
+        raise ValueError("`adopt.latents` takes the posterior's mean: leave out `posterior`")
+
+
+def _refuse_musubi_keys(model: Model) -> None:
+    about = ("dit", "dit_high_noise", "clip", "fp8_t5", "vae_cache_cpu", "encoder")
+    if key := model.first_set(*about):
+        raise ValueError(f"`{key}` is about Wan: it needs the model's `task`")
+    if key := model.first_set("task", "image_encoder", "latents_arguments", "text_arguments"):
+        raise ValueError(f"`{key}` is about musubi-tuner's architectures, and this is none")
+
+
+def _check_scripted(model: Model) -> None:
+    scripts, title = model.spec.scripts, model.title
+    assert scripts is not None
+    if (model.task or "") not in scripts.versions:
+        known = ", ".join(filter(None, scripts.versions)) or "none"
+        what = f"{model.task} is no task of {title}" if model.task else f"{title} needs a `task`"
+        raise ValueError(f"{what}; known: {known}")
+    if model.text_projection is not None or any(each.projection for each in model.text):
+        raise ValueError(f"a {title} model takes its text embeddings as they are: no projection")
+    if model.unet is not None or model.scheduler is not None:
+        raise ValueError(f"a {title} model has a `dit` to train, and no `unet` or `scheduler`")
+    if model.posterior != "mean":
+        raise ValueError("musubi-tuner decides about the posterior: leave out `posterior`")
+    if model.text_dtype not in (None, "bfloat16"):
+        raise ValueError("musubi-tuner keeps embeddings in bfloat16: leave out `text_dtype`")
+    if not model.scripted:
+        if not model.spec.encodes:
+            raise ValueError(f"{title} is encoded by musubi-tuner's scripts: leave out `encoder`")
+        if key := model.first_set("latents_arguments", "text_arguments"):
+            raise ValueError(f"`{key}` is for musubi-tuner's scripts: set `encoder: musubi`")
+    files = (*scripts.latents.files, *scripts.text.files, *scripts.training.files)
+    texts = len({file.key for file in files if file.key.startswith("text")})
+    fewest = len({file.key for file in files if file.key.startswith("text") and file.required})
+    if not fewest <= len(model.text) <= texts:
+        number = str(texts) if texts == fewest else f"{fewest} to {texts}"
+        raise ValueError(f"a {title} model has {number} text encoder{'s' * (number != '1')}")
+    _check_files(model, {file.key: file.flag for file in files})
+
+
+def _check_files(model: Model, flags: Mapping[str, str]) -> None:
+    """Refuse weights that the architecture or its task does not take, or lacks."""
+    about = model.task or model.title
+    for key, what in (("clip", "CLIP image encoder"), ("image_encoder", "image encoder")):
+        needed, given = key in model.version.needs, model.weights(key) is not None
+        if needed and not given:
+            raise ValueError(f"{about} needs the {what}: set `{key}`")
+        if given and not needed:
+            raise ValueError(f"{about} has no {what}: leave out `{key}`")
+    if model.dit_high_noise is not None and not model.has_two_networks:
+        raise ValueError(f"{about} has one network: leave out `dit_high_noise`")
+    if model.vae.is_set and "vae" not in flags:
+        raise ValueError(f"{model.title} has no VAE: leave out `vae`")
+    scripts = model.spec.scripts
+    assert scripts is not None
+    known = {key for script in (scripts.latents, scripts.text) for _, key in script.switches}
+    for key in ("fp8_t5", "vae_cache_cpu"):
+        if getattr(model, key) and key not in known:
             raise ValueError(
-                f"`adopt.text` names {endings} endings for {len(self.text)} text encoders"
+                f"`{key}` is about Wan: {model.title} has `latents_arguments`, `text_arguments`"
             )
-        if self.adopt.text is not None and self.architecture is not None:
-            raise ValueError("`adopt.text` takes the last layer alone: leave out `architecture`")
-        if self.adopt.latents is not None and self.posterior != "mean":
-            raise ValueError("`adopt.latents` takes the posterior's mean: leave out `posterior`")
-        return self
-
-    @model_validator(mode="after")
-    def _wan(self) -> Self:
-        if self.task is None:
-            about = ("dit", "dit_high_noise", "clip", "fp8_t5", "vae_cache_cpu", "encoder")
-            if key := self.first_set(*about):
-                raise ValueError(f"`{key}` is about Wan: it needs the model's `task`")
-            return self
-        if self.text_projection is not None or self.text[0].projection is not None:
-            raise ValueError("a Wan model takes umT5's embeddings as they are: no projection")
-        if self.unet is not None or self.scheduler is not None:
-            raise ValueError("a Wan model has a `dit` to train, and no `unet` or `scheduler`")
-        if len(self.text) != 1:
-            raise ValueError("a Wan model has one text encoder, umT5")
-        if self.posterior != "mean":
-            raise ValueError("musubi-tuner keeps the posterior's mode: leave out `posterior`")
-        if self.text_dtype not in (None, "bfloat16"):
-            raise ValueError("musubi-tuner keeps embeddings in bfloat16: leave out `text_dtype`")
-        if self.needs_clip and self.clip is None:
-            raise ValueError(f"{self.task} needs the CLIP image encoder: set `clip`")
-        if self.clip is not None and not self.needs_clip:
-            raise ValueError(f"{self.task} has no CLIP image encoder: leave out `clip`")
-        if self.dit_high_noise is not None and not self.has_two_networks:
-            raise ValueError(f"{self.task} has one network: leave out `dit_high_noise`")
-        return self
+    if not model.spec.encodes and model.vae_dtype and scripts.latents.dtype_flag is None:
+        raise ValueError(
+            f"musubi-tuner decides about the dtype of {model.title}'s latents: leave "
+            "out `vae_dtype`"
+        )

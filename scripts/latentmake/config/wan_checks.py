@@ -16,8 +16,8 @@ def check_wan(name: str, trainer: WanTrainer, model: Model) -> None:
         ConfigError: the first mistake.
     """
     task = str(model.task)
-    if task.endswith("-FC") or task.startswith("flf2v"):
-        what = f"the trainer wan does not train {task}"
+    if not model.spec.encodes or task.endswith("-FC") or task.startswith("flf2v"):
+        what = f"the trainer wan does not train {model.task or model.title}"
         hint = "use kind: musubi"
         raise ConfigError(what, where=f"runs.{name}.trainer.kind", hint=hint)
     _check_boundary(f"runs.{name}.trainer.timestep_boundary", trainer, model)

@@ -113,14 +113,18 @@ def target_size(
     return min(sizes, key=lambda size: abs(size.width / size.height - aspect))
 
 
-def wan_size(image: Size, resolution: Size, *, bucket: bool, no_upscale: bool) -> Size:
-    """Return the size that musubi-tuner brings an image or a frame to, for Wan.
+def wan_size(
+    image: Size, resolution: Size, *, bucket: bool, no_upscale: bool, step: int = 16
+) -> Size:
+    """Return the size that musubi-tuner brings an image or a frame to.
+
+    `step` is the architecture's: sides of buckets are multiples of it.
 
     Its trainer computes the bucket anew from the size in a cache's name, so the very same list is
     needed. Arguments and errors are those of `target_size`.
     """
     fit = "bucket" if bucket else "crop"
-    return target_size(image, resolution, fit=fit, no_upscale=no_upscale, wan=True)
+    return target_size(image, resolution, fit=fit, step=step, no_upscale=no_upscale, wan=True)
 
 
 def place(image: Size, target: Size) -> Placement:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from latentmake.layouts.layout import DROPPED, Layout, Named, kind_of, size_of
-from latentmake.layouts.musubi import Musubi
+from latentmake.layouts.musubi import LAYOUTS as MUSUBI
 from latentmake.layouts.plain import Plain
 from latentmake.layouts.sdscripts import LAYOUTS as SDSCRIPTS
 
 __all__ = ["DROPPED", "Layout", "Named", "endings", "kind_of", "of", "size_of"]
 
-_LAYOUTS: dict[str, Layout] = {each.name: each for each in (Plain(), Musubi(), *SDSCRIPTS)}
+_LAYOUTS: dict[str, Layout] = {each.name: each for each in (Plain(), *MUSUBI, *SDSCRIPTS)}
 
 
 def of(name: str) -> Layout:
-    """Return a layout: `plain`, `musubi`, `sdscripts-sdxl` and so on.
+    """Return a layout: `plain`, `musubi` (Wan), `musubi-qwen_image`, `sdscripts-sdxl` and so on.
 
     Raises:
         KeyError: there is none of this name.

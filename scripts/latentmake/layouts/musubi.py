@@ -1,12 +1,13 @@
-"""Layout of musubi-tuner, for Wan 2.1 and 2.2.
+"""Layout of musubi-tuner, for Wan and each other architecture of its.
 
     cache/{dataset}/{model}/{resolution}/{base}_{W}x{H}_wan.safetensors                      images
     cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}_{W}x{H}_wan.safetensors     clips
     cache/{dataset}/{model}/{resolution}/{base}_wan_te.safetensors                           text
 
-Caches of a resolution lie flat in one folder, a `cache_directory` of musubi-tuner, with the text in
-each. W x H is an image's own size, and a clip's bucket. Names, tensors and metadata are those of
-musubi-tuner 0.3.4 (dataset/image_video_dataset.py and cache_io.py there).
+`wan` is the suffix of the architecture. Caches of a resolution lie flat in one folder, a
+`cache_directory` of musubi-tuner, with the text in each. W x H is an image's own size, and a clip's
+bucket. Names, tensors and metadata are those of musubi-tuner 0.3.4 (dataset/image_video_dataset.py
+and cache_io.py there).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from latentmake import digest
 from latentmake.config import Dataset
+from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size, wan_size
@@ -23,29 +25,33 @@ from latentmake.geometry.clips import Clip, Span, clips
 from latentmake.layouts.layout import Layout, Named, kind_of, size_of
 
 __all__ = [
-    "LATENTS_ENDING",
-    "TEXT_ENDING",
+    "LAYOUTS",
     "Musubi",
     "latents_key",
     "latents_metadata",
     "text_metadata",
 ]
 
-LATENTS_ENDING = "_wan.safetensors"
-TEXT_ENDING = "_wan_te.safetensors"
 _CLIP = re.compile(r"(.+)_\d{5,}-\d{3,}")
 _VERSION = "1.0.1"
 
 
 class Musubi(Layout):
-    """The layout of musubi-tuner."""
+    """The layout of one of its architectures."""
 
-    name = "musubi"
     encoding = "wan"
-    text_ending = TEXT_ENDING
-    latents_ending = LATENTS_ENDING
-    longest_ending = f"_00000-000_00000x00000{LATENTS_ENDING}"
     drops_skipped = True
+    text_ending: str
+
+    def __init__(self, architecture: Architecture) -> None:
+        assert architecture.scripts is not None
+        suffix = architecture.scripts.suffix
+        # Wan's is as old as the layout, and a model of it has no `architecture`.
+        self.name = f"musubi-{architecture.name}" if architecture is not WAN else "musubi"
+        self.step = architecture.side
+        self.text_ending = f"_{suffix}_te.safetensors"
+        self.latents_ending = f"_{suffix}.safetensors"
+        self.longest_ending = f"_00000-000_00000x00000{self.latents_ending}"
 
     def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
         """Return each resolution, and the text beside each; there is one text of an item."""
@@ -77,12 +83,11 @@ class Musubi(Layout):
         resolution = size_of(part)
         assert resolution is not None
         bucket = settings.fit == "bucket"
-        size = wan_size(
-            Size(media.width, media.height), resolution, bucket=bucket, no_upscale=False
-        )
+        image = Size(media.width, media.height)
+        size = wan_size(image, resolution, bucket=bucket, no_upscale=False, step=self.step)
         shape = f"{size.width:04d}x{size.height:04d}"
         return [
-            Named(f"{folder}/{stem}_{x.start:05d}-{x.frames:03d}_{shape}{LATENTS_ENDING}", x)
+            Named(f"{folder}/{stem}_{x.start:05d}-{x.frames:03d}_{shape}{self.latents_ending}", x)
             for x in self.clips(media, settings, span)
         ]
 
@@ -110,7 +115,7 @@ class Musubi(Layout):
         A control video is first resized to a bucket of its own, which depends on the resolution.
         """
         bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
-        size = wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale)
+        size = wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale, step=self.step)
         name = f"{size.width}x{size.height}"
         if clip is None:
             return name
@@ -124,7 +129,7 @@ class Musubi(Layout):
     def owners(self, name: str) -> Sequence[str]:
         """Return the bases that a file of a folder may belong to: as text, image or clip."""
         found = super().owners(name)
-        if not found or name.endswith(TEXT_ENDING):
+        if not found or name.endswith(self.text_ending):
             return found
         clip = _CLIP.fullmatch(found[0])
         return (*found, clip[1]) if clip else found
@@ -143,6 +148,10 @@ class Musubi(Layout):
     def caption(self, text: str) -> str:
         """Return a caption with newlines as Python's text mode reads them."""
         return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+LAYOUTS = tuple(Musubi(each) for each in (WAN, *ARCHITECTURES.values()) if each.scripts is not None)
+"""The layout of each architecture."""
 
 
 def latents_key(kind: str, shape: Sequence[int], dtype: str) -> str:

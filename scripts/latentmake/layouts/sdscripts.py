@@ -69,7 +69,7 @@ class SdScripts(Layout):
         return Size(int(found[2]), int(found[3]))
 
 
-LAYOUTS = tuple(SdScripts(architecture) for architecture in ARCHITECTURES)
+LAYOUTS = tuple(SdScripts(architecture) for architecture in _LATENTS)
 """The layout of each architecture."""
 
 

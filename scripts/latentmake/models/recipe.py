@@ -21,6 +21,7 @@ from latentmake.models.files import (
     tokenizer_files,
     weights_files,
 )
+from latentmake.models.scripted import scripted_recipe
 
 __all__ = [
     "FORMAT_VERSIONS",
@@ -125,6 +126,8 @@ def make(
     Raises:
         ModelError: files are missing or cannot be read.
     """
+    if not model.spec.encodes:
+        return scripted_recipe(kind, dataset, model, file_digest)
     if kind == "text":
         return text_recipe(model, [_text_digests(model, x, file_digest) for x in model.text])
     assert dataset is not None
@@ -160,9 +163,12 @@ def latents_recipe(
 
 def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, object]:
     """Return the recipe of embeddings, from digests as `_text_digests` returns them."""
-    own = _without(shaping(model, "text", model.layout))
+    # Keys of scripts alone; with their defaults they change no digest.
+    own = _without(shaping(model, "text", model.layout), "task")
     if model.architecture is None:
         del own["architecture"]
+    if not model.text_arguments:
+        del own["text_arguments"]
     return {
         "format": FORMAT_VERSIONS["text"],
         "kind": "text",

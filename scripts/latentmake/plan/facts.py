@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from latentmake import digest, layouts
-from latentmake.config import Config, ExternalProgram
+from latentmake.config import Config, ExternalProgram, Model
 from latentmake.errors import DatasetError, ModelError, SourceError
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
@@ -23,8 +23,8 @@ from latentmake.sources.probe import measured
 
 __all__ = ["Facts", "ProgramDigest"]
 
-ProgramDigest = Callable[[ExternalProgram, str, Memo], str]
-"""Returns the digest of the program that encodes `latents` or `text` in place of our encoders."""
+ProgramDigest = Callable[[ExternalProgram, Model, str, Memo], str]
+"""Returns the digest of the program that encodes a model's `latents` or `text`."""
 
 
 class Facts:
@@ -228,5 +228,7 @@ class Facts:
         found = recipe.make(kind, data, settings, self.memo.digest_of_file)
         if settings.scripted and self.config.musubi_tuner is not None:
             assert self._program_digest is not None
-            found["program"] = self._program_digest(self.config.musubi_tuner, kind, self.memo)
+            found["program"] = self._program_digest(
+                self.config.musubi_tuner, settings, kind, self.memo
+            )
         return found

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from latentmake.caches.clip_frames import Wanted, clip_array
 from latentmake.config import Config, parse
+from latentmake.config.architectures import WAN
 from latentmake.errors import ConfigError, DatasetError
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import SourceFps
@@ -34,7 +35,7 @@ class _Clips(Musubi):
 
 class _Listing(Facts):
     def layout(self, model: str) -> Musubi:
-        return _Clips()
+        return _Clips(WAN)
 
 
 class ClipDataset(TorchDataset[dict[str, Any]]):

@@ -17,7 +17,6 @@ from latentmake import layouts
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.geometry.buckets import Size, wan_size
-from latentmake.layouts import musubi
 from latentmake.sources.caption_files import read_caption
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 
@@ -64,7 +63,7 @@ def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[st
                 try:
                     if not place:
                         continue
-                    _check_place(path, folder, layouts.of("musubi").base(row.stem))
+                    _check_place(path, folder, layouts.of(order.model.layout_name).base(row.stem))
                     if place == row.text.get(part):
                         _check_text(path, caption, checked)
                     else:
@@ -196,6 +195,7 @@ def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str
         for paths in row.latents.values()
         for path in paths
     }
+    ending = layouts.of(order.model.layout_name).latents_ending
     for dataset in order.datasets:
         for size in order.resolutions:
             folder = order.cache_folder(dataset, size)
@@ -205,7 +205,7 @@ def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str
             except OSError:
                 continue  # said elsewhere
             for name in names:
-                if name.endswith(musubi.LATENTS_ENDING) and (folder, name) not in named:
+                if name.endswith(ending) and (folder, name) not in named:
                     yield f"{folder}/{name}"
 
 

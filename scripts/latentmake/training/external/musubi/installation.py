@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latentmake.config import ExternalProgram
+from latentmake.config import ExternalProgram, Model
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
+from latentmake.models.scripted import script_of
 from latentmake.training.external.installation import Installation, Program
-from latentmake.training.external.musubi.command import LATENTS_SCRIPT, TEXT_SCRIPT, TRAINING_SCRIPT
+from latentmake.training.external.musubi.command import TRAINING_SCRIPT
 
 __all__ = ["find", "pick_attention", "program_digest"]
 
@@ -33,14 +34,16 @@ def find(settings: ExternalProgram, memory: Memo | None = None) -> Installation:
     return Installation.locate(_PROGRAM, settings.path, settings.venv, memory)
 
 
-def program_digest(settings: ExternalProgram, kind: str, memory: Memo | None = None) -> str:
+def program_digest(
+    settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
+) -> str:
     """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
 
     Raises:
         TrainingError: the folder, its scripts, or the Python of its environment are missing.
     """
     installation = find(settings, memory)
-    script = installation.script(TEXT_SCRIPT if kind == "text" else LATENTS_SCRIPT)
+    script = installation.script(script_of(model, kind).name)
     return installation.sources_of(script.name).digest
 
 

@@ -33,7 +33,8 @@ class MusubiOrder(ExternalOrder):
 
     def cache_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
         """Return the folder of one dataset's caches at one resolution."""
-        return layouts.of("musubi").folder(dataset, self.model_name, resolution_name(*resolution))
+        layout = layouts.of(self.model.layout_name)
+        return layout.folder(dataset, self.model_name, resolution_name(*resolution))
 
 
 class ManifestRow(NamedTuple):

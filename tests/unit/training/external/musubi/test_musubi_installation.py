@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from latentmake.config import ExternalProgram
+from latentmake.config import ExternalProgram, Model
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.training.external.installation import Installation
@@ -84,8 +84,11 @@ def test_a_program_is_known_by_the_sources_that_its_script_reaches(tmp_path: Pat
 
     def digests() -> list[str]:
         settings = ExternalProgram(path=os.fspath(folder))
-        found = [program_digest(settings, kind) for kind in ("latents", "text")]
-        assert found == [program_digest(settings, kind, memo) for kind in ("latents", "text")]
+        model = Model.model_validate({"task": "t2v-1.3B", "vae": "vae", "text": "text"})
+        found = [program_digest(settings, model, kind) for kind in ("latents", "text")]
+        assert found == [
+            program_digest(settings, model, kind, memo) for kind in ("latents", "text")
+        ]
         return found
 
     latents, text = digests()

@@ -1,0 +1,327 @@
+"""Architectures whose caches musubi-tuner's own scripts make: one row each.
+
+Facts are read from its scripts, see `config.scripts`. The names are those of its documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from latentmake.config.scripts import File, Script, Scripts, Version
+
+__all__ = ["MUSUBI"]
+
+_VAE = File("--vae", "vae")
+_DIT = File("--dit", "dit")
+_TEXT = File("--text_encoder", "text")
+_TEXTS = (File("--text_encoder1", "text"), File("--text_encoder2", "text.1"))
+_VIDEO = Version(videos=True)
+
+
+def _shift(shift: float, sampling: str = "shift") -> Mapping[str, object]:
+    return {"timestep_sampling": sampling, "discrete_flow_shift": shift}
+
+
+def _qwen_image(title: str, suffix: str, versions: Mapping[str, Version], **more: bool) -> Scripts:
+    controlled = any(each.controls != (0, 0) for each in versions.values())
+    return Scripts(
+        title=title,
+        suffix=suffix,
+        header="qwen_image",
+        latents=Script("qwen_image_cache_latents.py", (_VAE,), reads_controls=controlled),
+        text=Script(
+            "qwen_image_cache_text_encoder_outputs.py", (_TEXT,), reads_controls=controlled
+        ),
+        training=Script("qwen_image_train_network.py", (_DIT,)),
+        network="networks.lora_qwen_image",
+        tensors=("varlen_vl_embed_",),
+        versions=versions,
+        precisions=("bf16",),
+        settings=_shift(2.2),
+        **more,
+    )
+
+
+def _model_version(name: str, controls: tuple[int, int | None] = (0, 0)) -> Version:
+    flags = ("--model_version", name)
+    return Version(flags, flags, flags, controls=controls)
+
+
+def _flux_2(title: str, suffix: str, header: str, *versions: str) -> Scripts:
+    named = {each: _model_version(each, (0, None)) for each in versions}
+    return Scripts(
+        title=title,
+        suffix=suffix,
+        header=header,
+        latents=Script("flux_2_cache_latents.py", (_VAE,), "--vae_dtype", reads_controls=True),
+        text=Script("flux_2_cache_text_encoder_outputs.py", (_TEXT,)),
+        training=Script("flux_2_train_network.py", (_DIT,)),
+        network="networks.lora_flux_2",
+        tensors=("ctx_vec_",),
+        versions=named if len(named) > 1 else {"": next(iter(named.values()))},
+        pixels=16,
+        precisions=("bf16", "fp16"),
+        settings={"timestep_sampling": "flux2_shift", "discrete_flow_shift": None},
+    )
+
+
+_K5_IMAGES = ("k5-lite-t2i-hd", "k5-lite-i2i-hd")
+_K5_VIDEOS = (
+    "k5-lite-t2v-5s-sd",
+    "k5-lite-t2v-10s-sd",
+    "k5-lite-i2v-5s-sd",
+    "k5-pro-t2v-5s-sd",
+    "k5-pro-t2v-5s-hd",
+    "k5-pro-t2v-10s-sd",
+    "k5-pro-t2v-10s-hd",
+    "k5-pro-i2v-5s-sd",
+    "k5-pro-i2v-5s-hd",
+    "k5-lite-t2v-5s-distil-sd",
+    "k5-lite-t2v-10s-distil-sd",
+    "k5-lite-t2v-5s-nocfg-sd",
+    "k5-lite-t2v-10s-nocfg-sd",
+    "k5-lite-t2v-5s-pretrain-sd",
+    "k5-lite-t2v-10s-pretrain-sd",
+)
+
+_I2V = ("--i2v",)
+_FIRST = ("latents_image_",)
+
+
+def _wan(
+    task: str,
+    *,
+    first: bool = False,
+    clip: bool = False,
+    control: bool = False,
+    boundary: int | None = None,
+) -> Version:
+    """Return a task of Wan: with the first frame's latents, a CLIP, or demanded controls."""
+    return Version(
+        latents=_I2V if first else (),
+        training=("--task", task),
+        controls=(1, 1) if control else (0, 1),
+        videos=True,
+        needs=("clip",) if clip else (),
+        tensors=(*(_FIRST if first else ()), *(("clip_",) if clip else ())),
+        boundary=boundary,
+    )
+
+
+MUSUBI: Mapping[str, Scripts] = {
+    "wan": Scripts(
+        title="Wan",
+        suffix="wan",
+        header="wan",
+        latents=Script(
+            "wan_cache_latents.py",
+            (_VAE, File("--clip", "clip", required=False)),
+            "--vae_dtype",
+            switches=(("--vae_cache_cpu", "vae_cache_cpu"),),
+            reads_controls=True,
+        ),
+        text=Script(
+            "wan_cache_text_encoder_outputs.py",
+            (File("--t5", "text"),),
+            switches=(("--fp8_t5", "fp8_t5"),),
+        ),
+        training=Script(
+            "wan_train_network.py",
+            (_DIT, File("--dit_high_noise", "dit_high_noise", required=False)),
+        ),
+        network="networks.lora_wan",
+        tensors=("varlen_t5_",),
+        versions={
+            "t2v-14B": _wan("t2v-14B"),
+            "t2v-1.3B": _wan("t2v-1.3B"),
+            "i2v-14B": _wan("i2v-14B", first=True, clip=True),
+            "t2i-14B": _wan("t2i-14B"),
+            "flf2v-14B": _wan("flf2v-14B", first=True, clip=True),
+            "t2v-14B-FC": _wan("t2v-14B-FC", control=True),
+            "t2v-1.3B-FC": _wan("t2v-1.3B-FC", control=True),
+            "i2v-14B-FC": _wan("i2v-14B-FC", first=True, clip=True, control=True),
+            "i2v-A14B": _wan("i2v-A14B", first=True, boundary=900),
+            "t2v-A14B": _wan("t2v-A14B", boundary=875),
+        },
+        settings=_shift(3.0),
+    ),
+    "qwen_image": _qwen_image("Qwen-Image", "qi", {"": _model_version("original")}),
+    "qwen_image_edit": _qwen_image(
+        "Qwen-Image-Edit",
+        "qie",
+        {
+            "edit": _model_version("edit", (1, 1)),
+            "edit-2509": _model_version("edit-2509", (1, None)),
+            "edit-2511": _model_version("edit-2511", (1, None)),
+        },
+    ),
+    "qwen_image_layered": _qwen_image(
+        "Qwen-Image-Layered", "qil", {"": _model_version("layered")}, layers=True, transparent=True
+    ),
+    "z_image": Scripts(
+        title="Z-Image",
+        suffix="zi",
+        header="z_image",
+        latents=Script("zimage_cache_latents.py", (_VAE,)),
+        text=Script("zimage_cache_text_encoder_outputs.py", (_TEXT,)),
+        training=Script("zimage_train_network.py", (_DIT,)),
+        network="networks.lora_zimage",
+        tensors=("varlen_llm_embed_",),
+        settings=_shift(2.0),
+    ),
+    "flux_2_dev": _flux_2("FLUX.2 dev", "f2d", "flux_2_dev", "dev"),
+    "flux_2_klein_4b": _flux_2(
+        "FLUX.2 klein 4B", "f2k4b", "flux_2_klein_4b", "klein-4b", "klein-base-4b"
+    ),
+    "flux_2_klein_9b": _flux_2(
+        "FLUX.2 klein 9B", "f2k9b", "flux_2_klein_9b", "klein-9b", "klein-base-9b"
+    ),
+    "flux_kontext": Scripts(
+        title="FLUX.1 Kontext",
+        suffix="fk",
+        header="flux_kontext",
+        latents=Script("flux_kontext_cache_latents.py", (_VAE,), reads_controls=True),
+        text=Script("flux_kontext_cache_text_encoder_outputs.py", _TEXTS),
+        training=Script("flux_kontext_train_network.py", (_DIT,)),
+        network="networks.lora_flux",
+        tensors=("t5_vec_", "clip_l_pooler_"),
+        versions={"": Version(controls=(1, 1), tensors=("latents_control_",))},
+        precisions=("bf16", "fp16"),
+        settings={"timestep_sampling": "flux_shift", "discrete_flow_shift": None},
+    ),
+    "hunyuan_video": Scripts(
+        title="HunyuanVideo",
+        suffix="hv",
+        header="hunyuan_video",
+        latents=Script("cache_latents.py", (_VAE,), "--vae_dtype"),
+        text=Script("cache_text_encoder_outputs.py", _TEXTS, "--text_encoder_dtype"),
+        training=Script("hv_train_network.py", (_DIT,)),
+        network="networks.lora",
+        tensors=("llm_", "clipL_"),
+        versions={"": _VIDEO},
+        settings=_shift(7.0),
+    ),
+    "hunyuan_video_1_5": Scripts(
+        title="HunyuanVideo 1.5",
+        suffix="hv15",
+        header="hunyuan_video_1_5",
+        latents=Script(
+            "hv_1_5_cache_latents.py",
+            (_VAE, File("--image_encoder", "image_encoder", required=False)),
+            "--vae_dtype",
+        ),
+        text=Script("hv_1_5_cache_text_encoder_outputs.py", (_TEXT, File("--byt5", "text.1"))),
+        training=Script("hv_1_5_train_network.py", (_DIT,)),
+        network="networks.lora_hv_1_5",
+        tensors=("varlen_vl_embed_", "varlen_byt5_embed_"),
+        versions={
+            "t2v": Version(training=("--task", "t2v"), videos=True),
+            "i2v": Version(
+                latents=("--i2v",),
+                training=("--task", "i2v"),
+                videos=True,
+                needs=("image_encoder",),
+                tensors=("latents_image_", "siglip_"),
+            ),
+        },
+        pixels=16,
+        settings=_shift(2.0),
+    ),
+    "framepack": Scripts(
+        title="FramePack",
+        suffix="fp",
+        header="framepack",
+        latents=Script(
+            "fpack_cache_latents.py",
+            (_VAE, File("--image_encoder", "image_encoder")),
+            reads_controls=True,
+        ),
+        text=Script("fpack_cache_text_encoder_outputs.py", _TEXTS),
+        training=Script("fpack_train_network.py", (_DIT,)),
+        network="networks.lora_framepack",
+        tensors=("llama_vec_", "llama_attention_mask", "clip_l_pooler_"),
+        versions={
+            "i2v": Version(images=False, videos=True, needs=("image_encoder",)),
+            "f1": Version(latents=("--f1",), images=False, videos=True, needs=("image_encoder",)),
+            "one_frame": Version(
+                latents=("--one_frame",), controls=(1, None), needs=("image_encoder",)
+            ),
+        },
+        precisions=("bf16",),
+        settings=_shift(3.0),
+        sections=True,
+    ),
+    "kandinsky5": Scripts(
+        title="Kandinsky 5",
+        suffix="k5",
+        header="kandinsky5",
+        latents=Script("kandinsky5_cache_latents.py", (_VAE,), "--vae_dtype"),
+        text=Script(
+            "kandinsky5_cache_text_encoder_outputs.py",
+            (File("--text_encoder_qwen", "text"), File("--text_encoder_clip", "text.1")),
+        ),
+        training=Script(
+            "kandinsky5_train_network.py",
+            (
+                _DIT,
+                _VAE,
+                File("--text_encoder_qwen", "text"),
+                File("--text_encoder_clip", "text.1"),
+            ),
+        ),
+        network="networks.lora_kandinsky",
+        tensors=("text_embeds_", "pooled_embed_", "attention_mask"),
+        versions={
+            **{task: Version(training=("--task", task)) for task in _K5_IMAGES},
+            **{task: Version(training=("--task", task), videos=True) for task in _K5_VIDEOS},
+        },
+        precisions=("bf16", "fp16"),
+        settings=_shift(5.0),
+    ),
+    "krea2": Scripts(
+        title="Krea 2",
+        suffix="kr2",
+        header="krea2",
+        latents=Script("krea2_cache_latents.py", (_VAE,)),
+        text=Script("krea2_cache_text_encoder_outputs.py", (_TEXT,), "--text_encoder_dtype"),
+        training=Script("krea2_train_network.py", (_DIT,)),
+        network="networks.lora_krea2",
+        tensors=("varlen_krea2_vl_embed_",),
+        precisions=("bf16",),
+        settings=_shift(2.5),
+    ),
+    "ideogram4": Scripts(
+        title="Ideogram 4",
+        suffix="i4",
+        header="ideogram4",
+        latents=Script("ideogram4_cache_latents.py", (_VAE,), "--vae_dtype"),
+        text=Script("ideogram4_cache_text_encoder_outputs.py", (_TEXT,), "--text_cache_dtype"),
+        training=Script("ideogram4_train_network.py", (_DIT,)),
+        network="networks.lora_ideogram4",
+        tensors=("varlen_i4_llm_features_",),
+        pixels=16,
+        settings={"timestep_sampling": None, "discrete_flow_shift": None},
+    ),
+    "hidream_o1": Scripts(
+        title="HiDream O1",
+        suffix="ho1",
+        header="hidream_o1_image",
+        latents=Script("hidream_o1_cache_pixel.py", (), reads_controls=True),
+        text=Script(
+            "hidream_o1_cache_text_encoder_outputs.py",
+            (File("--dit", "text", required=False),),
+            reads_controls=True,
+        ),
+        training=Script("hidream_o1_train_network.py", (_DIT,)),
+        network="networks.lora_hidream_o1",
+        tensors=("varlen_input_ids_",),
+        versions={
+            "t2i": Version(training=("--task", "t2i")),
+            "i2i": Version(training=("--task", "i2i"), controls=(1, None)),
+        },
+        pixels=32,
+        precisions=("bf16",),
+        settings={"timestep_sampling": "uniform", "discrete_flow_shift": None},
+    ),
+}
+"""Name in the configuration -> facts; `config.architectures.ARCHITECTURES` holds a row of each."""

@@ -1,0 +1,115 @@
+"""Rows of musubi-tuner's architectures: its scripts, and the files that they make.
+
+One `Scripts` says all that differs between architectures whose caches its own scripts make; layout,
+recipe, launch, checks and publication ask it. Sources: musubi-tuner's *_cache_*.py and *_train*.py,
+dataset/architectures.py, dataset/bucket.py and dataset/cache_io.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["File", "Script", "Scripts", "Version"]
+
+
+class File(NamedTuple):
+    """A file or folder of weights that a script takes.
+
+    Attributes:
+        flag: its flag, `--vae`.
+        key: the model's key that names it; `text`, `text.1` for the first and second text encoder.
+        required: whether the script refuses to run without it.
+    """
+
+    flag: str
+    key: str
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class Script:
+    """One of musubi-tuner's scripts.
+
+    Attributes:
+        name: its file's name.
+        files: weights that it takes.
+        dtype_flag: flag of the dtype that it encodes in; None where that is fixed.
+        switches: flags, each with the key of the model that sets it.
+        reads_controls: whether what it makes depends on the control images.
+    """
+
+    name: str
+    files: tuple[File, ...] = ()
+    dtype_flag: str | None = None
+    switches: tuple[tuple[str, str], ...] = ()
+    reads_controls: bool = False
+
+
+class Version(NamedTuple):
+    """What one value of the model's `task` stands for.
+
+    Attributes:
+        latents: arguments that it adds to the script of latents.
+        text: the same for the script of embeddings.
+        training: the same for the training script.
+        controls: fewest and most control images of an item; None for any number.
+        images: whether items may be images.
+        videos: whether items may be videos.
+        needs: keys of the model that it needs besides the architecture's.
+        tensors: beginnings of names of tensors that latents hold besides `latents_`.
+        boundary: timestep, in thousandths, between its networks for high and for low noise; None
+            where it has one network.
+    """
+
+    latents: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
+    controls: tuple[int, int | None] = (0, 0)
+    images: bool = True
+    videos: bool = False
+    needs: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    boundary: int | None = None
+
+
+@dataclass(frozen=True)
+class Scripts:
+    """An architecture as musubi-tuner knows it.
+
+    Attributes:
+        title: as people call it.
+        suffix: of the names of its cache files, without underscores.
+        header: its name in their headers.
+        latents: the script that caches latents.
+        text: the script that caches embeddings.
+        training: the script that trains.
+        network: module of its LoRA.
+        tensors: beginnings of names of tensors, all of which a cache of text holds.
+        versions: what the model's `task` may be; "" where it has none.
+        pixels: side of a latent, in pixels.
+        frames: frames of a latent after the first.
+        precisions: what `mixed_precision` may be.
+        settings: values of the trainer's keys that its documentation recommends.
+        sections: whether a clip has a file of latents for each section of `fp_latent_window_size`.
+        layers: whether an item has several target images, its layers.
+        transparent: whether transparency is encoded.
+    """
+
+    title: str
+    suffix: str
+    header: str
+    latents: Script
+    text: Script
+    training: Script
+    network: str
+    tensors: tuple[str, ...]
+    versions: Mapping[str, Version] = field(default_factory=lambda: {"": Version()})
+    pixels: int = 8
+    frames: int = 4
+    precisions: tuple[str, ...] = ("bf16", "fp16", "no")
+    settings: Mapping[str, object] = field(default_factory=dict)
+    sections: bool = False
+    layers: bool = False
+    transparent: bool = False

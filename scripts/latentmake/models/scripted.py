@@ -1,0 +1,112 @@
+"""Recipes of caches that musubi-tuner's scripts make, for architectures without encoders of ours.
+
+All that its row says a script gets is in the recipe: the content of each file of weights, and the
+arguments. The sources of the script are added by who knows where they lie.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from latentmake import digest
+from latentmake.config import Dataset, Model, Weights
+from latentmake.config.scripts import Script
+from latentmake.config.shapes import shaping
+from latentmake.errors import ModelError
+from latentmake.models.files import refuse_missing
+
+__all__ = ["script_of", "scripted_files", "scripted_recipe"]
+
+FORMAT_VERSION = 1
+"""Raised when the same source and settings would be encoded otherwise."""
+
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
+FileDigest = Callable[[Path], str]
+
+
+def script_of(model: Model, kind: str) -> Script:
+    """Return the script that caches `latents` or `text` of a model of musubi-tuner."""
+    scripts = model.spec.scripts
+    assert scripts is not None
+    return scripts.text if kind == "text" else scripts.latents
+
+
+def scripted_files(weights: Weights) -> list[Path]:
+    """Return the files that a script reads of a local file or folder of weights.
+
+    A file that is one shard of several stands for all of them.
+
+    Raises:
+        ModelError: nothing is there, a shard is missing, or a folder is empty.
+    """
+    refuse_missing(weights)
+    path = Path(weights.path or "")
+    if path.is_dir():
+        found = sorted(each for each in path.rglob("*") if each.is_file())
+        if not found:
+            raise ModelError("this model folder is empty", where=path, hint="copy the model again")
+        return found
+    shard = _SHARD.fullmatch(path.name)
+    if shard is None:
+        return [path]
+    count = int(shard[2])
+    names = (f"{shard[1]}-{each + 1:05d}-of-{shard[2]}{shard[3]}" for each in range(count))
+    shards = [path.with_name(name) for name in names]
+    for each in shards:
+        if not each.is_file():
+            hint = "copy the model again"
+            raise ModelError("these weights are missing", where=each, hint=hint)
+    return shards
+
+
+def scripted_recipe(
+    kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest
+) -> dict[str, object]:
+    """Return the recipe of `latents`, or of `text`, which needs no dataset.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    script, version = script_of(model, kind), model.version
+    recipe: dict[str, object] = {
+        "format": FORMAT_VERSION,
+        "kind": kind,
+        "layout": model.layout,
+        "architecture": model.architecture,
+        "weights": dict(_digests(model, script, file_digest)),
+        "arguments": [
+            *(version.text if kind == "text" else version.latents),
+            *(model.text_arguments if kind == "text" else model.latents_arguments),
+        ],
+    }
+    if kind == "latents":
+        assert dataset is not None
+        recipe |= shaping(dataset, "latents", model.layout, defaults=False)
+        if model.vae_dtype is not None:
+            recipe["dtype"] = model.vae_dtype
+    return recipe
+
+
+def _digests(model: Model, script: Script, file_digest: FileDigest) -> Iterator[tuple[str, str]]:
+    """Yield the digest of each of the weights that a script gets, by its flag."""
+    for file in script.files:
+        weights = model.weights(file.key)
+        if weights is None:
+            continue
+        if weights.hub is not None:
+            place = ["hub", weights.hub, weights.revision, weights.subfolder]
+            yield file.flag, digest.of_value(place)
+            continue
+        root, files = Path(weights.path or ""), scripted_files(weights)
+        try:
+            named = [
+                [str(each.relative_to(root)) if root.is_dir() else "", file_digest(each)]
+                for each in files
+            ]
+        except OSError as error:
+            what = f"cannot be read ({error.strerror})"
+            hint = "check the file's permissions"
+            raise ModelError(what, where=str(error.filename), hint=hint) from None
+        yield file.flag, digest.of_value(named)

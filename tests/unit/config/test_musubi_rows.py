@@ -1,0 +1,74 @@
+"""Rows of musubi-tuner's architectures: each makes a model, layout and keys follow from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from latentmake import layouts
+from latentmake.config import Model
+from latentmake.config.architectures import ARCHITECTURES, WAN
+from pydantic import ValidationError
+
+ROWS = {name: row for name, row in ARCHITECTURES.items() if row.scripts is not None}
+VERSIONS = [
+    (name, task) for name, row in ROWS.items() if row.scripts for task in row.scripts.versions
+]
+
+
+def section(name: str, task: str) -> dict[str, Any]:
+    """Return a model's section with all that its row demands."""
+    scripts = ROWS[name].scripts
+    assert scripts is not None
+    keys = {file.key for file in (*scripts.latents.files, *scripts.text.files) if file.required}
+    keys |= set(scripts.versions[task].needs)
+    texts = sorted(key for key in keys if key.startswith("text"))
+    given: dict[str, Any] = {"architecture": name, "dit": "models/dit.safetensors"}
+    given |= {"task": task} if task else {}
+    given |= {"text": [f"models/{key}" for key in texts]} if texts else {}
+    return given | {key: f"models/{key}" for key in keys - set(texts)}
+
+
+@pytest.mark.parametrize(("name", "task"), VERSIONS)
+def test_each_version_of_each_row_makes_a_model(name: str, task: str) -> None:
+    model = Model.model_validate(section(name, task))
+    assert (model.layout, model.encoder) == ("musubi", "musubi")
+    assert Model.model_validate(model.model_dump()) == model
+    scripts = ROWS[name].scripts
+    assert scripts is not None
+    layout = layouts.of(model.layout_name)
+    assert layout.latents_ending == f"_{scripts.suffix}.safetensors"
+    assert layout.text_ending == f"_{scripts.suffix}_te.safetensors"
+    for file in (*scripts.latents.files, *scripts.text.files):
+        assert not file.required or model.weights(file.key) is not None
+
+
+def test_suffixes_differ_and_have_no_underscore() -> None:
+    found = [row.scripts.suffix for row in (WAN, *ROWS.values()) if row.scripts]
+    assert len(found) == len(set(found))
+    assert not [each for each in found if "_" in each]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [
+        ("qwen_image", {"task": "edit"}, "no task of Qwen-Image"),
+        ("qwen_image_edit", {"task": None}, "needs a `task`; known: edit, edit-2509"),
+        ("qwen_image", {"vae_dtype": "float32"}, "vae_dtype"),
+        ("qwen_image", {"encoder": "latentmake"}, "leave out `encoder`"),
+        ("qwen_image", {"text": ["a", "b"]}, "has 1 text encoder"),
+        ("qwen_image", {"clip": "c"}, "no CLIP image encoder: leave out `clip`"),
+        ("flux_kontext", {"text": ["a"]}, "has 2 text encoders"),
+        ("z_image", {"fp8_t5": True}, "text_arguments"),
+        ("hidream_o1", {"task": "t2i", "vae": "v"}, "HiDream O1 has no VAE"),
+        ("qwen_image", {"unet": "u"}, "no `unet` or `scheduler`"),
+    ],
+)
+def test_a_model_that_does_not_fit_its_row_is_refused(
+    name: str, changes: dict[str, Any], word: str
+) -> None:
+    scripts = ROWS[name].scripts
+    assert scripts is not None
+    values = section(name, next(iter(scripts.versions))) | changes
+    with pytest.raises(ValidationError, match=word):
+        Model.model_validate({key: value for key, value in values.items() if value is not None})
