@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import preloaded
 import pytest
 import world
-from filelock import FileLock
 from hypothesis import HealthCheck, settings
+from made_once import made_once
 from project import Project
 
 # Before anything imports torch: tests run side by side, and threads that wait actively would halve
@@ -44,21 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in SLOW:
             item.add_marker("slow")
-
-
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return a folder that whoever needs it first makes, and that all workers use."""
-    root = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
-    folder, whole = root / "shared" / name, root / "shared" / f"{name}.whole"
-    folder.parent.mkdir(exist_ok=True)
-    with FileLock(root / "shared" / f"{name}.lock"):
-        if not whole.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            make(folder)
-            whole.touch()
-    return folder
 
 
 @pytest.fixture(scope="module")

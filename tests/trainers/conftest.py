@@ -7,7 +7,10 @@ the tests.
 
 from __future__ import annotations
 
+import functools
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 from latentmake.training.external.installation import Installation, Program
+from made_once import made_once
+from preloaded_trainers import make_venv
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {
@@ -75,8 +80,49 @@ def steps(state: Path) -> int:
     return int(next(iter(content["state"].values()))["step"])
 
 
+@pytest.fixture(scope="session")
+def forked_venv() -> Path:
+    """An environment of the trainers for `musubi_tuner.venv`; see preloaded_trainers.py."""
+    found = subprocess.run(
+        [PYTHON, "-c", "import av, cv2, diffusers, einops, toml, torchvision, voluptuous"],
+        capture_output=True,
+        check=False,
+    )
+    lacks = re.search(rb"No module named '(\w+)'", found.stderr)
+    if lacks is not None:
+        pytest.skip(f"{PYTHON} lacks {lacks[1].decode()}: set LATENTMAKE_TRAINERS_PYTHON")
+    return make_venv(PYTHON)
+
+
+@pytest.fixture(scope="session")
+def tiny_weights(
+    forked_venv: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Make the folder of a family's tiny weights, once; see `WEIGHTS` in tiny/__init__.py."""
+
+    def write(name: str, folder: Path) -> None:
+        packages = [sources("musubi-tuner") / "src", sources("sd-scripts")]
+        done = subprocess.run(
+            [
+                forked_venv / "bin/python",
+                Path(__file__).with_name("write_weights.py"),
+                name,
+                folder,
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    return lambda name: made_once(tmp_path_factory, f"tiny-{name}", functools.partial(write, name))
+
+
 @pytest.fixture
-def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Installation]:
+def trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
+) -> Callable[[str, str], Installation]:
     """Find a script of a real trainer, in an environment that has all that it imports."""
 
     def find(name: str, script: str) -> Installation:
@@ -86,7 +132,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
         folder = sources(name)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(folder)]))
         program = Program(name, name, FOLDERS[name][1], script, name)
-        found = Installation.locate(program, os.fspath(folder), PYTHON)
+        found = Installation.locate(program, os.fspath(folder), os.fspath(forked_venv))
         there = found.can_import(sorted({*found.sources.needs, "accelerate"}))
         if missing := [package for package, is_there in there.items() if not is_there]:
             pytest.skip(

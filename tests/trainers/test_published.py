@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import wan_world
 import world
-from conftest import PYTHON, SITE
+from conftest import SITE
 from demo.text import t5_tokenizer
 from latentmake import backends
 from latentmake.config import Dataset, ExternalProgram, Publish, parse
@@ -79,7 +79,7 @@ def published(values: dict[str, Any]) -> list[str]:
 def run_script(script: Path, program: Installation) -> None:
     """Run a published script with the Python of the trainers."""
     environment = program.environment()
-    environment["PATH"] = f"{Path(PYTHON).parent}:{environment['PATH']}"
+    environment["PATH"] = f"{program.python.parent}:{environment['PATH']}"
     done = subprocess.run(
         ["bash", script],
         env=environment,
@@ -109,7 +109,7 @@ def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
     )
     (tmp_path / "site/sitecustomize.py").write_text(SITE + small)
     Path("tiny.py").write_text(TINY)
-    subprocess.run([PYTHON, "tiny.py"], env=tuner.environment(), check=True)
+    subprocess.run([tuner.python, "tiny.py"], env=tuner.environment(), check=True)
     values = {
         "datasets": {"shapes": {"path": "data"}},
         "models": {
@@ -192,7 +192,7 @@ MUSUBI_RUNS: dict[str, Any] = {
     "control": {"control_directory": "control", "caption_extension": ".caption"},
 }
 VALIDATE = {
-    "musubi-tuner": """
+    "musubi-tuner": """# preloaded
 import sys, tomllib
 from musubi_tuner.dataset.config_utils import ConfigSanitizer
 for path in sys.argv[1:]:
@@ -217,7 +217,7 @@ print("accepted", len(sys.argv) - 1)
 def accepted(tuner: Installation, tomls: list[Path]) -> str:
     """Load dataset TOMLs by the schema of a trainer."""
     done = subprocess.run(
-        [PYTHON, "-c", VALIDATE[tuner.program.name], *map(str, tomls)],
+        [tuner.python, "-c", VALIDATE[tuner.program.name], *map(str, tomls)],
         cwd=tuner.folder,
         env=tuner.environment(),
         capture_output=True,

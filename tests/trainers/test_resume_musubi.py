@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PYTHON, steps
+from conftest import steps
 from latentmake.config import ExternalProgram
 from latentmake.errors import TrainingError
 from latentmake.training.external.installation import Installation
@@ -51,8 +51,8 @@ def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
         root, mixed_precision="no", attention="sdpa", max_data_loader_n_workers=0, **settings
     )
     (root / "tiny.py").write_text(TINY)
-    subprocess.run([PYTHON, "tiny.py"], env=tuner.environment(), check=True)
-    place = ExternalProgram(path=os.fspath(tuner.folder), venv=PYTHON)
+    subprocess.run([tuner.python, "tiny.py"], env=tuner.environment(), check=True)
+    place = ExternalProgram(path=os.fspath(tuner.folder), venv=os.fspath(tuner.python))
     order = order.model_copy(update={"musubi_tuner": place})
     path = write_order(order, Path("order.wan.json"))
 

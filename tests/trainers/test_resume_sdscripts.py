@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import world
-from conftest import PYTHON, steps
+from conftest import steps
 from diffusers import (
     AutoencoderKL,
     DDPMScheduler,
@@ -104,7 +104,7 @@ def make_run(root: Path, program: Installation) -> Path:
             }
         ),
         trainer=SdScriptsTrainer.model_validate({"kind": "sdscripts", **trainer}),
-        sd_scripts=ExternalProgram(path=os.fspath(program.folder), venv=PYTHON),
+        sd_scripts=ExternalProgram(path=os.fspath(program.folder), venv=os.fspath(program.python)),
         publish=Publish(),
     )
     path = root / "order.sdscripts.json"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PYTHON
 from dit_world import inputs, original_dit, tiny_dit, write_file
 from latentmake.training.external.installation import Installation
 from latentmake.training.lora import lora_tensors
@@ -82,7 +81,7 @@ def test_musubi_tuner_applies_and_merges_the_lora_that_we_trained(
     write_lora(dit, folder)
     expected = dit(**given).sample
     (folder / "apply.py").write_text(SCRIPT)
-    subprocess.run([PYTHON, "apply.py"], cwd=folder, env=tuner.environment(), check=True)
+    subprocess.run([tuner.python, "apply.py"], cwd=folder, env=tuner.environment(), check=True)
     found = load_file(folder / "found.safetensors")
     assert len(found) == 5
     assert (expected - base).abs().max() > 0.1

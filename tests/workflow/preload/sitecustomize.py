@@ -19,29 +19,6 @@ _MODULES = (
 )
 
 
-def _hand_over(place: str, command: list[str]) -> None:
-    import json
-    import signal
-    import socket
-
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(place)
-    except OSError:
-        return  # nobody is there: this process does it
-    task = [command, os.getcwd(), dict(os.environ), os.umask(0)]
-    os.umask(task[3])
-    data = json.dumps(task).encode("utf-8", "surrogateescape")
-    socket.send_fds(connection, [len(data).to_bytes(8, "little")], [0, 1, 2])
-    connection.sendall(data)
-    status = connection.recv(8)  # of os.waitpid; nothing where that process is gone
-    code = int.from_bytes(status, "little") if len(status) == 8 else 1 << 8
-    if os.WIFSIGNALED(code):
-        signal.signal(os.WTERMSIG(code), signal.SIG_DFL)
-        os.kill(os.getpid(), os.WTERMSIG(code))
-    os._exit(os.WEXITSTATUS(code))
-
-
 def _command() -> list[str] | None:
     """Return what this process was called with, where the other one can do it."""
     match sys.orig_argv[1:]:
@@ -55,4 +32,6 @@ def _command() -> list[str] | None:
 
 
 if os.environ.get(_SOCKET) and (command := _command()):
-    _hand_over(os.environ[_SOCKET], command)
+    from hand_over import hand_over
+
+    hand_over(os.environ[_SOCKET], command)

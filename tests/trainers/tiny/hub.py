@@ -1,0 +1,108 @@
+"""Tiny tokenizers, written as files of a repository on the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file of JSON, and the folders that it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def byte_tokenizer(folder: Path, specials: Sequence[str], **settings: Any) -> Mapping[str, int]:
+    """Write a tokenizer of 256 bytes, followed by special tokens; return the ids of those.
+
+    Args:
+        folder: where its files go.
+        specials: the tokens 256, 257, ...
+        settings: of tokenizer_config.json, `tokenizer_class` among them.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate(alphabet)}
+    ids = {token: len(alphabet) + number for number, token in enumerate(specials)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in specials])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(folder / "vocab.json", vocabulary)
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "added_tokens_decoder": {
+                str(number): {
+                    "content": token,
+                    "special": True,
+                    "lstrip": False,
+                    "rstrip": False,
+                    "normalized": False,
+                    "single_word": False,
+                }
+                for token, number in ids.items()
+            },
+            **settings,
+        },
+    )
+    return ids
+
+
+def shrunk(config: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the values of some keys replaced, at every depth."""
+    return {
+        key: shrunk(value, small) if isinstance(value, Mapping) else small.get(key, value)
+        for key, value in config.items()
+    }
+
+
+class _FoundError(Exception):
+    pass
+
+
+def settings_of(module: Any, name: str, load: Callable[[], object]) -> dict[str, Any]:
+    """Return the arguments with which a function makes an object of a class of its module."""
+    made = getattr(module, name)
+
+    def stop(*_: object, **settings: Any) -> None:
+        raise _FoundError(settings)
+
+    setattr(module, name, stop)
+    try:
+        load()
+    except _FoundError as found:
+        return dict(found.args[0])
+    finally:
+        setattr(module, name, made)
+    raise AssertionError(f"{name} is not made")
+
+
+def write_random(
+    model: Any,
+    path: Path,
+    rename: Callable[[str], str] = str,
+    dtype: Any = None,
+    seed: int = 0,
+) -> None:
+    """Write small random weights of a network as safetensors, under names of one's own choice."""
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, value in model.state_dict().items():
+        if value.dtype.is_floating_point:
+            near = 1.0 if value.ndim == 1 and name.endswith("weight") else 0.0
+            scale = 0.1 if value.ndim < 2 else value[0].numel() ** -0.5
+            value = near + scale * torch.randn(value.shape, generator=random)
+            value = value.to(dtype or torch.float32)
+        tensors[rename(name)] = value.contiguous()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata={"format": "pt"})
