@@ -15,7 +15,7 @@ from snakemake.cli import parse_args
 from snakemake.logging import logger
 
 RESOLUTION = r"\d+(?:x\d+)?"
-TEXT = r"text(?:\.(?:\d+|dropped))?"
+TEXT = rf"text(?:\.(?:\d+|dropped)(?:@{RESOLUTION})?)?"
 SAMPLE_MODEL = "models/tiny-sd"
 SAMPLE_MODEL_MARKER = f"{SAMPLE_MODEL}/model_index.json"
 SAMPLE_WAN = "models/tiny-wan"

@@ -98,9 +98,9 @@ CHANGES: dict[Key, Change] = {
     **every_key.PROMPT,
     **every_key.GENERATION,
     # -- datasets
-    ("datasets", "captions", "variants"): refused(2, "musubi-tuner reads one text"),
+    ("datasets", "captions", "variants"): Change(2),
     ("datasets", "captions", "caption_dropout_rate"): refused(0.5, "variants"),
-    ("datasets", "captions", "caption_dropout_every_n_epochs"): refused(2, "one text"),
+    ("datasets", "captions", "caption_dropout_every_n_epochs"): refused(2, "by step or epoch"),
     ("datasets", "captions", "caption_tag_dropout_rate"): refused(0.5, "variants"),
     ("datasets", "captions", "token_warmup_min"): nothing(3, "nothing warms up here"),
     ("datasets", "captions", "token_warmup_step"): refused(2, "variants"),

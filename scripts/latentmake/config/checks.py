@@ -138,6 +138,14 @@ def _refuse_remote(name: str, datasets: Mapping[str, Dataset], program: str) -> 
             raise ConfigError(what, where=f"runs.{name}.datasets", hint=hint)
 
 
+def _refuse_choosing(dataset: str, settings: Dataset, program: str) -> None:
+    keys = ("caption_dropout_every_n_epochs", "token_warmup_step")
+    if settings.captions and (key := settings.captions.first_set(*keys)):
+        what = f"{program} cannot choose among the texts of an item by step or epoch"
+        where = f"datasets.{dataset}.captions.{key}"
+        raise ConfigError(what, where=where, hint="leave it out")
+
+
 def _require(name: str, program: ExternalProgram | None, key: str, title: str) -> None:
     if program is None:
         hint = f"the run {name} needs {title}: set {key}.path to its folder"
@@ -173,11 +181,9 @@ def _check_musubi(
     least = 2 * step  # pixels: below, the smallest bucket would have no width
     small = [size for size in run.resolutions if size.width * size.height < least**2]
     for dataset, settings in datasets.items():
-        where, captions = f"datasets.{dataset}", settings.captions
-        if captions and captions.first_set("variants", "caption_dropout_every_n_epochs"):
-            what = f"{reader} reads one text of an item"
-            hint = "leave out `variants` and `caption_dropout_every_n_epochs`"
-            raise ConfigError(what, where=f"{where}.captions", hint=hint)
+        where = f"datasets.{dataset}"
+        if not isinstance(trainer, WanTrainer):
+            _refuse_choosing(dataset, settings, "musubi-tuner")
         if settings.fit == "bucket" and small:
             what = f"{small[0].name} is too small for {buckets} buckets"
             raise ConfigError(what, where=sizes, hint=f"use {least} or more")
@@ -209,12 +215,8 @@ def _check_sdscripts(
     reason = f"{side}, as {model.architecture} needs"
     check_sides(run.resolutions, side, f"runs.{name}.resolutions", reason)
     _refuse_remote(name, datasets, "sd-scripts")
-    keys = ("caption_dropout_every_n_epochs", "token_warmup_step")
     for dataset, settings in datasets.items():
-        if settings.captions and (key := settings.captions.first_set(*keys)):
-            what = "sd-scripts cannot choose among the texts of an item by step or epoch"
-            where = f"datasets.{dataset}.captions.{key}"
-            raise ConfigError(what, where=where, hint="leave it out")
+        _refuse_choosing(dataset, settings, "sd-scripts")
         if settings.is_list:
             what = "sd-scripts reads folders of images, and this is a list"
             hint = "name the folder, and the list as its `metadata_file`"

@@ -236,12 +236,21 @@ def _paths(config: Config, plan: RunPlan, run: Run) -> dict[Part, list[str]]:
 def _parts_of(row: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
     """Yield the parts of a manifest's row with their paths."""
     yield from row["latents"].items()
-    text = row["text"]
-    if isinstance(text, str):
-        yield "text", text
-    elif text:
-        yield from ((f"text@{name}", path) for name, path in text.items())
-    for number, path in enumerate(row.get("variants", [])[1:], 1):
-        yield f"text.{number}", path
-    if "dropped" in row:
-        yield DROPPED, row["dropped"]
+    yield from _texts_of("text", row["text"])
+    variants = row.get("variants", [])
+    if isinstance(variants, dict):
+        for resolution, paths in variants.items():
+            for number, path in enumerate(paths[1:], 1):
+                yield f"text.{number}@{resolution}", path
+    else:
+        for number, path in enumerate(variants[1:], 1):
+            yield f"text.{number}", path
+    yield from _texts_of(DROPPED, row.get("dropped"))
+
+
+def _texts_of(part: str, found: str | dict[str, str] | None) -> Iterator[tuple[str, str]]:
+    """Yield parts and paths of one text of an item: one file, or one of each resolution."""
+    if isinstance(found, dict):
+        yield from ((f"{part}@{resolution}", path) for resolution, path in found.items())
+    elif found:
+        yield part, found

@@ -22,7 +22,7 @@ from latentmake import digest
 from latentmake.errors import SourceError, StorageError, storage_error
 from latentmake.files import atomic
 
-__all__ = ["RECORD", "Changes", "sync"]
+__all__ = ["RECORD", "Changes", "recorded", "sync"]
 
 RECORD = ".latentmake-published.json"
 _PIECE = 1 << 20  # bytes copied at a time
@@ -102,6 +102,11 @@ def sync(
                 known = {name: old[name] for name in files if name in old}
                 _write_record(folder, known | work.record)
     return Changes(*(done[name] for name in Changes._fields))
+
+
+def recorded(folder: Path) -> set[str]:
+    """Return the files that syncs put into a folder, by their paths below it."""
+    return set(_read_record(folder / RECORD))
 
 
 @dataclass

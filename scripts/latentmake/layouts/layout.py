@@ -12,7 +12,7 @@ from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
 
-__all__ = ["DROPPED", "SIZED", "Layout", "Named", "kind_of", "size_of"]
+__all__ = ["DROPPED", "SIZED", "Layout", "Named", "kind_of", "size_of", "text_of"]
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
@@ -34,6 +34,14 @@ def size_of(part: str) -> Size | None:
     return Size(int(width), int(height or width))
 
 
+def text_of(part: str) -> str:
+    """Return which text a part of text holds: `text`, `text.1`, `text.dropped`.
+
+    A layout may have it beside each resolution: `text.1@512`.
+    """
+    return part.partition("@")[0]
+
+
 class Named(NamedTuple):
     """One target of an item.
 
@@ -49,7 +57,8 @@ class Named(NamedTuple):
 class Layout(ABC):
     """A layout with everything that may differ between layouts; the defaults are the usual answers.
 
-    A part of a dataset and model is a resolution (`64`, `512x768`) or a text (`text`, `text.1`).
+    A part of a dataset and model is a resolution (`64`, `512x768`) or a text (`text`, `text.1`,
+    `text@512`).
 
     Attributes:
         name: as `of` takes it.
@@ -64,6 +73,8 @@ class Layout(ABC):
             skipped items must go.
         lists_sources: whether a manifest's row names caption and control file.
         npz: whether cache files are .npz and not .safetensors.
+        numbers_variants: whether an item with several texts is several items to its trainer, of
+            which those of further texts are named `{stem}.v1` and so on, flat in one folder.
         names_architecture: whether the recipe of latents contains the model's architecture.
         pads_t5: whether T5's captions are padded, and the padding is visible to it.
     """
@@ -80,6 +91,7 @@ class Layout(ABC):
     npz: ClassVar[bool] = False
     pads_t5: ClassVar[bool] = False
     names_architecture: ClassVar[bool] = False
+    numbers_variants: ClassVar[bool] = False
 
     def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
         """Return the parts of one dataset and model.

@@ -3,6 +3,7 @@
     cache/{dataset}/{model}/{resolution}/{base}_{W}x{H}_wan.safetensors                      images
     cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}_{W}x{H}_wan.safetensors     clips
     cache/{dataset}/{model}/{resolution}/{base}_wan_te.safetensors                           text
+    cache/{dataset}/{model}/text.1@{resolution}/{base}_wan_te.safetensors            another text
 
 `wan` is the suffix of the architecture. Caches of a resolution lie flat in one folder, a
 `cache_directory` of musubi-tuner, with the text in each. W x H is an image's own size, and a clip's
@@ -22,7 +23,7 @@ from latentmake.files.cachefile import CAPTION
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, Span, clips
-from latentmake.layouts.layout import Layout, Named, kind_of, size_of
+from latentmake.layouts.layout import DROPPED, Layout, Named, kind_of, size_of
 
 __all__ = [
     "LAYOUTS",
@@ -41,6 +42,7 @@ class Musubi(Layout):
 
     encoding = "wan"
     drops_skipped = True
+    numbers_variants = True
     text_ending: str
 
     def __init__(self, architecture: Architecture) -> None:
@@ -54,12 +56,15 @@ class Musubi(Layout):
         self.longest_ending = f"_00000-000_00000x00000{self.latents_ending}"
 
     def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
-        """Return each resolution, and the text beside each; there is one text of an item."""
+        """Return each resolution, and the texts of each: `text@512`, `text.1@512`."""
         names = list(resolutions)
-        return [*names, *(f"text@{name}" for name in names)]
+        return [*names, *(f"{text}@{name}" for text in texts for name in names)]
 
     def folder(self, dataset: str, model: str, part: str) -> str:
-        """Return the folder of a resolution, for its latents and its text."""
+        """Return the folder of a resolution, for its latents and its text.
+
+        Further texts have folders of their own: musubi-tuner reads that one as it is.
+        """
         return super().folder(dataset, model, part.removeprefix("text@"))
 
     def base(self, stem: str) -> str:
@@ -139,11 +144,26 @@ class Musubi(Layout):
         return path.rpartition("/")[2]
 
     def row(self, targets: Mapping[str, Sequence[str]]) -> dict[str, object]:
-        """Return `latents` (resolution -> paths) and `text` (resolution -> path)."""
-        return {
-            "latents": {part: list(paths) for part, paths in targets.items() if part[:1] != "t"},
-            "text": {part[5:]: paths[0] for part, paths in targets.items() if part[:1] == "t"},
-        }
+        """Return `latents` (resolution -> paths) and `text` (resolution -> path).
+
+        Where there are several texts, `variants` (resolution -> paths of all of them) and `dropped`
+        (resolution -> path of the empty caption) too.
+        """
+        texts: dict[str, dict[str, str]] = {}
+        for part, paths in targets.items():
+            if kind_of(part) == "text":
+                name, _, resolution = part.partition("@")
+                texts.setdefault(name, {})[resolution] = paths[0]
+        latents = {part: list(paths) for part, paths in targets.items() if kind_of(part) != "text"}
+        row: dict[str, object] = {"latents": latents, "text": texts.get("text", {})}
+        if DROPPED in texts:
+            row["dropped"] = texts.pop(DROPPED)
+        if len(texts) > 1:
+            row["variants"] = {
+                resolution: [paths[resolution] for paths in texts.values()]
+                for resolution in texts["text"]
+            }
+        return row
 
     def caption(self, text: str) -> str:
         """Return a caption with newlines as Python's text mode reads them."""

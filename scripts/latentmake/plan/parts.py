@@ -45,7 +45,7 @@ class Part(NamedTuple):
     """The targets of one dataset, model and part.
 
     A part is a resolution (`64`, `480x832`), a text (`text`, `text.1`), or, where a layout keeps
-    the text with each resolution, `text@480x832`.
+    the texts of each resolution, `text@480x832`, `text.1@480x832`.
     """
 
     dataset: str
@@ -190,8 +190,9 @@ def source_of(part: str, item: Item) -> Source:
             control_sizes=item.control_sizes,
         )
     if item.texts is not None:
-        variant = part.partition(".")[2]
-        text = "" if part == layouts.DROPPED else item.texts[int(variant or 0)]
+        name = layouts.text_of(part)
+        number = name.partition(".")[2]
+        text = "" if name == layouts.DROPPED else item.texts[int(number or 0)]
         return Source(item.stem, None, None, text)
     if item.caption is None:
         return Source(item.stem, None, None, "")

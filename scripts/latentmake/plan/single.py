@@ -13,7 +13,7 @@ from latentmake.config import Run, nearest
 from latentmake.config.mistakes import refuse_unknown
 from latentmake.errors import ConfigError, SourceError
 from latentmake.index.memo import target_stat
-from latentmake.layouts import Named, kind_of, size_of
+from latentmake.layouts import Named, kind_of, size_of, text_of
 from latentmake.plan.batches import work_item, work_order
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Source
@@ -89,7 +89,7 @@ def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -
 def _sources(facts: Facts, dataset: str, model: str, part: str) -> list[Source]:
     if dataset == PROMPTS:
         return prompt_sources(known_prompts(facts.config, model)) if part == "text" else []
-    if part.startswith("text.") and part not in text_parts(facts.config.datasets[dataset]):
+    if kind_of(part) == "text" and text_of(part) not in text_parts(facts.config.datasets[dataset]):
         return []
     return [source_of(part, item) for item in facts.items(dataset, model)[0]]
 

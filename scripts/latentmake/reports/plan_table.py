@@ -27,10 +27,10 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
         for part, state in run.parts.items():
             reasons = Counter(stale.reason for stale in state.stale)
             counts = [state.fresh, *(reasons[reason] for reason in REASONS), len(state.orphans)]
-            kind = part.name.replace("@", " ")
-            # All variants of the texts make one row.
-            is_text = kind_of(part.name) == "text"
-            kind = kind.partition(".")[0] if is_text else f"latents {kind}"
+            kind = f"latents {part.name}"
+            if kind_of(part.name) == "text":  # all variants make one row
+                text, _, resolution = part.name.partition("@")
+                kind = f"{text.partition('.')[0]} {resolution}".rstrip()
             parts.setdefault((part.dataset, part.model, kind), {})[part.name] = counts
     rows = {
         name: [sum(column) for column in zip(*of.values(), strict=True)]

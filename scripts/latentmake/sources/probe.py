@@ -8,6 +8,7 @@ is read.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from latentmake.sources.items import IMAGE_EXTENSIONS, Fault, Item, Scan
 
 __all__ = ["Measured", "measured"]
 
+_NUMBERED = re.compile(r"(.+)\.v([1-9]\d{0,2})", re.DOTALL)
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
 _LONG_VIDEOS = 20  # the same of videos
 _NAMED = 10  # videos that are left out, each with a line
@@ -97,7 +99,7 @@ def measured(
                     variable += [item.image] * Timing.parse(media.timing).is_variable
                 turned += [item.image] * (media.rotation != 0 and not settings.display_rotation)
                 media = _shown(settings, media)
-            _check_name(layout, item, bases)
+            _check_name(layout, item, bases, settings.text_variants)
             if settings.video and not layout.clips(media, settings, span):
                 _refuse_beyond(item, settings, media, span)
                 frames = f"{media.frames} frame{'s' * (media.frames != 1)}"
@@ -192,6 +194,15 @@ def _image(path: str) -> Media | SourceError:
         return error
 
 
+def _numbered(base: str, bases: Mapping[str, tuple[str, str]], texts: int) -> str | None:
+    """Return an image that shares a name with a further text of another: `{base}.v1`."""
+    found = _NUMBERED.fullmatch(base)
+    if found is not None and 0 < int(found[2]) < texts and found[1] in bases:
+        return bases[found[1]][1]
+    names = (f"{base}.v{number}" for number in range(1, texts))
+    return next((bases[name][1] for name in names if name in bases), None)
+
+
 def _refuse_large(path: str, media: Media, most: int) -> None:
     """Refuse a clip whose frames are as large as no image may be: a small file can hold many."""
     if media.width * media.height > most:
@@ -200,10 +211,19 @@ def _refuse_large(path: str, media: Media, most: int) -> None:
         raise SourceError(f"{what} (a decompression bomb?)", where=path, hint=hint)
 
 
-def _check_name(layout: Layout, item: Item, bases: dict[str, tuple[str, str]]) -> None:
-    """Refuse an item whose caches would have the name of another's, or one too long."""
-    other, image = bases.setdefault(layout.base(item.stem), (item.stem, item.image))
+def _check_name(layout: Layout, item: Item, bases: dict[str, tuple[str, str]], texts: int) -> None:
+    """Refuse an item whose caches would have the name of another's, or one too long.
+
+    `texts` is the number of an item's texts: those of further ones may have names of their own.
+    """
+    base = layout.base(item.stem)
+    other, image = bases.setdefault(base, (item.stem, item.image))
     name = f"{item.stem.rpartition('/')[2]}{layout.longest_ending}"
+    if layout.numbers_variants and texts > 1:
+        name += f".v{texts - 1}"
+        if taken := _numbered(base, bases, texts):
+            what = f"has a name that another text of {taken} is to have"
+            raise SourceError(what, where=item.image, hint="rename one of them")
     what = ""
     if other != item.stem:
         what = f"has the same name as {image}, and musubi-tuner's caches lie flat"

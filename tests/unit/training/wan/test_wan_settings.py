@@ -172,10 +172,13 @@ def test_what_does_not_fit_is_one_line(
     assert "musubi-tuner" not in line or "encoder" in model
 
 
-def test_messages_about_wan_name_no_program_that_is_not_used() -> None:
+def test_our_trainer_chooses_among_texts_by_epoch_and_musubi_tuner_cannot() -> None:
     values = configuration({}, {})
-    values["datasets"]["films"]["captions"] = {"variants": 2, "shuffle_caption": True}
-    with pytest.raises(ConfigError, match="this trainer reads one text of an item"):
+    values["datasets"]["films"]["captions"] = {"caption_dropout_every_n_epochs": 2}
+    parse(values)
+    values["runs"]["r"]["trainer"] = {"kind": "musubi", "max_train_epochs": 1}
+    values["musubi_tuner"] = {"path": "musubi-tuner"}
+    with pytest.raises(ConfigError, match="musubi-tuner cannot choose among the texts"):
         parse(values)
 
 

@@ -18,7 +18,8 @@ from latentmake.training.external.backend import External
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import installation, preflight
 from latentmake.training.external.musubi.command import TRAINING_SCRIPT, local_arguments
-from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.musubi.deploy import deploy
+from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
 from latentmake.training.external.order import fields_of
 from latentmake.training.external.publish import Publication
 from latentmake.training.external.result import RunFiles, files_digests
@@ -100,9 +101,15 @@ class Musubi(External[MusubiOrder]):
         refuse_failed(self.preflight(order, memory, models=models, quick=True))
 
     def deploy(self, order: MusubiOrder, files: RunFiles, say: Say) -> None:
-        """Write the dataset TOML."""
+        """Write the dataset TOML, and link the caches of items with several texts."""
         from latentmake.training.external.musubi.check import training_toml
 
+        if (changes := deploy(order)) is not None:
+            say(
+                f"{order.run}: {files.output / DEPLOYED}: {changes.linked} files linked, "
+                f"{changes.copied} written, {changes.unchanged} unchanged, "
+                f"{changes.removed} removed"
+            )
         atomic.write(files.output / "dataset.toml", training_toml(order).encode())
 
     def epochs(self, order: MusubiOrder) -> int:

@@ -49,7 +49,7 @@ def training_toml(order: MusubiOrder) -> str:
     return dataset_toml(
         order,
         image_directory=lambda name, _: absolute(datasets[name].folder),
-        cache_directory=lambda name, size: absolute(order.cache_folder(name, size)),
+        cache_directory=lambda name, size: absolute(order.training_folder(name, size)),
         control_directory=lambda name, _: absolute(datasets[name].control_directory or ""),
     )
 
@@ -65,7 +65,7 @@ def _items(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[Finding]
         note = f"{turned} images are stored turned (EXIF), which musubi-tuner does not heed"
         yield Finding("EXIF orientation", "warning", note)
     files = sum(len(paths) for row in rows for paths in row.latents.values())
-    texts = sum(len(row.text) for row in rows)
+    texts = sum(len(row.texts_at(size)) for row in rows for size in row.text)
     sound = f"{files} of latents and {texts} of text, complete"
     yield of_faults("caches", cache_faults(order, rows), sound)
     strays = [
@@ -88,6 +88,8 @@ def _is_turned(path: str) -> bool:
 def _block_faults(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:
     for block in blocks:
         for key, value in block.items():
+            if key == "cache_directory":
+                continue  # see above; one of links is made before the training
             if key.endswith("_directory") and not Path(value).is_dir():
                 yield f"{key} {value} is no folder"
     folders = [block.get("cache_directory") for block in blocks]

@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from latentmake import layouts
+from latentmake.config import resolution_name
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.sources.caption_files import read_caption
+from latentmake.training.external.musubi.deploy import linked_before, names_of
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 
 __all__ = ["cache_faults", "folder_faults", "item_faults", "stray_files"]
@@ -54,17 +56,24 @@ def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[st
             for kind, known in (("latents", row.latents), ("text", row.text))
             if not known.get(part)
         )
-        caption = _caption(row)
+        captions = _captions(row)
         checked: set[tuple[int, int]] = set()
+        layout = layouts.of(order.model.layout_name)
         for part, size in parts.items():
             folder = order.cache_folder(row.dataset, size)
-            for place in (*row.latents.get(part, ()), row.text.get(part, "")):
+            texts = {
+                text: (number, caption)
+                for number, (text, caption) in enumerate(
+                    zip(row.texts_at(part), captions, strict=False)
+                )
+            }
+            for place in (*row.latents.get(part, ()), *texts):
                 path = Path(place)
                 try:
-                    if not place:
-                        continue
-                    _check_place(path, folder, layouts.of(order.model.layout_name).base(row.stem))
-                    if place == row.text.get(part):
+                    number, caption = texts.get(place, (0, None))
+                    further = layout.folder(row.dataset, order.model_name, f"text.{number}@{part}")
+                    _check_place(path, further if number else folder, layout.base(row.stem))
+                    if place in texts:
                         _check_text(path, caption, checked)
                     else:
                         _check_latents(order, row, path, size)
@@ -72,16 +81,16 @@ def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[st
                     yield f"{place} {fault}"
 
 
-def _caption(row: ManifestRow) -> str | None:
-    """Return the caption as it stands in its file now; None where that cannot be told."""
-    if row.written is not None:
-        return row.written
+def _captions(row: ManifestRow) -> Sequence[str | None]:
+    """Return the texts, one as it stands in its file now; None where that cannot be told."""
+    if row.texts is not None:
+        return row.texts
     if row.caption is None:
-        return ""
+        return [""]
     try:
-        return read_caption(row.caption)
+        return [read_caption(row.caption)]
     except SourceError:
-        return None  # said elsewhere, or not to be compared
+        return [None]  # said elsewhere, or not to be compared
 
 
 def _check_place(path: Path, folder: str, stem: str) -> None:
@@ -190,22 +199,23 @@ def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str
     its latents.
     """
     named = {
-        (os.path.normpath(Path(path).parent), Path(path).name)
+        f"{order.training_folder(row.dataset, size)}/{name}"
         for row in rows
-        for paths in row.latents.values()
-        for path in paths
+        for size in order.resolutions
+        for name, _ in names_of(row, resolution_name(*size), order.model.layout_name)
     }
     ending = layouts.of(order.model.layout_name).latents_ending
+    named |= linked_before(order)  # and removed before the training, where they are not wanted
     for dataset in order.datasets:
         for size in order.resolutions:
-            folder = order.cache_folder(dataset, size)
+            folder = order.training_folder(dataset, size)
             try:
                 with os.scandir(folder) as entries:
                     names = sorted(entry.name for entry in entries)
             except OSError:
                 continue  # said elsewhere
             for name in names:
-                if name.endswith(ending) and (folder, name) not in named:
+                if name.endswith(ending) and f"{folder}/{name}" not in named:
                     yield f"{folder}/{name}"
 
 
@@ -219,7 +229,8 @@ def folder_faults(order: MusubiOrder) -> Iterator[str]:
             if not Path(folder).is_dir():
                 yield f"{folder} is missing"
                 continue
-            if (path := os.path.abspath(folder)) != glob.escape(path):  # noqa: PTH100
+            path = os.path.abspath(order.training_folder(dataset, size))  # noqa: PTH100
+            if path != glob.escape(path):
                 yield f"{path} has one of [ ] * ? in it, with which musubi-tuner finds nothing"
                 continue
             real = os.path.realpath(folder)

@@ -10,7 +10,10 @@ from latentmake.config import ExternalProgram, MusubiTrainer, resolution_name
 from latentmake.config.shapes import shaping
 from latentmake.training.external.order import ExternalOrder
 
-__all__ = ["ManifestRow", "MusubiOrder"]
+__all__ = ["DEPLOYED", "ManifestRow", "MusubiOrder"]
+
+DEPLOYED = "caches"
+"""Folder of links to caches, below that of a run."""
 
 
 class MusubiOrder(ExternalOrder):
@@ -36,6 +39,15 @@ class MusubiOrder(ExternalOrder):
         layout = layouts.of(self.model.layout_name)
         return layout.folder(dataset, self.model_name, resolution_name(*resolution))
 
+    def training_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
+        """Return the folder that is trained on: that of the caches, or of links to them.
+
+        Where items have several texts, each text makes an item of links: see `deploy`.
+        """
+        if self.datasets[dataset].text_variants == 1:
+            return self.cache_folder(dataset, resolution)
+        return f"{self.output}/{DEPLOYED}/{dataset}_{resolution_name(*resolution)}"
+
 
 class ManifestRow(NamedTuple):
     """One item that is trained on.
@@ -49,7 +61,9 @@ class ManifestRow(NamedTuple):
         repeats: how often an epoch shows it.
         latents: resolution's name (`256` or `480x832`) -> paths of cache files, one a clip.
         text: resolution's name -> path of the embedding's cache file.
-        texts: the text itself, if it is not that of the caption file.
+        variants: resolution's name -> paths of the embeddings of all its texts, if there are
+            several.
+        texts: the texts themselves, if they are not that of the caption file.
         span: the part of a video that its clips are cut from, see `Span`; None: all of it.
         row: other columns of its row in a list.
         controls: all control images, where there are several.
@@ -69,13 +83,20 @@ class ManifestRow(NamedTuple):
     row: dict[str, Any] | None = None
     controls: Sequence[str] = ()
     layers: Sequence[str] = ()
+    variants: dict[str, list[str]] | None = None
 
     @property
     def control_files(self) -> list[str]:
         """Paths of all its controls."""
         return [*self.controls] or ([] if self.control is None else [self.control])
 
+    def texts_at(self, resolution: str) -> list[str]:
+        """Return the embeddings of all its texts at one resolution."""
+        if self.variants is not None:
+            return self.variants.get(resolution, [])
+        return [self.text[resolution]] if resolution in self.text else []
+
     @property
     def written(self) -> str | None:
-        """The text, where it is not what the caption file holds."""
+        """The (first) text, where it is not what the caption file holds."""
         return None if self.texts is None else self.texts[0]

@@ -25,6 +25,7 @@ from latentmake.training.external.installation import Installation
 from latentmake.training.external.launch_scripts import Step
 from latentmake.training.external.musubi import command
 from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
+from latentmake.training.external.musubi.deploy import names_of
 from latentmake.training.external.musubi.installation import find
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.external.musubi.preflight import precision
@@ -63,6 +64,12 @@ class MusubiPublication(Publication[MusubiOrder]):
                     "musubi-tuner's own scripts cannot make such clips from a published folder",
                     where=f"datasets.{name}.{key}",
                     hint="set `publish.caches: true`, so that caches are published",
+                )
+            if not order.publish.caches and dataset.text_variants > 1:
+                raise ConfigError(
+                    "musubi-tuner's own scripts encode one text of an item",
+                    where=f"datasets.{name}.captions.variants",
+                    hint="set `publish.caches: true`, so that caches of all texts are published",
                 )
         self._dit = model.dit
         self._vae = self._weights(model.vae, f"{where}.vae", "the latents")
@@ -203,8 +210,8 @@ class MusubiPublication(Publication[MusubiOrder]):
                         files[f"{name}/{layer.name}"] = layer
                 if order.publish.caches:
                     size = resolution_name(*resolution)
-                    for cache in (*row.latents[size], row.text[size]):
-                        files[f"{name}_cache/{Path(cache).name}"] = Path(cache)
+                    for base, cache in names_of(row, size, order.model.layout_name):
+                        files[f"{name}_cache/{base}"] = cache
         for path in {path for path in files.values() if isinstance(path, Path)}:
             if not path.is_file():
                 kind = CacheError if path.suffix == ".safetensors" else SourceError

@@ -33,6 +33,8 @@ class Item(BaseModel):
     Attributes:
         latents: resolution -> path, or paths of clips.
         text: path, or resolution -> path.
+        variants: paths of all its texts, where there are several, or resolution -> paths.
+        dropped: path of the empty caption, or resolution -> path.
         span: part of a video, see `geometry.clips.Span`.
         row: further columns of a list.
         validation: whether it is held out: evaluated, and never trained on.
@@ -45,8 +47,8 @@ class Item(BaseModel):
     repeats: int = Field(1, ge=1)
     latents: dict[str, str | list[str]] = {}
     text: str | dict[str, str] = ""
-    variants: list[str] = []
-    dropped: str | None = None
+    variants: list[str] | dict[str, list[str]] = []
+    dropped: str | dict[str, str] | None = None
     texts: list[str] | None = None
     caption: str | None = None
     control: str | None = None
@@ -60,9 +62,21 @@ class Item(BaseModel):
     @property
     def all_texts(self) -> list[str]:
         """The cache files of all variants of its text."""
-        dropped = [] if self.dropped is None else [self.dropped]
         texts = [self.text] if isinstance(self.text, str) else list(self.text.values())
-        return [*texts, *self.variants[1:], *dropped]
+        further = [path for text in texts for path in self.variants_of(text)[1:]]
+        return [*texts, *further, *filter(None, map(self.dropped_of, texts))]
+
+    def variants_of(self, text: str) -> list[str]:
+        """Return the cache files of all variants of its text, of the resolution of one of them."""
+        if isinstance(self.variants, dict):
+            return next((each for each in self.variants.values() if text in each), [])
+        return self.variants
+
+    def dropped_of(self, text: str) -> str | None:
+        """Return the cache file of the empty caption, of the resolution of a text's file."""
+        if isinstance(self.dropped, dict) and isinstance(self.text, dict):
+            return next(path for size, path in self.dropped.items() if self.text.get(size) == text)
+        return self.dropped if isinstance(self.dropped, str) else None
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yield the cache files of its latents, each with that of its text."""
@@ -173,12 +187,12 @@ class Caches:
         self.datasets = [item.dataset for _, _, item in named]
         self.variants: dict[int, list[int]] = {}
         self.dropped: dict[int, int] = {}
-        for index, (_, _, item) in enumerate(named):
-            if len(item.variants) > 1:
-                others = [self._add(index, texts[path]) for path in item.variants[1:]]
+        for index, (_, text, item) in enumerate(named):
+            if len(several := item.variants_of(text)) > 1:
+                others = [self._add(index, texts[path]) for path in several[1:]]
                 self.variants[index] = [index, *others]
-            if item.dropped is not None:
-                self.dropped[index] = self._add(index, texts[item.dropped])
+            if (dropped := item.dropped_of(text)) is not None:
+                self.dropped[index] = self._add(index, texts[dropped])
         stored = (each for group in (texts, latents, *more.values()) for each in group.values())
         self.in_memory = sum(each.size for each in stored) <= memory
         self._kept: dict[tuple[str, str], torch.Tensor] = {}

@@ -1,0 +1,92 @@
+"""Folder of links that musubi-tuner trains on, where items have several texts.
+
+It reads one text of an item: that which has the name of its latents. An item with several texts is
+there as several items, `{name}.v1` and so on, whose latents are links to the same file. Where each
+item has one text, the folders of the caches are trained on as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+from latentmake import layouts
+from latentmake.config import resolution_name
+from latentmake.errors import CacheError, SourceError
+from latentmake.files.sync import RECORD, Changes, recorded, sync
+from latentmake.training.external.musubi.order import DEPLOYED, ManifestRow, MusubiOrder
+from latentmake.training.order import rows_of
+
+__all__ = ["deploy", "deployed", "linked_before", "names_of"]
+
+
+def deploy(order: MusubiOrder) -> Changes | None:
+    """Bring a run's folder of links up to date; only changes are linked anew.
+
+    Returns:
+        None where each item has one text, so that there is no such folder.
+    """
+    folder = _folder(order)
+    files = deployed(order, rows_of(Path(order.manifest), ManifestRow))
+    if not files and not folder.exists():
+        return None
+    changes = sync(folder, files, link=True)
+    if files:
+        return changes
+    with contextlib.suppress(OSError):  # what others put there stays
+        (folder / RECORD).unlink(missing_ok=True)
+        folder.rmdir()
+    return None
+
+
+def deployed(order: MusubiOrder, rows: Iterable[ManifestRow]) -> dict[str, Path]:
+    """Return the files of the folder of links: path below it -> cache file.
+
+    Raises:
+        SourceError: two items would have one name.
+        CacheError: a cache file is not where the manifest says.
+    """
+    files: dict[str, Path] = {}
+    for row in rows:
+        if order.datasets[row.dataset].text_variants == 1:
+            continue
+        for resolution in order.resolutions:
+            size = resolution_name(*resolution)
+            block = PurePosixPath(order.training_folder(row.dataset, resolution)).name
+            for name, path in names_of(row, size, order.model.layout_name):
+                place = f"{block}/{name}"
+                if place in files:
+                    raise SourceError(
+                        f"would be trained on as {name}, as another is",
+                        where=row.source,
+                        hint="rename one of them",
+                    )
+                if not path.is_file():
+                    raise CacheError("is not there", where=path, hint="give the same command again")
+                files[place] = path
+    return files
+
+
+def names_of(row: ManifestRow, size: str, layout: str) -> Iterator[tuple[str, Path]]:
+    """Yield the names that an item's caches of one resolution are trained on under, and the files.
+
+    Those of its first text are the files' own; a further text has the name `{base}.v1`, and so have
+    the latents beside it.
+    """
+    base = layouts.of(layout).base(row.stem)
+    for number, text in enumerate(row.texts_at(size)):
+        for path in (*row.latents.get(size, ()), text):
+            name = PurePosixPath(path).name
+            if number:
+                name = f"{base}.v{number}{name.removeprefix(base)}"
+            yield name, Path(path)
+
+
+def linked_before(order: MusubiOrder) -> set[str]:
+    """Return the files that an earlier deployment linked: those not wanted now will be removed."""
+    return {f"{order.output}/{DEPLOYED}/{name}" for name in recorded(_folder(order))}
+
+
+def _folder(order: MusubiOrder) -> Path:
+    return Path(order.output) / DEPLOYED
