@@ -299,10 +299,12 @@ def _check_adopted(model: Model) -> None:
 
 
 def _refuse_musubi_keys(model: Model) -> None:
+    if model.task is not None:
+        raise ValueError(f"`architecture: {model.architecture}` has no `task`: leave out one")
     about = ("dit", "dit_high_noise", "clip", "fp8_t5", "vae_cache_cpu", "encoder")
     if key := model.first_set(*about):
         raise ValueError(f"`{key}` is about Wan: it needs the model's `task`")
-    if key := model.first_set("task", "image_encoder", "latents_arguments", "text_arguments"):
+    if key := model.first_set("image_encoder", "latents_arguments", "text_arguments"):
         raise ValueError(f"`{key}` is about musubi-tuner's architectures, and this is none")
 
 
