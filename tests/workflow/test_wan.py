@@ -424,7 +424,7 @@ import argparse, json, sys, tomllib
 from pathlib import Path
 sys.path.insert(0, {helpers!r})
 parser = argparse.ArgumentParser()
-for name in ("dataset_config", "vae", "vae_dtype", "t5", "clip"):
+for name in ("dataset_config", "vae", "vae_dtype", "t5", "clip", "num_workers"):
     parser.add_argument("--" + name)
 for name in ("keep_cache", "skip_existing", "i2v", "fp8_t5", "vae_cache_cpu"):
     parser.add_argument("--" + name, action="store_true")

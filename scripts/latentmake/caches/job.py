@@ -7,7 +7,7 @@ spool, so that the next job finds there whatever this one finished. One bad sour
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -309,14 +309,16 @@ class Job:
         source: str,
         tensors: dict[str, Any],
         metadata: dict[str, str],
+        nonzero: Collection[str] | None = None,
     ) -> None:
         """Put a finished target into the spool, or refuse it for NaN, infinity or all zeros.
 
-        `source` is the digest of what it was made from; `metadata` goes into its header.
+        `source` is the digest of what it was made from; `metadata` goes into its header; for
+        `nonzero` see `fault_of`.
         """
-        if fault := fault_of(tensors):
+        if fault := fault_of(tensors, nonzero):
             hint = "use dtype: float32, or look at the picture and at the model"
-            self._refuse(item, key, source, f"the encoder returned {fault}", hint)
+            self.refuse(item, key, source, f"the encoder returned {fault}", hint)
             return
         stamp = cachefile.stamp(key=key, source=source, recipe=self.recipe)
         if self.order.layout.npz:
@@ -348,7 +350,8 @@ class Job:
             }
         )
 
-    def _refuse(self, item: WorkItem, key: str, source: str, what: str, hint: str) -> None:
+    def refuse(self, item: WorkItem, key: str, source: str, what: str, hint: str) -> None:
+        """Refuse the content of an item's target, named by its key; see `refused`."""
         self.refused[key] = (source, what, hint)
         self.fail(item, source, str(SourceError(what, where=item.place, hint=hint)))
 
@@ -361,13 +364,13 @@ class Job:
             model = self.order.model_settings
             if model.spec.video and not model.vae_cache_cpu:
                 hint += "; `vae_cache_cpu: true` in the model makes all its latents again, in tiles"
-        self._refuse(sample.item, sample.key, "", what, hint)
+        self.refuse(sample.item, sample.key, "", what, hint)
 
     def refuse_equal(self) -> None:
         """Refuse the items whose content equals that of a refused one."""
         for item, key in self.wanted.values():
             if key in self.refused and item.stem not in self.failed:
-                self._refuse(item, key, *self.refused[key])
+                self.refuse(item, key, *self.refused[key])
 
     # -- linking ------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,15 @@ def link_of_key(existing: Path, path: Path, key: str) -> bool:
     return True
 
 
-def fault_of(tensors: dict[str, Any]) -> str | None:
-    """Return what is wrong with the tensors of a target: NaN, infinity, all zeros."""
+def fault_of(tensors: dict[str, Any], nonzero: Collection[str] | None = None) -> str | None:
+    """Return what is wrong with the tensors of a target: NaN, infinity, all zeros.
+
+    `nonzero` names those that cannot be all zeros; by default none can.
+    """
     for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
+        small = tensor.is_floating_point() and tensor.element_size() == 1
+        if not (tensor.float() if small else tensor).isfinite().all():  # torch has none for 8 bits
             return f"NaN or infinity ({name})"
-        if not tensor.any():
+        if (nonzero is None or name in nonzero) and not tensor.any():
             return f"nothing but zeros ({name})"
     return None

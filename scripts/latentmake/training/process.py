@@ -29,7 +29,9 @@ _TAIL = 1 << 16  # bytes of output in which the error is looked for
 # The launchers' own words about a child that failed say less than the child's.
 _LAUNCHERS = re.compile(r"CalledProcessError|ChildFailedError|SignalException")
 _ERROR = re.compile(
-    r"^(?:\[?rank\d+\]?:\s*)?(error: .+|[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)"
+    r"^(?:\[?rank\d+\]?:\s*)?"
+    # argparse puts the program's name before it.
+    r"(?:\S+\.py: (?=error: ))?(error: .+|[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)"
 )
 
 

@@ -151,6 +151,7 @@ subprocess.CalledProcessError: Command '['python']' returned non-zero exit statu
         ("ValueError: that is wrong", "ValueError: that is wrong"),
         ("torch.cuda.SomeError: no device", "torch.cuda.SomeError: no device"),
         ("[rank0]: RuntimeError: broken", "RuntimeError: broken"),
+        ("train.py: error: unrecognized arguments: --x", "unrecognized arguments: --x"),
         ("", "it ended with status 1"),
     ],
 )

@@ -6,9 +6,12 @@ Paths come in as the machine that runs the command names them.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
-from latentmake.config import Model
+from latentmake.config import Model, Weights
+from latentmake.config.scripts import File
+from latentmake.models.scripted import script_of
 from latentmake.models.weight_kinds import weight_file
 from latentmake.training.external.arguments import absolute, command_line, located
 from latentmake.training.external.musubi.order import MusubiOrder
@@ -19,6 +22,7 @@ __all__ = [
     "LATENTS_SCRIPT",
     "TEXT_SCRIPT",
     "TRAINING_SCRIPT",
+    "caching_arguments",
     "first_file",
     "latents_arguments",
     "local_arguments",
@@ -34,6 +38,54 @@ ATTENTIONS = ("sdpa", "flash_attn", "flash3", "xformers", "sage_attn")
 
 # Where Wan 2.2 goes from its high-noise network to the other, in thousandths.
 _BOUNDARY_TEXT, _BOUNDARY_IMAGE = 875, 900
+
+
+def caching_arguments(
+    model: Model,
+    kind: str,
+    *,
+    dataset_config: str,
+    place: Callable[[File, Weights], str],
+    batch_size: int | None = None,
+    num_workers: int | None = None,
+    skip_existing: bool = True,
+    keep_cache: bool = True,
+) -> list[str]:
+    """Return the arguments of the script that caches `latents` or `text` of a model.
+
+    Args:
+        model: one that musubi-tuner knows.
+        kind: `latents` or `text`.
+        dataset_config: path of the dataset TOML.
+        place: returns the path of weights for one of the script's flags.
+        batch_size: items encoded at once; None leaves it to the script.
+        num_workers: workers that read images; None leaves it to the script.
+        skip_existing: pass over items that have a cache file.
+        keep_cache: leave cache files alone that belong to no item.
+    """
+    script, version = script_of(model, kind), model.version
+    files: dict[str, str | float | bool | None] = {}
+    for file in script.files:
+        weights = model.weights(file.key)
+        files[file.flag] = None if weights is None else place(file, weights)
+    dtype = model.text_dtype if kind == "text" else model.vae_dtype
+    if dtype is None and model.spec.encodes and kind != "text":
+        dtype = model.dtype  # as ours would encode
+    arguments = command_line(
+        {
+            "--dataset_config": dataset_config,
+            **files,
+            **({script.dtype_flag: dtype} if script.dtype_flag else {}),
+            **{flag: bool(getattr(model, key)) for flag, key in script.switches},
+            "--batch_size": batch_size,
+            "--num_workers": num_workers,
+            "--skip_existing": skip_existing,
+            "--keep_cache": keep_cache,
+        }
+    )
+    own = version.text if kind == "text" else version.latents
+    further = model.text_arguments if kind == "text" else model.latents_arguments
+    return [*own, *arguments, *further]
 
 
 def latents_arguments(

@@ -2,41 +2,38 @@
 
 The scripts know nothing of staleness, so they get a dataset of just these items and an empty cache
 folder. Their files go through the spool like those of our encoders.
+
+A script dies of the first item that it cannot encode. It is then run again without that one: an
+item that its last words name, or else the first one left undone by a run that takes them in order.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import tomli_w
-from safetensors import SafetensorError, safe_open
 
 from latentmake.caches.job import Job
 from latentmake.caches.reading import Reading
-from latentmake.config import Dataset
-from latentmake.errors import ModelError, SourceError
-from latentmake.files import atomic
-from latentmake.geometry.buckets import Size, wan_size
-from latentmake.layouts import musubi
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.config import Weights
+from latentmake.config.scripts import File
+from latentmake.errors import ModelError
+from latentmake.models.scripted import script_of
+from latentmake.plan.orders import WorkItem
 from latentmake.progress import Progress
 from latentmake.training import process
-from latentmake.training.external.musubi.command import (
-    LATENTS_SCRIPT,
-    TEXT_SCRIPT,
-    latents_arguments,
-    text_arguments,
-)
-from latentmake.training.external.musubi.dataset_toml import shapes
+from latentmake.training.external.arguments import with_paths
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi.command import caching_arguments
 from latentmake.training.external.musubi.installation import find
+from latentmake.training.external.musubi.scratch import Awaited, Scratch
+from latentmake.training.external.musubi.written import Taker
 
 __all__ = ["make_by_scripts"]
 
-_FOLDER = Path(".latentmake/musubi")
+_MOST_ATTEMPTS = 12
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress: Progress) -> None:
@@ -46,7 +43,7 @@ def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress:
 
     Raises:
         TrainingError: musubi-tuner is not where the configuration says.
-        ModelError: a script failed; what it had finished is kept.
+        ModelError: a script failed whatever the item; what it had finished is kept.
     """
     wanted: list[Reading] = []
     for reading in job.readings(items, threads, progress):
@@ -56,149 +53,180 @@ def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress:
             wanted.append(reading)
     if not wanted:
         return
-    folder = (_FOLDER / job.order.name).absolute()
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        failure = _run(job.order, wanted, folder)
-        for each in wanted:
-            for target, key in each.missing.items():
-                progress.update()
-                _take(job, each, target, key, _cache_folder(folder, target), failure)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if failure is not None:
-        raise failure
+    with Scratch(job.order) as scratch:
+        _Attempts(job, scratch, threads, progress, wanted).run()
     job.refuse_equal()
 
 
-def _cache_folder(folder: Path, target: Target) -> Path:
-    return folder / (target.part if target.size else "text")
+@dataclass
+class _Attempts:
+    """Runs of a script for the items of a job, until all are made or refused.
+
+    Attributes:
+        wanted: items that are yet to be encoded.
+        suspect: item without which the script is tried next, and how it failed with it.
+        in_order: whether the script takes the items one by one, in the order of its dataset.
+    """
+
+    job: Job
+    scratch: Scratch
+    threads: int
+    progress: Progress
+    wanted: list[Reading]
+    suspect: tuple[Reading, str] | None = None
+    in_order: bool = field(init=False)
+    log: Path = field(init=False)
+    name: str = field(init=False)
+    installation: Installation = field(init=False)
+
+    def __post_init__(self) -> None:
+        order = self.job.order
+        assert order.musubi_tuner is not None and order.model_settings.spec.scripts is not None
+        self.log = Path(order.log).absolute()
+        self.name = script_of(order.model_settings, order.kind).name
+        self.installation = find(order.musubi_tuner)
+        self.in_order = self._workers == 1 and order.musubi_tuner.batch_size in (None, 1)
+
+    def run(self) -> None:
+        """Run the script until nothing is left that it could make.
+
+        Raises:
+            ModelError: it fails whatever the item, or too often.
+        """
+        for attempt in range(_MOST_ATTEMPTS):
+            taker, status, output = self._run()
+            left = _items(taker)
+            if self.suspect is not None and (status == 0 or taker.taken):
+                self._refuse(*self.suspect)
+                self.suspect = None
+            if status == 0:
+                self._refuse_unwritten(taker, wrote_none=attempt == 0 and not taker.taken)
+                return
+            if not left:
+                return
+            error = f"{self.name}: {process.last_error(output, status)}"
+            if self.suspect is not None or not taker.began or attempt + 1 == _MOST_ATTEMPTS:
+                raise ModelError(error, hint=f"finished caches are kept; {self._hint}")
+            blamed = _named(output, taker.left.values()) or (left if len(left) == 1 else [])
+            for each in blamed:
+                self._refuse(each, error)
+            if not blamed and self.in_order:
+                blamed = [_first_undone(taker)]
+                self.suspect = (blamed[0], error)
+            self.in_order |= not blamed
+            self.wanted = [each for each in left if all(each is not other for other in blamed)]
+            if not self.wanted:
+                return
+            self.job.say(f"{error}; trying again with the {len(self.wanted)} items that are left")
+
+    def _run(self) -> tuple[Taker, int, str]:
+        """Run the script once; take what it makes."""
+        order = self.job.order
+        settings = order.musubi_tuner
+        assert settings is not None
+        batch = None if self.in_order else settings.batch_size
+        workers = 1 if self.in_order else self._workers
+        for reading in self.wanted:
+            done = {*self.job.places, *self.job.refused}
+            reading.missing = {x: key for x, key in reading.missing.items() if key not in done}
+        toml, awaited = self.scratch.write(self.wanted, batch or 1)
+        arguments = with_paths(  # the script runs in another folder
+            caching_arguments(
+                order.model_settings,
+                order.kind,
+                dataset_config=str(toml),
+                place=_local,
+                batch_size=batch,
+                num_workers=workers,
+                skip_existing=False,
+            )
+        )
+        script = self.installation.script(self.name)
+        with Taker(self.job, awaited, self.log, self.progress) as taker:
+            status, output = process.run(
+                [str(self.installation.python), str(script), *arguments],
+                # Its own bars know no total, and the job shows one of finished files.
+                environment={**self.installation.environment(), "TQDM_DISABLE": "1"},
+                log=self.log,
+                cwd=self.installation.folder,
+            )
+        taker.finish(status)
+        return taker, status, output
+
+    @property
+    def _workers(self) -> int:
+        settings = self.job.order.musubi_tuner
+        return (settings.num_workers if settings else None) or self.threads
+
+    def _refuse_unwritten(self, taker: Taker, *, wrote_none: bool) -> None:
+        """Refuse the items of which a script that ended well has written no file."""
+        first = next(iter(taker.left.values()), None)
+        if first is None:
+            return
+        if wrote_none and len(self.wanted) > 1:
+            raise ModelError(
+                f"{self.name} ended well and wrote none of {len(taker.left)} caches, the first of "
+                f"which is {first.path.name} of {first.reading.item.place}",
+                hint=self._hint,
+            )
+        for reading in _items(taker):
+            name = next(x.path.name for x in taker.left.values() if x.reading is reading)
+            self._refuse(reading, f"{self.name} ended well and wrote no {name} of it")
+
+    def _refuse(self, reading: Reading, what: str) -> None:
+        """Refuse an item of which something is missing; the next build tries it again."""
+        missing = [key for key in reading.missing.values() if key not in self.job.places]
+        self.job.refused |= dict.fromkeys(missing, ("", what, self._hint))
+        self.job.refuse(reading.item, missing[0], "", what, self._hint)
+
+    @property
+    def _hint(self) -> str:
+        return f"all output: {self.log}"
 
 
-def _run(order: WorkOrder, wanted: Sequence[Reading], folder: Path) -> ModelError | None:
-    """Run a script on a dataset of just these items; return its failure."""
-    assert order.musubi_tuner is not None
-    installation = find(order.musubi_tuner)
-    model = order.model_settings
-    folder.mkdir(parents=True)
-    toml = folder / "dataset.toml"
-    blocks = [*_blocks(order, wanted, folder)]
-    atomic.write(toml, tomli_w.dumps({"datasets": blocks}).encode())
-    options: dict[str, Any] = {"dataset_config": str(toml), "skip_existing": False}
-    if order.kind == "text":
-        script = installation.script(TEXT_SCRIPT)
-        arguments = text_arguments(model, t5=_file(model.text[0].path, "text"), **options)
-    else:
-        script = installation.script(LATENTS_SCRIPT)
-        vae = _file(model.vae.path, "vae")
-        clip = None if model.clip is None else _file(model.clip.path, "clip")
-        arguments = latents_arguments(model, vae=vae, clip=clip, **options)
-    log = Path(order.log).absolute()
-    status, output = process.run(
-        [str(installation.python), str(script), *arguments],
-        environment=installation.environment(),
-        log=log,
-        cwd=installation.folder,
-    )
-    if status == 0:
-        return None
-    return ModelError(
-        f"{script.name}: {process.last_error(output, status)}",
-        hint=f"finished caches are kept; all output: {log}",
-    )
+def _local(file: File, weights: Weights) -> str:
+    """Return the place of a file or folder of weights for a script's command line.
 
-
-def _file(path: str | None, key: str) -> str:
-    place = Path(path or "")
-    if not place.is_file():
+    Raises:
+        ModelError: it is not on this machine.
+    """
+    place = Path(weights.path or "")
+    if weights.path is None or not place.exists():
         raise ModelError(
-            "musubi-tuner's scripts read the one original file of a network, not a folder or a hub",
-            where=f"models.*.{key}",
-            hint="name that file, or leave out `encoder: musubi`",
+            "musubi-tuner's scripts read weights from a disk, not from a hub",
+            where=f"models.*.{file.key}",
+            hint="name the file or folder of these weights",
         )
     return str(place.absolute())
 
 
-def _blocks(order: WorkOrder, wanted: Sequence[Reading], folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the `[[datasets]]` blocks: one for each resolution, or one for all captions."""
-    dataset = order.dataset_settings
-    kind = "video" if dataset.video else "image"
-    parts: dict[str, tuple[tuple[int, int], list[Reading]]] = {}
-    for each in wanted:
-        for target in each.missing:
-            place = _cache_folder(folder, target).name
-            size = target.size or (512, 512)  # which no caption depends on
-            found = parts.setdefault(place, (size, []))[1]
-            if not found or found[-1] is not each:
-                found.append(each)
-    for place, (size, members) in parts.items():
-        list_file = folder / f"{place}.jsonl"
-        lines = [json.dumps(_line(each, kind)) for each in members]
-        atomic.write(list_file, "".join(f"{line}\n" for line in lines).encode())
-        yield {
-            f"{kind}_jsonl_file": str(list_file),
-            "cache_directory": str(folder / place),
-            "resolution": list(size),
-            "batch_size": 1,
-            **shapes(dataset),
-        }
+def _items(taker: Taker) -> list[Reading]:
+    """Return the items of the files that are left, none twice."""
+    return list({id(each.reading): each.reading for each in taker.left.values()}.values())
 
 
-def _line(reading: Reading, kind: str) -> dict[str, str]:
-    """Return the line of an item in a list, with its caption if that is encoded."""
-    item = reading.item
-    if reading.samples:
-        # Only the name of this file is needed, for that of the cache.
-        path = str(Path(f"{item.stem}.png").absolute())
-        return {f"{kind}_path": path, "caption": str(reading.samples[0].content)}
-    line = {f"{kind}_path": str(Path(item.source or "").absolute()), "caption": ""}
-    for number, path in enumerate(item.controls):
-        key = "control_path" if kind == "video" else f"control_path_{number}"
-        line[key] = str(Path(path).absolute())
-    for number, path in enumerate(item.layers, 1):
-        line[f"{kind}_path_{number}"] = str(Path(path).absolute())
-    return line
+def _named(output: str, awaited: Iterable[Awaited]) -> list[Reading]:
+    """Return the items that the last words of a script name, none twice."""
+    _, found, words = output.rpartition(_TRACEBACK)
+    if not found:
+        return []
+    named = {}
+    for each in awaited:
+        body, dot, ending = each.source.rpartition(".")
+        clip = rf"{re.escape(body)}(_\d{{5,}}-\d{{3,}})?{re.escape(dot + ending)}"
+        if re.search(rf"(?<![\w./-]){clip}(?![\w.-])", words):
+            named[id(each.reading)] = each.reading
+    return list(named.values())
 
 
-def _take(
-    job: Job, reading: Reading, target: Target, key: str, folder: Path, failure: ModelError | None
-) -> None:
-    """Check one file that the script wrote, and put it into the spool under our key."""
-    item, path, fault = reading.item, folder / Path(target.path).name, None
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        if failure is not None:
-            return  # the script ended before
-        fault = f"cannot be read ({error})"
-    else:
-        expected = _tensor_prefix(job.order.dataset_settings, item, target)
-        if not any(name.startswith(expected) for name in tensors):
-            fault = f"holds no tensor {expected}*, but {', '.join(tensors)}"
-    if fault is not None:
-        refused = SourceError(
-            f"musubi-tuner's cache of it {fault}",
-            where=item.source or item.stem,
-            hint="see the log, or leave out `encoder: musubi`",
-        )
-        job.fail(item, reading.content, str(refused))
-        return
-    if target.size is None:
-        metadata |= musubi.text_metadata(metadata.get("caption1", ""))
-    job.store(item, key, reading.content, tensors, metadata)
+def _first_undone(taker: Taker) -> Reading:
+    """Return the item that a script died of which takes items in order.
 
-
-def _tensor_prefix(settings: Dataset, item: WorkItem, target: Target) -> str:
-    """Return the beginning of the name of a tensor that must be in a target's file."""
-    if target.size is None or item.media is None:
-        return "varlen_t5_"
-    size = wan_size(
-        Size(item.media.width, item.media.height),
-        target.size,
-        bucket=settings.fit == "bucket",
-        no_upscale=settings.bucket_no_upscale,
-    )
-    frames = 1 if target.clip is None else (target.clip.frames - 1) // 4 + 1
-    return f"latents_{frames}x{size.height // 8}x{size.width // 8}_"
+    Some scripts go through all items several times, and add tensors to their files each time: the
+    item is the first of which less has been written than of the one before.
+    """
+    (first, most), *others = taker.progress_of_left()
+    for each, count in others:
+        if count < most:
+            return each.reading
+    return first.reading

@@ -1,0 +1,261 @@
+"""Caching scripts that go wrong: what they finished is kept, and one bad item stops no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scripts_world
+from filelock import FileLock
+from latentmake.caches import encode, gpu
+from latentmake.errors import ModelError, SourceError
+from latentmake.files import cachefile
+from latentmake.files.safetensors import read_head
+from latentmake.plan.orders import WorkOrder
+from latentmake.plan.receipts import Receipt
+from latentmake.plan.spool import SPOOL
+from latentmake.training.external.musubi import written
+from latentmake.training.external.musubi.encode import make_by_scripts
+from scripts_world import STEMS, calls, stems
+
+Carry = Callable[[WorkOrder], Receipt]
+TUNER = Path("musubi-tuner")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(written, "_SECONDS", 0.02)
+
+
+def carry_out(order: WorkOrder, **options: Any) -> tuple[Receipt, list[str]]:
+    said: list[str] = []
+    options = {"threads": 2, **options}
+    receipt = encode.carry_out(
+        order, Path("receipt.json"), say=said.append, encoder=make_by_scripts, **options
+    )
+    return receipt, said
+
+
+def faults(order: WorkOrder) -> str:
+    """Carry out an order some of whose items are faulty; return the one line about them."""
+    with pytest.raises(SourceError) as caught:
+        carry_out(order)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def spooled() -> int:
+    return len(list(SPOOL.glob("*.safetensors"))) if SPOOL.is_dir() else 0
+
+
+def made(order: WorkOrder) -> list[str]:
+    return [item.stem for item in order.items if Path(item.targets[0].path).exists()]
+
+
+# -- one call for as many as possible --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["latents", "text"])
+def test_a_script_is_called_once_for_all_items_and_sizes(kind: str) -> None:
+    tuner = scripts_world.install(TUNER)
+    order = scripts_world.order(kind, tuner, parts=("64", "96x64"))
+    receipt, _ = carry_out(order, threads=3)
+    (call,) = calls(TUNER)
+    # A caption is encoded once for all sizes.
+    assert stems(call) == [list(STEMS)] * (2 if kind == "latents" else 1)
+    assert all(Path(path).is_file() for path in order.paths)
+    assert receipt.counts["encoded"] == 6 * len(call["blocks"])
+    assert call["argv"][call["argv"].index("--num_workers") + 1] == "3"
+    for path in order.paths:
+        head = cachefile.read_header(path)
+        assert head.key and read_head(path).metadata["architecture"] == "z_image"
+    assert not list(Path(".latentmake/musubi").iterdir())
+
+
+def test_batches_and_workers_are_those_of_the_configuration() -> None:
+    settings = scripts_world.install(TUNER).model_copy(update={"batch_size": 4, "num_workers": 7})
+    carry_out(scripts_world.order("latents", settings, latents_arguments=["--vae_tiling"]))
+    (call,) = calls(TUNER)
+    given = call["argv"]
+    assert given[given.index("--batch_size") + 1] == "4"
+    assert given[given.index("--num_workers") + 1] == "7"
+    assert given[-1] == "--vae_tiling" and call["blocks"][0]["batch_size"] == 4
+
+
+def test_captions_are_in_the_list_alone_and_equal_ones_are_encoded_once() -> None:
+    tuner = scripts_world.install(TUNER)
+    odd = '$(touch hacked) "quoted" \u2028 --skip_existing\nsecond line'
+    order = scripts_world.order("text", tuner, captions={"ant": odd, "bee": "same", "cat": "same"})
+    carry_out(order)
+    (call,) = calls(TUNER)
+    assert odd not in " ".join(call["argv"]) and not Path("hacked").exists()
+    assert stems(call) == [["ant", "bee", "dog", "eel", "fox"]]
+    assert call["lists"][0][0]["caption"] == odd
+    assert made(order) == list(STEMS)
+
+
+# -- what is finished is kept ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mood", ["raise", "kill", "name", "cut"])
+@pytest.mark.parametrize("kind", ["latents", "text"])
+def test_an_item_that_a_script_dies_of_is_named_and_stops_no_other(kind: str, mood: str) -> None:
+    tuner = scripts_world.install(TUNER, cat=mood)
+    order = scripts_world.order(kind, tuner)
+    line = faults(order)
+    assert "1 of 6 items are faulty" in line and "cat" in line
+    assert order.log in line  # where all of the output is
+    assert spooled() == 5
+    scripts_world.set_moods(TUNER)
+    before = len(calls(TUNER))
+    receipt, _ = carry_out(order)
+    assert [stems(call) for call in calls(TUNER)[before:]] == [[["cat"]]]
+    assert receipt.counts["spooled"] == 5 and made(order) == list(STEMS)
+
+
+def test_an_item_that_the_last_words_name_costs_one_further_call() -> None:
+    tuner = scripts_world.install(TUNER, dog="name")
+    assert "dog" in faults(scripts_world.order("latents", tuner))
+    assert len(calls(TUNER)) == 2
+    assert stems(calls(TUNER)[1]) == [["ant", "bee", "cat"]]  # eel and fox were done by then
+
+
+def test_several_bad_items_are_all_named() -> None:
+    tuner = scripts_world.install(TUNER, ant="kill", cat="raise", fox="raise")
+    line = faults(scripts_world.order("latents", tuner))
+    assert "3 of 6" in line and all(f"data/{x}.png" in line for x in ("ant", "cat", "fox"))
+    assert spooled() == 3
+
+
+def test_a_failure_of_all_items_blames_none_of_them() -> None:
+    tuner = scripts_world.install(TUNER, **dict.fromkeys(STEMS, "raise"))
+    with pytest.raises(ModelError, match=r"zimage_cache_latents\.py: RuntimeError: CUDA out of"):
+        carry_out(scripts_world.order("latents", tuner))
+    assert len(calls(TUNER)) == 3
+
+
+def test_weights_that_cannot_be_loaded_are_tried_once() -> None:
+    tuner = scripts_world.install(TUNER, all_of_them="load")
+    with pytest.raises(ModelError, match=r"KeyError: 'encoder\.conv_in\.weight'") as caught:
+        carry_out(scripts_world.order("latents", tuner))
+    assert len(calls(TUNER)) == 1 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mood", ["second pass", "raise"])
+def test_half_of_a_file_is_never_taken(mood: str) -> None:
+    tuner = scripts_world.install(TUNER, dog=mood)
+    order = scripts_world.order("text", tuner, architecture="hunyuan_video")
+    assert "a dog" in faults(order)
+    scripts_world.set_moods(TUNER)
+    carry_out(order)
+    names = {"llm_float32", "llm_mask", "clipL_float32"}
+    assert all(set(read_head(path).entries) == names for path in order.paths)
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from latentmake.caches import encode
+from latentmake.plan.orders import WorkOrder
+from latentmake.training.external.musubi import written
+from latentmake.training.external.musubi.encode import make_by_scripts
+written._SECONDS = 0.02
+order = WorkOrder.read(Path(sys.argv[1]))
+encode.carry_out(order, Path("receipt.json"), say=print, encoder=make_by_scripts)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_job_that_is_killed_keeps_what_was_finished(number: signal.Signals) -> None:
+    tuner = scripts_world.install(TUNER, cat="hang")
+    order = scripts_world.order("latents", tuner.model_copy(update={"num_workers": 1}))
+    order.write()
+    path = os.pathsep.join(
+        [str(Path(encode.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(order.path)],
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+    try:
+        hangs = TUNER / "src/musubi_tuner/hangs"
+        deadline = time.monotonic() + 30
+        while not (hangs.exists() and spooled() == 2) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        job.send_signal(number)
+        assert job.wait(20) != 0
+    finally:
+        job.kill()
+    assert spooled() == 2
+    for process in calls(TUNER):  # SIGKILL leaves the script alone in the world
+        if number == signal.SIGKILL:
+            os.kill(process["pid"], signal.SIGKILL)
+        else:
+            with pytest.raises(ProcessLookupError):
+                os.kill(process["pid"], 0)
+    scripts_world.set_moods(TUNER)
+    receipt, _ = carry_out(order)
+    assert receipt.counts["spooled"] == 2 and receipt.counts["encoded"] == 4
+    assert not list(Path(".latentmake/musubi").iterdir())
+
+
+# -- files that are no caches ----------------------------------------------------------------------
+
+WRONG = {
+    "nothing": "wrote no cat_0080x0064_zi.safetensors",
+    "nan": "had NaN",
+    "header": "is one of the architecture wan, not z_image",
+    "tensor": "holds no tensor latents_",
+    "zeros": "nothing but zeros",
+}
+
+
+@pytest.mark.parametrize("mood", WRONG)
+def test_a_file_that_is_no_cache_is_named_with_its_item(mood: str) -> None:
+    tuner = scripts_world.install(TUNER, cat=mood)
+    order = scripts_world.order("latents", tuner)
+    line = faults(order)
+    assert WRONG[mood] in line and "data/cat.png" in line and "1 of 6" in line
+    assert len(calls(TUNER)) == 1 and spooled() == 5
+
+
+def test_a_file_of_another_caption_is_refused() -> None:
+    tuner = scripts_world.install(TUNER, cat="caption")
+    assert "is of another caption" in faults(scripts_world.order("text", tuner))
+
+
+def test_a_script_that_writes_nothing_at_all_gets_one_line() -> None:
+    tuner = scripts_world.install(TUNER, all_of_them="nothing")
+    with pytest.raises(ModelError) as caught:
+        carry_out(scripts_world.order("latents", tuner))
+    line = str(caught.value)
+    for word in ("zimage_cache_latents.py", "data/ant.png", "ant_0080x0064_zi.safetensors", "6"):
+        assert word in line
+
+
+# -- GPUs ------------------------------------------------------------------------------------------
+
+
+def test_a_script_computes_on_the_gpu_that_its_job_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tuner = scripts_world.install(TUNER)
+    (tmp_path / f"latentmake-{os.getuid()}").mkdir(mode=0o700)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    with FileLock(tmp_path / f"latentmake-{os.getuid()}/gpu-4.lock"):  # by another job
+        _, said = carry_out(scripts_world.order("latents", tuner), lease=gpu.lease)
+    carry_out(scripts_world.order("text", tuner), lease=gpu.lease)
+    assert [call["gpu"] for call in calls(TUNER)] == ["6", "4"]
+    assert "GPU: 6" in said

@@ -1,0 +1,224 @@
+"""A musubi-tuner whose caching scripts go wrong as they are told, and work orders for it.
+
+Only what its own scripts do not do at will: they die of one item, write nothing, hang. Loops, names
+and messages are those of its cache_latents.py, cache_text_encoder_outputs.py and cache_io.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from latentmake import layouts
+from latentmake.config import Dataset, ExternalProgram, Model
+from latentmake.files.media import Media
+from latentmake.layouts import size_of
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from PIL import Image
+
+STEMS = ("ant", "bee", "cat", "dog", "eel", "fox")
+SIZE = (64, 64)
+LATENTS, TEXT, TWICE = (
+    *("zimage_cache_latents.py", "zimage_cache_text_encoder_outputs.py"),
+    "cache_text_encoder_outputs.py",
+)
+
+# What goes wrong stands in moods.json: of an item by its stem, of all at "".
+_CODE = """
+import argparse, json, os, signal, struct, sys, time, tomllib
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PASSES = {passes!r}
+HEADER = {header!r}
+MOODS = json.load(open(os.path.join(HERE, "moods.json")))
+
+
+def header_of(path):
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return json.loads(file.read(length)), file.read()
+
+
+def save(path, names, metadata, fill):
+    header, data = {{"__metadata__": metadata}}, b""
+    if os.path.exists(path):  # the passes of a script share a file
+        old, data = header_of(path)
+        header = old | header
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    for name in names:
+        shape = [int(x) for x in name.split("_")[1].split("x")] if "latents_" in name else [2, 2]
+        count = 1
+        for side in shape:
+            count *= side
+        values = struct.pack("<f", fill) * count
+        offsets = [len(data), len(data) + len(values)]
+        header[name] = {{"dtype": "F32", "shape": shape, "data_offsets": offsets}}
+        data += values
+    text = json.dumps(header).encode()
+    open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
+
+
+def encode(path, caption, block, names):
+    stem = os.path.splitext(os.path.basename(path))[0]
+    mood = MOODS.get(stem)
+    if mood == "raise":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    if mood == "name":
+        raise ValueError(f"Image or video size too small: {{path}} and 0 more, size: (4, 4)")
+    if mood == "second pass" and names == PASSES[-1]:
+        raise RuntimeError("the second encoder has no room")
+    if mood == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mood == "hang":
+        open(os.path.join(HERE, "hangs"), "w").close()
+        time.sleep(600)
+    if mood == "nothing" or MOODS.get("") == "nothing":
+        return
+    if mood == "tensor":
+        names = ["of_another_kind"]
+    for name in names if mood == "nan" else ():
+        said = f"WARNING:root:{{name}} tensor has NaN: {{path}}, replace NaN with 0"
+        print(said, file=sys.stderr)
+    metadata = {{"architecture": "wan" if mood == "header" else HEADER, "format_version": "1.0.1"}}
+    if "latents_" in names[0] or PASSES == [["latents_"]]:
+        width, height = 80, 64
+        shape = "1x" + "x".join(str(side // 8) for side in reversed(block["resolution"]))
+        names = [f"latents_{{shape}}_float32"] if mood != "tensor" else names
+        metadata |= {{"width": str(width), "height": str(height)}}
+        ending = f"_{{width:04d}}x{{height:04d}}_{suffix}.safetensors"
+    else:
+        metadata["caption1"] = "another caption" if mood == "caption" else caption
+        ending = "_{suffix}_te.safetensors"
+    target = os.path.join(block["cache_directory"], stem + ending)
+    save(target, names, metadata, 0.0 if mood == "zeros" else 0.5)
+    if mood == "cut":
+        os.truncate(target, os.path.getsize(target) - 4)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dataset_config")
+    parser.add_argument("--vae")
+    parser.add_argument("--text_encoder")
+    parser.add_argument("--text_encoder1")
+    parser.add_argument("--text_encoder2")
+    parser.add_argument("--text_encoder_dtype")
+    parser.add_argument("--vae_tiling", action="store_true")
+    parser.add_argument("--fp8_llm", action="store_true")
+    parser.add_argument("--batch_size", type=int)
+    parser.add_argument("--num_workers", type=int)
+    parser.add_argument("--skip_existing", action="store_true")
+    parser.add_argument("--keep_cache", action="store_true")
+    args = parser.parse_args()
+    blocks = tomllib.load(open(args.dataset_config, "rb"))["datasets"]
+    lists = [[json.loads(x) for x in open(block["image_jsonl_file"])] for block in blocks]
+    call = {{
+        "script": os.path.basename(__file__),
+        "argv": sys.argv[1:],
+        "blocks": blocks,
+        "lists": lists,
+        "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "pid": os.getpid(),
+    }}
+    with open(os.path.join(HERE, "calls.jsonl"), "a") as file:
+        file.write(json.dumps(call) + "\\n")
+    if MOODS.get("") == "load":
+        raise KeyError("encoder.conv_in.weight")
+    for names in PASSES:
+        for number, (block, lines) in enumerate(zip(blocks, lists)):
+            print(f"INFO:__main__:Encoding dataset [{{number}}]", file=sys.stderr, flush=True)
+            # Several workers hand over what is ready first.
+            for line in lines if args.num_workers == 1 else reversed(lines):
+                encode(line["image_path"], line["caption"], block, names)
+                time.sleep(MOODS.get("seconds", 0))
+
+
+main()
+"""
+
+
+def install(folder: Path, **moods: Any) -> ExternalProgram:
+    """Write the folder of a musubi-tuner; `moods` are stem -> what goes wrong with it."""
+    place = folder / "src/musubi_tuner"
+    place.mkdir(parents=True, exist_ok=True)
+    for name, suffix, header, passes in (
+        (LATENTS, "zi", "z_image", [["latents_"]]),
+        (TEXT, "zi", "z_image", [["varlen_llm_embed_float32"]]),
+        (TWICE, "hv", "hunyuan_video", [["llm_float32", "llm_mask"], ["clipL_float32"]]),
+    ):
+        code = _CODE.format(suffix=suffix, header=header, passes=passes)
+        (place / name).write_text(code, encoding="utf-8")
+    for name in ("zimage_train_network.py", "hv_train_network.py", "wan_train_network.py"):
+        (place / name).write_text("import argparse\n")
+    set_moods(folder, **moods)
+    return ExternalProgram(path=str(folder), venv=sys.prefix)
+
+
+def set_moods(folder: Path, **moods: Any) -> None:
+    named = {"" if name == "all_of_them" else name: mood for name, mood in moods.items()}
+    (folder / "src/musubi_tuner/moods.json").write_text(json.dumps(named))
+
+
+def calls(folder: Path) -> list[dict[str, Any]]:
+    """Return what the scripts were called with, in order."""
+    listed = folder / "src/musubi_tuner/calls.jsonl"
+    return [json.loads(x) for x in listed.read_text().splitlines()] if listed.exists() else []
+
+
+def stems(call: Mapping[str, Any]) -> list[list[str]]:
+    """Return the stems of each list that a script was called with."""
+    return [[Path(line["image_path"]).stem for line in lines] for lines in call["lists"]]
+
+
+def order(
+    kind: str,
+    tuner: ExternalProgram,
+    *,
+    architecture: str = "z_image",
+    parts: Sequence[str] = ("64",),
+    captions: Mapping[str, str] | None = None,
+    **model: Any,
+) -> WorkOrder:
+    """Return an order for six pictures, or for their captions, below the working directory."""
+    texts = ["models/text", "models/text2"] if architecture == "hunyuan_video" else "models/text"
+    for name in ("vae", "text", "text2"):
+        Path("models").mkdir(exist_ok=True)
+        Path(f"models/{name}").write_bytes(b"weights")
+    section = {"architecture": architecture, "vae": "models/vae", "text": texts, **model}
+    settings = Model.model_validate(section)
+    layout = layouts.of(settings.layout_name)
+    items = []
+    for number, stem in enumerate(STEMS):
+        source = Path(f"data/{stem}.png")
+        source.parent.mkdir(exist_ok=True)
+        if not source.exists():
+            Image.new("RGB", (80, 64), (40 * number, 10, 10)).save(source)
+        media = Media(80, 64, 0) if kind == "latents" else None
+        named = [part if kind == "latents" else f"text@{part}" for part in parts]
+        targets = tuple(
+            Target(part, each.path, None, size_of(part))
+            for part in named
+            for each in layout.named(
+                layout.folder("cats", "model", part), part, stem, media, Dataset(path="data")
+            )
+        )
+        text = (captions or {}).get(stem, f"a {stem}")
+        items.append(
+            WorkItem(stem, str(source), None, targets, media=media)
+            if kind == "latents"
+            else WorkItem(stem, None, text, targets)
+        )
+    return WorkOrder(
+        kind=kind,
+        dataset="cats",
+        model="model",
+        dataset_settings=Dataset(path="data"),
+        model_settings=settings,
+        recipe={"kind": kind, "weights": "some"},
+        items=tuple(items),
+        musubi_tuner=tuner,
+    )
