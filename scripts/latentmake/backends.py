@@ -41,6 +41,12 @@ BACKENDS = {
 }
 """Kind -> module and class, imported on first use."""
 
+_ENCODERS = {
+    "musubi": ("latentmake.training.external.musubi", "make_by_scripts"),
+    "sdscripts": ("latentmake.training.external.sdscripts", "make_by_strategies"),
+}
+"""Encoder of a model -> package of the program that encodes, and its function for a job."""
+
 _WITHOUT_TRAINER = {"musubi": "musubi"}
 """Layout -> kind of a run without `trainer`, which can be published."""
 
@@ -83,15 +89,15 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
 
 def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Memo) -> str:
     """Return the digest of the program that encodes a model's `latents` or `text`."""
-    from latentmake.training.external.musubi.installation import program_digest
-
-    return program_digest(program, model, kind, memory)
+    module = import_module(f"{_ENCODERS[model.encoder][0]}.installation")
+    found: str = module.program_digest(program, model, kind, memory)
+    return found
 
 
 def encoder_of(order: WorkOrder) -> ExternalEncoder | None:
     """Return the external program's encoder of a work order; None where our encoders do it."""
-    if order.musubi_tuner is None:
+    if order.model_settings.encoder not in _ENCODERS:
         return None
-    from latentmake.training.external.musubi.encode import make_by_scripts
-
-    return make_by_scripts
+    package, name = _ENCODERS[order.model_settings.encoder]
+    found: ExternalEncoder = getattr(import_module(f"{package}.encode"), name)
+    return found

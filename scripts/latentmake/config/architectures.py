@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from latentmake.config.musubi import MUSUBI
 from latentmake.config.scripts import Scripts
+from latentmake.config.sdscripts import SDSCRIPTS, Strategies
 
 __all__ = ["ARCHITECTURES", "GENERIC", "WAN", "Architecture", "ArchitectureName", "ClipOutput"]
 
@@ -59,7 +60,8 @@ class Architecture:
         video: whether its VAE encodes videos, in tiles with `vae_cache_cpu`.
         cleans_captions: whether captions are cleaned of HTML and repeated blanks (umT5).
         scripts: what musubi-tuner knows about it; None where its trainer is another.
-        encodes: whether there are encoders of ours; else `scripts` make its caches.
+        strategies: what sd-scripts knows about it; None where it does not know it.
+        encodes: whether there are encoders of ours; else those of `scripts` or `strategies`.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Architecture:
     video: bool = False
     cleans_captions: bool = False
     scripts: Scripts | None = None
+    strategies: Strategies | None = None
     encodes: bool = True
 
 
@@ -112,6 +115,19 @@ _SCRIPTED = {
     for name, scripts in MUSUBI.items()
     if scripts is not WAN.scripts
 }
+_BY_STRATEGIES = {
+    name: Architecture(
+        name,
+        single_file=True,
+        sized_arrays=True,
+        side=strategies.step,
+        bucket_divisor=strategies.step,
+        strategies=strategies,
+        encodes=False,
+    )
+    for name, strategies in SDSCRIPTS.items()
+    if strategies.latents is not None
+}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "sd1": Architecture(
         "sd1",
@@ -120,6 +136,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         picks_layer=True,
         chunks_captions=True,
         caches_text=False,
+        strategies=SDSCRIPTS["sd1"],
     ),
     "sd2": Architecture(
         "sd2",
@@ -128,6 +145,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         picks_layer=True,
         chunks_captions=True,
         caches_text=False,
+        strategies=SDSCRIPTS["sd2"],
     ),
     "sdxl": Architecture(
         "sdxl",
@@ -136,6 +154,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         chunks_captions=True,
         bucket_steps=32,
         bucket_divisor=32,
+        strategies=SDSCRIPTS["sdxl"],
     ),
     "sd3": Architecture(
         "sd3",
@@ -146,6 +165,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         sized_arrays=True,
         side=16,
         bucket_divisor=32,
+        strategies=SDSCRIPTS["sd3"],
     ),
     "flux": Architecture(
         "flux",
@@ -157,7 +177,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         sized_arrays=True,
         side=16,
         bucket_divisor=32,
+        strategies=SDSCRIPTS["flux"],
     ),
+    **_BY_STRATEGIES,
     **_SCRIPTED,
 }
 """Name in the configuration -> facts. A Wan model has a `task` in place of a name."""

@@ -17,7 +17,6 @@ from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.config.shapes import MACHINE, declared
 from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, WanTrainer
-from latentmake.config.trainers.sdscripts import scripts_of
 from latentmake.config.wan_checks import check_wan
 from latentmake.errors import ConfigError
 
@@ -210,7 +209,10 @@ def _check_sdscripts(
     datasets: Mapping[str, Dataset],
     program: ExternalProgram | None,
 ) -> None:
-    assert model.architecture is not None
+    strategies = model.spec.strategies
+    if strategies is None:
+        what = f"sd-scripts does not train {model.title}"
+        raise ConfigError(what, where=f"models.{run.model}.layout", hint="leave it out")
     side, trainer = model.spec.side, run.trainer
     reason = f"{side}, as {model.architecture} needs"
     check_sides(run.resolutions, side, f"runs.{name}.resolutions", reason)
@@ -223,9 +225,11 @@ def _check_sdscripts(
             raise ConfigError(what, where=f"datasets.{dataset}.path", hint=hint)
         if settings.fit == "bucket":
             _check_buckets(dataset, settings, run, model)
+    if not model.spec.encodes:
+        _require(name, program, "sd_scripts", "sd-scripts")
     if not isinstance(trainer, SdScriptsTrainer):
         return
-    known = scripts_of(model.architecture)
+    known = strategies.scripts
     if trainer.script not in (None, *known):
         what, where = f"{trainer.script} does not train {model.architecture}", "trainer.script"
         raise ConfigError(what, where=f"runs.{name}.{where}", hint=f"use {' or '.join(known)}")

@@ -18,6 +18,7 @@ from latentmake.config.architectures import (
 from latentmake.config.fields import Closed, DiskPath, Dtype, Number, listed
 from latentmake.config.scripts import Version
 from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
+from latentmake.config.strategies_checks import check_strategies
 from latentmake.config.weights import NO_WEIGHTS, Adopt, TextPlace, Weights, WeightsPlace
 
 __all__ = ["Model"]
@@ -98,18 +99,19 @@ class Model(Closed):
     image_encoder: WeightsPlace | None = Field(None, json_schema_extra=LATENTS)
     """The SigLIP image encoder of FramePack, and of HunyuanVideo 1.5's image-to-video."""
     latents_arguments: list[str] = Field([], json_schema_extra=LATENTS)
-    """Further arguments for musubi-tuner's script that caches latents, as its documentation has
-    them."""
+    """Further arguments for musubi-tuner's script that caches latents, or sd-scripts' arguments
+    about latents, as their documentation has them."""
     text_arguments: list[str] = Field([], json_schema_extra=TEXT)
-    """The same for the script that caches embeddings."""
+    """The same for embeddings."""
     fp8_t5: bool = Field(False, json_schema_extra=Shapes("text", layouts=("musubi",)))
     """Keep umT5's weights in 8 bits: less memory."""
     vae_cache_cpu: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("musubi",)))
     """Encode with Wan's VAE in tiles and slices: less memory, more time."""
-    encoder: Literal["latentmake", "musubi"] = Field(
+    encoder: Literal["latentmake", "musubi", "sdscripts"] = Field(
         "latentmake", json_schema_extra=Shapes("latents", "text", layouts=("musubi",))
     )
-    """Encoders: ours, or musubi-tuner's own scripts, which its architectures but Wan need."""
+    """Encoders: ours, musubi-tuner's own scripts, which its architectures but Wan need, or
+    sd-scripts' own classes, for its lumina, hunyuan_image and anima."""
     dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
     """dtype of the caches; by default bfloat16 for Wan."""
     vae_dtype: Dtype | None = Field(None, json_schema_extra=LATENTS)
@@ -150,9 +152,15 @@ class Model(Closed):
         return self.encoder == "musubi"
 
     @property
+    def by_strategies(self) -> bool:
+        """Whether sd-scripts' own classes encode for it."""
+        return self.encoder == "sdscripts"
+
+    @property
     def title(self) -> str:
         """Its architecture as people call it."""
-        return self.spec.scripts.title if self.spec.scripts else self.spec.name
+        known = self.spec.scripts or self.spec.strategies
+        return known.title if known else self.spec.name
 
     @property
     def layout_name(self) -> str:
@@ -209,6 +217,8 @@ class Model(Closed):
             given = {} if others or not only else {"task": only}
             forced = {"dtype": "bfloat16", "layout": "musubi", "encoder": "musubi"}
             return {**forced, **given, **values}
+        if row.strategies is not None and not row.encodes:
+            return {**row.strategies.defaults, **values}
         if name is None and task is not None:
             return {"dtype": "bfloat16", "layout": "musubi", **values}
         return values
@@ -224,6 +234,8 @@ def _check(model: Model) -> None:
     _check_layout(model)
     if model.spec.scripts is not None:
         _check_scripted(model)
+    elif not model.spec.encodes:
+        check_strategies(model)
     else:
         _refuse_musubi_keys(model)
     _check_present(model)

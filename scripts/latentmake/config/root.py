@@ -80,6 +80,11 @@ class Config(Closed):
             refuse_ineffective(name, dataset, models)
         return self
 
+    def encoding_program(self, model: Model) -> ExternalProgram | None:
+        """Return the program that encodes for a model; None where our encoders do."""
+        programs = {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}
+        return programs.get(model.encoder)
+
     def generation(self, run: Run) -> Generation:
         """Return the settings of a run's clips, with the prompt of the command line."""
         settings = run.generate or Generation()

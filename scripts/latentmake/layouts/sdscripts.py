@@ -1,4 +1,4 @@
-"""Layout of sd-scripts, for Stable Diffusion 1.x, 2.x, XL, 3 and Flux.
+"""Layout of sd-scripts, for Stable Diffusion, Flux and each other architecture of its.
 
     cache/{dataset}/{model}/{resolution}/{stem}_{W}x{H}_sdxl.npz    latents
     cache/{dataset}/{model}/text/{stem}_te_outputs.npz              text
@@ -7,7 +7,7 @@
 W x H is an image's own size, as stored. Images in sub-folders keep their relative path. sd-scripts
 wants caches beside images: a folder of links is made for its training. It encodes the captions of
 Stable Diffusion 1.x and 2.x while it trains, so that these have no text. Names and arrays are those
-of its library/strategy_sd.py, strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
+of its library/strategy_*.py.
 """
 
 from __future__ import annotations
@@ -21,19 +21,6 @@ from latentmake.layouts.layout import SIZED, Layout
 
 __all__ = ["LAYOUTS", "SdScripts", "array_name"]
 
-_LATENTS: dict[ArchitectureName, str] = {
-    "sd1": "_sd.npz",
-    "sd2": "_sd.npz",
-    "sdxl": "_sdxl.npz",
-    "sd3": "_sd3.npz",
-    "flux": "_flux.npz",
-}
-_TEXT: dict[ArchitectureName, str] = {
-    "sdxl": "_te_outputs.npz",
-    "sd3": "_sd3_te.npz",
-    "flux": "_flux_te.npz",
-}
-
 
 class SdScripts(Layout):
     """The layout of one architecture."""
@@ -46,8 +33,10 @@ class SdScripts(Layout):
     def __init__(self, architecture: ArchitectureName) -> None:
         self.architecture = architecture
         self.name = f"sdscripts-{architecture}"
-        self.latents_ending = _LATENTS[architecture]
-        self.text_ending = _TEXT.get(architecture)
+        strategies = ARCHITECTURES[architecture].strategies
+        assert strategies is not None
+        self.latents_ending = strategies.latents_ending
+        self.text_ending = strategies.text_ending
         # An item with several texts is deployed under several names: `.v12` and so on.
         longest = max(f"_00000x00000{self.latents_ending}", self.text_ending or "", key=len)
         self.longest_ending = f"{longest}.v000"
@@ -69,14 +58,17 @@ class SdScripts(Layout):
         return Size(int(found[2]), int(found[3]))
 
 
-LAYOUTS = tuple(SdScripts(architecture) for architecture in _LATENTS)
+LAYOUTS = tuple(
+    SdScripts(name) for name, each in ARCHITECTURES.items() if each.strategies is not None
+)
 """The layout of each architecture."""
 
 
 def array_name(kind: str, architecture: ArchitectureName, height: int, width: int) -> str:
     """Return the name of an array in a file of latents: `latents_64x96`, or `latents` alone.
 
-    SD 3 and Flux may have several resolutions in one file. Height and width are those of the
-    latents; `kind` is `latents`, `latents_flipped`, `original_size`, `crop_ltrb` or `alpha_mask`.
+    SD 3, Flux and later ones may have several resolutions in one file. Height and width are those
+    of the latents; `kind` is `latents`, `latents_flipped`, `original_size`, `crop_ltrb` or
+    `alpha_mask`.
     """
     return f"{kind}_{height}x{width}" if ARCHITECTURES[architecture].sized_arrays else kind

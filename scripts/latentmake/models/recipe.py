@@ -22,6 +22,7 @@ from latentmake.models.files import (
     weights_files,
 )
 from latentmake.models.scripted import scripted_recipe
+from latentmake.models.strategies import strategies_recipe
 
 __all__ = [
     "FORMAT_VERSIONS",
@@ -127,7 +128,10 @@ def make(
         ModelError: files are missing or cannot be read.
     """
     if not model.spec.encodes:
-        return scripted_recipe(kind, dataset, model, file_digest)
+        by_strategies = model.spec.strategies is not None
+        return (strategies_recipe if by_strategies else scripted_recipe)(
+            kind, dataset, model, file_digest
+        )
     if kind == "text":
         return text_recipe(model, [_text_digests(model, x, file_digest) for x in model.text])
     assert dataset is not None

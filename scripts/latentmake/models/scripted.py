@@ -7,7 +7,7 @@ arguments. The sources of the script are added by who knows where they lie.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from latentmake import digest
@@ -17,7 +17,7 @@ from latentmake.config.shapes import shaping
 from latentmake.errors import ModelError
 from latentmake.models.files import refuse_missing
 
-__all__ = ["script_of", "scripted_files", "scripted_recipe"]
+__all__ = ["script_of", "scripted_files", "scripted_recipe", "weights_digests"]
 
 FORMAT_VERSION = 1
 """Raised when the same source and settings would be encoded otherwise."""
@@ -70,12 +70,13 @@ def scripted_recipe(
         ModelError: files are missing or cannot be read.
     """
     script, version = script_of(model, kind), model.version
+    found = weights_digests(model, [file.key for file in script.files], file_digest)
     recipe: dict[str, object] = {
         "format": FORMAT_VERSION,
         "kind": kind,
         "layout": model.layout,
         "architecture": model.architecture,
-        "weights": dict(_digests(model, script, file_digest)),
+        "weights": {file.flag: found[file.key] for file in script.files if file.key in found},
         "arguments": [
             *(version.text if kind == "text" else version.latents),
             *(model.text_arguments if kind == "text" else model.latents_arguments),
@@ -89,15 +90,20 @@ def scripted_recipe(
     return recipe
 
 
-def _digests(model: Model, script: Script, file_digest: FileDigest) -> Iterator[tuple[str, str]]:
-    """Yield the digest of each of the weights that a script gets, by its flag."""
-    for file in script.files:
-        weights = model.weights(file.key)
+def weights_digests(model: Model, keys: Iterable[str], file_digest: FileDigest) -> dict[str, str]:
+    """Return the digest of the weights that each of some keys of a model names, if it is set.
+
+    Raises:
+        ModelError: files are missing or cannot be read.
+    """
+    found = {}
+    for key in keys:
+        weights = model.weights(key)
         if weights is None:
             continue
         if weights.hub is not None:
             place = ["hub", weights.hub, weights.revision, weights.subfolder]
-            yield file.flag, digest.of_value(place)
+            found[key] = digest.of_value(place)
             continue
         root, files = Path(weights.path or ""), scripted_files(weights)
         try:
@@ -109,4 +115,5 @@ def _digests(model: Model, script: Script, file_digest: FileDigest) -> Iterator[
             what = f"cannot be read ({error.strerror})"
             hint = "check the file's permissions"
             raise ModelError(what, where=str(error.filename), hint=hint) from None
-        yield file.flag, digest.of_value(named)
+        found[key] = digest.of_value(named)
+    return found

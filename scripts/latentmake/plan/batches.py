@@ -113,4 +113,5 @@ def work_order(
         recipe=facts.recipe(dataset, model, kind),
         items=tuple(work),
         musubi_tuner=config.musubi_tuner if config.models[model].scripted else None,
+        sd_scripts=config.sd_scripts if config.models[model].by_strategies else None,
     )

@@ -226,9 +226,8 @@ class Facts:
             raise ModelError(wrong[1], where=where, hint="name the right file")
         data = self.config.datasets.get(dataset)
         found = recipe.make(kind, data, settings, self.memo.digest_of_file)
-        if settings.scripted and self.config.musubi_tuner is not None:
+        program = self.config.encoding_program(settings)
+        if program is not None:
             assert self._program_digest is not None
-            found["program"] = self._program_digest(
-                self.config.musubi_tuner, settings, kind, self.memo
-            )
+            found["program"] = self._program_digest(program, settings, kind, self.memo)
         return found

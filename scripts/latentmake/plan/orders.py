@@ -47,6 +47,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "dataset_settings": Dataset,
     "model_settings": Model,
     "musubi_tuner": ExternalProgram,
+    "sd_scripts": ExternalProgram,
 }
 
 
@@ -111,6 +112,7 @@ class WorkOrder:
         dataset_settings: the dataset's section of the configuration; the defaults for prompts.
         recipe: of the targets; empty where a rule has yet to make the model.
         musubi_tuner: the installation whose scripts encode, if our encoders do not.
+        sd_scripts: the same of sd-scripts.
     """
 
     kind: str
@@ -121,6 +123,7 @@ class WorkOrder:
     recipe: dict[str, Any]
     items: tuple[WorkItem, ...]
     musubi_tuner: ExternalProgram | None = None
+    sd_scripts: ExternalProgram | None = None
 
     @property
     def layout(self) -> Layout:
@@ -196,6 +199,8 @@ class WorkOrder:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for name in _SECTIONS:
             values[name] = values[name] and values[name].model_dump()
+        if self.sd_scripts is None:  # as in orders of before
+            del values["sd_scripts"]
         return digest.canonical(values | {"items": digest.of_bytes(self._items.encode())})
 
     @cached_property
@@ -242,7 +247,8 @@ class WorkOrder:
         """Read an order; an OSError or ValueError tells that there is none."""
         values = json.loads(path.read_bytes())
         for name, section in _SECTIONS.items():
-            values[name] = values[name] and section.model_validate(values[name])
+            if values.get(name):
+                values[name] = section.model_validate(values[name])
         items = json.loads(path.with_suffix(".items.json").read_bytes())
         return cls(**values | {"items": tuple(map(_item, items))})
 

@@ -81,7 +81,7 @@ def text_arrays(model: Model, tensors: Mapping[str, torch.Tensor]) -> Arrays:
     """Return the arrays of a text file.
 
     Args:
-        model: of SDXL, SD 3 or Flux.
+        model: of SDXL, SD 3, Flux, or of an architecture without encoders of ours.
         tensors: `{encoder}.hidden_state` [T, D], `{encoder}.pooled` [D] and
             `{encoder}.attention_mask` [T] of each text encoder in order; T5's are padded.
 
@@ -92,6 +92,8 @@ def text_arrays(model: Model, tensors: Mapping[str, torch.Tensor]) -> Arrays:
         whether that was applied.
     """
     found = _numpy(tensors)
+    if not model.spec.encodes:
+        return found  # sd-scripts' own arrays
 
     def of(part: str) -> list[Any]:
         return [found.get(f"{plain.encoder_name(i)}.{part}") for i in range(len(model.text))]

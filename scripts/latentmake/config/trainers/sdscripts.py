@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from latentmake.config.architectures import ArchitectureName
 from latentmake.config.fields import Number
+from latentmake.config.sdscripts import SDSCRIPTS
 from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import (
     ACCUMULATION,
@@ -20,23 +20,12 @@ from latentmake.config.trainers.base import (
 )
 from latentmake.config.trainers.flags import SD_SCRIPTS, flags_of, refuse_decided
 
-__all__ = ["Script", "SdScriptsTrainer", "scripts_of"]
+__all__ = ["Script", "SdScriptsTrainer"]
 
-Script = Literal[
-    "train_network",
-    "sdxl_train_network",
-    "sd3_train_network",
-    "flux_train_network",
-    "fine_tune",
-    "sdxl_train",
-]
-_SCRIPTS: dict[ArchitectureName, tuple[Script, ...]] = {
-    "sd1": ("train_network", "fine_tune"),
-    "sd2": ("train_network", "fine_tune"),
-    "sdxl": ("sdxl_train_network", "sdxl_train"),
-    "sd3": ("sd3_train_network",),
-    "flux": ("flux_train_network",),
-}
+if TYPE_CHECKING:
+    Script = str
+else:  # pydantic refuses any other
+    Script = Literal[tuple(dict.fromkeys(name for x in SDSCRIPTS.values() for name in x.scripts))]
 _OF_CAPTIONS = frozenset(
     {"--shuffle_caption", "--caption_dropout_rate", "--caption_dropout_every_n_epochs"}
     | {"--caption_tag_dropout_rate", "--token_warmup_min", "--token_warmup_step"}
@@ -44,11 +33,6 @@ _OF_CAPTIONS = frozenset(
     | {"--keep_tokens", "--keep_tokens_separator", "--caption_separator", "--weighted_captions"}
     | {"--train_text_encoder"}
 )
-
-
-def scripts_of(architecture: ArchitectureName) -> tuple[Script, ...]:
-    """Return the scripts that train an architecture, the default first."""
-    return _SCRIPTS[architecture]
 
 
 class SdScriptsTrainer(Trainer):

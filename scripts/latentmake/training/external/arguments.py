@@ -93,7 +93,10 @@ def located(order: _Order, named: Callable[[str], str] = str) -> _Order:
     """Return an order with the paths in the user's own arguments resolved; see `with_paths`."""
     further = with_paths(order.trainer.arguments, named)
     trainer = order.trainer.model_copy(update={"arguments": further})
-    return order.model_copy(update={"trainer": trainer})
+    keys = ("latents_arguments", "text_arguments")
+    own = {key: with_paths(getattr(order.model, key), named) for key in keys}
+    model = order.model.model_copy(update=own)
+    return order.model_copy(update={"trainer": trainer, "model": model})
 
 
 def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> bool:

@@ -30,7 +30,6 @@ from latentmake.training.order import rows_of
 __all__ = ["SdScripts"]
 
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
-_NETWORK_SCRIPTS = ("fine_tune", "sdxl_train")
 
 
 class SdScripts(External[SdScriptsOrder]):
@@ -150,7 +149,7 @@ class SdScripts(External[SdScriptsOrder]):
 
     def result(self, order: SdScriptsOrder) -> str:
         """Return what is trained, in a word."""
-        return "network" if order.script in _NETWORK_SCRIPTS else "LoRA"
+        return "network" if order.script in order.strategies.complete else "LoRA"
 
     def publication(self, order: SdScriptsOrder) -> Publication[SdScriptsOrder]:
         """Return the published folder of a run."""

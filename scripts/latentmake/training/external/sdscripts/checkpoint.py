@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latentmake.config.architectures import ArchitectureName
 from latentmake.errors import ModelError
 from latentmake.models.weight_kinds import content_of
 from latentmake.training.external.sdscripts.command import encoder_places
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
 __all__ = ["refuse_unreadable"]
-
-# Parts of names that sd-scripts looks for in the networks it trains.
-_MARKS: dict[ArchitectureName, tuple[str, ...]] = {
-    **dict.fromkeys(("sd1", "sd2", "sdxl"), ("input_blocks.",)),
-    "sd3": ("joint_blocks.",),
-    "flux": ("double_blocks.", "single_transformer_blocks."),
-}
 
 
 def refuse_unreadable(order: SdScriptsOrder) -> None:
@@ -34,30 +26,36 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
             where=f"{where}.checkpoint",
             hint="name the .safetensors file of the original release",
         )
-    if place.suffix == ".safetensors" and (fault := _fault(place, order.architecture)):
+    if place.suffix == ".safetensors" and (fault := _fault(place, order)):
         raise ModelError(
             f"{place} {fault}",
             where=f"{where}.checkpoint",
             hint=f"name a checkpoint of {order.architecture}",
         )
     for flag, path in encoder_places(order).items():
-        if not Path(path).is_file() and order.architecture == "flux":
+        if order.strategies.insists and not _may_be(order, flag, path):
+            key = next(file.key for file in order.strategies.files if file.flag == flag)
             raise ModelError(
                 f"{path} is no file, which sd-scripts' {flag} has to be",
-                where=f"{where}.{'vae' if flag == '--ae' else 'text'}",
+                where=f"{where}.{key.partition('.')[0]}",
                 hint=f"name the file there, or add [{flag}, FILE] to the trainer's `arguments`",
             )
 
 
-def _fault(file: Path, architecture: ArchitectureName) -> str | None:
-    """Return why a file is no checkpoint of an architecture, from its tensors' names."""
+def _may_be(order: SdScriptsOrder, flag: str, path: str) -> bool:
+    """Whether something lies there that a script can be given."""
+    return Path(path).is_file() or (flag in order.strategies.folders and Path(path).is_dir())
+
+
+def _fault(file: Path, order: SdScriptsOrder) -> str | None:
+    """Return why a file is no checkpoint of the architecture, from its tensors' names."""
     try:
         content = content_of(file)
     except ValueError as error:
         return str(error)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    if any(mark in name for mark in _MARKS[architecture] for name in content.tensors):
+    if any(mark in name for mark in order.strategies.marks for name in content.tensors):
         return None
     kind = f" but a {content.kind}" if content.kind else ""
-    return f"holds no network of {architecture}{kind}"
+    return f"holds no network of {order.architecture}{kind}"

@@ -22,43 +22,35 @@ __all__ = [
     "training_arguments",
 ]
 
-_NETWORKS = {
-    "train_network": "networks.lora",
-    "sdxl_train_network": "networks.lora",
-    "sd3_train_network": "networks.lora_sd3",
-    "flux_train_network": "networks.lora_flux",
-}
 _EPOCHS = 10  # where neither epochs nor steps are asked for
 
 
 def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
-    """Return flag -> path of the networks that Flux and SD 3 are given besides their own.
+    """Return flag -> path of the weights that a script is given besides its network.
 
-    sd-scripts loads Flux' even with caches. Flags among the user's own arguments are left out.
+    Some scripts load them even with caches. Flags among the user's own arguments are left out.
     """
-    text = [place.path for place in order.model.text]
-    found: dict[str, str | None] = {}
-    if order.architecture == "flux":
-        found = {"--ae": order.model.vae.path, "--clip_l": text[0], "--t5xxl": text[1]}
-    elif order.architecture == "sd3":
-        found = dict(zip(("--clip_l", "--clip_g", "--t5xxl"), text, strict=True))
     given = set(order.trainer.flags)
-    return {flag: path for flag, path in found.items() if path is not None and flag not in given}
+    places = {file.flag: order.model.weights(file.key) for file in order.strategies.files}
+    return {
+        flag: place.path
+        for flag, place in places.items()
+        if place is not None and place.path is not None and flag not in given
+    }
 
 
 def caching_arguments(order: SdScriptsOrder, *, vae: str | None) -> list[str]:
     """Return the arguments for caches made by the training script itself.
 
-    Flux' VAE has a flag of its own among `encoder_places`. Flags among the user's own arguments are
+    A VAE with a flag of its own is among `encoder_places`. Flags among the user's own arguments are
     left out.
     """
-    model, size = order.model, order.publish.batch_size
-    has_t5 = order.architecture in ("sd3", "flux")
+    model, size, strategies = order.model, order.publish.batch_size, order.strategies
     options = {
-        "--vae": None if order.architecture == "flux" else vae,
+        "--vae": None if "vae" in (file.key for file in strategies.files) else vae,
         "--no_half_vae": (model.vae_dtype or model.dtype) == "float32",
         "--vae_batch_size": size,
-        "--text_encoder_batch_size": size if has_t5 else None,
+        "--text_encoder_batch_size": size if strategies.batches_text else None,
     }
     given = set(order.trainer.flags)
     return command_line({flag: value for flag, value in options.items() if flag not in given})
@@ -102,7 +94,7 @@ def training_arguments(
             "--cache_latents_to_disk": True,
         }
     )
-    arguments += caching
+    arguments += [*order.model.latents_arguments, *caching]
     arguments += command_line(
         {
             **_text(order),
@@ -136,7 +128,7 @@ def training_arguments(
             "--initial_step": initial_step,
         }
     )
-    return [*arguments, *trainer.arguments]
+    return [*arguments, *order.model.text_arguments, *trainer.arguments]
 
 
 def epochs_of(order: SdScriptsOrder) -> int | None:
@@ -149,13 +141,11 @@ def epochs_of(order: SdScriptsOrder) -> int | None:
 
 def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
     """Return the options about captions: cached, or encoded by the script."""
-    model, architecture = order.model, order.architecture
-    length = None if model.max_token_length == 75 else model.max_token_length
-    has_t5 = architecture in ("sd3", "flux")
-    options: dict[str, str | float | bool | None] = {
-        "--v2": architecture == "sd2",
-        "--max_token_length": None if has_t5 else length,
-    }
+    model, spec = order.model, order.model.spec
+    has_t5 = "T5" in spec.text_encoders
+    options: dict[str, str | float | bool | None] = dict.fromkeys(order.strategies.switches, True)
+    if spec.chunks_captions and model.max_token_length != 75:
+        options["--max_token_length"] = model.max_token_length
     if not order.cached_text:
         return options | {"--clip_skip": model.clip_skip}
     return options | {
@@ -170,10 +160,10 @@ def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
 def _network(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
     """Return the options of the LoRA, where one is trained."""
     trainer = order.trainer
-    if order.script not in _NETWORKS:
+    if order.script in order.strategies.complete:
         return {}
     return {
-        "--network_module": _NETWORKS[order.script],
+        "--network_module": order.strategies.network,
         "--network_dim": trainer.network_dim,
         "--network_alpha": trainer.network_alpha or trainer.network_dim,
         "--network_train_unet_only": order.cached_text or trainer.network_train_unet_only,
@@ -199,7 +189,7 @@ def local_arguments(order: SdScriptsOrder, resume: Resume | None = None) -> list
         encoders={
             flag: absolute(path)
             for flag, path in encoder_places(order).items()
-            if Path(path).is_file()
+            if Path(path).is_file() or flag in order.strategies.folders
         },
         output_dir=absolute(files.work),
         logging_dir=absolute(files.logs),

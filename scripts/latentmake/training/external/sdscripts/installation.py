@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from latentmake.config import ExternalProgram
+from pathlib import Path
+
+from latentmake import digest
+from latentmake.config import ExternalProgram, Model
 from latentmake.index.memo import Memo
+from latentmake.models.strategies import encoder_of
 from latentmake.training.external.installation import Installation, Program
 
-__all__ = ["find"]
+__all__ = ["find", "program_digest"]
 
 
 def find(script: str, settings: ExternalProgram, memory: Memo | None = None) -> Installation:
@@ -14,3 +18,31 @@ def find(script: str, settings: ExternalProgram, memory: Memo | None = None) -> 
     name = f"{script}.py"
     program = Program("sd-scripts", "sd_scripts", "", name, f"an sd-scripts that has {name}")
     return Installation.locate(program, settings.path, settings.venv, memory)
+
+
+def program_digest(
+    settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
+) -> str:
+    """Return the digest of the sources that encode `latents` or `text`: its own, no packages.
+
+    Raises:
+        TrainingError: the folder, its modules, or the Python of its environment are missing.
+    """
+    strategies, encoder = model.spec.strategies, encoder_of(model, kind)
+    assert strategies is not None
+    installation = find(strategies.scripts[0], settings, memory)
+    modules = [f"{module.replace('.', '/')}.py" for module in encoder.modules]
+    for module in modules:
+        installation.script(module)
+    folders = [installation.folder / each for each in encoder.folders]
+    files = sorted(file for folder in folders for file in folder.rglob("*") if file.is_file())
+    return digest.of_value(
+        [
+            *(installation.sources_of(module).digest for module in modules),
+            *(_digest(file, memory) for file in files),
+        ]
+    )
+
+
+def _digest(file: Path, memory: Memo | None) -> str:
+    return digest.of_file(file) if memory is None else memory.digest_of_file(file)

@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 from latentmake import digest
 from latentmake.config import ExternalProgram, SdScriptsTrainer
 from latentmake.config.architectures import ArchitectureName
+from latentmake.config.sdscripts import Strategies
 from latentmake.config.shapes import shaping
-from latentmake.config.trainers.sdscripts import Script, scripts_of
+from latentmake.config.trainers.sdscripts import Script
 from latentmake.training.external.order import ExternalOrder
 
 __all__ = ["ManifestRow", "SdScriptsOrder"]
@@ -28,9 +29,15 @@ class SdScriptsOrder(ExternalOrder):
         return self.model.architecture
 
     @property
+    def strategies(self) -> Strategies:
+        """What sd-scripts knows about it."""
+        assert self.model.spec.strategies is not None
+        return self.model.spec.strategies
+
+    @property
     def script(self) -> Script:
         """Which of its scripts trains it."""
-        return self.trainer.script or scripts_of(self.architecture)[0]
+        return self.trainer.script or self.strategies.scripts[0]
 
     @property
     def cached_text(self) -> bool:
@@ -41,9 +48,9 @@ class SdScriptsOrder(ExternalOrder):
         """Return the digest of all settings that shape the trained weights."""
         trainer, model = shaping(self.trainer, "weights"), self.model
         del trainer["script"]  # whose default follows from the architecture
-        return digest.of_value(
-            [trainer, self.script, self.architecture, model.clip_skip, model.max_token_length]
-        )
+        own = [trainer, self.script, self.architecture, model.clip_skip, model.max_token_length]
+        further = [*model.latents_arguments, *model.text_arguments]
+        return digest.of_value([*own, further] if further else own)
 
 
 class ManifestRow(NamedTuple):

@@ -58,14 +58,15 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
     def own_findings(self) -> Iterator[Finding]:
         """Check the model's files and the settings."""
         order, publish = self.order, self.order.publish
-        is_flux = order.architecture == "flux"
+        insists, files = order.strategies.insists, order.strategies.files
+        unread = {file.flag for file in files} - {*order.strategies.folders}
         places = {"checkpoint": order.model.checkpoint or "", **encoder_places(order)}
-        if not publish.caches and not is_flux:
+        if not publish.caches and "vae" not in (file.key for file in files):
             places["vae"] = order.model.vae.path or ""
         for key, place in places.items():
             if place and not Path(place).exists():
                 yield elsewhere(f"model: {key}", place)
-            elif key.startswith("--") and Path(place).is_dir() and (is_flux or not publish.caches):
+            elif key in unread and Path(place).is_dir() and (insists or not publish.caches):
                 note = f"{place} is a folder, and sd-scripts wants a file: add [{key}, FILE] to the"
                 yield Finding(f"model: {key}", "warning", f"{note} trainer's `arguments`")
         if publish.num_workers is not None:
@@ -130,7 +131,7 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
             encoders={
                 flag: self.argument(path, system)
                 for flag, path in encoder_places(order).items()
-                if not Path(path).is_dir()
+                if not Path(path).is_dir() or flag in order.strategies.folders
             },
             output_dir=self.below("output", system),
             logging_dir=self.below("logs", system),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sdscripts_world
 from latentmake.config import Dataset, ExternalProgram, Model, PathMap, Publish, SdScriptsTrainer
-from latentmake.config.trainers.sdscripts import scripts_of
+from latentmake.config.sdscripts import SDSCRIPTS
 from latentmake.errors import CacheError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts as Names
 from latentmake.training.external.arguments import accelerate_arguments
@@ -240,7 +240,7 @@ def test_bookkeeping_does_not_train_again_and_all_else_does() -> None:
 
 
 def test_the_first_script_of_an_architecture_makes_a_lora() -> None:
-    assert all(scripts_of(each)[0].endswith("train_network") for each in ARCHITECTURES)
+    assert all(SDSCRIPTS[each].scripts[0].endswith("train_network") for each in ARCHITECTURES)
 
 
 # -- resuming -------------------------------------------------------------------------------------

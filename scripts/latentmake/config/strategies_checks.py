@@ -1,0 +1,89 @@
+"""Checks of models whose caches sd-scripts' own encoders make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from latentmake.config.architectures import Architecture
+from latentmake.config.sdscripts import options_in
+from latentmake.config.weights import TextWeights, Weights
+
+__all__ = ["check_strategies"]
+
+_OF_OTHERS = (
+    *("unet", "scheduler", "text_projection", "task", "dit", "dit_high_noise", "clip"),
+    *("image_encoder", "fp8_t5", "vae_cache_cpu", "clip_skip", "max_token_length"),
+    *("apply_lg_attn_mask", "apply_t5_attn_mask", "adopt"),
+)
+
+
+class _Model(Protocol):
+    """What these checks ask of a model's section of the configuration."""
+
+    @property
+    def spec(self) -> Architecture: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def text(self) -> Sequence[TextWeights]: ...
+    @property
+    def latents_arguments(self) -> list[str]: ...
+    @property
+    def text_arguments(self) -> list[str]: ...
+
+    def weights(self, key: str) -> Weights | None:
+        """Return the weights that a key names."""
+
+    def first_set(self, *keys: str) -> str | None:
+        """Return the first of some keys whose value is not its default."""
+
+
+def check_strategies(model: _Model) -> None:
+    """Refuse keys that sd-scripts' own encoders of an architecture cannot have.
+
+    Raises:
+        ValueError: the first such key.
+    """
+    strategies, title = model.spec.strategies, model.title
+    assert strategies is not None
+    for name, value in strategies.defaults.items():
+        if name != "dtype" and getattr(model, name) != value:
+            raise ValueError(f"sd-scripts' own encoders make {title}'s caches: leave out `{name}`")
+    if key := model.first_set(*_OF_OTHERS):
+        raise ValueError(f"{title} has no `{key}`: leave it out")
+    texts = [file.key for file in strategies.files if file.key.startswith("text")]
+    if model.text and len(model.text) != len(texts):
+        raise ValueError(f"{title} has {len(texts)} text encoder{'s' * (len(texts) != 1)}")
+    for kind, dtype, arguments in (
+        ("latents", "vae_dtype", model.latents_arguments),
+        ("text", "text_dtype", model.text_arguments),
+    ):
+        encoder = strategies.encoder(kind)
+        assert encoder is not None
+        if encoder.fixed and (getattr(model, dtype) is not None or model.dtype != "bfloat16"):
+            raise ValueError(f"sd-scripts decides about {title}'s dtypes: leave out `{dtype}`")
+        try:
+            options_in(arguments, encoder.options)
+        except ValueError as error:
+            raise ValueError(f"`{kind}_arguments`: {error}") from None
+    for file in strategies.files:
+        _check_place(model.weights(file.key), file.key, title)
+
+
+def _check_place(weights: Weights | None, key: str, title: str) -> None:
+    """Refuse what sd-scripts' loaders cannot be told about weights; missing ones are said later."""
+    if weights is None:
+        return
+    if weights.hub is not None:
+        raise ValueError(f"sd-scripts reads {title} from files: download `{key}`, and set `path`")
+    unused = ["config"]
+    if isinstance(weights, TextWeights):
+        unused += ["tokenizer", "max_length", "projection"]
+    for name in unused:
+        if getattr(weights, name) is not None:
+            raise ValueError(
+                f"`{key}`: leave out `{name}`; what sd-scripts can be told is `text_arguments`"
+            )

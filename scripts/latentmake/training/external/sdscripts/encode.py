@@ -1,0 +1,270 @@
+"""Encoding by sd-scripts' own strategies: run for missing targets, checked, stamped as ours.
+
+Its tools cache for few architectures, so that a driver of ours (`driver.py`) calls its strategies
+in its environment. What is finished lies in a folder of the job under the keys of the targets, and
+goes through the spool like the files of our encoders.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from latentmake.caches.inputs import stored_size
+from latentmake.caches.job import Job
+from latentmake.config import Dataset, Model
+from latentmake.config.sdscripts import Call, Encoder, Network
+from latentmake.errors import ModelError, SourceError
+from latentmake.files import atomic
+from latentmake.geometry.sdscripts_buckets import placement
+from latentmake.layouts.sdscripts import array_name
+from latentmake.models.strategies import encoder_of, options_of
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.progress import Progress
+from latentmake.training import process
+from latentmake.training.external.sdscripts.installation import find
+
+__all__ = ["make_by_strategies"]
+
+_FOLDER = Path(".latentmake/sdscripts")
+_DRIVER = Path(__file__).with_name("driver.py")
+
+
+class _Wanted(NamedTuple):
+    """A target to be encoded.
+
+    Attributes:
+        source: digest of what it is made from.
+        caption: None for an image.
+    """
+
+    item: WorkItem
+    target: Target
+    key: str
+    source: str
+    caption: str | None
+
+
+def make_by_strategies(
+    job: Job, items: Sequence[WorkItem], threads: int, progress: Progress
+) -> None:
+    """Put the targets of some items into the spool, encoded by sd-scripts' own strategies.
+
+    Each source is decoded here before, so that bad ones are named as with our encoders.
+
+    Raises:
+        TrainingError: sd-scripts is not where the configuration says.
+        ModelError: the driver failed; what it had finished is kept.
+    """
+    wanted: list[_Wanted] = []
+    for reading in job.readings(items, threads, progress):
+        texts = {sample.key: str(sample.content) for sample in reading.samples}
+        for target, key in reading.missing.items():
+            caption = texts.get(key) if job.order.kind == "text" else None
+            wanted.append(_Wanted(reading.item, target, key, reading.content, caption))
+        reading.samples.clear()  # pixels, which sd-scripts decodes itself
+    if not wanted:
+        return
+    folder = (_FOLDER / job.order.name).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    failure: ModelError | None = None
+    try:
+        # A killed job has left what it had finished, under keys.
+        todo = [each for each in wanted if not _file(folder, each.key).is_file()]
+        failure = _run(job.order, todo, folder, threads) if todo else None
+    finally:
+        faults = _faults(folder)
+        for each in wanted:
+            progress.update()
+            _take(job, each, folder, faults)
+        shutil.rmtree(folder, ignore_errors=True)
+    if failure is not None:
+        raise failure
+    job.refuse_equal()
+
+
+def _file(folder: Path, key: str) -> Path:
+    return folder / f"{key}.npz"
+
+
+def _faults(folder: Path) -> dict[str, str]:
+    """Return key -> fault of the items that could not be encoded."""
+    try:
+        lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    results = map(json.loads, lines)
+    return {each["key"]: each["error"] for each in results if "error" in each}
+
+
+# -- the driver's job -----------------------------------------------------------------------------
+
+
+def _run(
+    order: WorkOrder, wanted: Sequence[_Wanted], folder: Path, threads: int
+) -> ModelError | None:
+    """Run the driver for some targets; return its failure."""
+    model = order.model_settings
+    assert order.sd_scripts is not None and model.spec.strategies is not None
+    program = find(model.spec.strategies.scripts[0], order.sd_scripts)
+    (folder / "results.jsonl").unlink(missing_ok=True)
+    values = {
+        "folder": str(program.folder),
+        "kind": order.kind,
+        "results": str(folder / "results.jsonl"),
+        **_encoder(model, encoder_of(model, order.kind), order.kind),
+        "flip_aug": order.dataset_settings.flip_aug,
+        "alpha_mask": order.dataset_settings.alpha_mask,
+        "items": sorted(
+            (_item(order, each, folder) for each in wanted),
+            key=lambda item: (item.get("bucket", ()), item["key"]),
+        ),
+    }
+    place = folder / "job.json"
+    atomic.write(place, json.dumps(values).encode())
+    log = Path(order.log).absolute()
+    status, output = process.run(
+        [str(program.python), str(_DRIVER), str(place)],
+        environment={"OMP_NUM_THREADS": str(threads), **program.environment()},
+        log=log,
+        cwd=program.folder,
+    )
+    if status == 0:
+        return None
+    return ModelError(
+        f"sd-scripts' encoder of {order.kind} failed: {process.last_error(output, status)}",
+        where=f"models.{order.model}",
+        hint=f"finished caches are kept; all output: {log}",
+    )
+
+
+def _encoder(model: Model, encoder: Encoder, kind: str) -> dict[str, Any]:
+    """Return the entries of a job that say how to encode."""
+    dtype = model.caption_dtype if kind == "text" else model.vae_dtype or model.dtype
+    options = {
+        encoder.options[flag].argument: _absolute(value, encoder.options[flag].kind)
+        for flag, value in options_of(model, kind).items()
+    }
+    networks = [
+        _network(model, network, dtype, {} if encoder.tokenizer else options)
+        for network in encoder.networks
+    ]
+    found: dict[str, Any] = {"strategy": encoder.strategy, "networks": networks}
+    if encoder.tokenizer is not None:
+        paths = {argument: _path(model, key) for argument, key in encoder.paths.items()}
+        found["tokenizer"] = _call(encoder.tokenizer, {**paths, **options})
+        found["encoding"] = encoder.encoding
+        autocast = encoder.autocast and dtype != "float32"
+        found["autocast"] = dtype if autocast else None
+    return found
+
+
+def _network(
+    model: Model, network: Network, dtype: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        **_call(network.load, {network.path: _path(model, network.key), **options}),
+        "dtype": network.dtype or dtype,
+        "takes_dtype": network.takes_dtype,
+        "place": network.place,
+    }
+
+
+def _call(call: Call, further: Mapping[str, Any]) -> dict[str, Any]:
+    return {"call": call.name, "arguments": {**call.arguments, **further}}
+
+
+def _path(model: Model, key: str) -> str:
+    weights = model.weights(key)
+    assert weights is not None and weights.path is not None  # the configuration was checked
+    return str(Path(weights.path).absolute())
+
+
+def _absolute(value: Any, kind: str) -> Any:
+    return str(Path(value).absolute()) if kind == "path" else value
+
+
+def _item(order: WorkOrder, wanted: _Wanted, folder: Path) -> dict[str, Any]:
+    seed = (int(wanted.key[:15], 16) + order.model_settings.posterior_seed) % 2**63
+    found: dict[str, Any] = {
+        "key": wanted.key,
+        "file": str(_file(folder, wanted.key)),
+        "seed": seed,
+    }
+    if wanted.caption is not None:
+        return found | {"caption": wanted.caption}
+    size = stored_size(wanted.item)
+    fitted = _fitted(order, wanted)
+    return found | {
+        "image": str(Path(wanted.item.source or "").absolute()),
+        "size": list(size),
+        "bucket": list(fitted.target),
+        "resized": list(fitted.resized),
+    }
+
+
+def _fitted(order: WorkOrder, wanted: _Wanted) -> Any:
+    architecture = order.model_settings.architecture
+    assert architecture is not None and wanted.target.size is not None
+    settings: Dataset = order.dataset_settings
+    size = stored_size(wanted.item)
+    return placement(size, wanted.target.size, settings, architecture, wanted.item.source or "")
+
+
+# -- its results ----------------------------------------------------------------------------------
+
+
+def _take(job: Job, wanted: _Wanted, folder: Path, faults: Mapping[str, str]) -> None:
+    """Check the file of a target, if there is one, and put it into the spool under our key."""
+    item, path = wanted.item, _file(folder, wanted.key)
+    fault = faults.get(wanted.key)
+    if fault is None and not path.is_file():
+        return  # the driver ended before
+    arrays: dict[str, Any] = {}
+    if fault is None:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            fault = f"its file cannot be read ({error})"
+        else:
+            fault = _wrong_names(job.order, wanted, arrays)
+    if fault is not None:
+        refused = SourceError(
+            f"sd-scripts could not encode it: {fault}",
+            where=item.place,
+            hint=f"all output: {Path(job.order.log).absolute()}",
+        )
+        job.fail(item, "", str(refused))  # without a digest: the next build tries it again
+        return
+    nonzero = None
+    if wanted.caption is not None:
+        # Masks of a short caption may be zeros; of an empty one, so may its embedding.
+        nonzero = encoder_of(job.order.model_settings, "text").arrays[: bool(wanted.caption)]
+    job.store(item, wanted.key, wanted.source, arrays, {}, nonzero=nonzero)
+
+
+def _wrong_names(order: WorkOrder, wanted: _Wanted, arrays: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the names of a file's arrays."""
+    model = order.model_settings
+    expected = set(encoder_of(model, order.kind).arrays)
+    if order.kind == "latents":
+        assert model.architecture is not None and model.spec.strategies is not None
+        further = {
+            "latents_flipped": order.dataset_settings.flip_aug,
+            "alpha_mask": order.dataset_settings.alpha_mask,
+        }
+        expected |= {name for name, asked in further.items() if asked}
+        bucket, side = _fitted(order, wanted).target, model.spec.strategies.pixels
+        height, width = bucket.height // side, bucket.width // side
+        expected = {array_name(name, model.architecture, height, width) for name in expected}
+    if set(arrays) == expected:
+        return None
+    return f"its file holds {', '.join(sorted(arrays))}, not {', '.join(sorted(expected))}"
