@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latentmake.config.scripts import File, Script, Scripts, Version
+from latentmake.config.scripts import File, Rule, Script, Scripts, Version
 
 __all__ = ["MUSUBI"]
 
@@ -16,6 +16,11 @@ _DIT = File("--dit", "dit")
 _TEXT = File("--text_encoder", "text")
 _TEXTS = (File("--text_encoder1", "text"), File("--text_encoder2", "text.1"))
 _VIDEO = Version(videos=True)
+
+
+_LATENTS_16 = {"latents": 16, "latents_control": 16}
+_SCALED_ALONE = (("fp8_base", "fp8_scaled"),)
+_UNWEIGHTED = Rule("--weighting_scheme", values=("none",))
 
 
 def _shift(shift: float, sampling: str = "shift") -> Mapping[str, object]:
@@ -33,6 +38,9 @@ def _qwen_image(title: str, suffix: str, versions: Mapping[str, Version], **more
             "qwen_image_cache_text_encoder_outputs.py", (_TEXT,), reads_controls=controlled
         ),
         training=Script("qwen_image_train_network.py", (_DIT,)),
+        mark=r"\btransformer_blocks\.0\.img_mod\.",
+        channels=_LATENTS_16,
+        rules=() if more.get("layers") else (Rule("--remove_first_image_from_target", values=()),),
         network="networks.lora_qwen_image",
         tensors=("varlen_vl_embed_",),
         versions=versions,
@@ -56,6 +64,8 @@ def _flux_2(title: str, suffix: str, header: str, *versions: str) -> Scripts:
         latents=Script("flux_2_cache_latents.py", (_VAE,), "--vae_dtype", reads_controls=True),
         text=Script("flux_2_cache_text_encoder_outputs.py", (_TEXT,)),
         training=Script("flux_2_train_network.py", (_DIT,)),
+        mark=r"\bdouble_stream_modulation_img\.",
+        channels={"latents": 128, "latents_control": 128},
         network="networks.lora_flux_2",
         tensors=("ctx_vec_",),
         versions=named if len(named) > 1 else {"": next(iter(named.values()))},
@@ -111,6 +121,9 @@ def _wan(
 MUSUBI: Mapping[str, Scripts] = {
     "wan": Scripts(
         title="Wan",
+        mark=r"\bblocks\.0\.cross_attn\.k\.",
+        channels={**_LATENTS_16, "latents_image": 20},
+        equal_shapes=True,
         suffix="wan",
         header="wan",
         latents=Script(
@@ -160,6 +173,8 @@ MUSUBI: Mapping[str, Scripts] = {
     ),
     "z_image": Scripts(
         title="Z-Image",
+        mark=r"\bnoise_refiner\.0\.",
+        channels=_LATENTS_16,
         suffix="zi",
         header="z_image",
         latents=Script("zimage_cache_latents.py", (_VAE,)),
@@ -178,6 +193,8 @@ MUSUBI: Mapping[str, Scripts] = {
     ),
     "flux_kontext": Scripts(
         title="FLUX.1 Kontext",
+        mark=r"\bdouble_blocks\.0\.img_mod\.lin\.",
+        channels=_LATENTS_16,
         suffix="fk",
         header="flux_kontext",
         latents=Script("flux_kontext_cache_latents.py", (_VAE,), reads_controls=True),
@@ -191,6 +208,9 @@ MUSUBI: Mapping[str, Scripts] = {
     ),
     "hunyuan_video": Scripts(
         title="HunyuanVideo",
+        mark=r"\bsingle_blocks\.0\.modulation\.linear\.",
+        channels=_LATENTS_16,
+        fp8=(("fp8_base",),),
         suffix="hv",
         header="hunyuan_video",
         latents=Script("cache_latents.py", (_VAE,), "--vae_dtype"),
@@ -203,6 +223,8 @@ MUSUBI: Mapping[str, Scripts] = {
     ),
     "hunyuan_video_1_5": Scripts(
         title="HunyuanVideo 1.5",
+        mark=r"\bbyt5_in\.",
+        channels={"latents": 32, "latents_image": 33},
         suffix="hv15",
         header="hunyuan_video_1_5",
         latents=Script(
@@ -229,6 +251,10 @@ MUSUBI: Mapping[str, Scripts] = {
     ),
     "framepack": Scripts(
         title="FramePack",
+        mark=r"\bclean_x_embedder\.",
+        channels={"latents": 16, "latents_clean": 16},
+        rules=(Rule("--vae_dtype", values=("float16",)),),
+        control_latents=False,
         suffix="fp",
         header="framepack",
         latents=Script(
@@ -253,6 +279,8 @@ MUSUBI: Mapping[str, Scripts] = {
     ),
     "kandinsky5": Scripts(
         title="Kandinsky 5",
+        mark=r"\bvisual_transformer_blocks\.0\.",
+        channels={"latents": 16, "latents_image": 16},
         suffix="k5",
         header="kandinsky5",
         latents=Script("kandinsky5_cache_latents.py", (_VAE,), "--vae_dtype"),
@@ -280,6 +308,13 @@ MUSUBI: Mapping[str, Scripts] = {
     ),
     "krea2": Scripts(
         title="Krea 2",
+        mark=r"\btxtfusion\.",
+        channels=_LATENTS_16,
+        fp8=_SCALED_ALONE,
+        rules=(
+            Rule("--turbo_dit_cache", needs=("--turbo_dit",)),
+            Rule("--turbo_dit", without=("--blocks_to_swap",)),
+        ),
         suffix="kr2",
         header="krea2",
         latents=Script("krea2_cache_latents.py", (_VAE,)),
@@ -292,6 +327,13 @@ MUSUBI: Mapping[str, Scripts] = {
     ),
     "ideogram4": Scripts(
         title="Ideogram 4",
+        mark=r"\bllm_cond_proj\.",
+        fp8=(),
+        rules=(
+            _UNWEIGHTED,
+            Rule("--blocks_to_swap", most=33),
+            Rule("--sample_prompts", needs=("--text_encoder", "--vae")),
+        ),
         suffix="i4",
         header="ideogram4",
         latents=Script("ideogram4_cache_latents.py", (_VAE,), "--vae_dtype"),
@@ -304,6 +346,9 @@ MUSUBI: Mapping[str, Scripts] = {
     ),
     "hidream_o1": Scripts(
         title="HiDream O1",
+        mark=r"\bfinal_layer2\.",
+        fp8=_SCALED_ALONE,
+        rules=(_UNWEIGHTED,),
         suffix="ho1",
         header="hidream_o1_image",
         latents=Script("hidream_o1_cache_pixel.py", (), reads_controls=True),

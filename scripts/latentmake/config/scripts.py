@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["File", "Script", "Scripts", "Version"]
+__all__ = ["File", "Rule", "Script", "Scripts", "Version"]
 
 
 class File(NamedTuple):
@@ -45,6 +45,24 @@ class Script:
     dtype_flag: str | None = None
     switches: tuple[tuple[str, str], ...] = ()
     reads_controls: bool = False
+
+
+class Rule(NamedTuple):
+    """What a training script refuses of one of its flags, which it knows all the same.
+
+    Attributes:
+        flag: the flag.
+        values: the values that it takes; none: it refuses the flag; None: it takes any.
+        most: the largest number that it takes.
+        needs: flags that must stand beside it.
+        without: flags that must not.
+    """
+
+    flag: str
+    values: tuple[str, ...] | None = None
+    most: int | None = None
+    needs: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 class Version(NamedTuple):
@@ -95,6 +113,12 @@ class Scripts:
         sections: whether a clip has a file of latents for each section of `fp_latent_window_size`.
         layers: whether an item has several target images, its layers.
         transparent: whether transparency is encoded.
+        mark: pattern that only names of tensors of its DiT match.
+        channels: kind of latents -> channels; of kinds that are not here they are not known.
+        fp8: keys of the trainer that may be set together to keep weights in 8 bits.
+        rules: what the training script refuses.
+        control_latents: whether each control has a tensor `latents_control`; else others hold it.
+        equal_shapes: whether all latents of a file have the same frames, height and width.
     """
 
     title: str
@@ -113,3 +137,9 @@ class Scripts:
     sections: bool = False
     layers: bool = False
     transparent: bool = False
+    mark: str = "$^"
+    channels: Mapping[str, int] = field(default_factory=dict)
+    fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))
+    rules: tuple[Rule, ...] = ()
+    control_latents: bool = True
+    equal_shapes: bool = False

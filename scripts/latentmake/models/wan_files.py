@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,7 @@ _ORIGINALS = {
     "text": "the original models_t5_umt5-xxl-enc-bf16.pth",
     "clip": "the original models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth",
 }
+_NUMBERED = re.compile(r"\.\d+\.")  # blocks by another name
 _FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "float32"}
 
 
@@ -43,6 +45,7 @@ class ModelFile(NamedTuple):
         content: None where it cannot be read, or is on the hub.
         fault: why it cannot be used.
         doubt: why it might be unusable.
+        known: what it is, where `content` does not say.
     """
 
     key: str
@@ -50,6 +53,7 @@ class ModelFile(NamedTuple):
     content: Content | None = None
     fault: str = ""
     doubt: str = ""
+    known: str = ""
 
 
 def model_files(model: Model) -> Iterator[ModelFile]:
@@ -165,9 +169,11 @@ def number_format(content: Content) -> str | None:
 
 def lora_bytes(content: Content, rank: int) -> int:
     """Return the size of a LoRA of a DiT's blocks in 16 bits, in bytes; 0 if unknown."""
-    numbers = sum(
-        rank * sum(tensor.shape)
+    layers = {
+        name: tensor.shape
         for name, tensor in content.tensors.items()
-        if "blocks." in name and name.endswith(".weight") and len(tensor.shape) == 2
-    )
-    return 2 * numbers
+        if name.endswith(".weight") and len(tensor.shape) == 2
+    }
+    blocks = [shape for name, shape in layers.items() if "blocks." in name]
+    numbered = [shape for name, shape in layers.items() if _NUMBERED.search(name)]
+    return 2 * sum(rank * sum(shape) for shape in blocks or numbered)

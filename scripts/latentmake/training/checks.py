@@ -50,14 +50,14 @@ def checklist(findings: Iterable[Finding]) -> str:
 
 
 def model_finding(file: ModelFile) -> Finding:
-    """Return the finding of one of a Wan model's files."""
+    """Return the finding of one of a model's files."""
     place = f"{file.place}: " if file.place else ""
     if file.fault:
         return Finding(f"model: {file.key}", "failed", f"{place}{file.fault}")
     if file.doubt:
         return Finding(f"model: {file.key}", "warning", f"{place}{file.doubt}")
-    assert file.content is not None
-    return Finding(f"model: {file.key}", "ok", f"{file.place}: {file.content.kind}")
+    known = file.known or (file.content.kind if file.content else None)
+    return Finding(f"model: {file.key}", "ok", f"{file.place}: {known}")
 
 
 def failed(findings: Iterable[Finding]) -> bool:

@@ -30,10 +30,11 @@ MUSUBI: Mapping[str, str] = {
     **_BOTH,
     "--max_train_steps": "set `max_train_epochs`",
     "--task": "set the model's `task`",
+    "--model_version": "set the model's `architecture` and `task`",
     "--dit": "set the model's `dit`",
     "--dit_high_noise": "set the model's `dit_high_noise`",
 }
-"""Flag of wan_train_network.py that no key of its trainer is named for -> what to do instead."""
+"""Flag of musubi-tuner's training scripts that no key of its trainer is named for -> what to do instead."""
 
 SD_SCRIPTS: Mapping[str, str] = {
     **_BOTH,

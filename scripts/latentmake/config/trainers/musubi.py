@@ -1,4 +1,4 @@
-"""Settings of the trainer `musubi`: musubi-tuner's training script for Wan."""
+"""Settings of the trainer `musubi`: musubi-tuner's training scripts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from latentmake.config.fields import Number
+from latentmake.config.scripts import Scripts
 from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import (
     ACCUMULATION,
@@ -23,7 +24,7 @@ __all__ = ["MusubiTrainer"]
 
 
 class MusubiTrainer(Trainer):
-    """The trainer `musubi`: musubi-tuner's wan_train_network.py, in its own environment."""
+    """The trainer `musubi`: musubi-tuner's training scripts, in its own environment."""
 
     layout: ClassVar[str] = "musubi"
     network: ClassVar[str] = "dit"
@@ -49,22 +50,29 @@ class MusubiTrainer(Trainer):
     """Attention; auto: the first of sage_attn, flash_attn and xformers that the trainer's
     environment has, else sdpa."""
     timestep_sampling: str | None = "shift"
-    """Sampling of timesteps; null leaves it to the trainer."""
+    """Sampling of timesteps; null leaves it to the trainer. By default what musubi-tuner's
+    documentation has for the architecture: `shift` for Wan."""
     discrete_flow_shift: float | None = Field(3.0, gt=0)
-    """Shift of the timesteps; null leaves it to the trainer."""
+    """Shift of the timesteps; null leaves it to the trainer. By default likewise: 3 for Wan."""
     timestep_boundary: Number | None = Field(None, ge=0, le=1000)
     """Timestep between Wan 2.2's two networks, in thousandths; by default 875 for
     text-to-video and 900 for image-to-video."""
     fp8_base: bool = False
     """Keep the DiT's weights in 8 bits."""
     fp8_scaled: bool = False
-    """Scale them block by block; needs fp8_base."""
+    """Scale them block by block; needs fp8_base. Krea 2 and HiDream O1 need both."""
     logging: Logging = True
     save_every_n_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)
     """Save weights, and a state from which a killed training goes on, this often."""
     arguments: list[str] = Field([])
-    """Further arguments for wan_train_network.py, as its documentation has them."""
+    """Further arguments for the training script, as its documentation has them."""
     accelerate_config: AccelerateConfig = None
+
+    def for_scripts(self, scripts: Scripts | None) -> MusubiTrainer:
+        """Return the settings with an architecture's own defaults in place of those of Wan."""
+        settings = scripts.settings if scripts else {}
+        own = {key: value for key, value in settings.items() if key not in self.model_fields_set}
+        return self.model_copy(update=own)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

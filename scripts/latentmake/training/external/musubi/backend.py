@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from latentmake import digest
-from latentmake.config import Config, MusubiTrainer
+from latentmake.config import Config, MusubiTrainer, Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files import atomic
 from latentmake.index.memo import Memo
-from latentmake.models.wan_files import ModelFile, model_files, networks
+from latentmake.models.network_files import model_files, networks
+from latentmake.models.scripted import scripted_files
+from latentmake.models.wan_files import ModelFile
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding, refuse_failed
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import External
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import installation, preflight
-from latentmake.training.external.musubi.command import TRAINING_SCRIPT, local_arguments
 from latentmake.training.external.musubi.deploy import deploy
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
+from latentmake.training.external.musubi.training_command import local_arguments
 from latentmake.training.external.order import fields_of
 from latentmake.training.external.publish import Publication
 from latentmake.training.external.result import RunFiles, files_digests
@@ -37,11 +39,12 @@ class Musubi(External[MusubiOrder]):
 
     def order(self, config: Config, run: str) -> MusubiOrder:
         """Return the order of a run; of one without `trainer` that of a publication alone."""
-        trainer = config.runs[run].trainer
+        trainer, fields = config.runs[run].trainer, fields_of(config, run)
+        settings = trainer if isinstance(trainer, MusubiTrainer) else MusubiTrainer(kind="musubi")
         return MusubiOrder(
-            **fields_of(config, run),
+            **fields,
             trained=trainer is not None,
-            trainer=trainer if isinstance(trainer, MusubiTrainer) else MusubiTrainer(kind="musubi"),
+            trainer=settings.for_scripts(fields["model"].spec.scripts),
             musubi_tuner=config.musubi_tuner,
         )
 
@@ -53,9 +56,7 @@ class Musubi(External[MusubiOrder]):
             ("dit_high_noise", order.model.dit_high_noise),
         ):
             if place is not None:
-                path = Path(place)
-                files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-                found.append(files_digests(key, place, files, file_digest))
+                found.append(files_digests(key, place, _files(order, Path(place)), file_digest))
         return digest.of_value(found)
 
     def find(self, order: MusubiOrder, memory: Memo | None = None) -> Installation:
@@ -63,7 +64,7 @@ class Musubi(External[MusubiOrder]):
         if order.musubi_tuner is None:
             note = "the configuration does not say where it lies: set `musubi_tuner.path`"
             raise TrainingError(note)
-        return installation.find(order.musubi_tuner, memory)
+        return installation.find(order.musubi_tuner, order.scripts, memory)
 
     def models(self, order: MusubiOrder, *, quick: bool) -> Sequence[ModelFile]:
         """Return the model's files; while planning without the encoders, which recipes look at."""
@@ -129,10 +130,19 @@ class Musubi(External[MusubiOrder]):
             trainer = order.trainer.model_copy(update={"max_train_epochs": left})
             order = order.model_copy(update={"trainer": trainer})
         arguments = local_arguments(order, attention=attention, resume=resume.state)
-        return [str(program.script(TRAINING_SCRIPT)), *arguments]
+        return [str(program.script(order.scripts.training.name)), *arguments]
 
     def publication(self, order: MusubiOrder) -> Publication[MusubiOrder]:
         """Return the published folder of a run."""
         from latentmake.training.external.musubi.publish import MusubiPublication
 
         return MusubiPublication(order)
+
+
+def _files(order: MusubiOrder, path: Path) -> list[Path]:
+    """Return the files of a network: those of a folder, or the shards that one file stands for."""
+    if path.is_dir():
+        return sorted(path.glob("*.safetensors"))
+    if order.model.architecture is None:  # one file, as in all records of Wan
+        return [path]
+    return scripted_files(Weights(path=str(path)))

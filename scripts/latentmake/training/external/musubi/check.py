@@ -1,4 +1,4 @@
-"""Checks of the data of a Wan training: items, caches, dataset TOML.
+"""Checks of the data of a training by musubi-tuner: items, caches, dataset TOML.
 
 Nothing here imports torch, loads weights or reads tensors.
 """

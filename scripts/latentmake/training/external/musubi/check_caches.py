@@ -2,7 +2,7 @@
 
 It globs its cache folders and trains on whatever fits the pattern; an item without its text cache
 is dropped with a warning, one of another shape ends the training at its batch. Tensors are not
-read.
+read. What an architecture's files hold is told by its row, see `config.scripts`.
 """
 
 from __future__ import annotations
@@ -10,28 +10,33 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
-from latentmake import layouts
-from latentmake.config import resolution_name
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.sources.caption_files import read_caption
-from latentmake.training.external.musubi.deploy import linked_before, names_of
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 
 __all__ = ["cache_faults", "folder_faults", "item_faults", "stray_files"]
 
-_LATENTS_NAME = re.compile(
-    r"(?P<stem>.+?)(?:_(?P<start>\d{5,})-(?P<frames>\d{3,}))?_(?P<w>\d{4,})x(?P<h>\d{4,})_wan\.safetensors"
+_LATENTS_NAME = (
+    r"(?P<stem>.+?)(?:_(?P<start>\d{5,})-(?P<frames>\d{3,})(?:-(?P<section>\d{4,}))?)?"
+    r"_(?P<w>\d{4,})x(?P<h>\d{4,})"
 )
 _KEY = re.compile(
-    r"(?P<what>latents|latents_image|latents_control)_(?P<f>\d+)x(?P<h>\d+)x(?P<w>\d+)_(?P<dtype>\w+)"
+    r"(?P<what>latents(?:_[a-z]\w*?)?)_(?:(?P<f>\d+)x)?(?P<h>\d+)x(?P<w>\d+)_(?P<dtype>\w+)"
 )
-_CHANNELS = {"latents": 16, "latents_image": 20, "latents_control": 16}
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_DTYPES = {
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "uint8": "U8",
+    "float8_e4m3fn": "F8_E4M3",
+}
+_FIRST, _CONTROL = "latents_image", "latents_control"
 
 
 class _FaultError(Exception):
@@ -49,6 +54,7 @@ def item_faults(rows: Sequence[ManifestRow]) -> Iterator[str]:
 def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str]:
     """Yield a line for each cache file that is missing, damaged or unexpected."""
     parts = {Path(order.cache_folder("", size)).name: size for size in order.resolutions}
+    files = _Files(order)
     for row in rows:
         yield from (
             f"{row.stem} ({row.dataset}) has no {kind} for {part}"
@@ -56,41 +62,34 @@ def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[st
             for kind, known in (("latents", row.latents), ("text", row.text))
             if not known.get(part)
         )
-        captions = _captions(row)
+        caption = _caption(row)
         checked: set[tuple[int, int]] = set()
-        layout = layouts.of(order.model.layout_name)
         for part, size in parts.items():
             folder = order.cache_folder(row.dataset, size)
-            texts = {
-                text: (number, caption)
-                for number, (text, caption) in enumerate(
-                    zip(row.texts_at(part), captions, strict=False)
-                )
-            }
-            for place in (*row.latents.get(part, ()), *texts):
+            for place in (*row.latents.get(part, ()), row.text.get(part, "")):
                 path = Path(place)
                 try:
-                    number, caption = texts.get(place, (0, None))
-                    further = layout.folder(row.dataset, order.model_name, f"text.{number}@{part}")
-                    _check_place(path, further if number else folder, layout.base(row.stem))
-                    if place in texts:
-                        _check_text(path, caption, checked)
+                    if not place:
+                        continue
+                    _check_place(path, folder, order.layout.base(row.stem))
+                    if place == row.text.get(part):
+                        files.check_text(path, caption, checked)
                     else:
-                        _check_latents(order, row, path, size)
+                        files.check_latents(row, path, size)
                 except _FaultError as fault:
                     yield f"{place} {fault}"
 
 
-def _captions(row: ManifestRow) -> Sequence[str | None]:
-    """Return the texts, one as it stands in its file now; None where that cannot be told."""
-    if row.texts is not None:
-        return row.texts
+def _caption(row: ManifestRow) -> str | None:
+    """Return the caption as it stands in its file now; None where that cannot be told."""
+    if row.written is not None:
+        return row.written
     if row.caption is None:
-        return [""]
+        return ""
     try:
-        return [read_caption(row.caption)]
+        return read_caption(row.caption)
     except SourceError:
-        return [None]  # said elsewhere, or not to be compared
+        return None  # said elsewhere, or not to be compared
 
 
 def _check_place(path: Path, folder: str, stem: str) -> None:
@@ -100,96 +99,162 @@ def _check_place(path: Path, folder: str, stem: str) -> None:
         raise _FaultError(f"is not named as {stem} is")
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors by name, and the metadata."""
-    try:
-        head = read_head(path)
-        tensors = head.tensors
-    except FileNotFoundError:
-        raise _FaultError("is missing") from None
-    except OSError as error:
-        raise _FaultError(f"cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise _FaultError(str(error)) from None
-    if head.metadata.get("architecture") != "wan":
-        raise _FaultError("is not a cache of Wan (architecture in its header)")
-    return tensors, head.metadata
+class _Files:
+    """Checks the cache files of one order."""
 
+    def __init__(self, order: MusubiOrder) -> None:
+        self._order = order
+        self._scripts = order.scripts
+        self._title = order.scripts.title
 
-def _check_latents(
-    order: MusubiOrder, row: ManifestRow, path: Path, resolution: tuple[int, int]
-) -> None:
-    name = _LATENTS_NAME.fullmatch(path.name)
-    if name is None:
-        raise _FaultError("is not named as latents of Wan are")
-    tensors, metadata = _read(path)
-    width, height = int(name["w"]), int(name["h"])
-    if (metadata.get("width"), metadata.get("height")) != (str(width), str(height)):
-        raise _FaultError("has another width or height in its header than in its name")
-    frames: dict[str, str] = {}
-    for key, tensor in tensors.items():
-        match = _KEY.fullmatch(key)
-        if match is None:
-            continue
-        what = match["what"]
-        shape = (_CHANNELS[what], *(int(match[side]) for side in "fhw"))
-        if tensor.shape != shape:
-            raise _FaultError(f"holds {key} with the shape {list(tensor.shape)}, not {list(shape)}")
+    @cached_property
+    def _name(self) -> re.Pattern[str]:
+        return re.compile(_LATENTS_NAME + re.escape(self._order.layout.latents_ending))
+
+    def _read(self, path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
+        """Return the tensors by name, and the metadata."""
+        try:
+            head = read_head(path)
+        except FileNotFoundError:
+            raise _FaultError("is missing") from None
+        except OSError as error:
+            raise _FaultError(f"cannot be read ({error.strerror})") from None
+        except ValueError as error:
+            raise _FaultError(str(error)) from None
+        if head.metadata.get("architecture") != self._scripts.header:
+            raise _FaultError(f"is not a cache of {self._title} (architecture in its header)")
+        return head.tensors, head.metadata
+
+    def check_latents(self, row: ManifestRow, path: Path, resolution: tuple[int, int]) -> None:
+        """Check a file of latents: name, header, tensors and their shapes."""
+        name = self._name.fullmatch(path.name)
+        if name is None:
+            raise _FaultError(f"is not named as latents of {self._title} are")
+        tensors, metadata = self._read(path)
+        width, height = int(name["w"]), int(name["h"])
+        if (metadata.get("width"), metadata.get("height")) != (str(width), str(height)):
+            raise _FaultError("has another width or height in its header than in its name")
+        sizes: dict[str, str] = {}
+        for key, tensor in tensors.items():
+            match = _KEY.fullmatch(key)
+            if match is None:
+                continue
+            self._check_shape(match, tensor)
+            what = match["what"]
+            if what in sizes:
+                raise _FaultError(f"holds several tensors {what}")
+            sizes[what] = "x".join(match[side] or "1" for side in "fhw")
+        self._check_kinds(row, tensors, sizes)
+        found = sizes["latents"]
+        frames, expected = self._expected(row, name, resolution)
+        if frames is not None:
+            expected = f"{frames}x{expected}"
+        if found != expected and (frames is not None or found.partition("x")[2] != expected):
+            raise _FaultError(
+                f"holds latents of {found}, where the trainer expects {expected}"
+            )
+
+    def _check_shape(self, match: re.Match[str], tensor: Tensor) -> None:
+        """Compare a tensor to its name, which says its frames, height, width and dtype."""
+        what, key = match["what"], match[0]
+        sides = [int(match["h"]), int(match["w"])]
+        if match["f"] is not None and not what.startswith("latents_clean"):
+            sides.insert(0, int(match["f"]))
+        channels = self._scripts.channels.get(what.rstrip("_0123456789"))
+        if not _fits(tensor.shape, sides, channels):
+            shape = [*([] if channels is None else [channels]), *sides]
+            raise _FaultError(f"holds {key} with the shape {list(tensor.shape)}, not {shape}")
         if _DTYPES.get(match["dtype"]) != tensor.dtype:
             raise _FaultError(f"holds {key} as {tensor.dtype}")
-        if what in frames:
-            raise _FaultError(f"holds several tensors {what}")
-        frames[what] = "x".join(match[side] for side in "fhw")
-    needed = {"latents"}
-    needed |= {"latents_image"} if order.model.image_to_video else set()
-    needed |= {"latents_control"} if row.control is not None else set()
-    if missing := sorted(needed - set(frames)):
-        raise _FaultError(f"holds no {' and no '.join(missing)}")
-    if len({frames[what] for what in needed}) != 1:
-        raise _FaultError("holds latents of different shapes")
-    if order.model.needs_clip and not any(key.startswith("clip_") for key in tensors):
-        raise _FaultError(f"holds no clip, which {order.model.task} needs")
-    expected = _expected(order, row, name, resolution)
-    if frames["latents"] != expected:
-        raise _FaultError(
-            f"holds latents of {frames['latents']}, where the trainer expects {expected}"
-        )
+
+    def _check_kinds(
+        self, row: ManifestRow, tensors: Mapping[str, Tensor], sizes: Mapping[str, str]
+    ) -> None:
+        """Check that all tensors are there which the task and the item's controls demand."""
+        scripts, model = self._scripts, self._order.model
+        if "latents" not in sizes:
+            raise _FaultError("holds no latents")
+        demanded = model.version.tensors
+        missing = [each for each in demanded if not any(key.startswith(each) for key in tensors)]
+        if missing:
+            names = " and no ".join(each.strip("_") for each in sorted(missing, reverse=True))
+            raise _FaultError(f"holds no {names}, which {model.task or model.title} needs")
+        if scripts.latents.reads_controls and scripts.control_latents:
+            controls = [what for what in sizes if what.startswith(_CONTROL)]
+            wanted = len(row.control_files)
+            if wanted and not controls:
+                raise _FaultError(f"holds no {_CONTROL}")
+            if len(controls) != wanted:
+                raise _FaultError(f"holds latents of {len(controls)} controls, not of {wanted}")
+        for what in (_FIRST, _CONTROL) if scripts.equal_shapes else ():
+            if sizes.get(what, sizes["latents"]) != sizes["latents"]:
+                raise _FaultError("holds latents of different shapes")
+
+    def _expected(
+        self, row: ManifestRow, name: re.Match[str], resolution: tuple[int, int]
+    ) -> tuple[int | None, str]:
+        """Return the latents' frames, and height and width that the trainer computes from a name.
+
+        None frames: their number depends on more than the name.
+        """
+        scripts = self._scripts
+        dataset, size = self._order.datasets[row.dataset], Size(int(name["w"]), int(name["h"]))
+        frames: int | None = 1
+        if name["frames"] is not None:  # the name of a clip has the size of its bucket
+            frames = (int(name["frames"]) - 1) // scripts.frames + 1
+        else:
+            size = wan_size(
+                size,
+                Size(*resolution),
+                bucket=dataset.fit == "bucket",
+                no_upscale=dataset.bucket_no_upscale,
+                step=self._order.model.spec.side,
+            )
+        if name["section"] is not None or scripts.layers:
+            frames = None
+        return frames, f"{size.height // scripts.pixels}x{size.width // scripts.pixels}"
+
+    def check_text(self, path: Path, caption: str | None, checked: set[tuple[int, int]]) -> None:
+        """Check a file of embeddings: header, tensors, and the caption in its header."""
+        try:
+            stat = path.stat()
+        except OSError:
+            raise _FaultError("is missing") from None
+        # One file under several names, a folder each, is read once.
+        if (stat.st_dev, stat.st_ino) in checked:
+            return
+        tensors, metadata = self._read(path)
+        for beginning in self._scripts.tensors:
+            found = [tensor for key, tensor in tensors.items() if key.startswith(beginning)]
+            name = beginning.strip("_")
+            if not found or any(not each.shape or 0 in each.shape for each in found):
+                raise _FaultError(f"holds no embedding ({name}) of one token or more")
+            if len(found) > 1 and beginning.startswith("varlen_"):
+                raise _FaultError(f"holds several embeddings ({name})")
+        if "caption1" not in metadata:
+            raise _FaultError("does not say its caption (caption1)")
+        if caption is not None and metadata["caption1"] != caption:
+            raise _FaultError("was made from another caption")
+        checked.add((stat.st_dev, stat.st_ino))
 
 
-def _expected(
-    order: MusubiOrder, row: ManifestRow, name: re.Match[str], resolution: tuple[int, int]
-) -> str:
-    """Return the latents' frames, height and width that the trainer computes from a file's name."""
-    size = Size(int(name["w"]), int(name["h"]))
-    if name["frames"] is not None:  # the name of a clip has the size of its bucket
-        return f"{(int(name['frames']) - 1) // 4 + 1}x{size.height // 8}x{size.width // 8}"
-    dataset = order.datasets[row.dataset]
-    bucket = wan_size(
-        size,
-        Size(*resolution),
-        bucket=dataset.fit == "bucket",
-        no_upscale=dataset.bucket_no_upscale,
-    )
-    return f"1x{bucket.height // 8}x{bucket.width // 8}"
+def _fits(shape: Sequence[int], sides: Sequence[int], channels: int | None) -> bool:
+    """Whether a tensor has some sides in a row, and besides them no more than its channels.
 
-
-def _check_text(path: Path, caption: str | None, checked: set[tuple[int, int]]) -> None:
-    try:
-        stat = path.stat()
-    except OSError:
-        raise _FaultError("is missing") from None
-    # One file under several names, a folder each, is read once.
-    if (stat.st_dev, stat.st_ino) in checked:
-        return
-    tensors, metadata = _read(path)
-    texts = [tensor for key, tensor in tensors.items() if key.startswith("varlen_t5_")]
-    if len(texts) != 1 or len(texts[0].shape) != 2 or texts[0].shape[0] < 1:
-        raise _FaultError("holds no embedding (varlen_t5) of one token or more")
-    if "caption1" not in metadata:
-        raise _FaultError("does not say its caption (caption1)")
-    if caption is not None and metadata["caption1"] != caption:
-        raise _FaultError("was made from another caption")
-    checked.add((stat.st_dev, stat.st_ino))
+    Some architectures leave out a single frame, and some have the channels last.
+    """
+    tails = [list(sides)]
+    if len(sides) == 3 and sides[0] == 1:
+        tails.append(list(sides[1:]))
+    for tail in tails:
+        for start in range(len(shape) - len(tail) + 1):
+            if list(shape[start : start + len(tail)]) != tail:
+                continue
+            others = [*shape[:start], *shape[start + len(tail) :]]
+            rest = [each for each in others if each != 1]
+            if len(rest) <= 1 if channels is None else rest == [channels]:
+                return True
+    return False
 
 
 def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str]:
@@ -199,23 +264,21 @@ def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str
     its latents.
     """
     named = {
-        f"{order.training_folder(row.dataset, size)}/{name}"
+        (os.path.normpath(Path(path).parent), Path(path).name)
         for row in rows
-        for size in order.resolutions
-        for name, _ in names_of(row, resolution_name(*size), order.model.layout_name)
+        for paths in row.latents.values()
+        for path in paths
     }
-    ending = layouts.of(order.model.layout_name).latents_ending
-    named |= linked_before(order)  # and removed before the training, where they are not wanted
     for dataset in order.datasets:
         for size in order.resolutions:
-            folder = order.training_folder(dataset, size)
+            folder = order.cache_folder(dataset, size)
             try:
                 with os.scandir(folder) as entries:
                     names = sorted(entry.name for entry in entries)
             except OSError:
                 continue  # said elsewhere
             for name in names:
-                if name.endswith(ending) and f"{folder}/{name}" not in named:
+                if name.endswith(order.layout.latents_ending) and (folder, name) not in named:
                     yield f"{folder}/{name}"
 
 
@@ -229,8 +292,7 @@ def folder_faults(order: MusubiOrder) -> Iterator[str]:
             if not Path(folder).is_dir():
                 yield f"{folder} is missing"
                 continue
-            path = os.path.abspath(order.training_folder(dataset, size))  # noqa: PTH100
-            if path != glob.escape(path):
+            if (path := os.path.abspath(folder)) != glob.escape(path):  # noqa: PTH100
                 yield f"{path} has one of [ ] * ? in it, with which musubi-tuner finds nothing"
                 continue
             real = os.path.realpath(folder)

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from latentmake.config import ExternalProgram, Model
+from latentmake.config.scripts import Scripts
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models.scripted import script_of
 from latentmake.training.external.installation import Installation, Program
-from latentmake.training.external.musubi.command import TRAINING_SCRIPT
 
 __all__ = ["find", "pick_attention", "program_digest"]
 
-_PROGRAM = Program(
-    name="musubi-tuner",
-    section="musubi_tuner",
-    package="src/musubi_tuner",
-    script=TRAINING_SCRIPT,
-    knows="a musubi-tuner that knows Wan",
-)
 _MODULES = {
     "sage_attn": ("sageattention",),
     "flash_attn": ("flash_attn",),
@@ -29,9 +22,22 @@ _MODULES = {
 _PREFERRED = ("sage_attn", "flash_attn", "xformers")
 
 
-def find(settings: ExternalProgram, memory: Memo | None = None) -> Installation:
-    """Find the scripts and the Python of a musubi-tuner folder; raises TrainingError."""
-    return Installation.locate(_PROGRAM, settings.path, settings.venv, memory)
+def find(
+    settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None
+) -> Installation:
+    """Find the scripts of an architecture and the Python of a musubi-tuner folder.
+
+    Raises:
+        TrainingError: the folder, the training script, or the Python of its environment is missing.
+    """
+    program = Program(
+        name="musubi-tuner",
+        section="musubi_tuner",
+        package="src/musubi_tuner",
+        script=scripts.training.name,
+        knows=f"a musubi-tuner that knows {scripts.title}",
+    )
+    return Installation.locate(program, settings.path, settings.venv, memory)
 
 
 def program_digest(
@@ -42,7 +48,8 @@ def program_digest(
     Raises:
         TrainingError: the folder, its scripts, or the Python of its environment are missing.
     """
-    installation = find(settings, memory)
+    assert model.spec.scripts is not None
+    installation = find(settings, model.spec.scripts, memory)
     script = installation.script(script_of(model, kind).name)
     return installation.sources_of(script.name).digest
 

@@ -1,4 +1,4 @@
-"""Order of a Wan run, and the rows of its manifest."""
+"""Order of a run of musubi-tuner, and the rows of its manifest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 from latentmake import digest, layouts
 from latentmake.config import ExternalProgram, MusubiTrainer, resolution_name
+from latentmake.config.scripts import Scripts, Version
 from latentmake.config.shapes import shaping
+from latentmake.layouts import Layout
 from latentmake.training.external.order import ExternalOrder
 
 __all__ = ["DEPLOYED", "ManifestRow", "MusubiOrder"]
@@ -17,7 +19,7 @@ DEPLOYED = "caches"
 
 
 class MusubiOrder(ExternalOrder):
-    """Order of a Wan run.
+    """Order of a run of musubi-tuner.
 
     Attributes:
         trained: whether the run has a trainer.
@@ -30,14 +32,33 @@ class MusubiOrder(ExternalOrder):
     trainer: MusubiTrainer
     musubi_tuner: ExternalProgram | None
 
+    @property
+    def scripts(self) -> Scripts:
+        """musubi-tuner's scripts for the model's architecture."""
+        scripts = self.model.spec.scripts
+        assert scripts is not None  # or the configuration had been refused
+        return scripts
+
+    @property
+    def version(self) -> Version:
+        """What the model's `task` stands for."""
+        return self.model.version
+
+    @property
+    def layout(self) -> Layout:
+        """Names of the caches."""
+        return layouts.of(self.model.layout_name)
+
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
-        return digest.of_value([shaping(self.trainer, "weights"), self.model.task])
+        settings = [shaping(self.trainer, "weights"), self.model.task]
+        if self.model.architecture is not None:  # a Wan model is known by its task alone
+            settings.append(self.model.architecture)
+        return digest.of_value(settings)
 
     def cache_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
         """Return the folder of one dataset's caches at one resolution."""
-        layout = layouts.of(self.model.layout_name)
-        return layout.folder(dataset, self.model_name, resolution_name(*resolution))
+        return self.layout.folder(dataset, self.model_name, resolution_name(*resolution))
 
     def training_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
         """Return the folder that is trained on: that of the caches, or of links to them.

@@ -1,4 +1,4 @@
-"""Checks of a Wan training's model files and settings against musubi-tuner.
+"""Checks of a training's model files and settings against musubi-tuner.
 
 Nothing here imports torch or PIL, loads weights or reads tensors: planning runs these checks too.
 """
@@ -10,20 +10,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from latentmake.errors import TrainingError
+from latentmake.models.scripted import script_of
 from latentmake.models.wan_files import ModelFile, lora_bytes, number_format
 from latentmake.training.checks import Finding
 from latentmake.training.external import checks
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.command import (
-    LATENTS_SCRIPT,
-    TEXT_SCRIPT,
-    latents_arguments,
-    local_arguments,
-    text_arguments,
-)
+from latentmake.training.external.musubi.command import caching_arguments
 from latentmake.training.external.musubi.installation import pick_attention
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.musubi.training_command import local_arguments
 
 __all__ = ["precision", "program_findings"]
 
@@ -36,7 +32,8 @@ def program_findings(
 ) -> Iterator[Finding]:
     """Check settings against musubi-tuner's sources; see `Trainer.program_findings`."""
     if not quick and not _sees_gpu():
-        note = "none is seen here: a training of Wan on a CPU does not end in any useful time"
+        title = order.scripts.title
+        note = f"none is seen here: a training of {title} on a CPU does not end in any useful time"
         yield Finding("GPU", "warning", note)
     yield precision(order, models, tuner)
     attention = "sdpa"
@@ -49,11 +46,11 @@ def program_findings(
     yield checks.flags(tuner, local_arguments(order, attention=attention, resume=resume))
     model = order.model
     if model.scripted:
-        clip = None if model.clip is None else "clip"
-        latents = latents_arguments(model, vae="vae", clip=clip, dataset_config="toml")
-        yield checks.flags(tuner, latents, LATENTS_SCRIPT)
-        text = text_arguments(model, t5="t5", dataset_config="toml")
-        yield checks.flags(tuner, text, TEXT_SCRIPT)
+        for kind in ("latents", "text"):
+            arguments = caching_arguments(
+                model, kind, dataset_config="toml", place=lambda file, _: file.key
+            )
+            yield checks.flags(tuner, arguments, script_of(model, kind).name)
     if resume and depends_on_length(order.trainer.arguments):
         note = (
             "the learning rate depends on the number of epochs, which musubi-tuner counts from one "

@@ -1,0 +1,99 @@
+"""Check of the files of a model of musubi-tuner: present, and of the architecture.
+
+A file is told by the names of its tensors, which a header or a pickle holds; no tensor is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from latentmake.config import Model, Weights
+from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.scripts import File, Scripts
+from latentmake.errors import ModelError
+from latentmake.models import wan_files
+from latentmake.models.scripted import scripted_files
+from latentmake.models.wan_files import ModelFile
+from latentmake.models.weight_kinds import content_of, weight_file
+
+__all__ = ["model_files", "networks"]
+
+_NETWORK = "dit"
+_REFUSED = frozenset({"LoRA"})  # kinds that are no network, whatever else their names say
+
+
+def networks(model: Model) -> Iterator[ModelFile]:
+    """Yield the files of a model that are trained, inspected."""
+    if model.spec.encodes:
+        yield from wan_files.networks(model)
+    else:
+        yield _network(model, _scripts(model))
+
+
+def model_files(model: Model) -> Iterator[ModelFile]:
+    """Yield all files of a model, inspected."""
+    if model.spec.encodes:
+        yield from wan_files.model_files(model)
+        return
+    scripts = _scripts(model)
+    yield _network(model, scripts)
+    files = (*scripts.latents.files, *scripts.text.files, *scripts.training.files)
+    named: dict[str, File] = {}
+    for file in files:
+        if file.key != _NETWORK:
+            named.setdefault(file.key, file)
+    for key, file in named.items():
+        weights = model.weights(key)
+        if weights is not None:
+            yield _present(key, weights)
+        elif file.required:
+            yield ModelFile(key, "", fault=f"is not set, and {scripts.title} needs it")
+
+
+def _scripts(model: Model) -> Scripts:
+    assert model.spec.scripts is not None
+    return model.spec.scripts
+
+
+def _present(key: str, weights: Weights) -> ModelFile:
+    """Return a file or folder that is there; what it holds is said when it encodes."""
+    if weights.path is None:
+        return ModelFile(key, str(weights.hub), doubt="is on the hub, and was not inspected")
+    try:
+        number = len(scripted_files(weights))
+    except ModelError as error:
+        fault = "does not exist" if not Path(weights.path).exists() else error.what
+        return ModelFile(key, weights.path, fault=fault)
+    return ModelFile(key, weights.path, known="is there" if number == 1 else f"{number} files")
+
+
+def _network(model: Model, scripts: Scripts) -> ModelFile:
+    """Return the network that is trained, inspected."""
+    place = model.dit
+    if place is None:
+        return ModelFile(_NETWORK, "", fault="is not set: there is no network to train")
+    try:
+        content = content_of(weight_file(Path(place)))
+        scripted_files(Weights(path=place))
+    except ValueError as error:
+        return ModelFile(_NETWORK, place, fault=str(error))
+    except ModelError as error:
+        return ModelFile(_NETWORK, place, fault=f"{error.what} ({error.where})")
+    except OSError as error:
+        return ModelFile(_NETWORK, place, fault=f"cannot be read ({error.strerror})")
+    found = ModelFile(_NETWORK, place, content, known=f"{scripts.title} DiT")
+    if content.kind in _REFUSED:
+        return found._replace(fault=f"is a {content.kind}, not a {scripts.title} DiT")
+    if _has(content.tensors, scripts.mark):
+        return found
+    for other in (WAN, *ARCHITECTURES.values()):
+        if other.scripts is not None and _has(content.tensors, other.scripts.mark):
+            fault = f"is a {other.scripts.title} DiT, not a {scripts.title} DiT"
+            return found._replace(fault=fault)
+    return found._replace(doubt=f"is not known as a {scripts.title} DiT")
+
+
+def _has(names: Iterable[str], mark: str) -> bool:
+    return any(re.search(mark, name) for name in names)

@@ -1,0 +1,126 @@
+"""Command lines of musubi-tuner's training scripts, as lists of arguments.
+
+Script, module of the LoRA, version and files of weights come from the row of the architecture, see
+`config.scripts`. Paths come in as the machine that runs the command names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from latentmake.models.weight_kinds import weight_file
+from latentmake.training.external.arguments import absolute, command_line, located
+from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.result import RunFiles
+
+__all__ = [
+    "ATTENTIONS",
+    "first_file",
+    "local_arguments",
+    "places",
+    "training_arguments",
+]
+
+ATTENTIONS = ("sdpa", "flash_attn", "flash3", "xformers", "sage_attn")
+
+_NETWORKS = ("dit", "dit_high_noise")  # read by the training script from one file each
+
+
+def training_arguments(
+    order: MusubiOrder,
+    *,
+    dataset_config: str,
+    weights: Mapping[str, str],
+    output_dir: str,
+    logging_dir: str,
+    attention: str,
+    resume: str | None = None,
+) -> list[str]:
+    """Return the arguments of the training script.
+
+    Args:
+        order: the run.
+        dataset_config: path of the dataset TOML.
+        weights: the model's key -> path of its weights, see `places`.
+        output_dir: folder that gets the trained weights, under the run's name.
+        logging_dir: folder that gets TensorBoard scalars.
+        attention: one of `ATTENTIONS`.
+        resume: folder of a state.
+    """
+    trainer, scripts = order.trainer, order.scripts
+    boundary = trainer.timestep_boundary
+    if boundary is None:
+        boundary = order.version.boundary
+    files = {file.flag: weights.get(file.key) for file in scripts.training.files}
+    arguments = command_line(
+        {
+            "--dataset_config": dataset_config,
+            **files,
+            "--timestep_boundary": boundary if "dit_high_noise" in weights else None,
+            f"--{attention}": True,
+            "--mixed_precision": trainer.mixed_precision,
+            "--network_module": scripts.network,
+            "--network_dim": trainer.network_dim,
+            "--network_alpha": trainer.network_alpha or trainer.network_dim,
+            "--learning_rate": trainer.learning_rate,
+            # Always given: the documented default is not applied, and the script then fails late.
+            "--optimizer_type": trainer.optimizer_type,
+            "--max_train_epochs": trainer.max_train_epochs,
+            "--gradient_accumulation_steps": trainer.gradient_accumulation_steps,
+            "--max_data_loader_n_workers": trainer.max_data_loader_n_workers,
+            "--timestep_sampling": trainer.timestep_sampling,
+            "--discrete_flow_shift": trainer.discrete_flow_shift,
+            "--fp8_base": trainer.fp8_base,
+            "--fp8_scaled": trainer.fp8_scaled,
+            "--save_every_n_epochs": trainer.save_every_n_epochs,
+            "--save_state": trainer.save_every_n_epochs is not None,
+            "--output_dir": output_dir,
+            "--output_name": order.run,
+            "--logging_dir": logging_dir if trainer.logging else None,
+            "--resume": resume,
+        }
+    )
+    return [*order.version.training, *arguments, *trainer.arguments]
+
+
+def local_arguments(order: MusubiOrder, *, attention: str, resume: Path | None = None) -> list[str]:
+    """Return the arguments of a training on this machine; all paths are absolute."""
+    files = RunFiles(order.run, order.output)
+    return training_arguments(
+        located(order),
+        dataset_config=absolute(files.output / "dataset.toml"),
+        weights=places(order, absolute),
+        output_dir=absolute(files.work),
+        logging_dir=absolute(files.logs),
+        attention=attention,
+        resume=None if resume is None else absolute(resume),
+    )
+
+
+def places(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, str]:
+    """Return the paths of the weights that the training script takes, by the model's keys.
+
+    Args:
+        order: the run.
+        named: returns a path as the machine that trains names it; an id on the hub stays.
+    """
+    found: dict[str, str] = {}
+    for file in order.scripts.training.files:
+        weights = order.model.weights(file.key)
+        if weights is None:
+            continue
+        if weights.path is None:
+            found[file.key] = weights.hub or ""
+        else:
+            path = first_file(weights.path) if file.key in _NETWORKS else weights.path
+            found[file.key] = named(path)
+    return found
+
+
+def first_file(place: str) -> str:
+    """Return the file that stands for a network: the first of a folder that is here."""
+    with contextlib.suppress(ValueError):
+        return str(weight_file(Path(place)))
+    return place  # it may lie on another machine
