@@ -9,7 +9,9 @@ import pytest
 from conftest import FOLDERS, PYTHON, sources
 from latentmake.config import Dataset, ExternalProgram, Model, Publish, SdScriptsTrainer
 from latentmake.training.external.installation import Installation, Program
-from latentmake.training.external.musubi.command import local_arguments as musubi_arguments
+from latentmake.training.external.musubi.training_command import (
+    local_arguments as musubi_arguments,
+)
 from latentmake.training.external.resume import Resume
 from latentmake.training.external.sdscripts.command import local_arguments as command_arguments
 from latentmake.training.external.sdscripts.order import SdScriptsOrder

@@ -15,6 +15,7 @@ from latentmake.config.fields import Resolution
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
+from latentmake.config.script_checks import check_training
 from latentmake.config.shapes import MACHINE, declared
 from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, WanTrainer
 from latentmake.config.wan_checks import check_wan
@@ -163,11 +164,8 @@ def _check_musubi(
     reader = "this trainer" if isinstance(trainer, WanTrainer) else "musubi-tuner"
     if isinstance(trainer, MusubiTrainer) or model.scripted:
         _require(name, program, "musubi_tuner", "musubi-tuner")
-    boundary = isinstance(trainer, MusubiTrainer) and trainer.timestep_boundary
-    if boundary and not model.has_two_networks:
-        what = f"{model.task} has one network, and no boundary between two"
-        where = f"runs.{name}.trainer.timestep_boundary"
-        raise ConfigError(what, where=where, hint="leave it out")
+    if isinstance(trainer, MusubiTrainer):
+        check_training(name, trainer, model)
     step, sizes = model.spec.side, f"runs.{name}.resolutions"
     check_sides(
         run.resolutions,

@@ -27,7 +27,9 @@ def _shift(shift: float, sampling: str = "shift") -> Mapping[str, object]:
     return {"timestep_sampling": sampling, "discrete_flow_shift": shift}
 
 
-def _qwen_image(title: str, suffix: str, versions: Mapping[str, Version], **more: bool) -> Scripts:
+def _qwen_image(
+    title: str, suffix: str, versions: Mapping[str, Version], *, layers: bool = False
+) -> Scripts:
     controlled = any(each.controls != (0, 0) for each in versions.values())
     return Scripts(
         title=title,
@@ -40,13 +42,14 @@ def _qwen_image(title: str, suffix: str, versions: Mapping[str, Version], **more
         training=Script("qwen_image_train_network.py", (_DIT,)),
         mark=r"\btransformer_blocks\.0\.img_mod\.",
         channels=_LATENTS_16,
-        rules=() if more.get("layers") else (Rule("--remove_first_image_from_target", values=()),),
+        rules=() if layers else (Rule("--remove_first_image_from_target", values=()),),
         network="networks.lora_qwen_image",
         tensors=("varlen_vl_embed_",),
         versions=versions,
         precisions=("bf16",),
         settings=_shift(2.2),
-        **more,
+        layers=layers,
+        transparent=layers,
     )
 
 
@@ -169,7 +172,7 @@ MUSUBI: Mapping[str, Scripts] = {
         },
     ),
     "qwen_image_layered": _qwen_image(
-        "Qwen-Image-Layered", "qil", {"": _model_version("layered")}, layers=True, transparent=True
+        "Qwen-Image-Layered", "qil", {"": _model_version("layered")}, layers=True
     ),
     "z_image": Scripts(
         title="Z-Image",

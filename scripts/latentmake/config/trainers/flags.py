@@ -34,7 +34,8 @@ MUSUBI: Mapping[str, str] = {
     "--dit": "set the model's `dit`",
     "--dit_high_noise": "set the model's `dit_high_noise`",
 }
-"""Flag of musubi-tuner's training scripts that no key of its trainer is named for -> what to do instead."""
+"""Flag of musubi-tuner's training scripts that no key of its trainer is named for -> what to do
+instead."""
 
 SD_SCRIPTS: Mapping[str, str] = {
     **_BOTH,

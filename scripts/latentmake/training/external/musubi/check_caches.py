@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from latentmake.config import resolution_name
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.sources.caption_files import read_caption
+from latentmake.training.external.musubi.deploy import linked_before, names_of
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 
 __all__ = ["cache_faults", "folder_faults", "item_faults", "stray_files"]
@@ -62,17 +64,25 @@ def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[st
             for kind, known in (("latents", row.latents), ("text", row.text))
             if not known.get(part)
         )
-        caption = _caption(row)
+        captions = _captions(row)
         checked: set[tuple[int, int]] = set()
         for part, size in parts.items():
             folder = order.cache_folder(row.dataset, size)
-            for place in (*row.latents.get(part, ()), row.text.get(part, "")):
+            texts = {
+                text: (number, caption)
+                for number, (text, caption) in enumerate(
+                    zip(row.texts_at(part), captions, strict=False)
+                )
+            }
+            for place in (*row.latents.get(part, ()), *texts):
                 path = Path(place)
                 try:
-                    if not place:
-                        continue
-                    _check_place(path, folder, order.layout.base(row.stem))
-                    if place == row.text.get(part):
+                    number, caption = texts.get(place, (0, None))
+                    part_of_it = f"text.{number}@{part}"
+                    further = order.layout.folder(row.dataset, order.model_name, part_of_it)
+                    base = order.layout.base(row.stem)
+                    _check_place(path, further if number else folder, base)
+                    if place in texts:
                         files.check_text(path, caption, checked)
                     else:
                         files.check_latents(row, path, size)
@@ -80,16 +90,16 @@ def cache_faults(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[st
                     yield f"{place} {fault}"
 
 
-def _caption(row: ManifestRow) -> str | None:
-    """Return the caption as it stands in its file now; None where that cannot be told."""
-    if row.written is not None:
-        return row.written
+def _captions(row: ManifestRow) -> Sequence[str | None]:
+    """Return the texts, one as it stands in its file now; None where that cannot be told."""
+    if row.texts is not None:
+        return row.texts
     if row.caption is None:
-        return ""
+        return [""]
     try:
-        return read_caption(row.caption)
+        return [read_caption(row.caption)]
     except SourceError:
-        return None  # said elsewhere, or not to be compared
+        return [None]  # said elsewhere, or not to be compared
 
 
 def _check_place(path: Path, folder: str, stem: str) -> None:
@@ -115,6 +125,7 @@ class _Files:
         """Return the tensors by name, and the metadata."""
         try:
             head = read_head(path)
+            tensors = head.tensors
         except FileNotFoundError:
             raise _FaultError("is missing") from None
         except OSError as error:
@@ -123,7 +134,7 @@ class _Files:
             raise _FaultError(str(error)) from None
         if head.metadata.get("architecture") != self._scripts.header:
             raise _FaultError(f"is not a cache of {self._title} (architecture in its header)")
-        return head.tensors, head.metadata
+        return tensors, head.metadata
 
     def check_latents(self, row: ManifestRow, path: Path, resolution: tuple[int, int]) -> None:
         """Check a file of latents: name, header, tensors and their shapes."""
@@ -150,9 +161,7 @@ class _Files:
         if frames is not None:
             expected = f"{frames}x{expected}"
         if found != expected and (frames is not None or found.partition("x")[2] != expected):
-            raise _FaultError(
-                f"holds latents of {found}, where the trainer expects {expected}"
-            )
+            raise _FaultError(f"holds latents of {found}, where the trainer expects {expected}")
 
     def _check_shape(self, match: re.Match[str], tensor: Tensor) -> None:
         """Compare a tensor to its name, which says its frames, height, width and dtype."""
@@ -264,21 +273,22 @@ def stray_files(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[str
     its latents.
     """
     named = {
-        (os.path.normpath(Path(path).parent), Path(path).name)
+        f"{order.training_folder(row.dataset, size)}/{name}"
         for row in rows
-        for paths in row.latents.values()
-        for path in paths
+        for size in order.resolutions
+        for name, _ in names_of(row, resolution_name(*size), order.model.layout_name)
     }
+    named |= linked_before(order)  # and removed before the training, where they are not wanted
     for dataset in order.datasets:
         for size in order.resolutions:
-            folder = order.cache_folder(dataset, size)
+            folder = order.training_folder(dataset, size)
             try:
                 with os.scandir(folder) as entries:
                     names = sorted(entry.name for entry in entries)
             except OSError:
                 continue  # said elsewhere
             for name in names:
-                if name.endswith(order.layout.latents_ending) and (folder, name) not in named:
+                if name.endswith(order.layout.latents_ending) and f"{folder}/{name}" not in named:
                     yield f"{folder}/{name}"
 
 
@@ -292,7 +302,8 @@ def folder_faults(order: MusubiOrder) -> Iterator[str]:
             if not Path(folder).is_dir():
                 yield f"{folder} is missing"
                 continue
-            if (path := os.path.abspath(folder)) != glob.escape(path):  # noqa: PTH100
+            path = os.path.abspath(order.training_folder(dataset, size))  # noqa: PTH100
+            if path != glob.escape(path):
                 yield f"{path} has one of [ ] * ? in it, with which musubi-tuner finds nothing"
                 continue
             real = os.path.realpath(folder)

@@ -81,10 +81,11 @@ class _Attempts:
 
     def __post_init__(self) -> None:
         order = self.job.order
-        assert order.musubi_tuner is not None and order.model_settings.spec.scripts is not None
+        scripts = order.model_settings.spec.scripts
+        assert order.musubi_tuner is not None and scripts is not None
         self.log = Path(order.log).absolute()
         self.name = script_of(order.model_settings, order.kind).name
-        self.installation = find(order.musubi_tuner)
+        self.installation = find(order.musubi_tuner, scripts)
         self.in_order = self._workers == 1 and order.musubi_tuner.batch_size in (None, 1)
 
     def run(self) -> None:

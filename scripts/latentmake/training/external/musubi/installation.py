@@ -22,9 +22,7 @@ _MODULES = {
 _PREFERRED = ("sage_attn", "flash_attn", "xformers")
 
 
-def find(
-    settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None
-) -> Installation:
+def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:
     """Find the scripts of an architecture and the Python of a musubi-tuner folder.
 
     Raises:

@@ -1,8 +1,9 @@
-"""Publication of a Wan run: folders that musubi-tuner reads, and the calls of its scripts."""
+"""Publication of a run: folders that musubi-tuner reads, and the calls of its scripts."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -15,34 +16,43 @@ from latentmake.errors import CacheError, ConfigError, SourceError, TrainingErro
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.files.paths import System
 from latentmake.index.memo import Memo
-from latentmake.models.wan_files import ModelFile, model_files
+from latentmake.models.network_files import model_files
+from latentmake.models.scripted import script_of
+from latentmake.models.wan_files import ModelFile
 from latentmake.sources.items import IMAGE_EXTENSIONS
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding
-from latentmake.training.external.arguments import located
+from latentmake.training.external.arguments import located, with_paths
 from latentmake.training.external.checks import elsewhere
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.launch_scripts import Step
-from latentmake.training.external.musubi import command
+from latentmake.training.external.musubi.command import caching_arguments
 from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
 from latentmake.training.external.musubi.deploy import names_of
 from latentmake.training.external.musubi.installation import find
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.external.musubi.preflight import precision
+from latentmake.training.external.musubi.training_command import (
+    ATTENTIONS,
+    places,
+    training_arguments,
+)
 from latentmake.training.external.publish import Files, Publication
 from latentmake.training.external.published_caches import SETTINGS, PublishedCaches, settings_files
 from latentmake.training.order import rows_of
 
 __all__ = ["MusubiPublication"]
 
+_MADE_BY = {"latents": "the latents", "text": "the captions"}
+_NUMBER = re.compile(r"_\d+$")
+
 
 class MusubiPublication(Publication[MusubiOrder]):
-    """A Wan run's published folder; names are flat, as musubi-tuner reads its folders."""
+    """A run's published folder; names are flat, as musubi-tuner reads its folders."""
 
     program = "musubi-tuner"
     package = "src/musubi_tuner"
-    attentions = command.ATTENTIONS
-    layout = layouts.of("musubi")
+    attentions = ATTENTIONS
 
     def __init__(self, order: MusubiOrder, published: str = "") -> None:
         super().__init__(order, published)
@@ -71,24 +81,44 @@ class MusubiPublication(Publication[MusubiOrder]):
                     where=f"datasets.{name}.captions.variants",
                     hint="set `publish.caches: true`, so that caches of all texts are published",
                 )
-        self._dit = model.dit
-        self._vae = self._weights(model.vae, f"{where}.vae", "the latents")
-        self._t5 = self._weights(model.text[0], f"{where}.text", "the captions")
-        self._clip: str | None = None
-        if model.clip is not None:
-            self._clip = self._weights(model.clip, f"{where}.clip", "the latents")
-            if self._clip is None:
-                self._vae = None  # the latents' script needs both
+        self._places = {
+            kind: self._weights_of(kind, where, what) for kind, what in _MADE_BY.items()
+        }
 
-    def _weights(self, weights: Weights, where: str, what: str) -> str | None:
-        """Return the path of a file of weights; None of a folder, which is noted."""
+    def _weights_of(self, kind: str, where: str, what: str) -> dict[str, str] | None:
+        """Return the paths of a caching script's weights by the model's keys; None: it cannot run.
+
+        Args:
+            kind: `latents` or `text`.
+            where: the model's place in the configuration.
+            what: what the script caches.
+        """
+        model = self.order.model
+        found: dict[str, str] = {}
+        for file in script_of(model, kind).files:
+            weights = model.weights(file.key)
+            if weights is None:
+                continue
+            path = self._path(weights, where, file.key, what)
+            if path is None:
+                return None
+            found[file.key] = path
+        return found
+
+    def _path(self, weights: Weights, where: str, key: str, what: str) -> str | None:
+        """Return the path of weights; None of a folder that musubi-tuner cannot read, with a note.
+
+        Of an architecture with encoders of ours, weights may lie in a folder that those read; of
+        others they are what its script takes.
+        """
+        where = f"{where}.{key.partition('.')[0]}"
         if weights.path is None:
             raise ConfigError(
                 f"{weights.hub} lies on the hub, and a published script needs a file",
                 where=where,
                 hint="download the original weights, and set `path` to their file",
             )
-        if not Path(weights.path).is_dir():
+        if not self.order.model.spec.encodes or not Path(weights.path).is_dir():
             return weights.path
         fault = f"{weights.path} is a folder, and musubi-tuner's scripts want a single file"
         if not self.order.publish.caches:
@@ -98,8 +128,13 @@ class MusubiPublication(Publication[MusubiOrder]):
                 hint="name the file of the original weights, or set `publish.caches: true`",
             )
         note = f"{fault}: the published scripts train from the caches and do not cache {what}"
-        self._left_out[where.rpartition(".")[2]] = note
+        self._left_out[key] = note
         return None
+
+    @property
+    def layout(self) -> layouts.Layout:
+        """Names of the caches."""
+        return self.order.layout
 
     @property
     def place(self) -> ExternalProgram:
@@ -109,7 +144,7 @@ class MusubiPublication(Publication[MusubiOrder]):
 
     def find(self, place: ExternalProgram, memory: Memo | None) -> Installation:
         """Find musubi-tuner."""
-        return find(place, memory)
+        return find(place, self.order.scripts, memory)
 
     @cached_property
     def _models(self) -> list[ModelFile]:
@@ -130,7 +165,7 @@ class MusubiPublication(Publication[MusubiOrder]):
         yield from super().findings(memory)
         if Path(self.place.path).is_dir():
             with contextlib.suppress(TrainingError):  # reported above
-                tuner = find(self.place.model_copy(update={"venv": None}), memory)
+                tuner = self.find(self.place.model_copy(update={"venv": None}), memory)
                 yield precision(self.order, self._models, tuner)
 
     def dataset(self, system: System) -> str:
@@ -152,39 +187,47 @@ class MusubiPublication(Publication[MusubiOrder]):
 
     def steps(self, system: System) -> tuple[str, list[Step]]:
         """Return what the script of one system does, and its calls; the last one trains."""
-        order, model = self.order, self.order.model
+        order = self.order
 
-        def named(path: str | None) -> str | None:
-            return None if path is None else self.argument(path, system)
+        def named(path: str) -> str:
+            return self.argument(path, system)
 
         config = self.below(self.toml_name(system), system)
-        caching: dict[str, Any] = {
-            "dataset_config": config,
-            "batch_size": order.publish.batch_size,
-            "num_workers": order.publish.num_workers,
-            "keep_cache": order.publish.caches,
-        }
-        latents = text = None
-        if vae := named(self._vae):
-            latents = command.latents_arguments(model, vae=vae, clip=named(self._clip), **caching)
-        if t5 := named(self._t5):
-            text = command.text_arguments(model, t5=t5, **caching)
-        high = model.dit_high_noise
-        training = command.training_arguments(
-            located(order, lambda path: self.argument(path, system)),
+        training = training_arguments(
+            located(order, named),
             dataset_config=config,
-            dit=self.argument(command.first_file(self._dit), system),
-            dit_high_noise=None if high is None else named(command.first_file(high)),
+            weights=places(order, named),
             output_dir=self.below("output", system),
             logging_dir=self.below("logs", system),
             attention=self.attention,
         )
         does = f"Caches what is missing of run {order.run} and trains it with musubi-tuner."
-        return does, [
-            _step("caching the latents", command.LATENTS_SCRIPT, latents),
-            _step("caching the captions", command.TEXT_SCRIPT, text),
-            Step("training", command.TRAINING_SCRIPT, training),
-        ]
+        steps = [self._caching_step(kind, config, named) for kind in _MADE_BY]
+        return does, [*steps, Step("training", order.scripts.training.name, training)]
+
+    def _caching_step(self, kind: str, config: str, named: Callable[[str], str]) -> Step:
+        """Return the call of the script that caches `latents` or `text`."""
+        order, found = self.order, self._places[kind]
+        arguments = None
+        if found is not None:
+            further = {
+                key: with_paths(getattr(order.model, key), named)
+                for key in ("latents_arguments", "text_arguments")
+            }
+            arguments = caching_arguments(
+                order.model.model_copy(update=further),
+                kind,
+                dataset_config=config,
+                place=lambda file, _: named(found[file.key]),
+                batch_size=order.publish.batch_size,
+                num_workers=order.publish.num_workers,
+                keep_cache=order.publish.caches,
+            )
+        what = f"caching {_MADE_BY[kind]}"
+        without = (
+            f"No step for {what}: musubi-tuner's script wants one file of weights, not a folder."
+        )
+        return Step(what, script_of(order.model, kind).name, arguments, without)
 
     def members(self) -> Files:
         """Return the files of items and caches."""
@@ -194,7 +237,7 @@ class MusubiPublication(Publication[MusubiOrder]):
                 files |= settings_files(
                     f"{name}_cache",
                     latents=self._latents_settings(dataset, resolution),
-                    text=[order.model.text[0].path, order.model.fp8_t5],
+                    text=self._text_settings(),
                 )
         for row in rows_of(Path(order.manifest), ManifestRow):
             ending = order.datasets[row.dataset].caption_extension
@@ -221,10 +264,29 @@ class MusubiPublication(Publication[MusubiOrder]):
     def _latents_settings(self, dataset: str, resolution: tuple[int, int]) -> list[Any]:
         """Return the settings of latents; of files, the paths."""
         model = self.order.model
+        shaped = shapes(self.order.datasets[dataset])
+        if not model.spec.encodes:
+            return [*self._script_settings("latents"), resolution, shaped]
         clip = None if model.clip is None else model.clip.path
         dtype = model.vae_dtype or model.dtype
-        shaped = shapes(self.order.datasets[dataset])
         return [model.vae.path, dtype, model.task, clip, resolution, shaped]
+
+    def _text_settings(self) -> list[Any]:
+        """Return the settings of embeddings; of files, the paths."""
+        model = self.order.model
+        if not model.spec.encodes:
+            return self._script_settings("text")
+        return [model.text[0].path, model.fp8_t5]
+
+    def _script_settings(self, kind: str) -> list[Any]:
+        """Return what a caching script is called with, but for the dataset."""
+        order = self.order
+        return caching_arguments(
+            order.model,
+            kind,
+            dataset_config="",
+            place=lambda _, weights: str(weights.path),
+        )
 
     def drop(self, folder: Path, files: Files, made: PublishedCaches, name: str) -> None:
         """Drop the caches made from a file, before it is replaced."""
@@ -240,7 +302,15 @@ class MusubiPublication(Publication[MusubiOrder]):
                 known = next(filter(base.endswith, longest), f".{ending}")
                 made.drop(f"{block}_cache", "text", base.removesuffix(known))
             else:
-                made.drop(f"{block}_cache", "latents", stem)
+                for each in self._items_of(stem, control=block != place):
+                    made.drop(f"{block}_cache", "latents", each)
+                    if self.order.scripts.text.reads_controls:
+                        made.drop(f"{block}_cache", "text", each)
+
+    def _items_of(self, stem: str, *, control: bool) -> set[str]:
+        """Return the items that an image may belong to: `a_1` may be a control or layer of `a`."""
+        several = self.order.version.controls[1] != 1 if control else self.order.scripts.layers
+        return {stem, _NUMBER.sub("", stem)} if several else {stem}
 
     def tell_of_strays(self, folder: Path, files: Files, say: Say) -> None:
         """Say which cache files were not published: musubi-tuner trains on all that lie there."""
@@ -250,18 +320,13 @@ class MusubiPublication(Publication[MusubiOrder]):
             if place.endswith("_cache"):
                 caches[place].add(base)
         for place, known in caches.items():
-            found = {path.name for path in (folder / place).glob("*_wan.safetensors")}
+            found = {path.name for path in (folder / place).glob(f"*{self.layout.latents_ending}")}
             if strays := sorted(found - known):
                 say(
                     f"{folder / place} holds cache files that no item owns, and musubi-tuner "
                     f"trains on them: {', '.join(strays[:3])}{' ...' if len(strays) > 3 else ''}; "
                     "remove them"
                 )
-
-
-def _step(what: str, script: str, arguments: list[str] | None) -> Step:
-    without = f"No step for {what}: musubi-tuner's script wants one file of weights, not a folder."
-    return Step(what, script, arguments, without)
 
 
 def _caption(row: ManifestRow) -> Path | bytes:

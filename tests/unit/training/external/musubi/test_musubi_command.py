@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from latentmake.config.architectures import WAN
 from latentmake.training.external.arguments import accelerate_arguments
-from latentmake.training.external.musubi.command import (
-    ATTENTIONS,
-    LATENTS_SCRIPT,
-    TEXT_SCRIPT,
-    TRAINING_SCRIPT,
-    latents_arguments,
-    text_arguments,
-    training_arguments,
-)
+from latentmake.training.external.musubi.command import caching_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.musubi.training_command import ATTENTIONS, training_arguments
 from publish_world import TASKS, check_flags, needs_clip, order_of, value
 
+assert WAN.scripts is not None
+LATENTS_SCRIPT, TEXT_SCRIPT = WAN.scripts.latents.name, WAN.scripts.text.name
+TRAINING_SCRIPT = WAN.scripts.training.name
 
-def training(order: MusubiOrder, **changes: str | None) -> list[str]:
-    given: dict[str, str | None] = {
+
+def training(order: MusubiOrder, **changes: Any) -> list[str]:
+    given: dict[str, Any] = {
         "dataset_config": "/p/a.toml",
-        "dit": "/m/low",
+        "weights": {"dit": "/m/low"},
         "output_dir": "/p/output",
         "logging_dir": "/p/logs",
         "attention": "sdpa",
         **changes,
     }
-    return training_arguments(order, **given)  # type: ignore[arg-type]
+    return training_arguments(order, **given)
+
+
+def caching(order: MusubiOrder, kind: str, **changes: Any) -> list[str]:
+    given: dict[str, Any] = {
+        "dataset_config": "/p/a.toml",
+        "place": lambda file, _: f"/m/{file.key}",
+        **changes,
+    }
+    return caching_arguments(order.model, kind, **given)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -54,7 +62,7 @@ def test_every_task_with_every_switch_gives_known_flags(
         },
     )
     clip = "/m/clip" if needs_clip(task) else None
-    latents = latents_arguments(order.model, dataset_config="/p/a.toml", vae="/m/vae", clip=clip)
+    latents = caching(order, "latents")
     check_flags(LATENTS_SCRIPT, latents)
     assert value(latents, "--vae") == "/m/vae"
     assert value(latents, "--clip") == clip
@@ -62,14 +70,15 @@ def test_every_task_with_every_switch_gives_known_flags(
     assert ("--vae_cache_cpu" in latents) == cpu
     assert {"--skip_existing", "--keep_cache"} <= set(latents)
 
-    text = text_arguments(order.model, dataset_config="/p/a.toml", t5="/m/t5")
+    text = caching(order, "text")
     check_flags(TEXT_SCRIPT, text)
-    assert value(text, "--t5") == "/m/t5"
+    assert value(text, "--t5") == "/m/text"
     assert ("--fp8_t5" in text) == fp8
 
     for attention in ATTENTIONS:
         high = "/m/high" if two else None
-        arguments = training(order, attention=attention, dit_high_noise=high, resume="/r")
+        weights = {"dit": "/m/low", **({"dit_high_noise": high} if two else {})}
+        arguments = training(order, attention=attention, weights=weights, resume="/r")
         check_flags(TRAINING_SCRIPT, arguments)
         assert f"--{attention}" in arguments
         assert value(arguments, "--task") == task
@@ -85,32 +94,9 @@ def test_every_task_with_every_switch_gives_known_flags(
 
 def test_caching_takes_sizes_of_batches_and_workers() -> None:
     order = order_of(model={"vae_dtype": "float32"})
-    for script, arguments in (
-        (
-            LATENTS_SCRIPT,
-            latents_arguments(
-                order.model,
-                dataset_config="a",
-                vae="v",
-                batch_size=2,
-                num_workers=3,
-                skip_existing=False,
-                keep_cache=False,
-            ),
-        ),
-        (
-            TEXT_SCRIPT,
-            text_arguments(
-                order.model,
-                dataset_config="a",
-                t5="t",
-                batch_size=2,
-                num_workers=3,
-                skip_existing=False,
-                keep_cache=False,
-            ),
-        ),
-    ):
+    sizes = {"batch_size": 2, "num_workers": 3, "skip_existing": False, "keep_cache": False}
+    for kind, script in (("latents", LATENTS_SCRIPT), ("text", TEXT_SCRIPT)):
+        arguments = caching(order, kind, **sizes)
         check_flags(script, arguments)
         assert value(arguments, "--batch_size") == "2"
         assert value(arguments, "--num_workers") == "3"
@@ -120,19 +106,18 @@ def test_caching_takes_sizes_of_batches_and_workers() -> None:
 def test_the_dtype_of_the_vae() -> None:
     for model, dtype in (({}, "bfloat16"), ({"dtype": "float16"}, "float16")):
         order = order_of(model=model)
-        arguments = latents_arguments(order.model, dataset_config="a", vae="v")
-        assert value(arguments, "--vae_dtype") == dtype
+        assert value(caching(order, "latents"), "--vae_dtype") == dtype
     order = order_of(model={"dtype": "float16", "vae_dtype": "float32"})
-    assert (
-        value(latents_arguments(order.model, dataset_config="a", vae="v"), "--vae_dtype")
-        == "float32"
-    )
+    assert value(caching(order, "latents"), "--vae_dtype") == "float32"
 
 
 def test_a_boundary_of_the_user_goes_with_two_networks_only() -> None:
     order = order_of(trainer={"timestep_boundary": 800})
     assert "--timestep_boundary" not in training(order)
-    assert value(training(order, dit_high_noise="h"), "--timestep_boundary") == "800"
+    assert (
+        value(training(order, weights={"dit": "l", "dit_high_noise": "h"}), "--timestep_boundary")
+        == "800"
+    )
 
 
 def test_what_is_left_to_the_trainer_is_not_given() -> None:

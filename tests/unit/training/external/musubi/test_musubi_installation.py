@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from latentmake.config import ExternalProgram, Model
+from latentmake.config.architectures import WAN
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.training.external.installation import Installation
@@ -17,7 +18,8 @@ from musubi_world import install, stand_in
 
 
 def find(folder: Path, venv: str | None = None) -> Installation:
-    return installation.find(ExternalProgram(path=os.fspath(folder), venv=venv))
+    assert WAN.scripts is not None
+    return installation.find(ExternalProgram(path=os.fspath(folder), venv=venv), WAN.scripts)
 
 
 @pytest.mark.parametrize("scripts", [".", "src/musubi_tuner"])
