@@ -22,7 +22,7 @@ from latentmake.models.wan_files import ModelFile
 from latentmake.sources.items import IMAGE_EXTENSIONS
 from latentmake.training.backend import Say
 from latentmake.training.checks import Finding, model_finding
-from latentmake.training.external.arguments import located, with_paths
+from latentmake.training.external.arguments import located
 from latentmake.training.external.checks import elsewhere
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.launch_scripts import Step
@@ -210,12 +210,8 @@ class MusubiPublication(Publication[MusubiOrder]):
         order, found = self.order, self._places[kind]
         arguments = None
         if found is not None:
-            further = {
-                key: with_paths(getattr(order.model, key), named)
-                for key in ("latents_arguments", "text_arguments")
-            }
             arguments = caching_arguments(
-                order.model.model_copy(update=further),
+                located(order, named).model,
                 kind,
                 dataset_config=config,
                 place=lambda file, _: named(found[file.key]),
