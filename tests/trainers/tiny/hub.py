@@ -106,3 +106,42 @@ def write_random(
         tensors[rename(name)] = value.contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={"format": "pt"})
+
+
+def letter_tokenizer(folder: Path, specials: Sequence[str], **settings: Any) -> None:
+    """Write a Unigram tokenizer of single letters, as T5's: first its special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    letters = ["▁", *map(chr, range(33, 127))]
+    vocabulary = [(token, 0.0) for token in specials] + [(each, -3.0) for each in letters]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=specials.index("<unk>")))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", specials.index("</s>"))]
+    )
+    tokenizer.add_special_tokens(list(specials))
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def clip_tokenizer(folder: Path) -> None:
+    """Write a CLIP tokenizer of single letters: 512 of them and two special tokens."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    names = [*letters, *(f"{each}</w>" for each in letters), "<|startoftext|>", "<|endoftext|>"]
+    write_json(folder / "vocab.json", {name: number for number, name in enumerate(names)})
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "CLIPTokenizer",
+            "bos_token": "<|startoftext|>",
+            "eos_token": "<|endoftext|>",
+            "unk_token": "<|endoftext|>",
+            "pad_token": "<|endoftext|>",
+            "model_max_length": 77,
+        },
+    )

@@ -65,6 +65,7 @@ def _shrink() -> None:
 def write_processor(folder: Path) -> None:
     """Write the files of a Qwen2VLProcessor."""
     hub.byte_tokenizer(folder, _SPECIALS, **TOKENIZER)
+    hub.write_json(folder / "config.json", {"model_type": "qwen2_5_vl"})  # as transformers 5 asks
     hub.write_json(
         folder / "preprocessor_config.json",
         {
