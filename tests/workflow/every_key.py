@@ -370,6 +370,15 @@ VIDEOS: dict[Key, Change] = {
     ("datasets", "display_rotation"): refused(True, "display_rotation"),
     ("datasets", "short_videos"): refused("error", "short_videos"),
 }
+CONTROLS: dict[Key, Change] = {
+    ("datasets", "no_resize_control"): refused(True, "no_resize_control"),
+    ("datasets", "control_resolution"): refused(64, "control_resolution"),
+    ("datasets", "multiple_target"): refused(True, "multiple_target"),
+    ("datasets", "fp_latent_window_size"): refused(8, "fp_latent_window_size"),
+    ("datasets", "fp_1f_clean_indices"): refused([0], "fp_1f_clean_indices"),
+    ("datasets", "fp_1f_target_index"): refused(9, "fp_1f_target_index"),
+    ("datasets", "fp_1f_no_post"): refused(True, "fp_1f_no_post"),
+}
 WAN: dict[Key, Change] = {
     ("models", "dit"): refused("models/x.safetensors", ABOUT_WAN),
     ("models", "dit_high_noise"): refused("models/x.safetensors", ABOUT_WAN),

@@ -94,6 +94,7 @@ CHANGES: dict[Key, Change] = {
     **every_key.CAPTIONS,
     **every_key.MACHINES,
     **every_key.VIDEOS,
+    **every_key.CONTROLS,
     **every_key.EXPORT,
     **every_key.PROMPT,
     **every_key.GENERATION,
@@ -111,7 +112,9 @@ CHANGES: dict[Key, Change] = {
     ("datasets", "alpha_mask"): refused(True, "alpha_mask"),
     ("datasets", "exif_rotation"): refused(False, "exif_rotation"),
     ("datasets", "background"): refused("black", "background"),
-    ("datasets", "control_directory"): Change("data/control"),
+    ("datasets", "control_directory"): Change(
+        "data/control", makes=frozenset({"latents"}), why="no text of Wan depends on controls"
+    ),
     ("datasets", "target_frames"): refused([1], "no video"),
     # -- models
     ("models", "vae", "path"): Change("models/others/Wan2.1_VAE.pth"),

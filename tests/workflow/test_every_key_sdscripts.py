@@ -97,6 +97,7 @@ CHANGES: dict[Key, Change] = {
     **every_key.CAPTIONS,
     **every_key.MACHINES,
     **every_key.VIDEOS,
+    **every_key.CONTROLS,
     **every_key.WAN,
     **every_key.EXPORT,
     **every_key.PROMPT,

@@ -20,7 +20,7 @@ from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample, SourceBytes, samples_of
 from latentmake.caches.keyed_files import fault_of, holds, link_of_key
 from latentmake.caches.pixels.plain import upright_size
-from latentmake.caches.reading import Reading, digest_source, read_source, unreadable
+from latentmake.caches.reading import Reading, digest_source, read_others, read_source, unreadable
 from latentmake.errors import SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
@@ -184,17 +184,13 @@ class Job:
             content = digest_source(item.source, reading.sources)
         else:
             data, content = read_source(item.source, reading.sources)
-        others = []
-        for path in (*item.controls, *item.layers):
-            if self.cuts_clips:
-                others.append((b"", digest_source(path, reading.sources)))
-            else:
-                others.append(read_source(path, reading.sources))
-        controls, layers = others[: len(item.controls)], others[len(item.controls) :]
-        reading.content = joined(content, [each for _, each in controls], [x for _, x in layers])
+        known, alone = reading.sources, self.cuts_clips
+        controls, of_controls = read_others(item.controls, known, digests_alone=alone)
+        layers, of_layers = read_others(item.layers, known, digests_alone=alone)
+        reading.content = joined(content, of_controls, of_layers)
         for target, key in self._keys(reading, data).items():
-            known = target.found is not None or target.path in self.kept
-            if known and holds(Path(target.path), key):
+            is_there = target.found is not None or target.path in self.kept
+            if is_there and holds(Path(target.path), key):
                 reading.kept += 1
                 self.kept[target.path] = key
                 continue
@@ -205,17 +201,8 @@ class Job:
             else:
                 reading.missing[target] = key
         if reading.missing and not self.cuts_clips:
-            reading.samples = samples_of(
-                self.order,
-                SourceBytes(
-                    item,
-                    data,
-                    reading.content,
-                    tuple(each for each, _ in controls),
-                    tuple(each for each, _ in layers),
-                ),
-                reading.missing,
-            )
+            source = SourceBytes(item, data, reading.content, controls, layers)
+            reading.samples = samples_of(self.order, source, reading.missing)
 
     def _keys(self, reading: Reading, data: bytes) -> dict[Target, str]:
         """Return the key of each target of an item; note the size of an image in its receipt."""
@@ -225,15 +212,18 @@ class Job:
         elif self.order.kind == "latents" and item.source is not None:
             size = upright_size(data, item.source, settings)
             reading.sources[item.source] += [*size, settings.exif_rotation]
-        variant = self.order.layout.variant
+        layout, sizes = self.order.layout, item.control_sizes
         turned = item.media.rotation if item.media else 0
+
+        def variant(target: Target) -> str:
+            if self.order.kind == "text":
+                return layout.text_variant(target.size, size, settings, sizes)
+            span = item.span
+            return layout.variant(target.size, size, settings, target.clip, span, turned, sizes)
+
         return {
-            target: cachefile.target_key(
-                reading.content,
-                self.recipe_digest,
-                variant(target.size, size, settings, target.clip, item.span, turned),
-            )
-            for target in item.targets
+            each: cachefile.target_key(reading.content, self.recipe_digest, variant(each))
+            for each in item.targets
         }
 
     # -- encoding -----------------------------------------------------------------------------

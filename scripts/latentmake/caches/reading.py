@@ -16,7 +16,7 @@ from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Target, WorkItem
 from latentmake.sources import s3
 
-__all__ = ["Reading", "digest_source", "read_source", "refuse_changed", "unreadable"]
+__all__ = ["Reading", "digest_source", "read_others", "read_source", "refuse_changed", "unreadable"]
 
 
 @dataclass
@@ -81,6 +81,19 @@ def digest_source(path: str, sources: dict[str, list[Any]]) -> str:
         content = hashlib.file_digest(file, "sha256").hexdigest()
     sources[path] = [*stat, content]
     return content
+
+
+def read_others(
+    paths: Iterable[str], sources: dict[str, list[Any]], *, digests_alone: bool
+) -> tuple[tuple[bytes, ...], list[str]]:
+    """Return bytes and digests of the controls or layers of an item.
+
+    With `digests_alone` no bytes are. Errors are those of `read_source`.
+    """
+    if digests_alone:
+        return (), [digest_source(path, sources) for path in paths]
+    found = [read_source(path, sources) for path in paths]
+    return tuple(data for data, _ in found), [content for _, content in found]
 
 
 def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:

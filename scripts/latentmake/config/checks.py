@@ -14,6 +14,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Resolution
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
+from latentmake.config.row_checks import check_row
 from latentmake.config.runs import Run
 from latentmake.config.script_checks import check_training
 from latentmake.config.shapes import MACHINE, declared
@@ -191,13 +192,7 @@ def _check_musubi(
         if settings.bucket_reso_steps not in (None, step):
             what = f"{buckets} buckets go in steps of {step}"
             raise ConfigError(what, where=f"{where}.bucket_reso_steps", hint="leave it out")
-        if (
-            model.version.controls[0]
-            and settings.control_directory is None
-            and not settings.is_list
-        ):
-            what = f"{model.task or model.title} needs control images"
-            raise ConfigError(what, where=f"{where}.control_directory", hint="name their folder")
+        check_row(name, dataset, settings, run.model, model)
 
 
 def _check_sdscripts(

@@ -10,7 +10,16 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from latentmake.config.architectures import Architecture
 from latentmake.config.captions import Captions
-from latentmake.config.fields import COLOUR, Closed, DiskPath, Ending, Number, Place, listed
+from latentmake.config.fields import (
+    COLOUR,
+    Closed,
+    DiskPath,
+    Ending,
+    Number,
+    Place,
+    ResolutionField,
+    listed,
+)
 from latentmake.config.shapes import GEOMETRY, MACHINE, MANIFEST, TEXT, Shapes
 
 __all__ = ["BUCKET_STEPS", "Bucketing", "Dataset"]
@@ -26,6 +35,9 @@ _SDSCRIPTS_BUCKETS = Shapes(
     "latents", layouts=("sdscripts",), indirect=True, when=("fit", ("bucket",))
 )
 _CLIPS = Shapes("latents", layouts=("musubi",), indirect=True)
+_CONTROLS = Shapes("latents", "text", layouts=("musubi",), indirect=True)
+_LAYERS = Shapes("latents", layouts=("musubi",), indirect=True)
+_FRAMEPACK = Shapes("latents", layouts=("musubi",))
 
 
 _Rate = Annotated[float, Field(gt=0)] | Literal["auto"] | None
@@ -110,10 +122,28 @@ class Dataset(Closed):
     """allow: a caption file without text is a caption without text."""
     on_error: Literal["fail", "skip"] = Field("fail", json_schema_extra=MANIFEST)
     """Damaged items: fail after all others are done, or skip them, named in manifest and output."""
-    control_directory: Place | None = Field(
-        None, min_length=1, json_schema_extra=Shapes("latents", layouts=("musubi",), indirect=True)
-    )
-    """Folder of control images or videos, each named as what it controls (Wan)."""
+    control_directory: Place | None = Field(None, min_length=1, json_schema_extra=_CONTROLS)
+    """Folder of control images, named as what they control, several with _0, _1 and so on behind
+    that name; of videos the control videos (Wan)."""
+    no_resize_control: bool = Field(False, json_schema_extra=_CONTROLS)
+    """Control images keep their size, cut to multiples of the bucket steps."""
+    control_resolution: ResolutionField | None = Field(None, json_schema_extra=_CONTROLS)
+    """Control images are brought to this size's area and keep their shape; with no_resize_control
+    only larger ones. By default they are brought to the size of what they control."""
+    multiple_target: bool = Field(False, json_schema_extra=_LAYERS)
+    """Images without a caption, named as one that has it with _1, _2 and so on behind, are its
+    layers (Qwen-Image-Layered)."""
+    fp_latent_window_size: Number = Field(9, ge=1, json_schema_extra=_FRAMEPACK)
+    """Latent frames of a section (FramePack)."""
+    fp_1f_clean_indices: Annotated[
+        list[Annotated[Number, Field(ge=0)]] | None,
+        BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
+    ] = Field(None, min_length=1, json_schema_extra=_FRAMEPACK)
+    """Index of each control image in time (FramePack, one frame)."""
+    fp_1f_target_index: Number | None = Field(None, ge=0, json_schema_extra=_FRAMEPACK)
+    """Index in time of the frame that is trained (FramePack, one frame)."""
+    fp_1f_no_post: bool = Field(False, json_schema_extra=_FRAMEPACK)
+    """No empty frame is added behind the control images (FramePack, one frame)."""
     target_frames: Annotated[
         list[Annotated[Number, Field(ge=1)]] | None,
         BeforeValidator(listed, json_schema_input_type=int | list[int] | None),
@@ -225,6 +255,14 @@ class Dataset(Closed):
         return self
 
     @model_validator(mode="after")
+    def _targets(self) -> Self:
+        if not self.multiple_target or self.is_list:
+            return self
+        if key := self.first_set("metadata_file", "missing_caption"):
+            raise ValueError(f"layers are images without a caption file: leave out `{key}`")
+        return self
+
+    @model_validator(mode="after")
     def _clips(self) -> Self:
         if self.target_frames is None:
             about = ("frame_extraction", "frame_stride", "frame_sample", "max_frames")
@@ -232,6 +270,11 @@ class Dataset(Closed):
             if key := self.first_set(*about, *others):
                 raise ValueError(f"`{key}` is about videos: it needs `target_frames`")
             return self
+        images = ("no_resize_control", "control_resolution", "multiple_target")
+        if key := self.first_set(
+            *images, "fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post"
+        ):
+            raise ValueError(f"`{key}` is about images: leave it out, or leave out `target_frames`")
         if self.bucket_no_upscale:
             raise ValueError("clips of videos have no `bucket_no_upscale`: leave it out")
         for frames in self.target_frames:

@@ -50,6 +50,7 @@ def _qwen_image(
         settings=_shift(2.2),
         layers=layers,
         transparent=layers,
+        sized_controls=controlled,
     )
 
 
@@ -75,6 +76,7 @@ def _flux_2(title: str, suffix: str, header: str, *versions: str) -> Scripts:
         pixels=16,
         precisions=("bf16", "fp16"),
         settings={"timestep_sampling": "flux2_shift", "discrete_flow_shift": None},
+        sized_controls=True,
     )
 
 
@@ -208,6 +210,7 @@ MUSUBI: Mapping[str, Scripts] = {
         versions={"": Version(controls=(1, 1), tensors=("latents_control_",))},
         precisions=("bf16", "fp16"),
         settings={"timestep_sampling": "flux_shift", "discrete_flow_shift": None},
+        sized_controls=True,
     ),
     "hunyuan_video": Scripts(
         title="HunyuanVideo",
@@ -273,7 +276,10 @@ MUSUBI: Mapping[str, Scripts] = {
             "i2v": Version(images=False, videos=True, needs=("image_encoder",)),
             "f1": Version(latents=("--f1",), images=False, videos=True, needs=("image_encoder",)),
             "one_frame": Version(
-                latents=("--one_frame",), controls=(1, None), needs=("image_encoder",)
+                latents=("--one_frame",),
+                controls=(1, None),
+                needs=("image_encoder",),
+                one_frame=True,
             ),
         },
         precisions=("bf16",),
@@ -370,6 +376,7 @@ MUSUBI: Mapping[str, Scripts] = {
         pixels=32,
         precisions=("bf16",),
         settings={"timestep_sampling": "uniform", "discrete_flow_shift": None},
+        sized_controls=True,
     ),
 }
 """Name in the configuration -> facts; `config.architectures.ARCHITECTURES` holds a row of each."""

@@ -75,6 +75,8 @@ class Version(NamedTuple):
         controls: fewest and most control images of an item; None for any number.
         images: whether items may be images.
         videos: whether items may be videos.
+        one_frame: whether it is trained on one frame: a dataset's `fp_1f_*` count, and an item has
+            a control image for each of `fp_1f_clean_indices`.
         needs: keys of the model that it needs besides the architecture's.
         tensors: beginnings of names of tensors that latents hold besides `latents_`.
         boundary: timestep, in thousandths, between its networks for high and for low noise; None
@@ -90,6 +92,7 @@ class Version(NamedTuple):
     needs: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
     boundary: int | None = None
+    one_frame: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,8 @@ class Scripts:
         rules: what the training script refuses.
         control_latents: whether each control has a tensor `latents_control`; else others hold it.
         equal_shapes: whether all latents of a file have the same frames, height and width.
+        sized_controls: whether control images may have sizes of their own: `no_resize_control` and
+            `control_resolution` count.
     """
 
     title: str
@@ -143,3 +148,4 @@ class Scripts:
     rules: tuple[Rule, ...] = ()
     control_latents: bool = True
     equal_shapes: bool = False
+    sized_controls: bool = False

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from latentmake.layouts.layout import DROPPED, Layout, Named, kind_of, size_of, text_of
+from latentmake.layouts.layout import (
+    DROPPED,
+    Layout,
+    Named,
+    beside,
+    kind_of,
+    size_of,
+    text_of,
+)
 from latentmake.layouts.musubi import LAYOUTS as MUSUBI
 from latentmake.layouts.plain import Plain
 from latentmake.layouts.sdscripts import LAYOUTS as SDSCRIPTS
 
-__all__ = ["DROPPED", "Layout", "Named", "endings", "kind_of", "of", "size_of", "text_of"]
+__all__ = ["DROPPED", "Layout", "Named", "beside", "endings", "kind_of", "of", "size_of", "text_of"]
 
 _LAYOUTS: dict[str, Layout] = {each.name: each for each in (Plain(), *MUSUBI, *SDSCRIPTS)}
 

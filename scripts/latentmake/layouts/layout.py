@@ -12,7 +12,7 @@ from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
 
-__all__ = ["DROPPED", "SIZED", "Layout", "Named", "kind_of", "size_of", "text_of"]
+__all__ = ["DROPPED", "SIZED", "Layout", "Named", "beside", "kind_of", "size_of", "text_of"]
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
@@ -24,6 +24,11 @@ DROPPED = "text.dropped"
 def kind_of(part: str) -> str:
     """Return whether a part is `text` or `latents`."""
     return "text" if part.startswith("text") else "latents"
+
+
+def beside(part: str) -> Size | None:
+    """Return the resolution beside whose latents a text lies (`text@512x768`); None elsewhere."""
+    return size_of(part.partition("@")[2]) if "@" in part else None
 
 
 def size_of(part: str) -> Size | None:
@@ -76,6 +81,9 @@ class Layout(ABC):
         numbers_variants: whether an item with several texts is several items to its trainer, of
             which those of further texts are named `{stem}.v1` and so on, flat in one folder.
         names_architecture: whether the recipe of latents contains the model's architecture.
+        numbered_controls: whether an item has several control images, by numbers in their names;
+            else the one of its own name.
+        controlled_text: whether text depends on control images.
         pads_t5: whether T5's captions are padded, and the padding is visible to it.
     """
 
@@ -92,6 +100,8 @@ class Layout(ABC):
     pads_t5: ClassVar[bool] = False
     names_architecture: ClassVar[bool] = False
     numbers_variants: ClassVar[bool] = False
+    numbered_controls: bool = False
+    controlled_text: bool = False
 
     def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
         """Return the parts of one dataset and model.
@@ -136,6 +146,7 @@ class Layout(ABC):
         clip: Clip | None,
         span: Span | None = None,
         rotation: int = 0,
+        controls: Sequence[Size] = (),
     ) -> str:
         """Return the part of a target's key for resizing and clips; "" for text.
 
@@ -146,6 +157,7 @@ class Layout(ABC):
             clip: frames of a video that it is made of.
             span: part of the video that the clip's frames are counted in.
             rotation: degrees clockwise by which frames are turned before anything else.
+            controls: sizes of its control images, in pixels, where these count.
 
         Raises:
             SourceError: no target can be made of a source of this size.
@@ -154,6 +166,19 @@ class Layout(ABC):
             return ""
         turned = f":r{rotation}" if rotation else ""
         return self._resizing(resolution, image, settings, clip, span or Span()) + turned
+
+    def text_variant(
+        self,
+        resolution: Size | None,
+        image: Size,
+        settings: Dataset | None,
+        controls: Sequence[Size] = (),
+    ) -> str:
+        """Return the part of a text's key for what is done to its control images; see `variant`.
+
+        `resolution` is None where it has none, and `image` the size of the image that it describes.
+        """
+        return ""
 
     @abstractmethod
     def _resizing(

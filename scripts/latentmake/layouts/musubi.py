@@ -23,6 +23,7 @@ from latentmake.files.cachefile import CAPTION
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, Span, clips
+from latentmake.geometry.control_sizes import control_size
 from latentmake.layouts.layout import DROPPED, Layout, Named, kind_of, size_of
 
 __all__ = [
@@ -51,6 +52,9 @@ class Musubi(Layout):
         # Wan's is as old as the layout, and a model of it has no `architecture`.
         self.name = f"musubi-{architecture.name}" if architecture is not WAN else "musubi"
         self.step = architecture.side
+        # Our encoders take one control, and need none for text.
+        self.numbered_controls = not architecture.encodes
+        self.controlled_text = not architecture.encodes and architecture.scripts.text.reads_controls
         self.text_ending = f"_{suffix}_te.safetensors"
         self.latents_ending = f"_{suffix}.safetensors"
         self.longest_ending = f"_00000-000_00000x00000{self.latents_ending}"
@@ -131,6 +135,49 @@ class Musubi(Layout):
         thinned = f"x{span.stride}" * (span.stride > 1) + f"+{first}" * (first > 0)
         return f"{name}:{start}-{clip.frames}{thinned}{controlled}"
 
+    def variant(
+        self,
+        resolution: Size | None,
+        image: Size,
+        settings: Dataset | None,
+        clip: Clip | None,
+        span: Span | None = None,
+        rotation: int = 0,
+        controls: Sequence[Size] = (),
+    ) -> str:
+        """Return the part of a target's key; it tells control images of another size than usual."""
+        found = super().variant(resolution, image, settings, clip, span, rotation)
+        if not controls or resolution is None or settings is None:
+            return found
+        sizes = self._control_sizes(resolution, image, settings, controls)
+        usual = self._control_sizes(resolution, image, settings)
+        return found if {*sizes} == {*usual} else f"{found}+{_names(sizes)}"
+
+    def text_variant(
+        self,
+        resolution: Size | None,
+        image: Size,
+        settings: Dataset | None,
+        controls: Sequence[Size] = (),
+    ) -> str:
+        """Return the sizes that the control images of a text are brought to; one if all are equal.
+
+        musubi-tuner's scripts bring them to these before they are resized for a text encoder.
+        """
+        if resolution is None or settings is None:
+            return ""
+        sizes = self._control_sizes(resolution, image, settings, controls)
+        return f"controls:{_names(sizes if len({*sizes}) > 1 else sizes[:1])}"
+
+    def _control_sizes(
+        self, resolution: Size, image: Size, settings: Dataset, controls: Sequence[Size] = ()
+    ) -> list[Size]:
+        """Return the size that each control image is brought to; without theirs, the usual one."""
+        if controls:
+            return [control_size(each, settings, self.step) for each in controls]
+        bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
+        return [wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale, step=self.step)]
+
     def owners(self, name: str) -> Sequence[str]:
         """Return the bases that a file of a folder may belong to: as text, image or clip."""
         found = super().owners(name)
@@ -168,6 +215,10 @@ class Musubi(Layout):
     def caption(self, text: str) -> str:
         """Return a caption with newlines as Python's text mode reads them."""
         return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _names(sizes: Iterable[Size]) -> str:
+    return "+".join(f"{size.width}x{size.height}" for size in sizes)
 
 
 LAYOUTS = tuple(Musubi(each) for each in (WAN, *ARCHITECTURES.values()) if each.scripts is not None)

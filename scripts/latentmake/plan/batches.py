@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake.config import Dataset
 from latentmake.index.memo import Memo
-from latentmake.layouts import kind_of, size_of
+from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import Source
+from latentmake.plan.keys import Source, resolution_of
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.staleness import Evaluation
 
@@ -44,7 +44,8 @@ def batches(
         # A text that lies beside each resolution is encoded once for all of them.
         together = everyone if "@" in part else frozenset(wanting)
         for stale in state.parts[part].stale:
-            target = Target(part, stale.path, stale.found, size_of(part), stale.clip, stale.at_hand)
+            resolution = resolution_of(part, stale.source)
+            target = Target(part, stale.path, stale.found, resolution, stale.clip, stale.at_hand)
             group = groups.setdefault((kind_of(part), together, bool(stale.at_hand)), {})
             group.setdefault(stale.source, []).append(target)
             if stale.content is not None:

@@ -56,7 +56,7 @@ class Facts:
         self._scans: dict[str, Scan] = {}
         self._controls: dict[str, Scan | None] = {}
         self._found: dict[str, tuple[list[Item], list[Fault]]] = {}
-        self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
+        self._items: dict[tuple[str, str, str], tuple[list[Item], list[Fault]]] = {}
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._skipped: dict[str, list[dict[str, str]]] = {}
         self.unreadable: dict[str, dict[str, Fault]] = {}
@@ -88,13 +88,14 @@ class Facts:
     def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
         """Return the items of a dataset as a model needs them, and the faults of the others."""
         layout = self.layout(model)
-        asked = (dataset, layout.name)
+        asked = self._asked(dataset, model)
         if asked not in self._items:
             settings, scan = self.config.datasets[dataset], self.scan(dataset)
             found, faults = self._composed(dataset)
             if layout.names_media:
                 control = self.control(dataset)
-                made = measured(layout, settings, scan, found, control, self.memo)
+                section = self.config.models[model]
+                made = measured(layout, settings, scan, found, control, self.memo, section)
                 for line in made.lines():
                     sys.stderr.write(f"note: datasets.{dataset}: {line}\n")
                 if made.short and not (made.found or made.faults or faults):
@@ -135,7 +136,11 @@ class Facts:
 
     def known_faults(self, dataset: str, model: str) -> list[Fault]:
         """Return the faults of a dataset's items; none where a remembered verdict spared them."""
-        return self._items.get((dataset, self.config.models[model].layout_name), ([], []))[1]
+        return self._items.get(self._asked(dataset, model), ([], []))[1]
+
+    def _asked(self, dataset: str, model: str) -> tuple[str, str, str]:
+        section = self.config.models[model]
+        return dataset, section.layout_name, section.task or ""
 
     def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""

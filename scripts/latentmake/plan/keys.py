@@ -16,10 +16,10 @@ from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
 from latentmake.index.memo import Memo, SourceStat
-from latentmake.layouts import Layout, size_of
+from latentmake.layouts import Layout, beside, kind_of, size_of
 from latentmake.sources import s3
 
-__all__ = ["PENDING", "Keys", "Source", "joined", "unreadable"]
+__all__ = ["PENDING", "Keys", "Source", "joined", "resolution_of", "unreadable"]
 
 PENDING = ""
 """Digest of the recipe of a model that a rule has yet to make."""
@@ -61,6 +61,11 @@ class Source(NamedTuple):
         own = [] if self.path is None or self.stat is None else [(self.path, self.stat)]
         paths, stats = (*self.controls, *self.layers), (*self.control_stats, *self.layer_stats)
         return [*own, *zip(paths, stats, strict=True)]
+
+
+def resolution_of(part: str, source: Source) -> Size | None:
+    """Return the resolution that shapes a target; None for a text without controls."""
+    return size_of(part) if source.image is None else beside(part)
 
 
 def joined(content: str, controls: Sequence[str], layers: Sequence[str] = ()) -> str:
@@ -219,7 +224,7 @@ class Keys:
             clip: frames of a video.
             header: of a file that may have been made of that content.
         """
-        resolution, size = size_of(part), self._sizes.get(content)
+        resolution, size = resolution_of(part, source), self._sizes.get(content)
         if resolution is None:
             size = Size(0, 0)
         elif source.media is not None:
@@ -231,8 +236,13 @@ class Keys:
         if size is None:
             return None
         try:
+            sizes = source.control_sizes
+            if kind_of(part) == "text":
+                return self._layout.text_variant(resolution, size, self._settings, sizes)
             turned = source.media.rotation if source.media else 0
-            return self._layout.variant(resolution, size, self._settings, clip, source.span, turned)
+            return self._layout.variant(
+                resolution, size, self._settings, clip, source.span, turned, sizes
+            )
         except SourceError:  # which the job names
             return None
 

@@ -174,8 +174,8 @@ def _prompt_stem(text: str) -> str:
     return digest.of_bytes(text.encode())[:20]
 
 
-def source_of(part: str, item: Item) -> Source:
-    """Return the source of an item's targets of a part."""
+def source_of(part: str, item: Item, *, controlled_text: bool = False) -> Source:
+    """Return the source of an item's targets of a part; `controlled_text` is the layout's."""
     if kind_of(part) == "latents":
         return Source(
             item.stem,
@@ -189,6 +189,19 @@ def source_of(part: str, item: Item) -> Source:
             layer_stats=item.layer_stats,
             control_sizes=item.control_sizes,
         )
+    found = _text_source(part, item)
+    if not controlled_text or not item.controls:
+        return found
+    return found._replace(
+        controls=item.controls,
+        control_stats=item.control_stats,
+        media=item.media,
+        control_sizes=item.control_sizes,
+        image=item.image,
+    )
+
+
+def _text_source(part: str, item: Item) -> Source:
     if item.texts is not None:
         name = layouts.text_of(part)
         number = name.partition(".")[2]

@@ -170,7 +170,11 @@ def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[st
     owned = {item.stem for item in items} | {fault.stem for fault in faults}
     if layout.drops_skipped and settings.on_error == "skip":
         owned = {item.stem for item in wanted}
-    sources = {part: [source_of(part, item) for item in wanted] for part in parts}
+    controlled = layout.controlled_text
+    sources = {
+        part: [source_of(part, item, controlled_text=controlled) for item in wanted]
+        for part in parts
+    }
     state = evaluate(facts, dataset, model, sources, owned=owned, found=folder.listing())
     state.images = manifest.images_digest(
         manifest.place_of(item.image, item.span, item.row) for item in wanted

@@ -13,10 +13,10 @@ from latentmake.config import Run, nearest
 from latentmake.config.mistakes import refuse_unknown
 from latentmake.errors import ConfigError, SourceError
 from latentmake.index.memo import target_stat
-from latentmake.layouts import Named, kind_of, size_of, text_of
+from latentmake.layouts import Named, kind_of, text_of
 from latentmake.plan.batches import work_item, work_order
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import Source
+from latentmake.plan.keys import Source, resolution_of
 from latentmake.plan.orders import Target, WorkOrder
 from latentmake.plan.parts import PROMPTS, known_prompts, prompt_sources, source_of, text_parts
 from latentmake.plan.planner import evaluate
@@ -91,7 +91,9 @@ def _sources(facts: Facts, dataset: str, model: str, part: str) -> list[Source]:
         return prompt_sources(known_prompts(facts.config, model)) if part == "text" else []
     if kind_of(part) == "text" and text_of(part) not in text_parts(facts.config.datasets[dataset]):
         return []
-    return [source_of(part, item) for item in facts.items(dataset, model)[0]]
+    controlled = facts.layout(model).controlled_text
+    items = facts.items(dataset, model)[0]
+    return [source_of(part, item, controlled_text=controlled) for item in items]
 
 
 def _single(
@@ -105,7 +107,9 @@ def _single(
         raise error
     facts.memo.save()
     stale = next((each for each in state.parts[part].stale if each.path == path), None)
-    target = Target(part, path, stale.found if stale else None, size_of(part), named.clip)
+    target = Target(
+        part, path, stale.found if stale else None, resolution_of(part, source), named.clip
+    )
     order = work_order(facts, dataset, model, kind, [work_item(source, [target])])
     order.write()
     return order, stale is not None

@@ -10,20 +10,21 @@ import errno
 import hashlib
 import marshal
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from latentmake.config import Dataset
-from latentmake.errors import DatasetError
+from latentmake.errors import DatasetError, SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS, Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat
 from latentmake.layouts.plain import LATENTS_ENDING
 from latentmake.sources import s3
+from latentmake.sources.numbered import Names, in_order
 from latentmake.sources.rows import Row
 
 __all__ = [
@@ -237,6 +238,7 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     }
     # One ending may end in another: `.tags.txt` in `.txt`.
     endings = sorted(texts, key=len, reverse=True)
+    layers: dict[str, list[tuple[str, SourceStat]]] = {}
     other_case: dict[tuple[str, str], str] = {}
     faults: list[Fault] = []
     full = _folders_with_files(scanned, (*extensions, *map(str.lower, endings)))
@@ -265,15 +267,23 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             where=f"datasets.{name}.path",
             hint=_no_images(kind, extensions, scanned),
         )
+    if dataset.multiple_target:
+        layers = _layers(images, texts[dataset.caption_extension], root)
     found: list[Item] = []
     for stem, candidates in images.items():
         files = [each for each in candidates if each[1].size != _FOLDER] or candidates
         own: dict[str, _File] = {of: each.pop(stem, (None, None)) for of, each in texts.items()}
-        if wrong := _fault(dataset, root, stem, files, own, other_case):
+        try:
+            further = in_order(stem.rpartition("/")[2], layers.get(stem, ()), "layer")
+        except SourceError as error:
+            faults.append(Fault(files[0][0], stem, error.what, error.hint))
+            continue
+        if wrong := _fault(dataset, root, stem, files, own, other_case, further):
             faults.append(wrong)
         else:
             item = Item(stem, *files[0], *chain(*own.values()))  # type: ignore[arg-type]
-            found.append(item._replace(span=span))
+            item = item._replace(layers=tuple(path for path, _ in further), span=span)
+            found.append(item._replace(layer_stats=tuple(stat for _, stat in further)))
     article = "an" if kind == "image" else "a"
     for ending, left in texts.items():
         one = "a caption" if ending == dataset.caption_extension else "a file of tags"
@@ -284,6 +294,24 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     return sorted(found), sorted(faults)
 
 
+def _layers(
+    images: dict[str, list[tuple[str, SourceStat]]],
+    captions: Collection[str],
+    root: str,
+) -> dict[str, list[tuple[str, SourceStat]]]:
+    """Take the layers out of the images of a dataset, and return them by their items.
+
+    They are those without a caption whose names continue that of an image with a caption.
+    """
+    own = (files[0][0] for stem, files in images.items() if stem in captions)
+    names = Names(path.removeprefix(f"{root}/") for path in own)
+    layers: dict[str, list[tuple[str, SourceStat]]] = {}
+    for stem in [stem for stem in images if stem not in captions]:
+        if (owner := names.owner(stem, "_")) is not None:
+            layers.setdefault(owner, []).extend(images.pop(stem))
+    return layers
+
+
 def _fault(
     dataset: Dataset,
     root: str,
@@ -291,8 +319,9 @@ def _fault(
     files: Sequence[tuple[str, SourceStat]],
     texts: Mapping[str, _File],
     other_case: Mapping[tuple[str, str], str],
+    layers: Sequence[tuple[str, SourceStat]],
 ) -> Fault | None:
-    """Return what is wrong with an item, by its images, and its caption and tags by their endings.
+    """Return what is wrong with an item, by its images, its layers, and its texts by their endings.
 
     `other_case` names files whose endings differ from those in upper and lower case alone.
     """
@@ -301,7 +330,7 @@ def _fault(
         others = ", ".join(path[len(root) + 1 :] for path, _ in files[1:])
         what = f"shares its stem with {others}, so their caches would overwrite each other"
         return Fault(where, stem, what, "rename or remove one of them")
-    for path, stat in (files[0], *texts.values()):
+    for path, stat in (files[0], *texts.values(), *layers):
         if path is not None and stat is not None and stat.size < 0:
             return Fault(path, stem, *_ODD[stat.size])
     for ending, (path, _) in texts.items():

@@ -6,6 +6,7 @@ One bad row stops no other.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from latentmake.sources.items import (
     unusable_name,
 )
 from latentmake.sources.metadata import json_objects, learned
-from latentmake.sources.rows import Row, row_of
+from latentmake.sources.rows import Row, columns_of, layers_of, row_of
 
 __all__ = ["items", "scan"]
 
@@ -57,7 +58,7 @@ def scan(name: str, dataset: Dataset, memo: Memo) -> Scan:
     entries = [(str(place), *stat)]
     seen: set[str] = set()
     for row in rows:
-        for path in (row.path, *_beside(row, dataset)):
+        for path in (row.path, *_beside(row, dataset), *_further(row, root)):
             if path not in seen:
                 seen.add(path)
                 entries.append((path, *_stat(path)))
@@ -178,6 +179,16 @@ def _beside(row: Row, dataset: Dataset) -> list[str]:
     return [*found, stem + tags] if tags and row.tags is None else found
 
 
+def _further(row: Row, root: str) -> list[str]:
+    """Return the paths of controls and layers; what is wrong with them is said with the items."""
+    found: list[str] = []
+    with contextlib.suppress(ValueError):
+        found += columns_of(row.others, root, "control_path")
+    with contextlib.suppress(ValueError):
+        found += layers_of(row.others, root)
+    return found
+
+
 # -- items ----------------------------------------------------------------------------------------
 
 
@@ -204,8 +215,13 @@ def items(
     found: dict[str, tuple[Item, int]] = {}
     texts: dict[str, Entry] = {}
     for row in rows:
-        item = _item(dataset, scanned.root, row, stats)
         where = _line(dataset, row.line)
+        try:
+            item = _item(dataset, scanned.root, row, stats)
+        except ValueError as error:
+            hint = "correct the row, or take it out"
+            faults.append(Fault(where, _unnamed(row.line), f"{row.path} {error}", hint))
+            continue
         if wrong := _fault(dataset, item, row, stats):
             faults.append(Fault(where, item.stem, *wrong))
             continue
@@ -245,6 +261,11 @@ def _item(dataset: Dataset, root: str, row: Row, stats: dict[str, SourceStat]) -
         place=_line(dataset, row.line),
         window=None if row.start is None and row.end is None else (row.start or 0, row.end),
     )
+    if dataset.multiple_target:
+        layers = layers_of(row.others, root)
+        item = item._replace(
+            layers=tuple(layers), layer_stats=tuple(stats[layer] for layer in layers)
+        )
     if dataset.video:
         span = row.span(dataset.sample_stride)
         item = item._replace(span=None if span == Span() else span)
@@ -261,7 +282,7 @@ def _fault(
     path = row.path
     if fault := unusable_name(f"{item.stem}."):
         return f"{path} {fault}", "rename the file"
-    for each in (path, item.caption, item.tags):
+    for each in (path, item.caption, item.tags, *item.layers):
         if each is not None and stats[each].size < 0:
             what, hint = _ODD[stats[each].size]
             return f"{each} {what}", hint

@@ -10,21 +10,25 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from posixpath import splitext
+from typing import NamedTuple
 
 from latentmake import digest
-from latentmake.config import Dataset
+from latentmake.config import Dataset, Model
 from latentmake.errors import SourceError
 from latentmake.files.frames import HungError, probe_videos
-from latentmake.files.media import NPZ, VIDEO_EXTENSIONS, Media, probe_image
+from latentmake.files.media import NPZ, Media, probe_image
+from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Span, kept_indices
+from latentmake.geometry.control_sizes import control_size, has_own_sizes
 from latentmake.geometry.timing import Timing
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.progress import Progress
-from latentmake.sources.items import IMAGE_EXTENSIONS, Fault, Item, Scan
+from latentmake.sources.controls import controls_of
+from latentmake.sources.items import Fault, Item, Scan
 
 __all__ = ["Measured", "measured"]
 
@@ -67,15 +71,18 @@ def measured(
     items: Sequence[Item],
     control: Scan | None,
     memo: Memo,
+    model: Model | None = None,
 ) -> Measured:
-    """Complete items by size, length, span and control.
+    """Complete items by size, length, span and controls.
 
     `scan` is the listing of the dataset, `control` that of its folder of control images, if any.
-    The memo knows sizes and learns new ones.
+    The memo knows sizes and learns new ones. `model` says how many controls an item has, where the
+    layout numbers them.
     """
     made = Measured()
-    known = _probed(settings, scan.roots, items, memo)
-    controls = {} if control is None else _controls(control, settings)
+    stats = {item.image: item.image_stat for item in items}
+    known = _probed(scan.roots, stats, memo, video=settings.video)
+    controls = _controls(layout, settings, scan, control, items, memo, model)
     bases: dict[str, tuple[str, str]] = {}
     spans: dict[tuple[str, Span], str] = {}
     variable: list[str] = []
@@ -109,21 +116,15 @@ def measured(
                     continue
                 hint = "use shorter clips, or remove it"
                 raise SourceError(what, where=item.image, hint=hint)
-            beside: tuple[str, SourceStat] | None = None
-            if control is not None:
-                name = _beside(item, scan)
-                if name not in controls:
-                    what = f"has no control in {control.root}"
-                    hint = f"put {control.root}/{name} there, or remove the item"
-                    raise SourceError(what, where=item.image, hint=hint)
-                beside = controls[name]
+            beside = controls[item.stem]
+            if isinstance(beside, SourceError):
+                raise beside
         except SourceError as error:
             made.faults.append(Fault(item.where, item.stem, error.what, error.hint))
             continue
-        item = item._replace(media=media, span=span)
-        if beside is not None:
-            item = item._replace(controls=(beside[0],), control_stats=(beside[1],))
-        made.found.append(item)
+        made.found.append(item._replace(media=media, span=span, **beside._asdict()))
+    if settings.multiple_target:
+        _set_uneven_aside(made)
     made.notes += _note(variable, "a variable frame rate", "source_fps: auto")
     made.notes += _note(turned, "a rotation for display", "display_rotation: true")
     return made
@@ -141,13 +142,12 @@ def _note(paths: list[str], what: str, key: str) -> Iterator[str]:
 
 
 def _probed(
-    settings: Dataset, roots: Sequence[str], items: Sequence[Item], memo: Memo
+    roots: Iterable[str], stats: Mapping[str, SourceStat], memo: Memo, *, video: bool
 ) -> Mapping[str, Media | SourceError]:
-    """Return size and length of each file; the memo learns new ones."""
+    """Return size and length of files below some folders; the memo learns new ones."""
     known: dict[str, tuple[SourceStat, Media]] = {}
     for root in roots:
         known |= memo.media_below(root)
-    stats = {item.image: item.image_stat for item in items}
     found: dict[str, Media | SourceError] = {}
     new: list[str] = []
     for path, stat in stats.items():
@@ -157,8 +157,8 @@ def _probed(
             found[path] = hung
         else:
             new.append(path)
-    what, least = ("videos", _LONG_VIDEOS) if settings.video else ("images", _LOOKS_LONG)
-    probes = probe_videos(new) if settings.video else map(_image, new)
+    what, least = ("videos", _LONG_VIDEOS) if video else ("images", _LOOKS_LONG)
+    probes = probe_videos(new) if video else map(_image, new)
     with Progress(
         total=len(new), desc=f"sizes of {what}", unit=what[:-1], disable=len(new) < least
     ) as progress:
@@ -235,20 +235,85 @@ def _check_name(layout: Layout, item: Item, bases: dict[str, tuple[str, str]], t
         )
 
 
-def _beside(item: Item, scan: Scan) -> str:
-    """Return the path of an item's file below the dataset's folder, without its ending."""
-    return splitext(item.image.removeprefix(f"{scan.root}/"))[0]
+# -- controls and layers --------------------------------------------------------------------------
 
 
-def _controls(control: Scan, settings: Dataset) -> dict[str, tuple[str, SourceStat]]:
-    """Return stem -> path and stat of every control image, or video where items are videos."""
-    extensions = VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS
-    found: dict[str, tuple[str, SourceStat]] = {}
-    for path, *stat in sorted(control.entries):
-        stem, dot, extension = path.rpartition(".")
-        if dot and stat[0] >= 0 and f".{extension.lower()}" in extensions:
-            found.setdefault(stem, (f"{control.root}/{path}", SourceStat(*stat)))
+class _Controls(NamedTuple):
+    """What an item says of its controls."""
+
+    controls: tuple[str, ...]
+    control_stats: tuple[SourceStat, ...]
+    control_sizes: tuple[Size, ...] = ()
+
+
+def _controls(
+    layout: Layout,
+    settings: Dataset,
+    scan: Scan,
+    control: Scan | None,
+    items: Sequence[Item],
+    memo: Memo,
+    model: Model | None,
+) -> dict[str, _Controls | SourceError]:
+    """Return the controls of each item by its stem, or what is wrong with them."""
+    files_of = controls_of(layout, settings, scan, control, items, model)
+    found: dict[str, _Controls | SourceError] = {}
+    stats: dict[str, SourceStat] = {}
+    for item in items:
+        try:
+            files = files_of(item)
+            stats.update(files)
+            found[item.stem] = _Controls(tuple(x for x, _ in files), tuple(x for _, x in files))
+        except SourceError as error:
+            found[item.stem] = error
+    if model is None or settings.video or not has_own_sizes(settings):
+        return found
+    roots = [*scan.roots, *([] if control is None else [control.root])]
+    media = _probed(roots, stats, memo, video=False)
+    for item in items:
+        each = found[item.stem]
+        if isinstance(each, _Controls):
+            found[item.stem] = _sized(model, settings, item, each, media)
     return found
+
+
+def _sized(
+    model: Model,
+    settings: Dataset,
+    item: Item,
+    controls: _Controls,
+    media: Mapping[str, Media | SourceError],
+) -> _Controls | SourceError:
+    """Return the controls of an item with their sizes, or the fault of one."""
+    sizes: list[Size] = []
+    for path in controls.controls:
+        found = media[path]
+        try:
+            if isinstance(found, SourceError):
+                raise found
+            sizes.append(Size(found.width, found.height))
+            control_size(sizes[-1], settings, model.spec.side)
+        except SourceError as error:
+            what = f"has a control {path}, which {error.what}"
+            return SourceError(what, where=item.image, hint=error.hint)
+    return controls._replace(control_sizes=tuple(sizes))
+
+
+def _set_uneven_aside(made: Measured) -> None:
+    """Make those items faulty that have another number of layers than most."""
+    counts = Counter(len(item.layers) for item in made.found if item.layers)
+    usual = max(counts, key=lambda count: (counts[count], count), default=0)
+    found, made.found = made.found, []
+    for item in found:
+        if item.layers and len(item.layers) == usual:
+            made.found.append(item)
+            continue
+        count = len(item.layers)
+        what = f"has {count or 'no'} layer{'s' * (count != 1)}"
+        what += f", and others {usual}" * (usual > 0)
+        name = item.stem.rpartition("/")[2]
+        hint = f"name them {name}_1, {name}_2 and so on, without captions, or remove it"
+        made.faults.append(Fault(item.where, item.stem, what, hint))
 
 
 # -- videos ---------------------------------------------------------------------------------------

@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from posixpath import isabs, normpath
 from typing import Any, NamedTuple
 
 from latentmake.geometry.clips import Span
 from latentmake.sources.metadata import name_of, text_of
 
-__all__ = ["CAPTIONS", "NAMES", "SPANS", "Row", "row_of"]
+__all__ = ["CAPTIONS", "NAMES", "SPANS", "Row", "columns_of", "layers_of", "row_of"]
 
-NAMES = ("video", "video_path", "image", "image_path", "file_name", "path")
+NAMES = ("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0")
 """Columns that may name the file; the first of them counts."""
 
 CAPTIONS = ("prompt", "caption", "text")
@@ -93,7 +94,7 @@ def row_of(line: int, values: object, roots: Collection[str], *, video: bool) ->
     others = {key: value for key, value in values.items() if value is not None}
     name = _first(others, NAMES)
     if name is None:
-        raise ValueError(f"names no file ({' or '.join(NAMES[:1] + NAMES[-2:])})")
+        raise ValueError(f"names no file ({' or '.join(NAMES[:1] + NAMES[-3:-1])})")
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"names no file, but {name!r}")
     caption = text_of(_first(others, CAPTIONS), "\n", "its row")
@@ -111,6 +112,48 @@ def row_of(line: int, values: object, roots: Collection[str], *, video: bool) ->
     )
     _check_span(row)
     return row
+
+
+def columns_of(row: Mapping[str, Any], root: str, name: str) -> list[str]:
+    """Return the files in the columns `name`, `name_0`, `name_1`, ... of a row, in their order.
+
+    Args:
+        row: its columns.
+        root: the folder of the list.
+        name: beginning of the columns' names.
+
+    Raises:
+        ValueError: says what is wrong with them.
+    """
+    columns: dict[int, str] = {}
+    for column, value in row.items():
+        if column != name and not column.startswith(f"{name}_"):
+            continue
+        digits = column.removeprefix(name).removeprefix("_") or "0"
+        if not (digits.isascii() and digits.isdecimal()):
+            raise ValueError(f"has a column {column}, which does not end in a number")
+        if int(digits) in columns:
+            raise ValueError(f"has two columns {name} of the number {int(digits)}")
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"has {column}: {value!r}, which is no path")
+        columns[int(digits)] = value.strip()
+    roots = {str(Path(root).absolute()), str(Path(root).resolve())}
+    paths = [_path(columns[number], roots) for number in sorted(columns)]
+    return [path if path.startswith("/") else f"{root}/{path}" for path in paths]
+
+
+def layers_of(row: Mapping[str, Any], root: str) -> list[str]:
+    """Return the paths in the columns `image_path_1`, `image_path_2`, ... of a row.
+
+    Raises:
+        ValueError: says what is wrong with them.
+    """
+    own = {column: value for column, value in row.items() if column.startswith("image_path_")}
+    paths = columns_of(own, root, "image_path")
+    for number in range(1, len(paths) + 1):
+        if f"image_path_{number}" not in own:
+            raise ValueError(f"has {max(own)}, and no image_path_{number}")
+    return paths
 
 
 def _first(values: dict[str, Any], names: Collection[str]) -> Any:
