@@ -258,7 +258,7 @@ MUSUBI: Mapping[str, Scripts] = {
     "framepack": Scripts(
         title="FramePack",
         mark=r"\bclean_x_embedder\.",
-        channels={"latents": 16, "latents_clean": 16},
+        channels={"latents": 16},
         rules=(Rule("--vae_dtype", values=("float16",)),),
         control_latents=False,
         suffix="fp",

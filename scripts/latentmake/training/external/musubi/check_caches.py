@@ -39,6 +39,7 @@ _DTYPES = {
     "float8_e4m3fn": "F8_E4M3",
 }
 _FIRST, _CONTROL = "latents_image", "latents_control"
+_HISTORY = "latents_clean"  # of FramePack: named for the frames of `latents`, not for its own
 
 
 class _FaultError(Exception):
@@ -167,12 +168,15 @@ class _Files:
         """Compare a tensor to its name, which says its frames, height, width and dtype."""
         what, key = match["what"], match[0]
         sides = [int(match["h"]), int(match["w"])]
-        if match["f"] is not None and not what.startswith("latents_clean"):
+        shape = tensor.shape
+        if what.startswith(_HISTORY):
+            shape = shape[-2:]
+        elif match["f"] is not None:
             sides.insert(0, int(match["f"]))
         channels = self._scripts.channels.get(what.rstrip("_0123456789"))
-        if not _fits(tensor.shape, sides, channels):
-            shape = [*([] if channels is None else [channels]), *sides]
-            raise _FaultError(f"holds {key} with the shape {list(tensor.shape)}, not {shape}")
+        if not _fits(shape, sides, channels):
+            known = [*([] if channels is None else [channels]), *sides]
+            raise _FaultError(f"holds {key} with the shape {list(tensor.shape)}, not {known}")
         if _DTYPES.get(match["dtype"]) != tensor.dtype:
             raise _FaultError(f"holds {key} as {tensor.dtype}")
 

@@ -1,0 +1,287 @@
+"""A run of each of musubi-tuner's architectures: items, and caches as its own scripts write them.
+
+Names of tensors and their shapes are those of musubi-tuner's dataset/cache_io.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from latentmake import digest
+from latentmake.config import Dataset, ExternalProgram, Model, MusubiTrainer, Publish
+from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.scripts import Scripts
+from latentmake.training.external.musubi.order import MusubiOrder
+from PIL import Image
+from safetensors.torch import save_file
+
+RUN = "cats"
+COLOURS = {"red": (250, 10, 10), "blue": (10, 10, 250)}
+IMAGE = (80, 64)
+RESOLUTION = (64, 64)
+CLIP_FRAMES = 37
+_BUCKET = (64, 64)  # (width, height) of an image of 80 x 64 without buckets
+_WIDE = (32, 64)  # of a control, (height, width) in pixels
+
+Tensors = dict[str, torch.Tensor]
+ROWS: Mapping[str, Scripts] = {
+    (name or "wan"): row.scripts
+    for name, row in {"": WAN, **ARCHITECTURES}.items()
+    if row.scripts is not None
+}
+VERSIONS = [(name, task) for name, scripts in ROWS.items() for task in scripts.versions]
+# A name of a tensor that the DiT's file has, as its class names it.
+DIT_NAMES = {
+    "wan": "blocks.0.cross_attn.k.weight",
+    "qwen_image": "transformer_blocks.0.img_mod.1.weight",
+    "qwen_image_edit": "model.diffusion_model.transformer_blocks.0.img_mod.1.weight",
+    "qwen_image_layered": "transformer_blocks.0.img_mod.1.weight",
+    "z_image": "noise_refiner.0.attention.to_q.weight",
+    "flux_2_dev": "double_stream_modulation_img.lin.weight",
+    "flux_2_klein_4b": "double_stream_modulation_img.lin.weight",
+    "flux_2_klein_9b": "double_stream_modulation_img.lin.weight",
+    "flux_kontext": "double_blocks.0.img_mod.lin.weight",
+    "hunyuan_video": "single_blocks.0.modulation.linear.weight",
+    "hunyuan_video_1_5": "byt5_in.fc1.weight",
+    "framepack": "clean_x_embedder.proj.weight",
+    "kandinsky5": "visual_transformer_blocks.0.feed_forward.in_layer.weight",
+    "krea2": "txtfusion.projector.weight",
+    "ideogram4": "layers.0.attention.qkv.weight",
+    "hidream_o1": "model.final_layer2.linear.weight",
+}
+DIT_FURTHER = {"ideogram4": "llm_cond_proj.weight"}
+
+
+def _bf16(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape, dtype=torch.bfloat16)
+
+
+def _latents(kind: str, *shape: int, sides: str) -> Tensors:
+    return {f"{kind}_{sides}_bfloat16": _bf16(*shape)}
+
+
+def latents_of(name: str, task: str, *, controls: int, video: bool) -> Tensors:
+    """Return the tensors of an image's, or of a clip's latents."""
+    scripts = ROWS[name]
+    width, height = (side // scripts.pixels for side in _BUCKET)
+    ch, cw = (side // scripts.pixels for side in _WIDE)
+    frames = (CLIP_FRAMES - 1) // 4 + 1 if video else 1
+    hw, fhw = f"{height}x{width}", f"{frames}x{height}x{width}"
+    suffix = scripts.suffix
+    if suffix in ("qi", "qie"):
+        found = _latents("latents", 16, 1, height, width, sides=fhw)
+        for number in range(controls):
+            sides = f"1x{ch}x{cw}"
+            found |= _latents(f"latents_control_{number}", 16, 1, ch, cw, sides=sides)
+        return found
+    if suffix == "qil":
+        return _latents("latents", 16, 3, height, width, sides=f"3x{hw}")
+    if suffix == "zi":
+        return _latents("latents", 16, height, width, sides=fhw)
+    if suffix in ("f2d", "f2k4b", "f2k9b"):
+        found = _latents("latents", 128, height, width, sides=hw)
+        for number in range(controls):
+            found |= _latents(f"latents_control_{number}", 128, ch, cw, sides=f"{ch}x{cw}")
+        return found
+    if suffix == "fk":
+        found = _latents("latents", 16, height, width, sides=fhw)
+        return found | _latents("latents_control", 16, ch, cw, sides=f"1x{ch}x{cw}")
+    if suffix == "hv15":
+        found = _latents("latents", 32, frames, height, width, sides=fhw)
+        if task == "i2v":
+            found |= _latents("latents_image", 33, frames, height, width, sides=fhw)
+            found["siglip_float16"] = torch.ones(729, 1152, dtype=torch.float16)
+        return found
+    if suffix == "fp":
+        return _framepack(height, width, frames=9 if video else 1)
+    if suffix == "k5":
+        found = _latents("latents", 16, frames, height, width, sides=fhw)
+        return found | _latents("latents_image", 16, 2, height, width, sides=f"2x{hw}")
+    if suffix == "i4":
+        return _latents("latents", 128, height, width, sides=fhw)
+    if suffix == "ho1":
+        found = _latents("latents", height, width, 3072, sides=fhw)
+        for number in range(controls):
+            found |= _latents(f"latents_control_{number}", ch, cw, 3072, sides=f"{ch}x{cw}")
+        return found
+    found = _latents("latents", 16, frames, height, width, sides=fhw)
+    if suffix == "wan" and task.startswith(("i2v", "flf2v")):
+        found |= _latents("latents_image", 20, frames, height, width, sides=fhw)
+        if "A14B" not in task:
+            found["clip_bfloat16"] = torch.ones(257, 1280, dtype=torch.float16)
+    if suffix == "wan" and controls:
+        found |= _latents("latents_control", 16, frames, height, width, sides=fhw)
+    return found
+
+
+def _framepack(height: int, width: int, frames: int) -> Tensors:
+    sides = f"{frames}x{height}x{width}"
+    found = _latents("latents", 16, frames, height, width, sides=sides)
+    found["image_embeddings_bfloat16"] = _bf16(729, 1152)
+    for kind, count in (("clean", 2), ("clean_2x", 2), ("clean_4x", 16)):
+        found |= _latents(f"latents_{kind}", 16, count, height, width, sides=sides)
+        name = kind.replace("clean", "clean_latent", 1)
+        found[f"{name}_indices_int64"] = torch.arange(count)
+    return found | {"latent_indices_int64": torch.arange(frames)}
+
+
+TEXTS: Mapping[str, Tensors] = {
+    "wan": {"varlen_t5_bfloat16": _bf16(3, 32)},
+    **{key: {"varlen_vl_embed_bfloat16": _bf16(3, 32)} for key in ("qi", "qie", "qil")},
+    "zi": {"varlen_llm_embed_bfloat16": _bf16(3, 32)},
+    **{key: {"ctx_vec_bfloat16": _bf16(8, 32)} for key in ("f2d", "f2k4b", "f2k9b")},
+    "fk": {"t5_vec_bfloat16": _bf16(8, 32), "clip_l_pooler_bfloat16": _bf16(16)},
+    "hv": {
+        "llm_float16": torch.ones(8, 32, dtype=torch.float16),
+        "llm_mask": torch.ones(8, dtype=torch.int64),
+        "clipL_float16": torch.ones(16, dtype=torch.float16),
+    },
+    "hv15": {
+        "varlen_vl_embed_bfloat16": _bf16(3, 32),
+        "varlen_byt5_embed_bfloat16": _bf16(2, 16),
+    },
+    "fp": {
+        "llama_vec_float16": torch.ones(8, 32, dtype=torch.float16),
+        "llama_attention_mask": torch.ones(8, dtype=torch.bool),
+        "clip_l_pooler_float16": torch.ones(16, dtype=torch.float16),
+    },
+    "k5": {
+        "text_embeds_bfloat16": _bf16(8, 32),
+        "pooled_embed_bfloat16": _bf16(16),
+        "attention_mask": torch.ones(8, dtype=torch.bool),
+    },
+    "kr2": {"varlen_krea2_vl_embed_bfloat16": _bf16(3, 2, 32)},
+    "i4": {"varlen_i4_llm_features_float32": torch.ones(3, 32)},
+    "ho1": {"varlen_input_ids_int64": torch.ones(3, dtype=torch.int64)},
+}
+
+
+def model_of(name: str, task: str) -> dict[str, Any]:
+    """Return a model's section with all that its row demands."""
+    scripts = ROWS[name]
+    files = (*scripts.latents.files, *scripts.text.files, *scripts.training.files)
+    keys = {file.key for file in files if file.required} | set(scripts.versions[task].needs)
+    texts = sorted(key for key in keys if key.startswith("text"))
+    section: dict[str, Any] = {key: f"models/{key}.safetensors" for key in keys - set(texts)}
+    section |= {"text": [f"models/{key}.safetensors" for key in texts]} if texts else {}
+    section |= {"task": task} if task else {}
+    return section if name == "wan" else section | {"architecture": name}
+
+
+def _write_models(root: Path, name: str, model: Model) -> None:
+    folder = root / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [DIT_NAMES[name], *filter(None, [DIT_FURTHER.get(name)])]
+    if name == "wan":
+        names += ["blocks.0.self_attn.q.weight", "patch_embedding.weight", "head.head.weight"]
+    weights: dict[str, list[str]] = {
+        "dit": names,
+        "vae": ["encoder.conv1.weight", "decoder.conv1.weight"],
+        "text": ["token_embedding.weight", "norm.weight"],
+        "clip": ["visual.head", "textual.head"],
+    }
+    files = (*ROWS[name].latents.files, *ROWS[name].text.files, *ROWS[name].training.files)
+    for key in {file.key for file in files}:
+        if model.weights(key) is not None:
+            tensors = {each: _bf16(2, 2) for each in weights.get(key, ["a.weight"])}
+            save_file(tensors, folder / f"{key}.safetensors")
+
+
+def make_row_run(
+    root: Path, name: str, task: str, *, tuner: Path | None = None, **trainer: Any
+) -> MusubiOrder:
+    """Write items, caches, manifest and weights of a run of one version of a row.
+
+    Args:
+        root: the working directory, in which relative paths lie.
+        name: of the row; `wan` for a Wan model.
+        task: of the version.
+        tuner: musubi-tuner's folder.
+        trainer: the trainer's section.
+    """
+    scripts = ROWS[name]
+    version = scripts.versions[task]
+    video, controls = not version.images, version.controls[0]
+    model = Model.model_validate(model_of(name, task))
+    _write_models(root, name, model)
+    rows = []
+    folder = Path(f"cache/{RUN}/m/64")
+    (root / folder).mkdir(parents=True)
+    for stem, colour in COLOURS.items():
+        rows.append(_item(root, stem, colour, video, controls, layers=scripts.layers))
+        size = IMAGE if not video else _BUCKET
+        clip = f"_00000-{CLIP_FRAMES:03d}" * video + "-0000" * (video and scripts.sections)
+        shape = f"{size[0]:04d}x{size[1]:04d}"
+        latents = folder / f"{stem}{clip}_{shape}_{scripts.suffix}.safetensors"
+        text = folder / f"{stem}_{scripts.suffix}_te.safetensors"
+        head = {"architecture": scripts.header, "format_version": "1.0.1"}
+        sides = {"width": str(size[0]), "height": str(size[1])}
+        tensors = latents_of(name, task, controls=controls, video=video)
+        save_file(tensors, root / latents, head | sides)
+        save_file(TEXTS[scripts.suffix], root / text, head | {"caption1": f"a {stem} square"})
+        rows[-1] |= {"latents": {"64": [os.fspath(latents)]}, "text": {"64": os.fspath(text)}}
+    output = root / f"runs/{RUN}"
+    output.mkdir(parents=True)
+    (output / "manifest.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (output / "dataset.lock").write_text(json.dumps({"digest": digest.of_value("one")}))
+    settings: dict[str, Any] = {"path": f"data/{RUN}"}
+    settings |= {"control_directory": "control"} if controls else {}
+    settings |= {"target_frames": [CLIP_FRAMES], "fit": "bucket"} if video else {"fit": "crop"}
+    settings |= {"multiple_target": True} if scripts.layers else {}
+    known = {key: value for key, value in settings.items() if key in Dataset.model_fields}
+    given = MusubiTrainer.model_validate({"kind": "musubi", "max_train_epochs": 2, **trainer})
+    return MusubiOrder(
+        run=RUN,
+        manifest=f"runs/{RUN}/manifest.jsonl",
+        lock=f"runs/{RUN}/dataset.lock",
+        output=f"runs/{RUN}",
+        datasets={RUN: Dataset.model_validate(known)},
+        resolutions=[RESOLUTION],
+        model_name="m",
+        model=model,
+        trainer=given.for_scripts(scripts),
+        musubi_tuner=None if tuner is None else ExternalProgram(path=os.fspath(tuner)),
+        publish=Publish(),
+    )
+
+
+def _item(
+    root: Path, stem: str, colour: tuple[int, int, int], video: bool, controls: int, layers: bool
+) -> dict[str, Any]:
+    """Write a picture or a stand-in for a video, its caption, controls and layers."""
+    source = root / f"data/{RUN}/{stem}{'.mp4' if video else '.png'}"
+    source.parent.mkdir(parents=True, exist_ok=True)
+    picture = Image.new("RGB", IMAGE, colour)
+    if video:
+        source.write_bytes(b"only its name is looked at")
+    else:
+        picture.save(source)
+    source.with_suffix(".txt").write_text(f"a {stem} square\n")
+    beside = []
+    for number in range(controls):
+        path = root / f"control/{stem}{f'_{number}' if controls > 1 else ''}.png"
+        path.parent.mkdir(exist_ok=True)
+        picture.save(path)
+        beside.append(os.fspath(path.relative_to(root)))
+    row: dict[str, Any] = {
+        "dataset": RUN,
+        "stem": stem,
+        "source": os.fspath(source.relative_to(root)),
+        "caption": os.fspath(source.with_suffix(".txt").relative_to(root)),
+        "control": beside[0] if beside else None,
+        "repeats": 1,
+    }
+    if len(beside) > 1:
+        row["controls"] = beside
+    if layers:
+        row["layers"] = []
+        for number in (1, 2):
+            path = source.with_stem(f"{stem}_{number}")
+            picture.save(path)
+            row["layers"].append(os.fspath(path.relative_to(root)))
+    return row
