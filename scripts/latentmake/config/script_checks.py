@@ -75,7 +75,7 @@ def _fault(rule: Rule, arguments: Sequence[str], title: str) -> tuple[str, str] 
 def _values(arguments: Sequence[str]) -> dict[str, str]:
     """Return the flags among arguments with what stands behind each; "" where nothing does."""
     found: dict[str, str] = {}
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
         if argument.startswith("--"):
             flag, equals, value = argument.partition("=")
             found[flag] = value if equals else following
