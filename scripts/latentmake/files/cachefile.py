@@ -34,6 +34,7 @@ __all__ = [
     "Header",
     "Picture",
     "read_header",
+    "read_recipe",
     "serialize",
     "size_of",
     "stamp",
@@ -144,6 +145,15 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     if not _is_as_written(head.data, metadata):
         raise CacheError("was rewritten by another program", where=path)
     return Header(key, source, content, str(metadata.get(ADOPTED, "")), picture)
+
+
+def read_recipe(path: str | os.PathLike[str]) -> dict[str, object]:
+    """Return the recipe in the header of a safetensors file; empty where none can be read."""
+    try:
+        found = json.loads(read_head(path).metadata.get(RECIPE, "{}"))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _picture(metadata: Mapping[str, str], recipe: str) -> Picture | None:

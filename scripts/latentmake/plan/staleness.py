@@ -41,6 +41,7 @@ class Stale(NamedTuple):
         reason: one of `REASONS`.
         found: key and mtime of the file there now, if any.
         content: digest of the source, if it is known.
+        recipe: digest of the recipe of the file there, where that is another than it should be.
     """
 
     source: Source
@@ -50,6 +51,7 @@ class Stale(NamedTuple):
     clip: Clip | None = None
     content: str | None = None
     at_hand: tuple[str, ...] = ()
+    recipe: str = ""
 
 
 @dataclass
@@ -224,7 +226,9 @@ def _part(
                 edited = header.recipe == recipe and header.source != content
                 reason = "edited" if edited else "changed recipe"
                 content = keys.known_content(source)
-                state.stale.append(Stale(source, path, reason, found, clip, content))
+                state.stale.append(
+                    Stale(source, path, reason, found, clip, content, recipe=header.recipe)
+                )
     if not state.stale:
         state.keys = manifest.keys_digest(fresh)
     return state

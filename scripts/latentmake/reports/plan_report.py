@@ -14,6 +14,7 @@ from latentmake.plan.orders import RUNS
 from latentmake.plan.parts import Plan
 from latentmake.plan.targets import is_training_asked
 from latentmake.reports.plan_table import plan_table, status_lines
+from latentmake.reports.program_changes import program_changes
 
 __all__ = ["report", "status_path"]
 
@@ -40,6 +41,7 @@ def report(
         if run.estimate is not None and is_training_asked(name, targets)
     ]
     lines = [*estimates.lines(), *(f"training of {each.run}: {each.note}" for each in trainings)]
+    lines = [*program_changes(facts, plan.runs.values()), *lines]
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
@@ -50,7 +52,8 @@ def report(
         sys.stderr.write(f"warning: {shortage}\n")
     for name, run in plan.runs.items():
         if f"status_{name}" in targets:
-            lines = [*status_lines(run, facts.config.store.keep), ""]
+            lines = [*status_lines(run, facts.config.store.keep), *program_changes(facts, [run])]
+            lines.append("")
             atomic.write(status_path(name), "\n".join(lines).encode())
 
 

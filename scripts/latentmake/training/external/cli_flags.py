@@ -10,7 +10,7 @@ import ast
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,8 @@ class Sources:
         dataset_keys: keys of its dataset TOML's schema; None without such a schema.
         extends_path: whether the script changes where modules are looked for.
         files: their paths.
-        digest: of these files' names below the last folder and of their content.
+        contents: their names below the last folder -> digest of their content.
+        digest: of these.
     """
 
     flags: frozenset[str] | None
@@ -49,6 +50,7 @@ class Sources:
     dataset_keys: frozenset[str] | None
     extends_path: bool
     files: frozenset[str]
+    contents: Mapping[str, str]
     digest: str
 
     @classmethod
@@ -64,7 +66,7 @@ class Sources:
         def find() -> tuple[dict[str, Any], list[Path]]:
             return _Reader(script, roots).facts()
 
-        question = ["sources 4", str(script), [str(root) for root in roots]]
+        question = ["sources 5", str(script), [str(root) for root in roots]]
         facts: dict[str, Any] = remembered(memory, question, find)
         lists = {key: frozenset(each) for key, each in facts.items() if isinstance(each, list)}
         return cls(**{**facts, **lists})
@@ -97,6 +99,7 @@ class _Reader:
             "dataset_keys": sorted(self._dataset_keys()) or None,
             "extends_path": self._extends_path,
             "files": sorted(map(str, self._trees)),
+            "contents": self._digests,
             "digest": digest.of_value(sorted(self._digests.items())),
         }
         return facts, [*self._trees, *{path.parent for path in self._trees}]

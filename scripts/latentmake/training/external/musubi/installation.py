@@ -9,6 +9,7 @@ from latentmake.config.scripts import Scripts
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models.scripted import script_of
+from latentmake.plan import programs
 from latentmake.training.external.installation import Installation, Program
 
 __all__ = ["find", "pick_attention", "program_digest"]
@@ -43,13 +44,19 @@ def program_digest(
 ) -> str:
     """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
 
+    Their digests are kept, so that a later plan can name those that changed.
+
     Raises:
         TrainingError: the folder, its scripts, or the Python of its environment are missing.
     """
     assert model.spec.scripts is not None
     installation = find(settings, model.spec.scripts, memory)
     script = installation.script(script_of(model, kind).name)
-    return installation.sources_of(script.name).digest
+    sources = installation.sources_of(script.name)
+    below = f"{_PROGRAM.package}/"
+    files = {name.removeprefix(below): content for name, content in sources.contents.items()}
+    programs.keep(sources.digest, _PROGRAM.name, files)
+    return sources.digest
 
 
 def pick_attention(attention: str, installation: Installation, *, quick: bool = False) -> str:
