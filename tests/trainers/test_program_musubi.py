@@ -1,0 +1,81 @@
+"""An update of the real musubi-tuner: what its caching scripts import makes caches stale."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from conftest import sources
+from latentmake.config import ExternalProgram, Model
+from latentmake.plan import programs
+from latentmake.training.external.musubi.installation import program_digest
+
+pytestmark = pytest.mark.real_trainer
+
+
+class Case(NamedTuple):
+    """Files that latents, embeddings, and neither of them depend on, below the package."""
+
+    model: dict[str, object]
+    latents: str
+    text: str
+    neither: tuple[str, ...]
+
+
+CASES = {
+    "qwen_image": Case(
+        {"architecture": "qwen_image", "vae": "vae", "text": "text"},
+        "qwen_image_cache_latents.py",
+        "cache_text_encoder_outputs.py",
+        ("qwen_image_train_network.py", "zimage_cache_latents.py", "wan/modules/t5.py"),
+    ),
+    "z_image": Case(
+        {"architecture": "z_image", "vae": "vae", "text": "text"},
+        "zimage/zimage_autoencoder.py",
+        "zimage_cache_text_encoder_outputs.py",
+        ("zimage_train_network.py", "zimage/zimage_model.py", "qwen_image/qwen_image_utils.py"),
+    ),
+    "wan": Case(
+        {"task": "t2v-14B", "vae": "vae", "text": "text", "encoder": "musubi"},
+        "wan_cache_latents.py",
+        "wan_cache_text_encoder_outputs.py",
+        ("wan_train_network.py", "wan_generate_video.py", "flux_2_cache_latents.py"),
+    ),
+}
+
+
+def append(path: Path) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n# of another version\n")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_changed_source_is_told_by_the_caches_that_it_makes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "musubi-tuner"
+    shutil.copytree(sources("musubi-tuner") / "src", folder / "src")
+    monkeypatch.chdir(tmp_path)
+    case, package = CASES[name], folder / "src/musubi_tuner"
+    model = Model.model_validate(case.model)
+    tuner = ExternalProgram(path=str(folder), venv=sys.prefix)
+
+    def digests() -> dict[str, str]:
+        return {kind: program_digest(tuner, model, kind) for kind in ("latents", "text")}
+
+    before = digests()
+    for path in case.neither:
+        append(package / path)
+    assert digests() == before
+    for kind, path in (("latents", case.latents), ("text", case.text)):
+        append(package / path)
+        after = digests()
+        assert {each for each in after if after[each] != before[each]} == {kind}
+        old, new = (programs.program_of(found[kind]) for found in (before, after))
+        assert old is not None and new is not None and old.name == "musubi-tuner"
+        assert programs.changed(old, new) == [path]
+        assert package.joinpath(path).is_file()
+        before = after
