@@ -173,7 +173,6 @@ def install(folder: Path, scripts: Scripts) -> dict[str, str]:
     (folder / TEXT_MODULE).write_text("WIDTH = 8\n")
     (folder / OTHER_MODULE).write_text("STEPS = 20\n")
     (place / "fast_common.py").write_text(_COMMON)
-    (place / "wan_train_network.py").write_text("import argparse\n")
     further = sorted({name for each in scripts.versions.values() for name in each.tensors})
     facts = {
         "SUFFIX": scripts.suffix,

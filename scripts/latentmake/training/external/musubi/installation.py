@@ -53,9 +53,9 @@ def program_digest(
     installation = find(settings, model.spec.scripts, memory)
     script = installation.script(script_of(model, kind).name)
     sources = installation.sources_of(script.name)
-    below = f"{_PROGRAM.package}/"
+    below = f"{installation.program.package}/"
     files = {name.removeprefix(below): content for name, content in sources.contents.items()}
-    programs.keep(sources.digest, _PROGRAM.name, files)
+    programs.keep(sources.digest, installation.program.name, files)
     return sources.digest
 
 
