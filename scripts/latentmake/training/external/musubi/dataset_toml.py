@@ -65,6 +65,7 @@ def shapes(dataset: Dataset) -> dict[str, Any]:
         return {
             "enable_bucket": bucket,
             "bucket_no_upscale": bucket and dataset.bucket_no_upscale,
+            **_of_row(dataset),
         }
     shapes: dict[str, Any] = {
         "enable_bucket": True,  # caching puts clips into buckets whatever this says
@@ -76,4 +77,21 @@ def shapes(dataset: Dataset) -> dict[str, Any]:
     }
     if isinstance(dataset.source_fps, float):
         shapes["source_fps"] = float(dataset.source_fps)  # an integer would be refused
-    return shapes
+    return shapes | _of_row(dataset)
+
+
+def _of_row(dataset: Dataset) -> dict[str, Any]:
+    """Return the keys about control images, layers and FramePack, as far as they are set."""
+    keys = (
+        "no_resize_control",
+        "control_resolution",
+        "multiple_target",
+        "fp_latent_window_size",
+        "fp_1f_clean_indices",
+        "fp_1f_target_index",
+        "fp_1f_no_post",
+    )
+    found = {key: getattr(dataset, key) for key in keys if dataset.first_set(key)}
+    if (size := dataset.control_resolution) is not None:
+        found["control_resolution"] = [size.width, size.height]
+    return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
+import tomli_w
 from latentmake.config import Dataset
-from latentmake.training.external.musubi.dataset_toml import dataset_toml
+from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
 from latentmake.training.external.musubi.order import MusubiOrder
 from publish_world import order_of
 
@@ -80,6 +81,27 @@ def test_videos_set_buckets_and_a_float_for_the_frame_rate() -> None:
     plain = Dataset(path="v", target_frames=[5])
     (block,) = parsed(order_of(datasets={"v": plain}, resolutions=[(64, 64)]))["datasets"]
     assert "source_fps" not in block
+
+
+def test_keys_about_controls_layers_and_framepack_are_there_where_they_are_set() -> None:
+    def written(**settings: Any) -> dict[str, Any]:
+        section = Dataset.model_validate({"path": "data", **settings})
+        return tomllib.loads(tomli_w.dumps(shapes(section)))
+
+    plain = written()
+    assert plain == {"enable_bucket": False, "bucket_no_upscale": False}
+    asked: dict[str, Any] = {
+        "no_resize_control": True,
+        "control_resolution": [64, 96],
+        "multiple_target": True,
+        "fp_latent_window_size": 8,
+        "fp_1f_clean_indices": [0, 10],
+        "fp_1f_target_index": 0,
+        "fp_1f_no_post": True,
+    }
+    assert written(**asked) == plain | asked
+    video = written(target_frames=[5], fp_latent_window_size=8)
+    assert video == written(target_frames=[5]) | {"fp_latent_window_size": 8}
 
 
 def test_datasets_that_differ_say_so_in_their_own_blocks() -> None:
