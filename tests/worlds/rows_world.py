@@ -54,7 +54,10 @@ DIT_NAMES = {
     "ideogram4": "layers.0.attention.qkv.weight",
     "hidream_o1": "model.final_layer2.linear.weight",
 }
-DIT_FURTHER = {"ideogram4": "llm_cond_proj.weight"}
+DIT_FURTHER = {
+    "ideogram4": "llm_cond_proj.weight",
+    "hunyuan_video_1_5": "double_blocks.0.img_attn_qkv.weight",
+}
 
 
 def _bf16(*shape: int) -> torch.Tensor:

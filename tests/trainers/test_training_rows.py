@@ -1,0 +1,167 @@
+"""Training scripts of every architecture: their own parsers, checks and datasets take our runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import sources
+from latentmake.index.memo import Memo
+from latentmake.training.checks import checklist
+from latentmake.training.external.musubi.backend import Musubi
+from latentmake.training.external.musubi.check import training_toml
+from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.musubi.training_command import local_arguments
+from refused_settings import REFUSED, TAKEN
+from rows_world import ROWS, RUN, VERSIONS, make_row_run
+
+pytestmark = pytest.mark.real_trainer
+
+# Each script's `main` as it is, up to the point where it would load networks.
+PARSE = """# preloaded
+import contextlib, importlib, io, json, sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from musubi_tuner.training import trainer_base
+
+
+def train(self, args):
+    found["arguments"] = {key: str(value) for key, value in vars(args).items()}
+    found["goes_on"] = self._validate_args_and_init(args)
+    if Path(args.dataset_config).is_file():
+        group, _, _ = self._build_dataset(args)
+        found["items"] = group.num_train_items
+        found["tensors"] = sorted({key for each in range(len(group)) for key in group[each]})
+
+
+trainer_base.NetworkTrainer.train = train
+answers = []
+for script, arguments in json.loads(Path(sys.argv[2]).read_text()):
+    found, said = {}, io.StringIO()
+    module = importlib.import_module(f"musubi_tuner.{Path(script).stem}")
+    sys.argv[:] = [script, *arguments]
+    with contextlib.redirect_stderr(said):
+        try:
+            module.main()
+        except SystemExit:
+            found["error"] = said.getvalue().splitlines()[-1]
+        except Exception as error:
+            found["error"] = f"{type(error).__name__}: {error}"
+    answers.append(found)
+print(json.dumps(answers))
+"""
+
+
+def answers(venv: Path, calls: Sequence[tuple[str, list[str]]], folder: Path) -> list[Any]:
+    """Return what the scripts make of their command lines, all in one process."""
+    source = sources("musubi-tuner") / "src"
+    (folder / "calls.json").write_text(json.dumps(calls))
+    done = subprocess.run(
+        [venv / "bin/python", "-c", PARSE, source, folder / "calls.json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.fspath(source)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run_of(folder: Path, name: str, task: str, **trainer: Any) -> MusubiOrder:
+    """Make a run below a folder of its own, which becomes the working directory."""
+    folder.mkdir(parents=True)
+    os.chdir(folder)
+    return make_row_run(folder, name, task, tuner=sources("musubi-tuner"), **trainer)
+
+
+def call_of(order: MusubiOrder) -> tuple[str, list[str]]:
+    return order.scripts.training.name, local_arguments(order, attention="sdpa")
+
+
+def test_the_real_script_of_each_version_takes_its_command_and_finds_its_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls = []
+    for name, task in VERSIONS:
+        order = run_of(tmp_path / f"{name}-{task}", name, task, network_dim=4)
+        calls.append(call_of(order))
+        Path(order.output, "dataset.toml").write_text(training_toml(order))
+    for (name, task), found in zip(VERSIONS, answers(forked_venv, calls, tmp_path), strict=True):
+        assert "error" not in found, (name, task, found["error"])
+        assert found["goes_on"] and found["items"] == 2, (name, task)
+        place, scripts, arguments = tmp_path / f"{name}-{task}", ROWS[name], found["arguments"]
+        expected = {
+            "dit": f"{place}/models/dit.safetensors",
+            "dataset_config": f"{place}/runs/{RUN}/dataset.toml",
+            "output_dir": f"{place}/runs/{RUN}/output",
+            "output_name": RUN,
+            "network_module": scripts.network,
+            "network_dim": "4",
+            "network_alpha": "4.0",
+            "mixed_precision": "bf16",
+            "max_train_epochs": "2",
+            "sdpa": "True",
+            "optimizer_type": "adamw",
+            **{key: str(value) for key, value in scripts.settings.items() if value is not None},
+        }
+        flags = scripts.versions[task].training
+        expected |= {flag[2:]: value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
+        assert {key: arguments[key] for key in expected} == expected, (name, task)
+        # The names by which its training asks for what the caches hold.
+        held = {key.strip("_").removeprefix("varlen_") for key in scripts.tensors}
+        held |= {"latents", *(key.strip("_") for key in scripts.versions[task].tensors)}
+        assert all(any(each.startswith(key) for each in found["tensors"]) for key in held), name
+
+
+def test_the_checklist_of_each_version_is_complete_and_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    memory = Memo(tmp_path / "memo.sqlite")
+    trainer = Musubi()
+    for name, task in VERSIONS:
+        order = run_of(tmp_path / f"{name}-{task}", name, task, save_every_n_epochs=1)
+        assert order.musubi_tuner is not None
+        program = order.musubi_tuner.model_copy(update={"venv": os.fspath(forked_venv)})
+        order = order.model_copy(update={"musubi_tuner": program})
+        found = [*trainer.data_findings(order), *trainer.preflight(order, memory)]
+        assert not [each for each in found if each.verdict == "failed"], checklist(found)
+        subjects = {each.what for each in found}
+        assert subjects >= {
+            *("images and captions", "caches", "foreign caches", "cache folders", "dataset TOML"),
+            *("model: dit", "musubi-tuner", "environment", "mixed precision", "attention"),
+            *("arguments", "disk space"),
+        }
+        if order.model.scripted:
+            scripts = ROWS[name]
+            assert f"arguments of {scripts.latents.name}" in subjects
+            assert f"arguments of {scripts.text.name}" in subjects
+
+
+def test_the_real_scripts_refuse_what_we_refuse_and_take_what_we_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Precisions that a script does not look at, and weights that it would ruin: ours alone.
+    silent = {("qwen_image", "mixed_precision"), ("ideogram4", "fp8_base")}
+    silent |= {("z_image", "timestep_boundary")}
+    refused = [(name, changes) for name, changes, _ in REFUSED]
+    refused = [(name, given) for name, given in refused if (name, next(iter(given))) not in silent]
+    calls = []
+    for number, (name, changes) in enumerate([*refused, *TAKEN]):
+        task = next(iter(ROWS[name].versions))
+        calls.append(call_of(run_of(tmp_path / str(number), name, task, **changes)))
+    found = answers(forked_venv, calls, tmp_path)
+    for (name, changes), answer in zip(refused, found, strict=False):
+        assert "error" in answer, (name, changes)
+    for (name, changes), answer in zip(TAKEN, found[len(refused) :], strict=True):
+        assert answer.get("goes_on"), (name, changes, answer.get("error"))

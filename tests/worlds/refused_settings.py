@@ -1,0 +1,34 @@
+"""Settings of the trainer `musubi` that an architecture's training script refuses, or takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("qwen_image", {"mixed_precision": "fp16"}, "mixed_precision: Qwen-Image is not trained in"),
+    ("krea2", {"fp8_base": True}, "fp8_base: Krea 2 takes fp8_base and fp8_scaled together"),
+    ("hidream_o1", {"fp8_base": True}, "set `fp8_scaled: true` too"),
+    ("hunyuan_video", {"fp8_base": True, "fp8_scaled": True}, "fp8_scaled: the training script"),
+    ("ideogram4", {"fp8_base": True}, "fp8_base: the training script of Ideogram 4 does not"),
+    ("ideogram4", {"arguments": ["--blocks_to_swap", "34"]}, "use 33 or less"),
+    ("ideogram4", {"arguments": ["--sample_prompts", "p.txt"]}, "needs --text_encoder and --vae"),
+    ("ideogram4", {"arguments": ["--weighting_scheme=mode"]}, "--weighting_scheme mode"),
+    ("hidream_o1", {"arguments": ["--weighting_scheme", "mode"]}, "use none, or leave it out"),
+    ("krea2", {"arguments": ["--turbo_dit_cache"]}, "needs --turbo_dit beside --turbo_dit_cache"),
+    (
+        "krea2",
+        {"arguments": ["--turbo_dit", "t.safetensors", "--blocks_to_swap", "3"]},
+        "refuses --turbo_dit beside --blocks_to_swap",
+    ),
+    ("qwen_image", {"arguments": ["--remove_first_image_from_target"]}, "leave it out"),
+    ("framepack", {"arguments": ["--vae_dtype", "bfloat16"]}, "use float16"),
+    ("z_image", {"timestep_boundary": 800}, "one network"),
+]
+TAKEN: list[tuple[str, dict[str, Any]]] = [
+    ("krea2", {"fp8_base": True, "fp8_scaled": True}),
+    ("hunyuan_video", {"fp8_base": True}),
+    ("z_image", {"fp8_base": True, "mixed_precision": "fp16"}),
+    ("qwen_image_layered", {"arguments": ["--remove_first_image_from_target"]}),
+    ("krea2", {"arguments": ["--turbo_dit", "t.safetensors", "--turbo_dit_cache"]}),
+    ("ideogram4", {"arguments": ["--blocks_to_swap", "33", "--weighting_scheme", "none"]}),
+]
