@@ -87,6 +87,7 @@ class _Reader:
         self._unreadable = False
         self._extends_path = False
         self._digests: dict[str, str] = {}
+        self._parsed: dict[Path, ast.Module] = {}
 
     def facts(self) -> tuple[dict[str, Any], list[Path]]:
         """Return the facts as JSON values, and the paths that they depend on."""
@@ -117,20 +118,35 @@ class _Reader:
             if path in found:
                 continue
             try:
-                code = path.read_bytes()
-                self._extends_path |= path == self._script and b"sys.path" in code
-                self._digests[os.path.relpath(path, self._roots[-1])] = digest.of_bytes(code)
-                with warnings.catch_warnings(action="ignore"):  # of code that is not ours
-                    tree = ast.parse(code)
+                found[path] = self._parse(path)
             except (OSError, SyntaxError, ValueError, RecursionError):
                 self._unreadable = True
                 continue
-            if path != self._script:  # imported, so that what it does as a program is not done
-                tree.body = [node for node in tree.body if not _is_main(node)]
-            found[path] = tree
             for name, base in _imports(found[path], path, everywhere=everywhere):
                 waiting.extend(self._files(name, [base] if base else self._roots))
         return found
+
+    def _parse(self, path: Path) -> ast.Module:
+        if path not in self._parsed:
+            code = path.read_bytes()
+            self._extends_path |= path == self._script and b"sys.path" in code
+            self._digests[os.path.relpath(path, self._roots[-1])] = digest.of_bytes(code)
+            with warnings.catch_warnings(action="ignore"):  # of code that is not ours
+                tree = ast.parse(code)
+            if path != self._script:  # imported, so that what it does as a program is not done
+                tree.body = [node for node in tree.body if not _is_main(node)]
+            self._parsed[path] = tree
+        return self._parsed[path]
+
+    @cached_property
+    def _nodes(self) -> list[tuple[Path, ast.Call | ast.If | ast.Assert]]:
+        """The nodes that any fact is read from: walking all trees takes a while."""
+        return [
+            (path, node)
+            for path, tree in self._trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Call, ast.If, ast.Assert))
+        ]
 
     def _files(self, name: str, roots: Sequence[Path]) -> list[Path]:
         """Return the files that importing a dotted name would run, as far as they are its own."""
@@ -148,11 +164,10 @@ class _Reader:
         return []
 
     def _calls(self, attribute: str) -> Iterator[tuple[Path, ast.Call]]:
-        for path, tree in self._trees.items():
-            for node in ast.walk(tree):
-                match node:
-                    case ast.Call(func=ast.Attribute(attr=name)) if name == attribute:
-                        yield path, node
+        for path, node in self._nodes:
+            match node:
+                case ast.Call(func=ast.Attribute(attr=name)) if name == attribute:
+                    yield path, node
 
     def _flags(self) -> frozenset[str] | None:
         flags: set[str] = set()
@@ -183,26 +198,24 @@ class _Reader:
                             yield name.value
 
     def _refuses_sage(self) -> bool:
-        for tree in self._trees.values():
-            for node in ast.walk(tree):
-                match node:
-                    case ast.If(test=ast.BoolOp(op=ast.Or(), values=parts), body=body):
-                        pass
-                    case ast.If(test=part, body=body):
-                        parts = [part]
-                    case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=part)):
-                        parts, body = [part], [ast.Raise()]
-                    case _:
-                        continue
-                if any(map(_means_sage, parts)) and any(map(_ends, body)):
-                    return True
+        for _, node in self._nodes:
+            match node:
+                case ast.If(test=ast.BoolOp(op=ast.Or(), values=parts), body=body):
+                    pass
+                case ast.If(test=part, body=body):
+                    parts = [part]
+                case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=part)):
+                    parts, body = [part], [ast.Raise()]
+                case _:
+                    continue
+            if any(map(_means_sage, parts)) and any(map(_ends, body)):
+                return True
         return False
 
     def _demands_precision(self) -> bool:
         return any(
             isinstance(node, ast.Assert) and "'mixed_precision'" in ast.dump(node.test)
-            for tree in self._trees.values()
-            for node in ast.walk(tree)
+            for _, node in self._nodes
         )
 
     def _needs(self) -> frozenset[str]:
