@@ -80,8 +80,8 @@ def _flux_2(title: str, suffix: str, header: str, *versions: str) -> Scripts:
     )
 
 
-_K5_IMAGES = ("k5-lite-t2i-hd", "k5-lite-i2i-hd")
-_K5_VIDEOS = (
+# Of its image models the VAE is FLUX's, which the script of latents does not know.
+_K5_TASKS = (
     "k5-lite-t2v-5s-sd",
     "k5-lite-t2v-10s-sd",
     "k5-lite-i2v-5s-sd",
@@ -120,6 +120,19 @@ def _wan(
         needs=("clip",) if clip else (),
         tensors=(*(_FIRST if first else ()), *(("clip_",) if clip else ())),
         boundary=boundary,
+    )
+
+
+_SECTION = ("latents_clean_", "latents_clean_2x_", "latents_clean_4x_", "image_embeddings_")
+
+
+def _hidream(model: str, task: str) -> Version:
+    kind, edits = ("--model_type", model), task == "i2i"
+    return Version(
+        text=kind,
+        training=(*kind, "--task", task),
+        controls=(1, None) if edits else (0, 0),
+        tensors=("latents_control_",) if edits else (),
     )
 
 
@@ -225,6 +238,7 @@ MUSUBI: Mapping[str, Scripts] = {
         network="networks.lora",
         tensors=("llm_", "clipL_"),
         versions={"": _VIDEO},
+        fps=24.0,
         settings=_shift(7.0),
     ),
     "hunyuan_video_1_5": Scripts(
@@ -245,14 +259,16 @@ MUSUBI: Mapping[str, Scripts] = {
         versions={
             "t2v": Version(training=("--task", "t2v"), videos=True),
             "i2v": Version(
-                latents=("--i2v",),
+                latents=_I2V,
                 training=("--task", "i2v"),
+                images=False,
                 videos=True,
                 needs=("image_encoder",),
                 tensors=("latents_image_", "siglip_"),
             ),
         },
         pixels=16,
+        fps=24.0,
         settings=_shift(2.0),
     ),
     "framepack": Scripts(
@@ -273,15 +289,27 @@ MUSUBI: Mapping[str, Scripts] = {
         network="networks.lora_framepack",
         tensors=("llama_vec_", "llama_attention_mask", "clip_l_pooler_"),
         versions={
-            "i2v": Version(images=False, videos=True, needs=("image_encoder",)),
-            "f1": Version(latents=("--f1",), images=False, videos=True, needs=("image_encoder",)),
+            "i2v": Version(
+                images=False, videos=True, needs=("image_encoder",), tensors=_SECTION
+            ),
+            "f1": Version(
+                latents=("--f1",),
+                training=("--f1",),
+                images=False,
+                videos=True,
+                needs=("image_encoder",),
+                tensors=_SECTION,
+            ),
             "one_frame": Version(
                 latents=("--one_frame",),
+                training=("--one_frame",),
                 controls=(1, None),
                 needs=("image_encoder",),
+                tensors=("latents_clean_", "image_embeddings_"),
                 one_frame=True,
             ),
         },
+        fps=30.0,
         precisions=("bf16",),
         settings=_shift(3.0),
         sections=True,
@@ -297,21 +325,14 @@ MUSUBI: Mapping[str, Scripts] = {
             "kandinsky5_cache_text_encoder_outputs.py",
             (File("--text_encoder_qwen", "text"), File("--text_encoder_clip", "text.1")),
         ),
-        training=Script(
-            "kandinsky5_train_network.py",
-            (
-                _DIT,
-                _VAE,
-                File("--text_encoder_qwen", "text"),
-                File("--text_encoder_clip", "text.1"),
-            ),
-        ),
+        training=Script("kandinsky5_train_network.py", (_DIT,)),
         network="networks.lora_kandinsky",
         tensors=("text_embeds_", "pooled_embed_", "attention_mask"),
         versions={
-            **{task: Version(training=("--task", task)) for task in _K5_IMAGES},
-            **{task: Version(training=("--task", task), videos=True) for task in _K5_VIDEOS},
+            task: Version(training=("--task", task), videos=True, tensors=_FIRST)
+            for task in _K5_TASKS
         },
+        fps=24.0,
         precisions=("bf16", "fp16"),
         settings=_shift(5.0),
     ),
@@ -346,12 +367,13 @@ MUSUBI: Mapping[str, Scripts] = {
         suffix="i4",
         header="ideogram4",
         latents=Script("ideogram4_cache_latents.py", (_VAE,), "--vae_dtype"),
-        text=Script("ideogram4_cache_text_encoder_outputs.py", (_TEXT,), "--text_cache_dtype"),
+        text=Script("ideogram4_cache_text_encoder_outputs.py", (_TEXT,)),
         training=Script("ideogram4_train_network.py", (_DIT,)),
         network="networks.lora_ideogram4",
         tensors=("varlen_i4_llm_features_",),
         pixels=16,
-        settings={"timestep_sampling": None, "discrete_flow_shift": None},
+        # Its documentation names this the default, which the script does not apply.
+        settings={"timestep_sampling": "ideogram4_shift", "discrete_flow_shift": None},
     ),
     "hidream_o1": Scripts(
         title="HiDream O1",
@@ -370,8 +392,10 @@ MUSUBI: Mapping[str, Scripts] = {
         network="networks.lora_hidream_o1",
         tensors=("varlen_input_ids_",),
         versions={
-            "t2i": Version(training=("--task", "t2i")),
-            "i2i": Version(training=("--task", "i2i"), controls=(1, None)),
+            "t2i": _hidream("full", "t2i"),
+            "i2i": _hidream("full", "i2i"),
+            "t2i-dev": _hidream("dev", "t2i"),
+            "i2i-dev": _hidream("dev", "i2i"),
         },
         pixels=32,
         precisions=("bf16",),

@@ -111,6 +111,7 @@ class Scripts:
         versions: what the model's `task` may be; "" where it has none.
         pixels: side of a latent, in pixels.
         frames: frames of a latent after the first.
+        fps: frames a second of its videos, which `source_fps` converts to.
         precisions: what `mixed_precision` may be.
         settings: values of the trainer's keys that its documentation recommends.
         sections: whether a clip has a file of latents for each section of `fp_latent_window_size`.
@@ -137,6 +138,7 @@ class Scripts:
     versions: Mapping[str, Version] = field(default_factory=lambda: {"": Version()})
     pixels: int = 8
     frames: int = 4
+    fps: float = 16.0
     precisions: tuple[str, ...] = ("bf16", "fp16", "no")
     settings: Mapping[str, object] = field(default_factory=dict)
     sections: bool = False

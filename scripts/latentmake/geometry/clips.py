@@ -14,12 +14,24 @@ from typing import Literal, NamedTuple
 
 from latentmake.geometry.timing import Timing
 
-__all__ = ["Clip", "SourceFps", "Span", "clips", "kept_indices", "time_indices"]
+__all__ = [
+    "WAN_FPS",
+    "AnyClip",
+    "Clip",
+    "Section",
+    "SourceFps",
+    "Span",
+    "clips",
+    "kept_indices",
+    "sections",
+    "time_indices",
+]
 
 SourceFps = float | Literal["auto"] | None
 """Frame rate of a file; `auto`: its own timestamps; None keeps each frame."""
 
 WAN_FPS = 16.0
+"""Frames a second that Wan was trained on, the default here."""
 
 
 class Clip(NamedTuple):
@@ -27,6 +39,20 @@ class Clip(NamedTuple):
 
     start: int
     frames: int
+
+
+class Section(NamedTuple):
+    """A stretch of a clip that a network makes at once; `number` counts from the clip's beginning.
+
+    The first two fields are the clip's.
+    """
+
+    start: int
+    frames: int
+    number: int
+
+
+AnyClip = Clip | Section
 
 
 class Span(NamedTuple):
@@ -48,16 +74,16 @@ class Span(NamedTuple):
 _ALL = Span()
 
 
-def time_indices(source_fps: float | None) -> Iterator[int]:
-    """Yield, for each frame of a file in turn, its index in time at 16 frames a second; no end.
+def time_indices(source_fps: float | None, rate: float = WAN_FPS) -> Iterator[int]:
+    """Yield, for each frame of a file in turn, its index in time at `rate` a second; no end.
 
-    The step 16 / source_fps is added up in float64 frame by frame, as musubi-tuner does, rounding
+    The step rate / source_fps is added up in float64 frame by frame, as musubi-tuner does, rounding
     errors and all. Of frames with the same index only the first is kept; without a rate, all are.
     """
     if source_fps is None:
         yield from counting()
     else:
-        step = WAN_FPS / source_fps
+        step = rate / source_fps
         time = 0.0
         while True:
             yield int(time)
@@ -65,12 +91,16 @@ def time_indices(source_fps: float | None) -> Iterator[int]:
 
 
 def kept_indices(
-    count: int, source_fps: SourceFps, span: Span = _ALL, timing: str = ""
+    count: int,
+    source_fps: SourceFps,
+    span: Span = _ALL,
+    timing: str = "",
+    rate: float = WAN_FPS,
 ) -> list[tuple[int, int]]:
     """Return which of `count` frames are kept: (index in the file, index in time) of each.
 
     Conversion of the frame rate comes first, counted from the first frame of the span, then its
-    stride. Below 16 frames a second all frames are kept, and their indices in time have gaps; with
+    stride. Of a file below that rate all frames are kept, and their indices in time have gaps; with
     `auto` frames are repeated there, so that indices in the file may be equal.
 
     Args:
@@ -78,6 +108,7 @@ def kept_indices(
         source_fps: its frame rate.
         span: the part of the file.
         timing: durations of its frames, see `Timing`; needed with `auto`.
+        rate: frames a second that it is converted to, a whole number.
 
     Raises:
         ValueError: `auto` without the durations of all frames.
@@ -85,9 +116,9 @@ def kept_indices(
     # A span of a few frames costs these alone, however long the file is.
     most = None if span.frames is None else span.frames * span.stride
     if source_fps == "auto":
-        chosen = Timing.parse(timing).at_rate(int(WAN_FPS), span.first, most)
+        chosen = Timing.parse(timing).at_rate(int(rate), span.first, most)
         return [(index, time) for time, index in enumerate(chosen) if index < count][:: span.stride]
-    times = zip(range(span.first, count), time_indices(source_fps), strict=False)
+    times = zip(range(span.first, count), time_indices(source_fps, rate), strict=False)
     kept = (next(frames) for _, frames in groupby(times, key=lambda frame: frame[1]))
     stop = None if most is None else min(most, sys.maxsize)
     return list(islice(kept, 0, stop, min(span.stride, sys.maxsize)))
@@ -104,6 +135,7 @@ def clips(
     source_fps: SourceFps,
     span: Span = _ALL,
     timing: str = "",
+    rate: float = WAN_FPS,
 ) -> list[Clip]:
     """Return the clips of a video, shorter lengths first, each by its place, none twice.
 
@@ -120,18 +152,19 @@ def clips(
         source_fps: frame rate of the file; None keeps each frame.
         span: the part of the file that clips are cut from; a single one is one clip of its length.
         timing: durations of its frames, needed with `auto`.
+        rate: frames a second that it is converted to.
 
     Raises:
         ValueError: `frame_extraction` is none of these, or `auto` without durations.
     """
     lengths = sorted({_rounded(length) for length in target_frames})
-    kept = kept_indices(count, source_fps, span, timing)
+    kept = kept_indices(count, source_fps, span, timing, rate)
     if span.single:
         return [Clip(0, len(kept))] if len(kept) == span.frames else []
     if frame_extraction == "uniform" and frame_sample == 1:
         frame_extraction = "head"
     if frame_extraction == "head":
-        # It stops reading by time: a file below 16 frames a second ends before its clip is full.
+        # It stops reading by time: a file below that rate ends before its clip is full.
         longest = max(lengths, default=0)
         kept = [(index, time) for index, time in kept if time < longest * span.stride]
     if frame_extraction == "full":
@@ -155,6 +188,18 @@ def clips(
                 raise ValueError(f"there is no frame_extraction {frame_extraction!r}")
         found.extend(Clip(start, length) for start in starts)
     return list(dict.fromkeys(found))
+
+
+def sections(frames: int, window: int) -> int:
+    """Return the number of sections of a clip: windows of latents behind that of its first frame.
+
+    Source: `encode_and_save_batch` of musubi-tuner's fpack_cache_latents.py.
+
+    Args:
+        frames: length of the clip.
+        window: latents of a section.
+    """
+    return (frames - 1) // 4 // window
 
 
 def _rounded(frames: int) -> int:

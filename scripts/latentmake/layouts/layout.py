@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 from latentmake.config import Dataset
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Span
+from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Span
 
 __all__ = ["DROPPED", "SIZED", "Layout", "Named", "beside", "kind_of", "size_of", "text_of"]
 
@@ -56,7 +56,7 @@ class Named(NamedTuple):
     """
 
     path: str
-    clip: Clip | None = None
+    clip: AnyClip | None = None
 
 
 class Layout(ABC):
@@ -84,6 +84,7 @@ class Layout(ABC):
         numbered_controls: whether an item has several control images, by numbers in their names;
             else the one of its own name.
         controlled_text: whether text depends on control images.
+        rate: frames a second that `source_fps` converts videos to.
         pads_t5: whether T5's captions are padded, and the padding is visible to it.
     """
 
@@ -97,6 +98,7 @@ class Layout(ABC):
     drops_skipped: ClassVar[bool] = False
     lists_sources: ClassVar[bool] = True
     npz: ClassVar[bool] = False
+    rate: float = WAN_FPS
     pads_t5: ClassVar[bool] = False
     names_architecture: ClassVar[bool] = False
     numbers_variants: ClassVar[bool] = False
@@ -143,7 +145,7 @@ class Layout(ABC):
         resolution: Size | None,
         image: Size,
         settings: Dataset | None,
-        clip: Clip | None,
+        clip: AnyClip | None,
         span: Span | None = None,
         rotation: int = 0,
         controls: Sequence[Size] = (),
@@ -182,7 +184,7 @@ class Layout(ABC):
 
     @abstractmethod
     def _resizing(
-        self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None, span: Span
+        self, resolution: Size, image: Size, settings: Dataset, clip: AnyClip | None, span: Span
     ) -> str:
         """Return the part of a latent's key; see `variant`."""
 

@@ -2,6 +2,7 @@
 
     cache/{dataset}/{model}/{resolution}/{base}_{W}x{H}_wan.safetensors                      images
     cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}_{W}x{H}_wan.safetensors     clips
+    cache/{dataset}/{model}/{resolution}/{base}_{start}-{frames}-{section}_{W}x{H}_fp.safetensors
     cache/{dataset}/{model}/{resolution}/{base}_wan_te.safetensors                           text
     cache/{dataset}/{model}/text.1@{resolution}/{base}_wan_te.safetensors            another text
 
@@ -22,7 +23,7 @@ from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size, wan_size
-from latentmake.geometry.clips import Clip, Span, clips
+from latentmake.geometry.clips import AnyClip, Clip, Section, Span, clips, sections
 from latentmake.geometry.control_sizes import control_size
 from latentmake.layouts.layout import DROPPED, Layout, Named, kind_of, size_of
 
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _CLIP = re.compile(r"(.+)_\d{5,}-\d{3,}")
+_SECTION = re.compile(r"(.+)_\d{5,}-\d{3,}-\d{4,}")
 _VERSION = "1.0.1"
 
 
@@ -55,9 +57,12 @@ class Musubi(Layout):
         # Our encoders take one control, and need none for text.
         self.numbered_controls = not architecture.encodes
         self.controlled_text = not architecture.encodes and architecture.scripts.text.reads_controls
+        self.rate = architecture.scripts.fps
+        self.sections = architecture.scripts.sections
         self.text_ending = f"_{suffix}_te.safetensors"
         self.latents_ending = f"_{suffix}.safetensors"
-        self.longest_ending = f"_00000-000_00000x00000{self.latents_ending}"
+        section = "-0000" * self.sections
+        self.longest_ending = f"_00000-000{section}_00000x00000{self.latents_ending}"
 
     def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
         """Return each resolution, and the texts of each: `text@512`, `text.1@512`."""
@@ -96,12 +101,30 @@ class Musubi(Layout):
         size = wan_size(image, resolution, bucket=bucket, no_upscale=False, step=self.step)
         shape = f"{size.width:04d}x{size.height:04d}"
         return [
-            Named(f"{folder}/{stem}_{x.start:05d}-{x.frames:03d}_{shape}{self.latents_ending}", x)
-            for x in self.clips(media, settings, span)
+            Named(f"{folder}/{stem}_{_place(x)}_{shape}{self.latents_ending}", x)
+            for clip in self.clips(media, settings, span)
+            for x in self._files(clip, settings)
         ]
 
+    def _files(self, clip: Clip, settings: Dataset) -> Sequence[AnyClip]:
+        """Return what the files of a clip hold: all of it, or a section each."""
+        if not self.sections:
+            return (clip,)
+        count = sections(clip.frames, settings.fp_latent_window_size)
+        return [Section(*clip, number) for number in range(count)]
+
     def clips(self, media: Media, settings: Dataset, span: Span | None = None) -> list[Clip]:
-        """Return the clips that are made of a video, or of a span of it."""
+        """Return the clips that are made of a video, or of a span of it.
+
+        Of clips in sections those with at least one.
+        """
+        found = self._clips(media, settings, span)
+        if not self.sections:
+            return found
+        window = settings.fp_latent_window_size
+        return [clip for clip in found if sections(clip.frames, window) > 0]
+
+    def _clips(self, media: Media, settings: Dataset, span: Span | None) -> list[Clip]:
         return clips(
             media.frames,
             target_frames=settings.target_frames or [],
@@ -112,10 +135,11 @@ class Musubi(Layout):
             source_fps=settings.source_fps,
             span=span or Span(),
             timing=media.timing,
+            rate=self.rate,
         )
 
     def _resizing(
-        self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None, span: Span
+        self, resolution: Size, image: Size, settings: Dataset, clip: AnyClip | None, span: Span
     ) -> str:
         """Return the size that pictures are resized to, and a clip's frames.
 
@@ -133,7 +157,8 @@ class Musubi(Layout):
         if settings.source_fps is None:
             start, first = first + start * span.stride, 0
         thinned = f"x{span.stride}" * (span.stride > 1) + f"+{first}" * (first > 0)
-        return f"{name}:{start}-{clip.frames}{thinned}{controlled}"
+        section = f"#{clip.number}" if isinstance(clip, Section) else ""
+        return f"{name}:{start}-{clip.frames}{section}{thinned}{controlled}"
 
     def variant(
         self,
@@ -183,7 +208,7 @@ class Musubi(Layout):
         found = super().owners(name)
         if not found or name.endswith(self.text_ending):
             return found
-        clip = _CLIP.fullmatch(found[0])
+        clip = (_SECTION if self.sections else _CLIP).fullmatch(found[0])
         return (*found, clip[1]) if clip else found
 
     def identity(self, stem: str, path: str) -> str:
@@ -219,6 +244,10 @@ class Musubi(Layout):
 
 def _names(sizes: Iterable[Size]) -> str:
     return "+".join(f"{size.width}x{size.height}" for size in sizes)
+def _place(clip: AnyClip) -> str:
+    """Return the part of a file's name for a clip or a section of one."""
+    section = f"-{clip.number:04d}" if isinstance(clip, Section) else ""
+    return f"{clip.start:05d}-{clip.frames:03d}{section}"
 
 
 LAYOUTS = tuple(Musubi(each) for each in (WAN, *ARCHITECTURES.values()) if each.scripts is not None)

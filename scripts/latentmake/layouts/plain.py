@@ -12,7 +12,7 @@ from __future__ import annotations
 from latentmake.config import Dataset
 from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
 from latentmake.geometry.buckets import Size, placement
-from latentmake.geometry.clips import Clip, Span
+from latentmake.geometry.clips import AnyClip, Span
 from latentmake.layouts.layout import Layout
 
 __all__ = [
@@ -48,7 +48,7 @@ class Plain(Layout):
     lists_sources = False
 
     def _resizing(
-        self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None, span: Span
+        self, resolution: Size, image: Size, settings: Dataset, clip: AnyClip | None, span: Span
     ) -> str:
         return placement(image, resolution, settings).name
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Span
+from latentmake.geometry.clips import AnyClip, Span
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.layouts.layout import SIZED, Layout
 
@@ -42,7 +42,7 @@ class SdScripts(Layout):
         self.longest_ending = f"{longest}.v000"
 
     def _resizing(
-        self, resolution: Size, image: Size, settings: Dataset, clip: Clip | None, span: Span
+        self, resolution: Size, image: Size, settings: Dataset, clip: AnyClip | None, span: Span
     ) -> str:
         return placement(image, resolution, settings, self.architecture).name
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from latentmake.config import Dataset
 from latentmake.files.media import Media
-from latentmake.geometry.clips import Clip, SourceFps, Span, kept_indices
+from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps, Span, kept_indices
 from latentmake.index.memo import SourceStat
 from latentmake.layouts import Layout
 from latentmake.sources.items import Item
@@ -42,10 +42,10 @@ class ListedClip(NamedTuple):
     text: str | None = None
     row: dict[str, Any] | None = None
 
-    def indices(self, source_fps: SourceFps) -> list[int]:
+    def indices(self, source_fps: SourceFps, rate: float = WAN_FPS) -> list[int]:
         """Return the indices of its frames in the file."""
         media = self.media
-        kept = kept_indices(media.frames, source_fps, self.span, media.timing)
+        kept = kept_indices(media.frames, source_fps, self.span, media.timing, rate)
         return [index for index, _ in kept[self.clip.start : self.clip.start + self.clip.frames]]
 
 

@@ -14,7 +14,7 @@ from latentmake.errors import SourceError
 from latentmake.files.cachefile import Header, target_key
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Span
+from latentmake.geometry.clips import AnyClip, Span
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout, beside, kind_of, size_of
 from latentmake.sources import s3
@@ -212,7 +212,7 @@ class Keys:
         part: str,
         source: Source,
         content: str,
-        clip: Clip | None,
+        clip: AnyClip | None,
         header: Header | None = None,
     ) -> str | None:
         """Return the variant of a target; None where it is unknown, or there can be none.
@@ -260,7 +260,7 @@ class Keys:
                 self._alike.setdefault((stat.size, kind, number), set()).add(content)
         self.prepare_sizes({each for source in wanted for each in self._presumed_contents(source)})
 
-    def presumed(self, part: str, source: Source, clip: Clip | None) -> list[str]:
+    def presumed(self, part: str, source: Source, clip: AnyClip | None) -> list[str]:
         """Return the keys that a target may have: usually one, none where nothing is known."""
         found = []
         for content in self._presumed_contents(source):

@@ -22,7 +22,7 @@ from latentmake.config import Dataset, ExternalProgram, Model
 from latentmake.files import atomic
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Span
+from latentmake.geometry.clips import AnyClip, Clip, Section, Span
 from latentmake.layouts import Layout
 
 __all__ = [
@@ -64,7 +64,7 @@ class Target(NamedTuple):
     path: str
     found: str | None
     size: Size | None = None
-    clip: Clip | None = None
+    clip: AnyClip | None = None
     at_hand: tuple[str, ...] = ()
 
 
@@ -292,7 +292,9 @@ def all_of(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def _target(values: list[Any]) -> Target:
     part, path, found, size, clip, at_hand = values
-    frames = Clip(*clip) if clip else None
+    frames: AnyClip | None = None
+    if clip:
+        frames = Section(*clip) if len(clip) == len(Section._fields) else Clip(*clip)
     return Target(part, path, found, Size(*size) if size else None, frames, tuple(at_hand))
 
 

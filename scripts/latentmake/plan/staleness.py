@@ -19,7 +19,7 @@ from latentmake.config import Dataset
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
-from latentmake.geometry.clips import Clip
+from latentmake.geometry.clips import AnyClip
 from latentmake.index.memo import Memo, TargetStat
 from latentmake.layouts import Layout, Named, kind_of
 from latentmake.plan import manifest
@@ -48,7 +48,7 @@ class Stale(NamedTuple):
     path: str
     reason: str
     found: str | None
-    clip: Clip | None = None
+    clip: AnyClip | None = None
     content: str | None = None
     at_hand: tuple[str, ...] = ()
     recipe: str = ""

@@ -97,7 +97,7 @@ def measured(
                 media = media._replace(timing=f"1/16:1x{media.frames}")
             span = item.span
             if settings.video:
-                span = _span(item, settings, media)
+                span = _span(item, settings, media, layout.rate)
                 seen = f"{item.image}{item.window or item.span or ''}"
                 if span is not None and spans.setdefault((item.image, span), seen) != seen:
                     what = "has the same frames as another row"
@@ -330,7 +330,7 @@ def _shown(settings: Dataset, media: Media) -> Media:
     return media._replace(width=width, height=height, timing=timing)
 
 
-def _span(item: Item, settings: Dataset, media: Media) -> Span | None:
+def _span(item: Item, settings: Dataset, media: Media, rate: float) -> Span | None:
     """Return the frames of a video that an item uses.
 
     Raises:
@@ -343,14 +343,16 @@ def _span(item: Item, settings: Dataset, media: Media) -> Span | None:
         raise SourceError(what, where=item.image, hint=hint)
     span = item.span or Span()
     if item.window is not None:
-        span = _of_seconds(item, settings, media, span)
+        span = _of_seconds(item, settings, media, span, rate)
     if span.first >= media.frames:
         what = f"has {media.frames} frames, and its row begins at frame {span.first}"
         raise SourceError(what, where=item.image, hint="correct the row")
     return None if span == Span() else span
 
 
-def _of_seconds(item: Item, settings: Dataset, media: Media, span: Span) -> Span:
+def _of_seconds(
+    item: Item, settings: Dataset, media: Media, span: Span, rate: float
+) -> Span:
     """Return the span of a row that is given in seconds."""
     assert item.window is not None
     (start, end), timing = item.window, Timing.parse(media.timing)
@@ -363,7 +365,7 @@ def _of_seconds(item: Item, settings: Dataset, media: Media, span: Span) -> Span
         return span._replace(first=first)
     last = timing.index_at(end)
     whole = Span(first, None, span.stride)
-    kept = kept_indices(last, settings.source_fps, whole, media.timing)
+    kept = kept_indices(last, settings.source_fps, whole, media.timing, rate)
     return span._replace(first=first, frames=len(kept))
 
 

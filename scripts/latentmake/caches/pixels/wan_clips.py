@@ -148,10 +148,11 @@ def _places(order: WorkOrder, wanted: Clips) -> list[_Place]:
         stored_size(item)
     assert item.media is not None
     fps, span = order.dataset_settings.source_fps, item.span or Span()
-    kept = [index for index, _ in kept_indices(item.media.frames, fps, span, item.media.timing)]
+    frames, timing, rate = item.media.frames, item.media.timing, order.layout.rate
+    kept = [index for index, _ in kept_indices(frames, fps, span, timing, rate)]
     found: dict[Clip, _Place] = {}
     for target, key in missing.items():
-        clip = target.clip or Clip(0, 1)
+        clip = Clip(*(target.clip or (0, 1))[:2])
         if clip.start + clip.frames > len(kept):
             what = f"has {len(kept)} frames to use, but its clips need {clip.start + clip.frames}"
             raise SourceError(what, where=item.place, hint="give the command again")

@@ -25,7 +25,7 @@ from latentmake.exchange.clip_files.order import LIST, ClipFile, ClipsOrder, npz
 from latentmake.files import atomic, npz
 from latentmake.files.cachefile import KEY
 from latentmake.files.disk import refuse
-from latentmake.geometry.clips import SourceFps
+from latentmake.geometry.clips import WAN_FPS, SourceFps
 from latentmake.index.memo import source_stat
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
@@ -121,16 +121,16 @@ def _cut_source(
         SourceError: the video or a caption is faulty.
     """
     first = files[0].clip
-    fps = order.source_fps[files[0].dataset]
-    rows = {file.name: _row(file, fps) for file in files}
+    fps, rate = order.source_fps[files[0].dataset], order.rate
+    rows = {file.name: _row(file, fps, rate) for file in files}
     content = _digest_of(files[0])
-    keys = {file.name: _key(file, content[-1], fps) for file in files}
+    keys = {file.name: _key(file, content[-1], fps, rate) for file in files}
     folder = Path(order.folder)
     stale = [file for file in files if not _is_fresh(folder / f"{file.name}.npz", keys[file.name])]
     if stale:
-        wanted = [Wanted(file.clip.indices(fps), file.size) for file in stale]
+        wanted = [Wanted(file.clip.indices(fps, rate), file.size) for file in stale]
         paths = [folder / f"{file.name}.npz" for file in stale]
-        comments = [{KEY: keys[file.name], **_origin(file, fps)} for file in stale]
+        comments = [{KEY: keys[file.name], **_origin(file, fps, rate)} for file in stale]
         frames = clip_frames(
             first.path,
             wanted,
@@ -171,13 +171,12 @@ def _digest_of(file: ClipFile) -> list[Any]:
         raise SourceError(what, where=path, hint=hint) from None
 
 
-def _key(file: ClipFile, content: str, fps: SourceFps) -> str:
+def _key(file: ClipFile, content: str, fps: SourceFps, rate: float) -> str:
     """Return the digest of all that decides about a file's frames."""
     clip = file.clip
     media = clip.media
-    return digest.of_value(
-        [_VERSION, content, fps, clip.span, clip.clip, file.size, media.timing, media.rotation]
-    )
+    made = [_VERSION, content, fps, clip.span, clip.clip, file.size, media.timing, media.rotation]
+    return digest.of_value(made if fps is None or rate == WAN_FPS else [*made, rate])
 
 
 def _is_fresh(path: Path, key: str) -> bool:
@@ -206,22 +205,22 @@ def _writing(
             yield array
 
 
-def _row(file: ClipFile, fps: SourceFps) -> dict[str, Any]:
+def _row(file: ClipFile, fps: SourceFps, rate: float) -> dict[str, Any]:
     """Return a clip's row of the list: its file, prompt, further columns, and where it is from."""
     clip = file.clip
     prompt = clip.text
     if prompt is None:
         prompt = read_caption(clip.caption) if clip.caption else ""
     own = {"video": f"{file.name}.npz", "prompt": prompt}
-    return {**own, **(clip.row or {}), **own, **_origin(file, fps)}
+    return {**own, **(clip.row or {}), **own, **_origin(file, fps, rate)}
 
 
-def _origin(file: ClipFile, fps: SourceFps) -> dict[str, Any]:
+def _origin(file: ClipFile, fps: SourceFps, rate: float) -> dict[str, Any]:
     """Return which frames of which video a file holds."""
     clip = file.clip
     return {
         "source_video": clip.path,
-        "source_first_frame": clip.indices(fps)[0],
+        "source_first_frame": clip.indices(fps, rate)[0],
         "source_stride": clip.span.stride,
     }
 

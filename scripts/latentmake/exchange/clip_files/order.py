@@ -57,6 +57,7 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
         folder: of the files.
         files: to be there in the end, and no others.
         source_fps: dataset -> frame rate of its videos.
+        rate: frames a second that they are converted to.
         max_pixels: dataset -> most pixels of a scaled frame.
         skip: datasets whose broken videos are left out.
         faults: dataset -> faulty items, a line each.
@@ -67,6 +68,7 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
     folder: str
     files: list[ClipFile]
     source_fps: dict[str, SourceFps]
+    rate: float
     max_pixels: dict[str, int]
     skip: list[str]
     faults: dict[str, list[str]]
@@ -116,6 +118,7 @@ def plan_clips(facts: Facts, plan: RunPlan, run: Run) -> ClipsOrder:
         folder=str(CLIPS / plan.name),
         files=[file for name in videos for file in _files(facts, name, run, len(videos) > 1)],
         source_fps={name: datasets[name].source_fps for name in videos},
+        rate=facts.layout(run.model).rate,
         max_pixels={name: datasets[name].max_image_pixels for name in videos},
         skip=[name for name in videos if datasets[name].on_error == "skip"],
         faults={name: [fault.line for fault in facts.items(name, run.model)[1]] for name in videos},
@@ -133,6 +136,7 @@ def _files(facts: Facts, name: str, run: Run, prefixed: bool) -> Iterator[ClipFi
             Size(resolution.width, resolution.height),
             bucket=settings.fit == "bucket",
             no_upscale=False,
+            step=facts.config.models[run.model].spec.side,
         )
         own = f"{layout.base(clip.stem)}_{clip.clip.start:05d}-{clip.clip.frames:03d}"
         file = f"{name}_{own}" if prefixed else own

@@ -1,0 +1,211 @@
+"""HunyuanVideo, HunyuanVideo 1.5, FramePack and Kandinsky 5: networks of 8 to 64 channels.
+
+Kandinsky 5 has HunyuanVideo's VAE; its text encoders are folders, whose own configurations count.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tiny import hub
+from tiny.random_weights import network_of, randomized, write_for
+from tiny.tiny_qwen_image import shrink_vl, write_processor
+
+TRANSFORMERS = ["LlamaForCausalLM", "LlamaModel", "LlamaTokenizerFast", "CLIPTextModel"]
+TRANSFORMERS += ["CLIPTokenizer", "SiglipImageProcessor", "SiglipVisionModel", "AutoTokenizer"]
+TRANSFORMERS += ["T5ForConditionalGeneration", "AutoProcessor", "Qwen2_5_VLForConditionalGeneration"]
+
+_LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "vocab_size": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_CLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "projection_dim": 32,
+    "vocab_size": 514,
+}
+_SIGLIP = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "patch_size": 128,
+}
+_VAE = {"block_out_channels": [8] * 4, "norm_num_groups": 2, "layers_per_block": 1}
+_VAE_1_5 = {"block_out_channels": (32, 32, 32, 32, 64), "layers_per_block": 1}
+_END = "<|endoftext|>"
+_ENDS = ("eos_token", "unk_token", "pad_token")
+_BYT5 = {"d_ff": 16, "d_kv": 8, "num_heads": 1, "num_layers": 1, "num_decoder_layers": 1}
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"musubi_tuner.{name}")
+
+
+def _shrink() -> None:
+    vae = _module("hunyuan_model.autoencoder_kl_causal_3d").AutoencoderKLCausal3D
+    made = vae.from_config.__func__
+    vae.from_config = classmethod(
+        lambda cls, config, **more: made(cls, {**config, **_VAE}, **more)
+    )
+    for name in ("hunyuan_model.text_encoder", "frame_pack.framepack_utils"):
+        module = _module(name)
+        module.LLAMA_CONFIG.update(_LLAMA)
+        module.CLIP_CONFIG.update(_CLIP)
+    module.IMAGE_ENCODER_CONFIG.update(_SIGLIP)
+    _name_text_model()
+
+
+def _name_text_model() -> None:
+    """Give CLIP the name of a part that it had before version 5 of transformers."""
+    from transformers import CLIPTextModel
+
+    if not hasattr(CLIPTextModel, "text_model"):
+        CLIPTextModel.text_model = property(lambda self: self)
+
+
+def _shrink_1_5() -> None:
+    _shrink()
+    vae = _module("hunyuan_video_1_5.hunyuan_video_1_5_vae")
+    made_vae = vae.AutoencoderKLConv3D
+    vae.AutoencoderKLConv3D = lambda **given: made_vae(**{**given, **_VAE_1_5})
+    text = _module("hunyuan_video_1_5.hunyuan_video_1_5_text_encoder")
+    made_config = text.T5Config
+    text.T5Config = lambda **given: made_config(**{**given, **_BYT5})
+    shrink_vl(_module("qwen_image.qwen_image_utils"))
+
+
+SCRIPTS = {
+    **dict.fromkeys(
+        (
+            "cache_latents.py",
+            "cache_text_encoder_outputs.py",
+            "fpack_cache_latents.py",
+            "fpack_cache_text_encoder_outputs.py",
+            "kandinsky5_cache_latents.py",
+        ),
+        _shrink,
+    ),
+    "hv_1_5_cache_latents.py": _shrink_1_5,
+    "hv_1_5_cache_text_encoder_outputs.py": _shrink_1_5,
+}
+
+
+def _llama_tokenizer(folder: Path) -> None:
+    """Write a tokenizer with as many tokens of HunyuanVideo's instruction as the script cuts."""
+    template = _module("hunyuan_model.text_encoder").PROMPT_TEMPLATE["dit-llm-encode-video"]
+    text, cut = template["template"].partition("{}")[0], template["crop_start"]
+    places = [len(text) * number // cut for number in range(cut + 1)]
+    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    specials = ["<unk>", "<s>", "</s>", *dict.fromkeys(pieces)]
+    settings = {"pad_token": "</s>", "padding_side": "right"}
+    hub.byte_tokenizer(folder, specials, tokenizer_class="PreTrainedTokenizerFast", **settings)
+    hub.write_json(folder / "config.json", {"model_type": "llama"})
+
+
+def _clip_tokenizer(folder: Path) -> None:
+    """Write a tokenizer whose words end in letters of their own."""
+    from tokenizers import pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", _END]
+    hub.write_json(folder / "vocab.json", {token: number for number, token in enumerate(tokens)})
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    ends = {"bos_token": "<|startoftext|>", **dict.fromkeys(_ENDS, _END)}
+    settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **ends}
+    hub.write_json(folder / "tokenizer_config.json", settings)
+
+
+def _byt5_tokenizer(folder: Path) -> None:
+    settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}
+    hub.write_json(folder / "tokenizer_config.json", settings)
+    hub.write_json(folder / "config.json", {"model_type": "t5"})
+
+
+def _hunyuan_repository(folder: Path) -> None:
+    _llama_tokenizer(folder / "tokenizer")
+    _clip_tokenizer(folder / "tokenizer_2")
+
+
+REPOS = {
+    "xtuner/llava-llama-3-8b-v1_1-transformers": _llama_tokenizer,
+    "openai/clip-vit-large-patch14": _clip_tokenizer,
+    "hunyuanvideo-community/HunyuanVideo": _hunyuan_repository,
+    "google/byt5-small": _byt5_tokenizer,
+}
+
+
+def _hunyuan(folder: Path) -> None:
+    """Write vae, llm, clip and siglip.safetensors, of HunyuanVideo and FramePack."""
+    _shrink()
+    text = _module("hunyuan_model.text_encoder")
+    load_vae = _module("hunyuan_model.vae").load_vae
+    write_for(lambda path: load_vae(vae_path=path), folder / "vae.safetensors")
+    write_for(text.load_clip_l, folder / "clip.safetensors")
+    write_for(text.load_llm, folder / "llm.safetensors")
+    _siglip(folder)
+
+
+def _siglip(folder: Path) -> None:
+    load = _module("frame_pack.framepack_utils").load_image_encoders
+    write_for(
+        lambda path: load(SimpleNamespace(image_encoder=path)), folder / "siglip.safetensors"
+    )
+
+
+def _hunyuan_1_5(folder: Path) -> None:
+    """Write vae, qwen, byt5 and siglip.safetensors, of HunyuanVideo 1.5."""
+    _shrink_1_5()
+    load_vae = _module("hunyuan_video_1_5.hunyuan_video_1_5_vae").load_vae_from_checkpoint
+    load_byt5 = _module("hunyuan_video_1_5.hunyuan_video_1_5_text_encoder").load_byt5
+    load_vl = _module("qwen_image.qwen_image_utils").load_qwen2_5_vl
+    write_for(lambda path: load_vae(path, "cpu", None), folder / "vae.safetensors")
+    write_for(
+        lambda path: load_byt5(path, None, "cpu"),
+        folder / "byt5.safetensors",
+        lambda name: "shared.weight" if name == "embed_tokens.weight" else f"encoder.{name}",
+        ["shared.weight"],
+    )
+    write_for(lambda path: load_vl(path, None, "cpu"), folder / "qwen.safetensors", _comfy)
+    _siglip(folder)
+
+
+def _comfy(name: str) -> str:
+    """Return the name of a tensor of Qwen2.5-VL in ComfyUI's files."""
+    name = name.replace("model.language_model.", "model.", 1)
+    return name.replace("model.visual.", "visual.", 1)
+
+
+def _kandinsky(folder: Path) -> None:
+    """Write vae.safetensors and the folders qwen and clip, of Kandinsky 5."""
+    import transformers
+
+    _shrink()
+    load_vae = _module("hunyuan_model.vae").load_vae
+    write_for(lambda path: load_vae(vae_path=path), folder / "vae.safetensors")
+    text = _module("hunyuan_model.text_encoder")
+    clip = transformers.CLIPTextModel(transformers.CLIPTextConfig(**text.CLIP_CONFIG))
+    clip.save_pretrained(folder / "clip", state_dict=randomized(clip))
+    _clip_tokenizer(folder / "clip")
+    loaded = _module("qwen_image.qwen_image_utils")
+    shrink_vl(loaded)
+    qwen = network_of(lambda path: loaded.load_qwen2_5_vl(path, None, "cpu"), folder / "qwen.tmp")
+    qwen = type(qwen)(qwen.config)
+    qwen.save_pretrained(folder / "qwen", state_dict=randomized(qwen))
+    write_processor(folder / "qwen")
+
+
+WEIGHTS = {"hunyuan": _hunyuan, "hunyuan_1_5": _hunyuan_1_5, "kandinsky": _kandinsky}
