@@ -289,9 +289,7 @@ MUSUBI: Mapping[str, Scripts] = {
         network="networks.lora_framepack",
         tensors=("llama_vec_", "llama_attention_mask", "clip_l_pooler_"),
         versions={
-            "i2v": Version(
-                images=False, videos=True, needs=("image_encoder",), tensors=_SECTION
-            ),
+            "i2v": Version(images=False, videos=True, needs=("image_encoder",), tensors=_SECTION),
             "f1": Version(
                 latents=("--f1",),
                 training=("--f1",),

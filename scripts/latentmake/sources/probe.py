@@ -350,9 +350,7 @@ def _span(item: Item, settings: Dataset, media: Media, rate: float) -> Span | No
     return None if span == Span() else span
 
 
-def _of_seconds(
-    item: Item, settings: Dataset, media: Media, span: Span, rate: float
-) -> Span:
+def _of_seconds(item: Item, settings: Dataset, media: Media, span: Span, rate: float) -> Span:
     """Return the span of a row that is given in seconds."""
     assert item.window is not None
     (start, end), timing = item.window, Timing.parse(media.timing)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tiny import hub
+
 
 class _Asked(Exception):
     """A loader has made its network."""
@@ -25,10 +27,7 @@ def write_for(
         rename: name in the network -> name in the file.
         expected: names in the file that the loader asks for before.
     """
-    from safetensors.torch import save_file
-
-    tensors = randomized(network_of(loader, file, expected))
-    save_file({rename(name): tensor for name, tensor in tensors.items()}, file)
+    hub.write_random(network_of(loader, file, expected), file, rename)
 
 
 def network_of(loader: Callable[[str], object], file: Path, expected: Iterable[str] = ()) -> Any:
@@ -50,19 +49,3 @@ def network_of(loader: Callable[[str], object], file: Path, expected: Iterable[s
         torch.nn.Module.load_state_dict = load
         file.unlink()
     raise AssertionError(f"{file.name}: its loader reads no weights")
-
-
-def randomized(network: Any) -> dict[str, Any]:
-    """Return random tensors in place of a network's, the same each time."""
-    import torch
-
-    generator = torch.Generator().manual_seed(1)
-    found = {}
-    for name, tensor in network.state_dict().items():
-        if tensor.is_floating_point():
-            made = torch.randn(tensor.shape, generator=generator) * 0.1
-            # Scales of normalisations are near 1.
-            found[name] = (made + (tensor.ndim == 1 and name.endswith("weight"))).to(tensor.dtype)
-        elif tensor.device.type != "meta":
-            found[name] = tensor
-    return found

@@ -11,12 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from tiny import hub
-from tiny.random_weights import network_of, randomized, write_for
+from tiny.random_weights import network_of, write_for
 from tiny.tiny_qwen_image import shrink_vl, write_processor
 
 TRANSFORMERS = ["LlamaForCausalLM", "LlamaModel", "LlamaTokenizerFast", "CLIPTextModel"]
 TRANSFORMERS += ["CLIPTokenizer", "SiglipImageProcessor", "SiglipVisionModel", "AutoTokenizer"]
-TRANSFORMERS += ["T5ForConditionalGeneration", "AutoProcessor", "Qwen2_5_VLForConditionalGeneration"]
+TRANSFORMERS += [
+    "T5ForConditionalGeneration",
+    "AutoProcessor",
+    "Qwen2_5_VLForConditionalGeneration",
+]
 
 _LLAMA = {
     "hidden_size": 32,
@@ -58,9 +62,7 @@ def _module(name: str) -> Any:
 def _shrink() -> None:
     vae = _module("hunyuan_model.autoencoder_kl_causal_3d").AutoencoderKLCausal3D
     made = vae.from_config.__func__
-    vae.from_config = classmethod(
-        lambda cls, config, **more: made(cls, {**config, **_VAE}, **more)
-    )
+    vae.from_config = classmethod(lambda cls, config, **more: made(cls, {**config, **_VAE}, **more))
     for name in ("hunyuan_model.text_encoder", "frame_pack.framepack_utils"):
         module = _module(name)
         module.LLAMA_CONFIG.update(_LLAMA)
@@ -105,13 +107,10 @@ SCRIPTS = {
 
 
 def _llama_tokenizer(folder: Path) -> None:
-    """Write a tokenizer with as many tokens of HunyuanVideo's instruction as the script cuts."""
-    template = _module("hunyuan_model.text_encoder").PROMPT_TEMPLATE["dit-llm-encode-video"]
-    text, cut = template["template"].partition("{}")[0], template["crop_start"]
-    places = [len(text) * number // cut for number in range(cut + 1)]
-    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
-    specials = ["<unk>", "<s>", "</s>", *dict.fromkeys(pieces)]
+    # Of a token a byte, the instruction before a caption fills the length that scripts cut to:
+    # LLaMA's embeddings of all captions are alike here, CLIP's are not.
     settings = {"pad_token": "</s>", "padding_side": "right"}
+    specials = ("<unk>", "<s>", "</s>")
     hub.byte_tokenizer(folder, specials, tokenizer_class="PreTrainedTokenizerFast", **settings)
     hub.write_json(folder / "config.json", {"model_type": "llama"})
 
@@ -161,9 +160,7 @@ def _hunyuan(folder: Path) -> None:
 
 def _siglip(folder: Path) -> None:
     load = _module("frame_pack.framepack_utils").load_image_encoders
-    write_for(
-        lambda path: load(SimpleNamespace(image_encoder=path)), folder / "siglip.safetensors"
-    )
+    write_for(lambda path: load(SimpleNamespace(image_encoder=path)), folder / "siglip.safetensors")
 
 
 def _hunyuan_1_5(folder: Path) -> None:
@@ -191,20 +188,23 @@ def _comfy(name: str) -> str:
 
 def _kandinsky(folder: Path) -> None:
     """Write vae.safetensors and the folders qwen and clip, of Kandinsky 5."""
+    import torch
     import transformers
 
     _shrink()
     load_vae = _module("hunyuan_model.vae").load_vae
     write_for(lambda path: load_vae(vae_path=path), folder / "vae.safetensors")
+    torch.manual_seed(1)
     text = _module("hunyuan_model.text_encoder")
-    clip = transformers.CLIPTextModel(transformers.CLIPTextConfig(**text.CLIP_CONFIG))
-    clip.save_pretrained(folder / "clip", state_dict=randomized(clip))
+    config = transformers.CLIPTextConfig(**text.CLIP_CONFIG)
+    transformers.CLIPTextModel(config).save_pretrained(folder / "clip")
     _clip_tokenizer(folder / "clip")
-    loaded = _module("qwen_image.qwen_image_utils")
-    shrink_vl(loaded)
-    qwen = network_of(lambda path: loaded.load_qwen2_5_vl(path, None, "cpu"), folder / "qwen.tmp")
-    qwen = type(qwen)(qwen.config)
-    qwen.save_pretrained(folder / "qwen", state_dict=randomized(qwen))
+    module = _module("qwen_image.qwen_image_utils")
+    shrink_vl(module)
+    made = network_of(
+        lambda path: module.load_qwen2_5_vl(path, None, "cpu"), folder / "none.safetensors"
+    )
+    type(made)(made.config).save_pretrained(folder / "qwen")
     write_processor(folder / "qwen")
 
 
