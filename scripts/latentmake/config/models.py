@@ -333,7 +333,7 @@ def _check_scripted(model: Model) -> None:
         raise ValueError(f"a {title} model has a `dit` to train, and no `unet` or `scheduler`")
     if model.posterior != "mean":
         raise ValueError("musubi-tuner decides about the posterior: leave out `posterior`")
-    if model.text_dtype not in (None, "bfloat16"):
+    if model.spec.encodes and model.text_dtype not in (None, "bfloat16"):
         raise ValueError("musubi-tuner keeps embeddings in bfloat16: leave out `text_dtype`")
     if not model.scripted:
         if not model.spec.encodes:
@@ -370,8 +370,14 @@ def _check_files(model: Model, flags: Mapping[str, str]) -> None:
             raise ValueError(
                 f"`{key}` is about Wan: {model.title} has `latents_arguments`, `text_arguments`"
             )
-    if not model.spec.encodes and model.vae_dtype and scripts.latents.dtype_flag is None:
-        raise ValueError(
-            f"musubi-tuner decides about the dtype of {model.title}'s latents: leave "
-            "out `vae_dtype`"
-        )
+    if model.spec.encodes:
+        return
+    for key, flag, what in (
+        ("vae_dtype", scripts.latents.dtype_flag, "latents"),
+        ("text_dtype", scripts.text.dtype_flag, "embeddings"),
+    ):
+        if getattr(model, key) and flag is None:
+            whose = f"{model.title}'s {what}"
+            raise ValueError(f"musubi-tuner decides about the dtype of {whose}: leave out `{key}`")
+    if model.dtype != "bfloat16":
+        raise ValueError("musubi-tuner's scripts know no `dtype`: set `vae_dtype` or leave it out")

@@ -330,6 +330,7 @@ MUSUBI: Mapping[str, Scripts] = {
             task: Version(training=("--task", task), videos=True, tensors=_FIRST)
             for task in _K5_TASKS
         },
+        rounded={"--nabla_resize": 128},
         fps=24.0,
         precisions=("bf16", "fp16"),
         settings=_shift(5.0),

@@ -110,6 +110,8 @@ class Scripts:
         tensors: beginnings of names of tensors, all of which a cache of text holds.
         versions: what the model's `task` may be; "" where it has none.
         pixels: side of a latent, in pixels.
+        rounded: arguments of the script of latents, each with the multiples, in pixels, that sides
+            are enlarged to.
         frames: frames of a latent after the first.
         fps: frames a second of its videos, which `source_fps` converts to.
         precisions: what `mixed_precision` may be.
@@ -137,6 +139,7 @@ class Scripts:
     tensors: tuple[str, ...]
     versions: Mapping[str, Version] = field(default_factory=lambda: {"": Version()})
     pixels: int = 8
+    rounded: Mapping[str, int] = field(default_factory=dict)
     frames: int = 4
     fps: float = 16.0
     precisions: tuple[str, ...] = ("bf16", "fp16", "no")

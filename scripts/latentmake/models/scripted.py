@@ -15,9 +15,10 @@ from latentmake.config import Dataset, Model, Weights
 from latentmake.config.scripts import Script
 from latentmake.config.shapes import shaping
 from latentmake.errors import ModelError
+from latentmake.geometry.buckets import Size
 from latentmake.models.files import refuse_missing
 
-__all__ = ["script_of", "scripted_files", "scripted_recipe", "weights_digests"]
+__all__ = ["latents_size", "script_of", "scripted_files", "scripted_recipe", "weights_digests"]
 
 FORMAT_VERSION = 1
 """Raised when the same source and settings would be encoded otherwise."""
@@ -82,12 +83,22 @@ def scripted_recipe(
             *(model.text_arguments if kind == "text" else model.latents_arguments),
         ],
     }
+    dtype = model.text_dtype if kind == "text" else model.vae_dtype
+    if dtype is not None:
+        recipe["dtype"] = dtype
     if kind == "latents":
         assert dataset is not None
         recipe |= shaping(dataset, "latents", model.layout, defaults=False)
-        if model.vae_dtype is not None:
-            recipe["dtype"] = model.vae_dtype
     return recipe
+
+
+def latents_size(model: Model, size: Size) -> Size:
+    """Return the width and height of the latents of a picture that was brought to a size."""
+    scripts = model.spec.scripts
+    assert scripts is not None
+    side = max((scripts.rounded.get(each, 1) for each in model.latents_arguments), default=1)
+    width, height = (-(-length // side) * side // scripts.pixels for length in size)
+    return Size(width, height)
 
 
 def weights_digests(model: Model, keys: Iterable[str], file_digest: FileDigest) -> dict[str, str]:

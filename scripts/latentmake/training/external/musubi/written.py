@@ -21,6 +21,7 @@ from latentmake.caches.job import Job
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.safetensors import read_head
 from latentmake.geometry.buckets import Size, wan_size
+from latentmake.models.scripted import latents_size
 from latentmake.plan.orders import WorkOrder
 from latentmake.progress import Progress
 from latentmake.training.external.musubi.scratch import Awaited
@@ -230,5 +231,6 @@ def _patterns(order: WorkOrder, each: Awaited) -> list[str]:
     if scripts.sections or scripts.layers:
         frames = "[0-9]+"  # as many as a section has, or an item layers
     # FLUX.2's names have no number of frames.
-    shape = f"({frames}x)?{size.height // scripts.pixels}x{size.width // scripts.pixels}"
+    width, height = latents_size(model, size)
+    shape = f"({frames}x)?{height}x{width}"
     return [f"latents_{shape}_", *map(re.escape, model.version.tensors)]
