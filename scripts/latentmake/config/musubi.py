@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from latentmake.config.musubi_video import VIDEO_ROWS
 from latentmake.config.scripts import File, Rule, Script, Scripts, Version
 
 __all__ = ["MUSUBI"]
@@ -80,25 +81,6 @@ def _flux_2(title: str, suffix: str, header: str, *versions: str) -> Scripts:
     )
 
 
-# Of its image models the VAE is FLUX's, which the script of latents does not know.
-_K5_TASKS = (
-    "k5-lite-t2v-5s-sd",
-    "k5-lite-t2v-10s-sd",
-    "k5-lite-i2v-5s-sd",
-    "k5-pro-t2v-5s-sd",
-    "k5-pro-t2v-5s-hd",
-    "k5-pro-t2v-10s-sd",
-    "k5-pro-t2v-10s-hd",
-    "k5-pro-i2v-5s-sd",
-    "k5-pro-i2v-5s-hd",
-    "k5-lite-t2v-5s-distil-sd",
-    "k5-lite-t2v-10s-distil-sd",
-    "k5-lite-t2v-5s-nocfg-sd",
-    "k5-lite-t2v-10s-nocfg-sd",
-    "k5-lite-t2v-5s-pretrain-sd",
-    "k5-lite-t2v-10s-pretrain-sd",
-)
-
 _I2V = ("--i2v",)
 _FIRST = ("latents_image_",)
 
@@ -121,9 +103,6 @@ def _wan(
         tensors=(*(_FIRST if first else ()), *(("clip_",) if clip else ())),
         boundary=boundary,
     )
-
-
-_SECTION = ("latents_clean_", "latents_clean_2x_", "latents_clean_4x_", "image_embeddings_")
 
 
 def _hidream(model: str, task: str) -> Version:
@@ -225,116 +204,7 @@ MUSUBI: Mapping[str, Scripts] = {
         settings={"timestep_sampling": "flux_shift", "discrete_flow_shift": None},
         sized_controls=True,
     ),
-    "hunyuan_video": Scripts(
-        title="HunyuanVideo",
-        mark=r"\bsingle_blocks\.0\.modulation\.linear\.",
-        channels=_LATENTS_16,
-        fp8=(("fp8_base",),),
-        suffix="hv",
-        header="hunyuan_video",
-        latents=Script("cache_latents.py", (_VAE,), "--vae_dtype"),
-        text=Script("cache_text_encoder_outputs.py", _TEXTS, "--text_encoder_dtype"),
-        training=Script("hv_train_network.py", (_DIT,)),
-        network="networks.lora",
-        tensors=("llm_", "clipL_"),
-        versions={"": _VIDEO},
-        fps=24.0,
-        settings=_shift(7.0),
-    ),
-    "hunyuan_video_1_5": Scripts(
-        title="HunyuanVideo 1.5",
-        mark=r"\bbyt5_in\.",
-        channels={"latents": 32, "latents_image": 33},
-        suffix="hv15",
-        header="hunyuan_video_1_5",
-        latents=Script(
-            "hv_1_5_cache_latents.py",
-            (_VAE, File("--image_encoder", "image_encoder", required=False)),
-            "--vae_dtype",
-        ),
-        text=Script("hv_1_5_cache_text_encoder_outputs.py", (_TEXT, File("--byt5", "text.1"))),
-        training=Script("hv_1_5_train_network.py", (_DIT,)),
-        network="networks.lora_hv_1_5",
-        tensors=("varlen_vl_embed_", "varlen_byt5_embed_"),
-        versions={
-            "t2v": Version(training=("--task", "t2v"), videos=True),
-            "i2v": Version(
-                latents=_I2V,
-                training=("--task", "i2v"),
-                images=False,
-                videos=True,
-                needs=("image_encoder",),
-                tensors=("latents_image_", "siglip_"),
-            ),
-        },
-        pixels=16,
-        fps=24.0,
-        settings=_shift(2.0),
-    ),
-    "framepack": Scripts(
-        title="FramePack",
-        mark=r"\bclean_x_embedder\.",
-        channels={"latents": 16},
-        rules=(Rule("--vae_dtype", values=("float16",)),),
-        control_latents=False,
-        suffix="fp",
-        header="framepack",
-        latents=Script(
-            "fpack_cache_latents.py",
-            (_VAE, File("--image_encoder", "image_encoder")),
-            reads_controls=True,
-        ),
-        text=Script("fpack_cache_text_encoder_outputs.py", _TEXTS),
-        training=Script("fpack_train_network.py", (_DIT,)),
-        network="networks.lora_framepack",
-        tensors=("llama_vec_", "llama_attention_mask", "clip_l_pooler_"),
-        versions={
-            "i2v": Version(images=False, videos=True, needs=("image_encoder",), tensors=_SECTION),
-            "f1": Version(
-                latents=("--f1",),
-                training=("--f1",),
-                images=False,
-                videos=True,
-                needs=("image_encoder",),
-                tensors=_SECTION,
-            ),
-            "one_frame": Version(
-                latents=("--one_frame",),
-                training=("--one_frame",),
-                controls=(1, None),
-                needs=("image_encoder",),
-                tensors=("latents_clean_", "image_embeddings_"),
-                one_frame=True,
-            ),
-        },
-        fps=30.0,
-        precisions=("bf16",),
-        settings=_shift(3.0),
-        sections=True,
-    ),
-    "kandinsky5": Scripts(
-        title="Kandinsky 5",
-        mark=r"\bvisual_transformer_blocks\.0\.",
-        channels={"latents": 16, "latents_image": 16},
-        suffix="k5",
-        header="kandinsky5",
-        latents=Script("kandinsky5_cache_latents.py", (_VAE,), "--vae_dtype"),
-        text=Script(
-            "kandinsky5_cache_text_encoder_outputs.py",
-            (File("--text_encoder_qwen", "text"), File("--text_encoder_clip", "text.1")),
-        ),
-        training=Script("kandinsky5_train_network.py", (_DIT,)),
-        network="networks.lora_kandinsky",
-        tensors=("text_embeds_", "pooled_embed_", "attention_mask"),
-        versions={
-            task: Version(training=("--task", task), videos=True, tensors=_FIRST)
-            for task in _K5_TASKS
-        },
-        rounded={"--nabla_resize": 128},
-        fps=24.0,
-        precisions=("bf16", "fp16"),
-        settings=_shift(5.0),
-    ),
+    **VIDEO_ROWS,
     "krea2": Scripts(
         title="Krea 2",
         mark=r"\btxtfusion\.",

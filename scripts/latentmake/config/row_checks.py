@@ -65,9 +65,23 @@ def check_row(run: str, dataset: str, settings: Dataset, name: str, model: Model
     if model.spec.scripts is not None and model.spec.scripts.layers != settings.multiple_target:
         what = f"{title} needs the layers of each image"
         raise ConfigError(what, where=f"{where}.multiple_target", hint="set it to true")
+    _check_sections(settings, model, title, where)
     if version.one_frame and settings.fp_1f_target_index is None:
         what = f"{title} needs the index of the frame that is trained"
         raise ConfigError(what, where=f"{where}.fp_1f_target_index", hint="set it, usually to 9")
+
+
+def _check_sections(settings: Dataset, model: Model, title: str, where: str) -> None:
+    """Refuse lengths of clips below that of a section, of which the script of latents would die."""
+    scripts, window = model.spec.scripts, settings.fp_latent_window_size
+    assert scripts is not None
+    if not scripts.sections or not settings.video or settings.frame_extraction == "full":
+        return
+    least = scripts.frames * window + 1
+    short = [frames for frames in settings.target_frames or () if frames < least]
+    if short:
+        what = f"{short[0]} frames are too few for a section of {title}, which has {window} latents"
+        raise ConfigError(what, where=f"{where}.target_frames", hint=f"use {least} or more")
 
 
 def _rules(model: Model) -> Iterator[tuple[tuple[str, ...], bool, str]]:

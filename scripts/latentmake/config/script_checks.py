@@ -32,6 +32,10 @@ def check_training(name: str, trainer: MusubiTrainer, model: Model) -> None:
         known = " or ".join(scripts.precisions)
         what = f"{scripts.title} is not trained in {trainer.mixed_precision}"
         raise ConfigError(what, where=f"{where}.mixed_precision", hint=f"use {known}")
+    if scripts.batch is not None and trainer.batch_size > scripts.batch:
+        what = f"{scripts.title} is trained on at most {scripts.batch} item at a time"
+        hint = f"use {scripts.batch}, and `gradient_accumulation_steps`"
+        raise ConfigError(what, where=f"{where}.batch_size", hint=hint)
     _check_fp8(trainer, scripts, where)
     for rule in scripts.rules:
         if fault := _fault(rule, trainer.arguments, scripts.title):

@@ -114,6 +114,7 @@ class Scripts:
             are enlarged to.
         frames: frames of a latent after the first.
         fps: frames a second of its videos, which `source_fps` converts to.
+        batch: most items of a batch of its training; None for any number.
         precisions: what `mixed_precision` may be.
         settings: values of the trainer's keys that its documentation recommends.
         sections: whether a clip has a file of latents for each section of `fp_latent_window_size`.
@@ -142,6 +143,7 @@ class Scripts:
     rounded: Mapping[str, int] = field(default_factory=dict)
     frames: int = 4
     fps: float = 16.0
+    batch: int | None = None
     precisions: tuple[str, ...] = ("bf16", "fp16", "no")
     settings: Mapping[str, object] = field(default_factory=dict)
     sections: bool = False

@@ -165,7 +165,7 @@ class Musubi(Layout):
         resolution: Size | None,
         image: Size,
         settings: Dataset | None,
-        clip: Clip | None,
+        clip: AnyClip | None,
         span: Span | None = None,
         rotation: int = 0,
         controls: Sequence[Size] = (),
@@ -244,6 +244,8 @@ class Musubi(Layout):
 
 def _names(sizes: Iterable[Size]) -> str:
     return "+".join(f"{size.width}x{size.height}" for size in sizes)
+
+
 def _place(clip: AnyClip) -> str:
     """Return the part of a file's name for a clip or a section of one."""
     section = f"-{clip.number:04d}" if isinstance(clip, Section) else ""

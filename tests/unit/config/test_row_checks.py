@@ -88,3 +88,15 @@ def test_images_for_an_architecture_of_videos_are_refused() -> None:
     assert "the dataset pictures holds images, and FramePack (i2v) takes videos alone" in str(
         caught.value
     )
+
+
+def test_clips_shorter_than_a_section_are_refused() -> None:
+    clips = {"target_frames": [37, 33], "fp_latent_window_size": 9}
+    with pytest.raises(ConfigError) as caught:
+        configured("framepack", task="f1", **clips)
+    assert "33 frames are too few for a section of FramePack (f1), which has 9 latents" in str(
+        caught.value
+    )
+    assert "use 37 or more" in str(caught.value)
+    assert configured("framepack", task="f1", **{**clips, "fp_latent_window_size": 8})
+    assert configured("framepack", task="f1", **clips, frame_extraction="full")

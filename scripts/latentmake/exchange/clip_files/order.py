@@ -13,7 +13,7 @@ from latentmake.config import Run
 from latentmake.errors import ConfigError
 from latentmake.files.disk import Need
 from latentmake.geometry.buckets import Size, wan_size
-from latentmake.geometry.clips import SourceFps
+from latentmake.geometry.clips import WAN_FPS, SourceFps
 from latentmake.plan.clip_list import ListedClip, listed_clips
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan
@@ -68,7 +68,7 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
     folder: str
     files: list[ClipFile]
     source_fps: dict[str, SourceFps]
-    rate: float
+    rate: float = WAN_FPS
     max_pixels: dict[str, int]
     skip: list[str]
     faults: dict[str, list[str]]

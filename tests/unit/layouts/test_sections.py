@@ -1,0 +1,85 @@
+"""FramePack's clips have a file for each section; frame rates are those of each architecture."""
+
+from __future__ import annotations
+
+import pytest
+from latentmake import layouts
+from latentmake.config import Dataset
+from latentmake.config.musubi import MUSUBI
+from latentmake.files.media import Media
+from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Clip, Section, kept_indices, sections
+
+FRAMEPACK = layouts.of("musubi-framepack")
+MEDIA = Media(96, 64, 100)
+
+
+def dataset(**settings: object) -> Dataset:
+    return Dataset.model_validate({"path": "clips", "target_frames": [37], **settings})
+
+
+def names(settings: Dataset, media: Media = MEDIA) -> list[str]:
+    named = FRAMEPACK.named("f", "64", "sub/walk", media, settings)
+    return [each.path for each in named]
+
+
+@pytest.mark.parametrize(
+    ("frames", "window", "count"), [(1, 9, 0), (36, 9, 0), (37, 9, 1), (72, 9, 1), (73, 9, 2)]
+)
+def test_a_clip_has_as_many_sections_as_whole_windows_follow_its_first_frame(
+    frames: int, window: int, count: int
+) -> None:
+    assert sections(frames, window) == count
+
+
+def test_each_section_has_a_file_named_as_the_script_does() -> None:
+    settings = dataset(target_frames=[9, 17], fp_latent_window_size=2)
+    assert names(settings) == [
+        "f/walk_00000-009-0000_0080x0048_fp.safetensors",
+        "f/walk_00000-017-0000_0080x0048_fp.safetensors",
+        "f/walk_00000-017-0001_0080x0048_fp.safetensors",
+    ]
+    assert names(settings.model_copy(update={"fp_latent_window_size": 4})) == [
+        "f/walk_00000-017-0000_0080x0048_fp.safetensors"
+    ]
+
+
+def test_a_whole_video_is_cut_to_its_sections_and_one_too_short_has_none() -> None:
+    settings = dataset(frame_extraction="full", max_frames=1000)
+    assert names(settings) == [
+        f"f/walk_00000-097-{section:04d}_0080x0048_fp.safetensors" for section in range(2)
+    ]
+    assert FRAMEPACK.clips(Media(96, 64, 36), settings) == []
+
+
+def test_files_of_sections_belong_to_their_item_and_differ_in_their_keys() -> None:
+    settings = dataset(target_frames=[73])
+    named = FRAMEPACK.named("f", "64", "walk", MEDIA, settings)
+    assert [each.clip for each in named] == [Section(0, 73, 0), Section(0, 73, 1)]
+    keys = {FRAMEPACK.variant(Size(64, 64), Size(96, 64), settings, x.clip) for x in named}
+    assert len(keys) == 2
+    for each in named:
+        assert "walk" in FRAMEPACK.owners(each.path.removeprefix("f/"))
+
+
+def test_names_and_keys_of_clips_without_sections_stay() -> None:
+    wan, settings = layouts.of("musubi"), dataset()
+    (named,) = wan.named("f", "64", "walk", MEDIA, settings)
+    assert named.path == "f/walk_00000-037_0080x0048_wan.safetensors"
+    assert named.clip == Clip(0, 37)
+    assert wan.variant(Size(64, 64), Size(96, 64), settings, named.clip) == "80x48:0-37"
+    assert "walk" not in wan.owners("walk_00000-037-0000_0080x0048_wan.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rate"),
+    [("hunyuan_video", 24), ("hunyuan_video_1_5", 24), ("kandinsky5", 24), ("framepack", 30)],
+)
+def test_frames_are_dropped_to_the_rate_of_the_architecture(architecture: str, rate: int) -> None:
+    layout = layouts.of(f"musubi-{architecture}")
+    assert layout.rate == MUSUBI[architecture].fps == rate
+    kept = kept_indices(100, 2.0 * rate, rate=layout.rate)
+    assert [index for index, _ in kept] == list(range(0, 100, 2))
+    settings = dataset(source_fps=2 * rate, frame_extraction="full", max_frames=1000)
+    assert layout.clips(MEDIA, settings) == [Clip(0, 49)]
+    assert layouts.of("musubi").clips(MEDIA, settings)[0].frames < 49
