@@ -165,8 +165,9 @@ class Dataset(Closed):
     source_fps: Annotated[_Rate, BeforeValidator(_rate, json_schema_input_type=_Rate)] = Field(
         None, json_schema_extra=Shapes("latents", layouts=("musubi",))
     )
-    """Frame rate of the videos: frames are dropped to get 16 a second. auto: as each file's own
-    timestamps say. By default each frame is kept."""
+    """Frame rate of the videos: frames are dropped to get 16 a second, for HunyuanVideo and
+    Kandinsky 5 24, for FramePack 30. auto: as each file's own timestamps say. By default each frame
+    is kept."""
     display_rotation: bool = Field(False, json_schema_extra=_CLIPS)
     """Turn the frames of a video as its rotation metadata says."""
     short_videos: Literal["skip", "error"] = Field("skip", json_schema_extra=MANIFEST)
