@@ -15,6 +15,7 @@ from latentmake.config.architectures import (
     Architecture,
     ArchitectureName,
 )
+from latentmake.config.caching_flags import refuse_decided
 from latentmake.config.fields import Closed, DiskPath, Dtype, Number, listed
 from latentmake.config.scripts import Version
 from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
@@ -347,6 +348,11 @@ def _check_scripted(model: Model) -> None:
         number = str(texts) if texts == fewest else f"{fewest} to {texts}"
         raise ValueError(f"a {title} model has {number} text encoder{'s' * (number != '1')}")
     _check_files(model, {file.key: file.flag for file in files})
+    for key, script, version, dtype in (
+        ("latents_arguments", scripts.latents, model.version.latents, "vae_dtype"),
+        ("text_arguments", scripts.text, model.version.text, "text_dtype"),
+    ):
+        refuse_decided(key, getattr(model, key), script, version, dtype)
 
 
 def _check_files(model: Model, flags: Mapping[str, str]) -> None:

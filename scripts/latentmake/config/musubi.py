@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from latentmake.config.musubi_video import VIDEO_ROWS
-from latentmake.config.scripts import File, Rule, Script, Scripts, Version
+from latentmake.config.scripts import File, Rule, Script, Scripts, Vae, Version
 
 __all__ = ["MUSUBI"]
 
-_VAE = File("--vae", "vae")
+_VAE = File("--vae", "vae", kind="VAE", vae=Vae(3, 16))
+_IMAGE_VAE = _VAE._replace(vae=Vae(2, 16))
+_FLUX_2_VAE = _VAE._replace(vae=Vae(2, 32))
 _DIT = File("--dit", "dit")
-_TEXT = File("--text_encoder", "text")
-_TEXTS = (File("--text_encoder1", "text"), File("--text_encoder2", "text.1"))
+_TEXT = File("--text_encoder", "text", kind="language model")
 _VIDEO = Version(videos=True)
 
 
@@ -32,11 +33,12 @@ def _qwen_image(
     title: str, suffix: str, versions: Mapping[str, Version], *, layers: bool = False
 ) -> Scripts:
     controlled = any(each.controls != (0, 0) for each in versions.values())
+    vae = _VAE._replace(vae=Vae(3, 16, colours=4)) if layers else _VAE
     return Scripts(
         title=title,
         suffix=suffix,
         header="qwen_image",
-        latents=Script("qwen_image_cache_latents.py", (_VAE,), reads_controls=controlled),
+        latents=Script("qwen_image_cache_latents.py", (vae,), reads_controls=controlled),
         text=Script(
             "qwen_image_cache_text_encoder_outputs.py", (_TEXT,), reads_controls=controlled
         ),
@@ -66,7 +68,9 @@ def _flux_2(title: str, suffix: str, header: str, *versions: str) -> Scripts:
         title=title,
         suffix=suffix,
         header=header,
-        latents=Script("flux_2_cache_latents.py", (_VAE,), "--vae_dtype", reads_controls=True),
+        latents=Script(
+            "flux_2_cache_latents.py", (_FLUX_2_VAE,), "--vae_dtype", reads_controls=True
+        ),
         text=Script("flux_2_cache_text_encoder_outputs.py", (_TEXT,)),
         training=Script("flux_2_train_network.py", (_DIT,)),
         mark=r"\bdouble_stream_modulation_img\.",
@@ -125,14 +129,14 @@ MUSUBI: Mapping[str, Scripts] = {
         header="wan",
         latents=Script(
             "wan_cache_latents.py",
-            (_VAE, File("--clip", "clip", required=False)),
+            (_VAE, File("--clip", "clip", required=False, kind="image encoder")),
             "--vae_dtype",
             switches=(("--vae_cache_cpu", "vae_cache_cpu"),),
             reads_controls=True,
         ),
         text=Script(
             "wan_cache_text_encoder_outputs.py",
-            (File("--t5", "text"),),
+            (File("--t5", "text", kind="T5"),),
             switches=(("--fp8_t5", "fp8_t5"),),
         ),
         training=Script(
@@ -174,7 +178,7 @@ MUSUBI: Mapping[str, Scripts] = {
         channels=_LATENTS_16,
         suffix="zi",
         header="z_image",
-        latents=Script("zimage_cache_latents.py", (_VAE,)),
+        latents=Script("zimage_cache_latents.py", (_IMAGE_VAE,)),
         text=Script("zimage_cache_text_encoder_outputs.py", (_TEXT,)),
         training=Script("zimage_train_network.py", (_DIT,)),
         network="networks.lora_zimage",
@@ -194,8 +198,14 @@ MUSUBI: Mapping[str, Scripts] = {
         channels=_LATENTS_16,
         suffix="fk",
         header="flux_kontext",
-        latents=Script("flux_kontext_cache_latents.py", (_VAE,), reads_controls=True),
-        text=Script("flux_kontext_cache_text_encoder_outputs.py", _TEXTS),
+        latents=Script("flux_kontext_cache_latents.py", (_IMAGE_VAE,), reads_controls=True),
+        text=Script(
+            "flux_kontext_cache_text_encoder_outputs.py",
+            (
+                File("--text_encoder1", "text", kind="T5"),
+                File("--text_encoder2", "text.1", kind="CLIP text encoder"),
+            ),
+        ),
         training=Script("flux_kontext_train_network.py", (_DIT,)),
         network="networks.lora_flux",
         tensors=("t5_vec_", "clip_l_pooler_"),
@@ -235,7 +245,7 @@ MUSUBI: Mapping[str, Scripts] = {
         ),
         suffix="i4",
         header="ideogram4",
-        latents=Script("ideogram4_cache_latents.py", (_VAE,), "--vae_dtype"),
+        latents=Script("ideogram4_cache_latents.py", (_FLUX_2_VAE,), "--vae_dtype"),
         text=Script("ideogram4_cache_text_encoder_outputs.py", (_TEXT,)),
         training=Script("ideogram4_train_network.py", (_DIT,)),
         network="networks.lora_ideogram4",
@@ -254,7 +264,7 @@ MUSUBI: Mapping[str, Scripts] = {
         latents=Script("hidream_o1_cache_pixel.py", (), reads_controls=True),
         text=Script(
             "hidream_o1_cache_text_encoder_outputs.py",
-            (File("--dit", "text", required=False),),
+            (File("--dit", "text", required=False, kind="language model", form="either"),),
             reads_controls=True,
         ),
         training=Script("hidream_o1_train_network.py", (_DIT,)),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latentmake.config.scripts import File, Rule, Script, Scripts, Version
+from latentmake.config.scripts import File, Rule, Script, Scripts, Vae, Version
 
 __all__ = ["VIDEO_ROWS"]
 
-_VAE = File("--vae", "vae")
+# Of HunyuanVideo, which FramePack and Kandinsky 5 share.
+_VAE = File("--vae", "vae", kind="VAE", vae=Vae(3, 16), form="either")
 _DIT = File("--dit", "dit")
-_TEXT = File("--text_encoder", "text")
-_TEXTS = (File("--text_encoder1", "text"), File("--text_encoder2", "text.1"))
+_TEXT = File("--text_encoder", "text", kind="language model")
+_TEXTS = (
+    File("--text_encoder1", "text", kind="language model", form="either"),
+    File("--text_encoder2", "text.1", kind="CLIP text encoder", form="either"),
+)
+_IMAGE_ENCODER = File("--image_encoder", "image_encoder", kind="image encoder", form="either")
 _VIDEO = Version(videos=True)
 _LATENTS_16 = {"latents": 16, "latents_control": 16}
 _I2V = ("--i2v",)
@@ -66,10 +71,15 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         header="hunyuan_video_1_5",
         latents=Script(
             "hv_1_5_cache_latents.py",
-            (_VAE, File("--image_encoder", "image_encoder", required=False)),
+            (
+                File("--vae", "vae", kind="VAE", vae=Vae(3, 32)),
+                _IMAGE_ENCODER._replace(required=False),
+            ),
             "--vae_dtype",
         ),
-        text=Script("hv_1_5_cache_text_encoder_outputs.py", (_TEXT, File("--byt5", "text.1"))),
+        text=Script(
+            "hv_1_5_cache_text_encoder_outputs.py", (_TEXT, File("--byt5", "text.1", kind="T5"))
+        ),
         training=Script("hv_1_5_train_network.py", (_DIT,)),
         network="networks.lora_hv_1_5",
         tensors=("varlen_vl_embed_", "varlen_byt5_embed_"),
@@ -98,7 +108,7 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         header="framepack",
         latents=Script(
             "fpack_cache_latents.py",
-            (_VAE, File("--image_encoder", "image_encoder")),
+            (_VAE, _IMAGE_ENCODER),
             reads_controls=True,
         ),
         text=Script("fpack_cache_text_encoder_outputs.py", _TEXTS),
@@ -138,7 +148,10 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         latents=Script("kandinsky5_cache_latents.py", (_VAE,), "--vae_dtype"),
         text=Script(
             "kandinsky5_cache_text_encoder_outputs.py",
-            (File("--text_encoder_qwen", "text"), File("--text_encoder_clip", "text.1")),
+            (
+                File("--text_encoder_qwen", "text", kind="language model", form="folder"),
+                File("--text_encoder_clip", "text.1", kind="CLIP text encoder", form="folder"),
+            ),
         ),
         training=Script("kandinsky5_train_network.py", (_DIT,)),
         network="networks.lora_kandinsky",

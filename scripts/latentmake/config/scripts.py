@@ -9,9 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-__all__ = ["File", "Rule", "Script", "Scripts", "Version"]
+__all__ = ["File", "Rule", "Script", "Scripts", "Vae", "Version"]
+
+
+class Vae(NamedTuple):
+    """Sizes that tell one VAE from another.
+
+    Attributes:
+        axes: 2 for pictures, 3 for videos.
+        channels: of its latents.
+        colours: channels of the pictures that it takes.
+    """
+
+    axes: int
+    channels: int
+    colours: int = 3
 
 
 class File(NamedTuple):
@@ -21,11 +35,17 @@ class File(NamedTuple):
         flag: its flag, `--vae`.
         key: the model's key that names it; `text`, `text.1` for the first and second text encoder.
         required: whether the script refuses to run without it.
+        kind: what it holds, as `models.encoder_files` names it; "" where that is not checked.
+        vae: sizes of a VAE.
+        form: what its path may be.
     """
 
     flag: str
     key: str
     required: bool = True
+    kind: str = ""
+    vae: Vae | None = None
+    form: Literal["file", "folder", "either"] = "file"
 
 
 @dataclass(frozen=True)

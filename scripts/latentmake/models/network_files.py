@@ -11,9 +11,10 @@ from pathlib import Path
 
 from latentmake.config import Model, Weights
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.scripts import File, Scripts
+from latentmake.config.scripts import Scripts
 from latentmake.errors import ModelError
 from latentmake.models import wan_files
+from latentmake.models.encoder_files import encoder_files
 from latentmake.models.scripted import scripted_files
 from latentmake.models.wan_files import ModelFile
 from latentmake.models.weight_kinds import content_of, weight_file
@@ -39,34 +40,16 @@ def model_files(model: Model) -> Iterator[ModelFile]:
         return
     scripts = _scripts(model)
     yield _network(model, scripts)
-    files = (*scripts.latents.files, *scripts.text.files, *scripts.training.files)
-    named: dict[str, File] = {}
-    for file in files:
-        if file.key != _NETWORK:
+    named: dict[str, ModelFile] = {}
+    for kind in ("latents", "text"):
+        for file in encoder_files(model, kind):
             named.setdefault(file.key, file)
-    for key, file in named.items():
-        weights = model.weights(key)
-        if weights is not None:
-            yield _present(key, weights)
-        elif file.required:
-            yield ModelFile(key, "", fault=f"is not set, and {scripts.title} needs it")
+    yield from (file for key, file in named.items() if key != _NETWORK)
 
 
 def _scripts(model: Model) -> Scripts:
     assert model.spec.scripts is not None
     return model.spec.scripts
-
-
-def _present(key: str, weights: Weights) -> ModelFile:
-    """Return a file or folder that is there; what it holds is said when it encodes."""
-    if weights.path is None:
-        return ModelFile(key, str(weights.hub), doubt="is on the hub, and was not inspected")
-    try:
-        number = len(scripted_files(weights))
-    except ModelError as error:
-        fault = "does not exist" if not Path(weights.path).exists() else error.what
-        return ModelFile(key, weights.path, fault=fault)
-    return ModelFile(key, weights.path, known="is there" if number == 1 else f"{number} files")
 
 
 def _network(model: Model, scripts: Scripts) -> ModelFile:

@@ -13,7 +13,7 @@ from latentmake.errors import DatasetError, ModelError, SourceError
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.models import recipe
-from latentmake.models.wan_files import encoder_fault
+from latentmake.models.encoder_files import encoder_fault
 from latentmake.plan.parts import read_lock
 from latentmake.sources import items as datasets
 from latentmake.sources import lists, metadata, s3

@@ -114,10 +114,11 @@ class Installation:
                 python, note = _find_python(folder, venv, section)
                 return cls(program, folder, scripts, python, note, memory)
         within = f" or in its {package}" if package else ""
+        old = "update it, or " if package and (folder / package).is_dir() else ""
         raise TrainingError(
             f"no {script} lies in this folder{within}",
             where=path,
-            hint=f"set `{section}.path` to the folder of {knows}",
+            hint=f"{old}set `{section}.path` to the folder of {knows}",
         )
 
     def script(self, name: str) -> Path:

@@ -11,6 +11,7 @@ from latentmake.index.memo import Memo
 from latentmake.models.scripted import script_of
 from latentmake.plan import programs
 from latentmake.training.external.installation import Installation, Program
+from latentmake.training.external.musubi.known import refuse_unknown
 
 __all__ = ["find", "pick_attention", "program_digest"]
 
@@ -47,12 +48,13 @@ def program_digest(
     Their digests are kept, so that a later plan can name those that changed.
 
     Raises:
-        TrainingError: the folder, its scripts, or the Python of its environment are missing.
+        TrainingError: the folder, its scripts, or the Python of its environment are missing, or a
+            script is too old for the model.
     """
     assert model.spec.scripts is not None
     installation = find(settings, model.spec.scripts, memory)
-    script = installation.script(script_of(model, kind).name)
-    sources = installation.sources_of(script.name)
+    refuse_unknown(installation, model, kind)
+    sources = installation.sources_of(script_of(model, kind).name)
     below = f"{installation.program.package}/"
     files = {name.removeprefix(below): content for name, content in sources.contents.items()}
     programs.keep(sources.digest, installation.program.name, files)

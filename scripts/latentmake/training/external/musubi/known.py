@@ -1,0 +1,49 @@
+"""Check while planning that musubi-tuner knows an architecture, from its sources.
+
+What an old version lacks is a script, a flag, or a value of one.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from latentmake.config import Model
+from latentmake.errors import TrainingError
+from latentmake.models.scripted import script_of
+from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi.command import caching_arguments
+
+__all__ = ["refuse_unknown"]
+
+
+def refuse_unknown(installation: Installation, model: Model, kind: str) -> None:
+    """Refuse a musubi-tuner whose script of `latents` or `text` does not know a model.
+
+    Raises:
+        TrainingError: the script is missing, or does not know a flag, or the model's `task`.
+    """
+    name, version = script_of(model, kind).name, model.version
+    installation.script(name)
+    arguments = caching_arguments(
+        model, kind, dataset_config="toml", place=lambda file, _: file.key, num_workers=1
+    )
+    missing = installation.missing_flags(arguments, name)
+    further = model.text_arguments if kind == "text" else model.latents_arguments
+    if wrong := [flag for flag in missing if any(each.startswith(flag) for each in further)]:
+        known = installation.sources_of(name).flags or ()
+        near = get_close_matches(wrong[0], known, 1, 0.8)
+        raise TrainingError(
+            f"{name} of {installation.folder} does not know {wrong[0]}",
+            where="text_arguments" if kind == "text" else "latents_arguments",
+            hint=f"did you mean {near[0]}?" if near else "leave it out, or update musubi-tuner",
+        )
+    values = [x for x in (version.text if kind == "text" else version.latents) if x[:1] != "-"]
+    sources = installation.sources_of(name)
+    missing += [x for x in values if not (sources.mentions(f'"{x}"') or sources.mentions(f"'{x}'"))]
+    if missing:
+        title = " ".join(filter(None, (model.title, model.task)))
+        raise TrainingError(
+            f"this musubi-tuner is too old for {title}: its {name} does not know {missing[0]}",
+            where=installation.folder,
+            hint="update it, or set `musubi_tuner.path` to one that knows it",
+        )

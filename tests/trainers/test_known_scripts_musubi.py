@@ -1,0 +1,50 @@
+"""musubi-tuner's own caching scripts know every flag and every task of our rows."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import PYTHON, sources
+from latentmake.config import ExternalProgram, Model
+from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.index.memo import Memo
+from latentmake.training.external.musubi.installation import program_digest
+
+pytestmark = pytest.mark.real_trainer
+
+# Those whose tasks differ in arguments of a caching script; each task of a row is asked for.
+ROWS = [
+    row
+    for row in (WAN, *ARCHITECTURES.values())
+    if row.scripts and any(each.latents or each.text for each in row.scripts.versions.values())
+]
+
+
+def model_of(row: Architecture, task: str) -> Model:
+    """Return a model with every key that the row's scripts take."""
+    scripts = row.scripts
+    assert scripts is not None
+    files = (*scripts.latents.files, *scripts.text.files)
+    keys = {file.key for file in files if file.required} | {*scripts.versions[task].needs}
+    values: dict[str, object] = {key: "weights" for key in keys if not key.startswith("text")}
+    texts = {file.key for file in scripts.text.files if file.key.startswith("text")}
+    values["text"] = ["weights"] * len(texts)
+    values["task"] = task or None
+    if row is WAN:
+        values["encoder"] = "musubi"
+    else:
+        values["architecture"] = row.name
+    if scripts.latents.dtype_flag:
+        values["vae_dtype"] = "float32"
+    return Model.model_validate({key: each for key, each in values.items() if each is not None})
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_script_knows_each_task_of_its_row(
+    row: Architecture, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    settings = ExternalProgram(path=str(sources("musubi-tuner")), venv=PYTHON)
+    assert row.scripts is not None
+    with Memo(tmp_path_factory.getbasetemp() / "scripts.sqlite") as memo:
+        for task, version in row.scripts.versions.items():
+            for kind, arguments in (("latents", version.latents), ("text", version.text)):
+                assert not arguments or program_digest(settings, model_of(row, task), kind, memo)
