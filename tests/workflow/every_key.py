@@ -112,7 +112,7 @@ def state(project: Project) -> State:
     weights = [
         path
         for path in (project / runs).rglob("*.safetensors")
-        if not {"samples", "checkpoints", "saved", "work", "sdscripts"} & set(path.parts)
+        if not {"samples", "checkpoints", "saved", "work", "sdscripts", "caches"} & set(path.parts)
     ]
     return {
         "latents": _files(project, (name for name in cached if name not in text)),

@@ -15,7 +15,7 @@ CAPTIONS = {"ant": "a red circle", "bee": "a blue square", "cat": "a green star"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    fast_tuner.write_weights(tmp_path / "tiny", "vae", "text")
+    fast_tuner.write_weights(tmp_path / "tiny", vae="encoder", text="embedding")
     places = {"vae": "models/tiny/vae.safetensors", "text": "models/tiny/text.safetensors"}
     project = Project.make(
         tmp_path / "project", fast_tuner.config("z_image", **places), tmp_path / "tiny"

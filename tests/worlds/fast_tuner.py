@@ -111,6 +111,8 @@ for block, item, place in common.items(args):
     name = "x".join(map(str, shape[1:]))
     tensors = {f"latents_{name}_float32": (shape, content)}
     tensors |= {f"{each}{name}_float32": (shape, content) for each in FURTHER}
+    controls = sum(each.startswith("control_path") for each in item) if CONTROLS else 0
+    tensors |= {f"latents_control_{n}_{name}_float32": (shape, content) for n in range(controls)}
     metadata = {"architecture": HEADER, "format_version": "1.0.1"}
     metadata |= {"width": str(width), "height": str(height)}
     path = f"{place}_{width:04d}x{height:04d}_{SUFFIX}.safetensors"
@@ -181,6 +183,7 @@ def install(folder: Path, scripts: Scripts) -> dict[str, str]:
         "TENSORS": scripts.tensors,
         "NETWORK": scripts.network,
         "FURTHER": further,
+        "CONTROLS": scripts.latents.reads_controls and scripts.control_latents,
     }
     for script, code in ((scripts.latents, _LATENTS), (scripts.text, _TEXT)):
         _write(place, script, code, facts)
@@ -211,15 +214,15 @@ def calls(folder: Path) -> list[list[str]]:
     return [json.loads(x) for x in listed.read_text().splitlines()] if listed.exists() else []
 
 
-def write_weights(folder: Path, *names: str) -> None:
-    """Write files that stand for weights: what is in them counts alone."""
+def write_weights(folder: Path, **tensors: str) -> None:
+    """Write files that stand for weights, each with the name of a tensor that tells what it is."""
     import torch
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    for number, name in enumerate(names):
-        tensor = torch.full((2, 2), 1.0 + number, dtype=torch.bfloat16)
-        save_file({f"{name}.weight": tensor}, folder / f"{name}.safetensors")
+    for number, (name, tensor) in enumerate(tensors.items()):
+        value = torch.full((2, 2), 1.0 + number, dtype=torch.bfloat16)
+        save_file({tensor: value}, folder / f"{name}.safetensors")
 
 
 def write_pictures(folder: Path, captions: Mapping[str, str], size: tuple[int, int]) -> None:

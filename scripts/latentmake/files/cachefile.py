@@ -148,10 +148,12 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def read_recipe(path: str | os.PathLike[str]) -> dict[str, object]:
-    """Return the recipe in the header of a safetensors file; empty where none can be read."""
+    """Return the recipe in the header of a cache file; empty where none can be read."""
     try:
-        found = json.loads(read_head(path).metadata.get(RECIPE, "{}"))
-    except (OSError, ValueError, TypeError, RecursionError):
+        is_npz = os.fspath(path).endswith(".npz")
+        metadata = json.loads(npz.read_comment(path)) if is_npz else read_head(path).metadata
+        found = json.loads(metadata.get(RECIPE, "{}"))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -24,11 +24,12 @@ def program_changes(facts: Facts, runs: Iterable[RunPlan]) -> Iterator[str]:
     stale: dict[tuple[str, str, str, str], dict[str, None]] = defaultdict(dict)
     for run in runs:
         for part, state in run.parts.items():
-            if facts.config.models[part.model].scripted:
-                for each in state.stale:
-                    if each.recipe and not each.at_hand:
-                        kind = kind_of(part.name)
-                        stale[part.dataset, part.model, kind, each.recipe][each.path] = None
+            if facts.config.encoding_program(facts.config.models[part.model]) is None:
+                continue
+            for each in state.stale:
+                if each.recipe and not each.at_hand:
+                    kind = kind_of(part.name)
+                    stale[part.dataset, part.model, kind, each.recipe][each.path] = None
     counts: dict[tuple[str, str, str], int] = defaultdict(int)
     for (dataset, model, kind, _), paths in stale.items():
         now = str(facts.recipe(dataset, model, kind).get("program", ""))

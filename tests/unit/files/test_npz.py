@@ -202,3 +202,16 @@ def test_an_archive_carries_it_to_another_machine_whole_or_not_at_all(
     assert Path(names[0]).read_bytes() == WHOLE
     assert not Path(names[1]).exists()
     assert "b_0040x0036_sdxl.npz is cut short or no npz file; it will be encoded" in said[0]
+
+
+def test_the_recipe_is_told_by_either_kind_of_file_and_by_no_other(path: Path) -> None:
+    atomic.write(path, WHOLE)
+    assert cachefile.read_recipe(path) == RECIPE
+    plain = path.with_suffix(".safetensors")
+    atomic.write(plain, cachefile.serialize({}, STAMP))
+    assert cachefile.read_recipe(plain) == RECIPE
+    for damaged in (path, plain):
+        damaged.write_bytes(b"neither")
+        assert cachefile.read_recipe(damaged) == {}
+        damaged.unlink()
+        assert cachefile.read_recipe(damaged) == {}

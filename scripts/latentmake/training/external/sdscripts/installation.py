@@ -8,6 +8,7 @@ from latentmake import digest
 from latentmake.config import ExternalProgram, Model
 from latentmake.index.memo import Memo
 from latentmake.models.strategies import encoder_of
+from latentmake.plan import programs
 from latentmake.training.external.installation import Installation, Program
 
 __all__ = ["find", "program_digest"]
@@ -36,12 +37,12 @@ def program_digest(
         installation.script(module)
     folders = [installation.folder / each for each in encoder.folders]
     files = sorted(file for folder in folders for file in folder.rglob("*") if file.is_file())
-    return digest.of_value(
-        [
-            *(installation.sources_of(module).digest for module in modules),
-            *(_digest(file, memory) for file in files),
-        ]
-    )
+    sources = [installation.sources_of(module) for module in modules]
+    beside = {str(file.relative_to(installation.folder)): _digest(file, memory) for file in files}
+    found = digest.of_value([*(each.digest for each in sources), *beside.values()])
+    contents = {name: content for each in sources for name, content in each.contents.items()}
+    programs.keep(found, installation.program.name, contents | beside)
+    return found
 
 
 def _digest(file: Path, memory: Memo | None) -> str:

@@ -1,0 +1,126 @@
+"""An architecture of musubi-tuner more is one row and an example; nothing else of ours changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+from pathlib import Path
+
+import fast_tuner
+import yaml
+from latentmake.config.musubi import MUSUBI
+from latentmake.config.scripts import File, Script
+from project import ROOT, Project
+from safetensors import safe_open
+
+CAPTIONS = {"ant": "a red circle", "bee": "a blue square", "cat": "a green star"}
+ROW = """    "nova_2": Scripts(
+        title="Nova 2",
+        suffix="nv2",
+        header="nova",
+        latents=Script("nova_cache_latents.py", (_VAE,), reads_controls=True),
+        text=Script(
+            "nova_cache_text_encoder_outputs.py",
+            (File("--qwen", "text"), File("--glyphs", "text.1")),
+            reads_controls=True,
+        ),
+        training=Script("nova_train_network.py", (_DIT,)),
+        mark=r"\\bnova_blocks\\.0\\.",
+        network="networks.lora_nova",
+        tensors=("varlen_qwen_", "glyphs_"),
+        versions={
+            "edit": Version(training=("--task", "edit"), controls=(1, 2)),
+            "draw": Version(training=("--task", "draw"), latents=("--task", "draw")),
+        },
+        pixels=32,
+        settings=_shift(1.5),
+    ),
+"""
+EXAMPLE = """
+datasets:
+  shapes: {path: data/shapes, fit: bucket, control_directory: data/controls}
+models:
+  tiny:
+    architecture: nova_2
+    task: edit
+    vae: models/tiny/vae.safetensors
+    text: [models/tiny/text.safetensors, models/tiny/glyphs.safetensors]
+    dit: models/tiny/dit.safetensors
+runs:
+  tiny:
+    datasets: [shapes]
+    model: tiny
+    resolutions: [64, 96]
+    trainer: {kind: musubi, max_train_epochs: 1}
+musubi_tuner: {path: musubi-tuner, venv: VENV}
+"""
+
+
+def differing(folder: Path) -> set[str]:
+    """Return the files of the package that are not those of this repository."""
+    found = set()
+    for path in (folder / "scripts").rglob("*.py"):
+        name = path.relative_to(folder)
+        if not filecmp.cmp(path, ROOT / name, shallow=False):
+            found.add(str(name))
+    return found
+
+
+def test_a_row_and_an_example_are_all_that_a_new_architecture_needs(tmp_path: Path) -> None:
+    weights = {"text": "embedding", "glyphs": "glyphs", "dit": "nova_blocks.0.weight"}
+    fast_tuner.write_weights(tmp_path / "tiny", vae="encoder", **weights)
+    project = Project.make(tmp_path / "project", {}, tmp_path / "tiny")
+    table = project / "scripts/latentmake/config/musubi.py"
+    before, end, after = table.read_text().rpartition("\n}\n")
+    table.write_text(f"{before}\n{ROW}{end.lstrip()}{after}")
+    venv = fast_tuner.config("z_image")["musubi_tuner"]["venv"]
+    project.config = yaml.safe_load(EXAMPLE.replace("VENV", venv))
+    assert differing(project.folder) == {"scripts/latentmake/config/musubi.py"}
+
+    # A trainer's folder with scripts of these names.
+    like = dataclasses.replace(
+        MUSUBI["z_image"],
+        suffix="nv2",
+        header="nova",
+        latents=Script("nova_cache_latents.py", (File("--vae", "vae"),), reads_controls=True),
+        text=Script(
+            "nova_cache_text_encoder_outputs.py",
+            (File("--qwen", "text"), File("--glyphs", "text.1")),
+            reads_controls=True,
+        ),
+        training=Script("nova_train_network.py", (File("--dit", "dit"),)),
+        network="networks.lora_nova",
+        tensors=("varlen_qwen_", "glyphs_"),
+        pixels=32,
+    )
+    fast_tuner.install(project / "musubi-tuner", like)
+    fast_tuner.write_pictures(project / "data/shapes", CAPTIONS, (160, 96))
+    controls = {**CAPTIONS, "bee_1": ""}
+    fast_tuner.write_pictures(project / "data/controls", controls, (64, 64))
+
+    project.run("train_tiny")
+    assert project.run("train_tiny").idle
+    caches = set(project.cache_files())
+    assert caches == {
+        f"cache/shapes/tiny/{size}/{name}_nv2{te}.safetensors"
+        for size in (64, 96)
+        for stem in CAPTIONS
+        for name, te in ((f"{stem}_0160x0096", ""), (stem, "_te"))
+    }
+    with safe_open(project / "cache/shapes/tiny/96/ant_0160x0096_nv2.safetensors", "pt") as file:
+        assert file.metadata()["architecture"] == "nova"
+        assert file.get_slice("latents_1x2x4_float32").get_shape() == [16, 1, 2, 4]
+    assert (project / "runs/tiny/tiny.safetensors").is_file()
+
+    # One control: what the row says depends on it of its item, and nothing else.
+    state = project.snapshot()
+    fast_tuner.write_pictures(project / "data/controls", {"cat": ""}, (64, 96))
+    project.run("caches_tiny")
+    made = {name for name in caches if name.rpartition("/")[2].startswith("cat_")}
+    assert project.changed(state).content == made
+    assert project.run("caches_tiny").idle
+
+    # What the row forbids is said in a line.
+    project.configure(lambda values: values["models"]["tiny"].update(task="paint"))
+    refused = project.run("-n", "caches_tiny", check=False)
+    refused.one_line("paint is no task of Nova 2", "edit, draw")
