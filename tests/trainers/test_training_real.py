@@ -1,0 +1,95 @@
+"""The real training scripts train tiny networks of several architectures, and are resumed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import SITE, sources, steps
+from latentmake.config import ExternalProgram
+from latentmake.errors import TrainingError
+from latentmake.training.external.musubi.backend import Musubi
+from musubi_world import write_order
+from rows_world import RUN, make_row_run
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.real_trainer
+
+WORK = Path(f"runs/{RUN}/output")
+LOG, RECEIPT = Path("logs/train.log"), Path(f"runs/{RUN}/trained.json")
+TRAINED = [
+    ("z_image", ""),
+    ("qwen_image", ""),
+    ("qwen_image_edit", "edit-2509"),
+    ("qwen_image_layered", ""),
+    ("flux_2_klein_4b", "klein-base-4b"),
+    ("flux_kontext", ""),
+]
+
+
+def make_project(
+    folder: Path, name: str, task: str, venv: Path, weights: Path, **trainer: object
+) -> Path:
+    """Write a run with a tiny network into a folder, the working directory; return its order."""
+    order = make_row_run(
+        folder,
+        name,
+        task,
+        tuner=sources("musubi-tuner"),
+        network_dim=2,
+        attention="sdpa",
+        max_data_loader_n_workers=0,
+        **trainer,
+    )
+    shutil.copyfile(weights / "dit.safetensors", "models/dit.safetensors")
+    assert order.musubi_tuner is not None
+    place = ExternalProgram(path=order.musubi_tuner.path, venv=os.fspath(venv))
+    return write_order(order.model_copy(update={"musubi_tuner": place}), Path("order.json"))
+
+
+@pytest.mark.parametrize(("name", "task"), TRAINED)
+def test_each_trains_and_then_has_nothing_to_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_venv: Path,
+    tiny_weights: Callable[[str], Path],
+    name: str,
+    task: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = make_project(tmp_path, name, task, forked_venv, tiny_weights(f"{name}_dit"))
+    Musubi().train(order, log=LOG, receipt=RECEIPT)
+    lora = load_file(f"runs/{RUN}/{RUN}.safetensors")
+    raised = [value for key, value in lora.items() if key.endswith("lora_up.weight")]
+    assert sum(bool(value.abs().max() > 0) for value in raised) > len(raised) / 2
+    assert all(key.startswith("lora_unet_") for key in lora)
+    Musubi().train(order, log=LOG, receipt=RECEIPT)
+    assert "already trained on exactly this" in LOG.read_text()
+
+
+def test_a_killed_training_of_another_architecture_is_resumed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_venv: Path,
+    tiny_weights: Callable[[str], Path],
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SITE)
+    root = tmp_path / "project"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("PYTHONPATH", os.fspath(site))
+    weights = tiny_weights("z_image_dit")
+    settings = {"max_train_epochs": 3, "save_every_n_epochs": 1}
+    order = make_project(root, "z_image", "", forked_venv, weights, **settings)
+    monkeypatch.setenv("DIES_AFTER", f"{RUN}-000002-state")
+    with pytest.raises(TrainingError):
+        Musubi().train(order, log=LOG, receipt=RECEIPT)
+    monkeypatch.delenv("DIES_AFTER")
+    Musubi().train(order, log=LOG, receipt=RECEIPT)
+    assert "2 epochs are done" in LOG.read_text()
+    assert steps(WORK / f"{RUN}-state") == 3 * 2

@@ -1,0 +1,116 @@
+"""Networks that are trained, of one or two layers, for embeddings 32 wide."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tiny import hub
+
+_AXES = (4, 6, 6)  # of the positions: together the width of a head
+_Z_IMAGE = {"DIM": 32, "N_LAYERS": 1, "N_REFINER_LAYERS": 1, "N_HEADS": 2, "N_KV_HEADS": 2}
+_Z_IMAGE |= {"CAP_FEAT_DIM": 32}
+_QWEN_IMAGE = {
+    "num_layers": 1,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 32,
+    "axes_dims_rope": _AXES,
+}
+_FLUX = {
+    "context_in_dim": 32,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "depth": 1,
+    "depth_single_blocks": 1,
+}
+
+
+def _shrink_z_image() -> None:
+    from musubi_tuner.zimage import zimage_config
+
+    for name, value in _Z_IMAGE.items():
+        setattr(zimage_config, f"DEFAULT_TRANSFORMER_{name}", value)
+    zimage_config.ROPE_AXES_DIMS = list(_AXES)
+
+
+def _shrink_qwen_image() -> None:
+    from musubi_tuner.qwen_image import qwen_image_model
+
+    made = qwen_image_model.QwenImageTransformer2DModel
+    qwen_image_model.QwenImageTransformer2DModel = lambda **given: made(**{**given, **_QWEN_IMAGE})
+
+
+def _shrink(params: Any, **further: Any) -> None:
+    for name, value in (_FLUX | further).items():
+        setattr(params, name, value)
+
+
+def _shrink_flux_1() -> None:
+    from musubi_tuner.flux import flux_models
+
+    _shrink(flux_models.configs_flux_dev_context.params, axes_dim=list(_AXES), vec_in_dim=16)
+
+
+def _shrink_flux_2() -> None:
+    from musubi_tuner.flux_2 import flux2_utils
+
+    for model in flux2_utils.FLUX2_MODEL_INFO.values():
+        _shrink(model.params, axes_dim=[4, 4, 4, 4])
+
+
+def _z_image() -> Any:
+    from musubi_tuner.zimage import zimage_model
+
+    return zimage_model.create_model("torch", False, None)
+
+
+def _qwen_image(version: str) -> Any:
+    from musubi_tuner.qwen_image import qwen_image_model
+
+    layered = version == "layered"
+    return qwen_image_model.create_model(
+        "torch", False, version == "edit-2511", layered, layered, None
+    )
+
+
+def _flux_1() -> Any:
+    from musubi_tuner.flux import flux_models
+
+    return flux_models.Flux(flux_models.configs_flux_dev_context.params, "torch", False)
+
+
+def _flux_2() -> Any:
+    from musubi_tuner.flux_2 import flux2_models, flux2_utils
+
+    return flux2_models.Flux2(flux2_utils.FLUX2_MODEL_INFO["klein-4b"].params, "torch", False)
+
+
+def _write(shrink: Callable[[], None], make: Callable[[], Any], folder: Path) -> None:
+    shrink()
+    hub.write_random(make(), folder / "dit.safetensors")
+
+
+SCRIPTS: Mapping[str, Callable[[], None]] = {
+    "zimage_train_network.py": _shrink_z_image,
+    "qwen_image_train_network.py": _shrink_qwen_image,
+    "flux_kontext_train_network.py": _shrink_flux_1,
+    "flux_2_train_network.py": _shrink_flux_2,
+}
+WEIGHTS = {
+    "z_image_dit": functools.partial(_write, _shrink_z_image, _z_image),
+    "flux_kontext_dit": functools.partial(_write, _shrink_flux_1, _flux_1),
+    "flux_2_klein_4b_dit": functools.partial(_write, _shrink_flux_2, _flux_2),
+    **{
+        f"{name}_dit": functools.partial(
+            _write, _shrink_qwen_image, functools.partial(_qwen_image, version)
+        )
+        for name, version in (
+            ("qwen_image", "original"),
+            ("qwen_image_edit", "edit-2509"),
+            ("qwen_image_layered", "layered"),
+        )
+    },
+}
