@@ -78,6 +78,9 @@ class Dataset(Closed):
     path: Place = Field(min_length=1, json_schema_extra=MACHINE)
     """Folder of the images or videos, with sub-folders; s3://bucket/folder for images on an S3
     server. Or a .jsonl or .json file whose rows name them and their captions."""
+    flat: bool = Field(False, json_schema_extra=MANIFEST)
+    """As musubi-tuner and sd-scripts read a folder: without its sub-folders; items of a list are
+    named by their files alone."""
     caption_extension: Ending = Field(".txt", json_schema_extra=TEXT)
     """Ending of the caption file that lies beside an image."""
     tags_extension: Ending | None = Field(None, json_schema_extra=TEXT)
@@ -122,6 +125,10 @@ class Dataset(Closed):
     """allow: a caption file without text is a caption without text."""
     on_error: Literal["fail", "skip"] = Field("fail", json_schema_extra=MANIFEST)
     """Damaged items: fail after all others are done, or skip them, named in manifest and output."""
+    adopt_from: Annotated[
+        list[DiskPath], BeforeValidator(listed, json_schema_input_type=DiskPath | list[DiskPath])
+    ] = Field([], json_schema_extra=MACHINE)
+    """Folders with caches that musubi-tuner or sd-scripts made of these items, for adopt_{run}."""
     control_directory: Place | None = Field(None, min_length=1, json_schema_extra=_CONTROLS)
     """Folder of control images, named as what they control, several with _0, _1 and so on behind
     that name; of videos the control videos (Wan)."""

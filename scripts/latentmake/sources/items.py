@@ -143,9 +143,9 @@ class Scan(NamedTuple):
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
-    """List the folder that a dataset's `path` or `control_directory` names, with its sub-folders.
+    """List the folder that a dataset's `path` or `control_directory` names.
 
-    Hidden files and folders are skipped.
+    Sub-folders are listed unless the dataset is `flat`; hidden files and folders are skipped.
 
     Raises:
         DatasetError: it is missing, no folder, or cannot be read.
@@ -153,9 +153,11 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     root, where = s3.normalized(getattr(dataset, key)), f"datasets.{name}.{key}"
     if s3.is_remote(root):
         entries = s3.listing(root, where)
+        if dataset.flat:
+            entries = [entry for entry in entries if "/" not in entry[0]]
     elif Path(root).is_dir():
         try:
-            entries = _entries(root)
+            entries = _entries(root, flat=dataset.flat)
         except OSError as error:
             what = f"{error.filename} cannot be read ({error.strerror})"
             hint = "give your user permission to read it"
@@ -167,7 +169,7 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
     return Scan(root, entries, fingerprint(entries))
 
 
-def _entries(root: str) -> list[tuple[str, int, int, int, int]]:
+def _entries(root: str, *, flat: bool) -> list[tuple[str, int, int, int, int]]:
     entries: list[tuple[str, int, int, int, int]] = []
     start = Path(root).stat()
     seen = {(start.st_dev, start.st_ino)}
@@ -204,6 +206,8 @@ def _entries(root: str) -> list[tuple[str, int, int, int, int]]:
                 else:
                     if "." in file:
                         entries.append((path, _FOLDER, 0, 0, 0))
+                    if flat:
+                        continue
                     if entry.is_symlink():
                         links.append((f"{path}/", entry.path))
                         links.sort(reverse=True)

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from posixpath import splitext
+from posixpath import basename, splitext
 from stat import S_ISDIR, S_ISREG
 from typing import IO
 
@@ -242,6 +242,8 @@ def items(
 def _item(dataset: Dataset, root: str, row: Row, stats: dict[str, SourceStat]) -> Item:
     beside = splitext(row.path)[0]
     stem = beside.removeprefix(f"{root}/").lstrip("/")
+    if dataset.flat:
+        stem = basename(stem)
     if dataset.video:  # caches of clips lie flat
         stem = stem.replace("/", "_") + row.suffix
     there = {path: stats[path] for path in _beside(row, dataset) if stats[path].size != _NOWHERE}

@@ -1,0 +1,1 @@
+"""Import of the dataset files of musubi-tuner and sd-scripts."""
