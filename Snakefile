@@ -15,12 +15,17 @@ from snakemake.utils import min_version
 min_version("9.27")
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
+
+include: "rules/arguments.smk"
+
+
 from latentmake.config.document import check_files
 
-check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
+if not IMPORTED:
+    check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
 
 # A file of the user's own replaces the sample's, it does not add to it.
-if not workflow.overwrite_configfiles:
+if not (workflow.overwrite_configfiles or IMPORTED):
 
     configfile: "config/config.yaml"
 
@@ -41,6 +46,7 @@ include: "rules/generate.smk"
 include: "rules/evaluate.smk"
 include: "rules/publish.smk"
 include: "rules/foreign.smk"
+include: "rules/import.smk"
 include: "rules/inspect.smk"
 include: "rules/captions.smk"
 include: "rules/clips.smk"

@@ -4,14 +4,11 @@
 # Jobs inherit it: threads that wait actively halve the speed of everything beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from contextlib import redirect_stderr
 from functools import partial
-from io import StringIO
 
 from latentmake.caches.gpu import visible
 from latentmake.plan.plan_file import VARIABLE
 from latentmake.session import Session
-from snakemake.cli import parse_args
 from snakemake.logging import logger
 
 RESOLUTION = r"\d+(?:x\d+)?"
@@ -22,13 +19,6 @@ SAMPLE_WAN = "models/tiny-wan"
 SAMPLE_WAN_MARKER = f"{SAMPLE_WAN}/model_index.json"
 
 
-def read_arguments():
-    """Return what Snakemake was called with, profiles included; it says so itself already."""
-    called = Path(sys.argv[0]).stem in ("snakemake", "__main__")
-    with redirect_stderr(StringIO()):
-        return parse_args(sys.argv[1:] if called else [])[1]
-
-
 def as_written(values):
     """Return the configuration with the text of `--config prompt=...`, which Snakemake parses."""
     given = [str(each).partition("=") for each in ASKED.config or []]
@@ -36,7 +26,6 @@ def as_written(values):
     return {**values, "prompt": texts[-1]} if texts else values
 
 
-ASKED = read_arguments()
 SESSION = Session(
     as_written(config),
     targets=ASKED.targets or [],
@@ -47,6 +36,7 @@ SESSION = Session(
     buildable={SAMPLE_MODEL: SAMPLE_MODEL_MARKER, SAMPLE_WAN: SAMPLE_WAN_MARKER},
     deployed=bool(workflow.deployment_settings.deployment_method),
     allowed=ASKED.allowed_rules or [],
+    imported=IMPORTED,
 )
 
 # Snakemake keeps no records here (see profiles/default), which it would remark on in each dry run.

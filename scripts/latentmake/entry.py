@@ -1,4 +1,4 @@
-"""Logs of jobs, and one line for a user's mistake, for all entries in `scripts/`."""
+"""Logs of jobs, and one line for a user's mistake, for the Snakefile and all in `scripts/`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from latentmake.errors import UserError, storage_error
 from latentmake.progress import Progress
 
-__all__ = ["logged"]
+__all__ = ["exit_on_mistake", "logged"]
 
 
 @contextlib.contextmanager
@@ -47,3 +47,12 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
         except Exception:
             say(traceback.format_exc())
             sys.exit(1)
+
+
+@contextlib.contextmanager
+def exit_on_mistake() -> Iterator[None]:
+    """End the program with one line at a user's mistake."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -5,32 +5,31 @@ The process that the user started plans. Processes that Snakemake starts read th
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import math
-import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from pydantic_core import to_json
 
 from latentmake import backends
-from latentmake.config import Config, Run, TrainingJob, parse
-from latentmake.errors import LatentmakeError, UserError
+from latentmake.config import Config, Run, parse
+from latentmake.entry import exit_on_mistake
+from latentmake.errors import LatentmakeError
 from latentmake.exchange import archives
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
+from latentmake.exchange.datasets_toml.order import plan_import
 from latentmake.files import atomic
 from latentmake.files.disk import Need
 from latentmake.index.memo import Memo
 from latentmake.plan import spool, workspace
-from latentmake.plan.batches import minutes_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import WorkOrder, run_order
 from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan
+from latentmake.plan.resources import Resources, resources_of
 from latentmake.plan.single import single
 from latentmake.plan.targets import (
     check_known,
@@ -51,8 +50,6 @@ __all__ = ["MEMO", "Session"]
 
 MEMO = Path(".latentmake/memo.sqlite")
 Inputs = dict[str, list[str] | str]
-Resources = dict[str, int | str | Callable[[object, int], int]]
-_UNKNOWN_SECONDS = 2.0  # an item of a model without any measured speed
 _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "store": archives.plan_store,
     "fetch": archives.plan_fetch,
@@ -87,6 +84,7 @@ class Session:
         buildable: folder that a rule makes -> a file that it makes there.
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
+        imported: the run that an import makes; there is no configuration then.
     """
 
     def __init__(
@@ -101,15 +99,20 @@ class Session:
         buildable: Mapping[str, str] | None = None,
         deployed: bool = False,
         allowed: Collection[str] = (),
+        imported: str | None = None,
     ) -> None:
         self._main = main
+        self._imports = imported is not None
         self._buildable = dict(buildable or {})
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self.pages: list[Page] = []
         self._needs: list[Need] = []
-        with _exit_on_mistake():
+        with exit_on_mistake():
             if main:
                 workspace.check(home, dry=dry)
+            if imported is not None:
+                self._plan_import(imported, values)
+                return
             own = {name: value for name, value in values.items() if main or name != "prompt"}
             self.config: Config = parse(own)
             archives.check_plugin(self.config)
@@ -138,6 +141,17 @@ class Session:
                 self._file.write(time.time_ns())
 
     # -- planning -----------------------------------------------------------------------------
+
+    def _plan_import(self, run: str, values: Mapping[str, object]) -> None:
+        """Write the order of an import; a configuration without any run stands beside it."""
+        self.config = Config.model_construct(datasets={}, models={}, runs={})
+        self.plan = Plan({}, [])
+        if not self._main:
+            self._file = PlanFile.read()
+            return
+        order = plan_import(run, values).write()
+        self._file = PlanFile(batches={}, singles={}, runs={run: {"import": str(order)}})
+        self._file.write(time.time_ns())
 
     def _plan_runs(self, targets: Sequence[str], *, force: bool) -> list[str]:
         """Plan the runs that targets need; return those whose training is asked for."""
@@ -244,16 +258,20 @@ class Session:
     ) -> None:
         """Exit with one line at the first unknown target."""
         if self._main:
-            with _exit_on_mistake():
+            with exit_on_mistake():
                 check_known(targets, self.runs, rules=rules, is_made=is_made)
 
     def begin(self) -> None:
         """Clean up, and keep what jobs will replace: after Snakemake locked, before any job."""
+        if self._imports:
+            return
         singles = [order for order, stale in self._singles.values() if stale]
         self._building = spool.begin([*self.plan.orders, *singles])
 
     def end(self) -> None:
         """Clean up after a successful build, before Snakemake unlocks."""
+        if self._imports:  # nothing says how much the store may keep
+            return
         spool.end(self._building, self.plan.orders, self.config.store.keep)
 
     # -- inputs and resources of rules --------------------------------------------------------
@@ -295,7 +313,7 @@ class Session:
             order = self._file.single(path)
             return (self.order_inputs(order), True) if order else ({}, False)
         if path not in self._singles:
-            with _exit_on_mistake():
+            with exit_on_mistake():
                 self._singles[path] = single(self._facts, path)
         order, stale = self._singles[path]
         return self.order_inputs(order), stale
@@ -364,32 +382,9 @@ class Session:
 
     def resources(self, kind: str, order: WorkOrder | None = None) -> Resources:
         """Return the cluster resources of a job of a kind (`encode`, `train`), or of an order."""
-        cluster = self.config.cluster
-        asked = cluster.encode if kind == "encode" else cluster.train
-        minutes = minutes_of(self._facts.memo, order) if self._main and order else None
-        if minutes is None:
-            minutes = (len(order.items) if order else 1) * _UNKNOWN_SECONDS / 60
-        limit = asked.runtime + (2 * minutes if kind == "encode" else 0)
-        found: Resources = {
-            "mem_mb": lambda wildcards, attempt: int(asked.mem_mb * (1 + (attempt - 1) / 2)),
-            "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),
-        }
-        if isinstance(asked, TrainingJob) and asked.nodes > 1:
-            found["nodes"] = asked.nodes
-        if partition := asked.partition or cluster.partition:
-            found["slurm_partition"] = partition
-        if cluster.account:
-            found["slurm_account"] = cluster.account
-        return found
-
-
-@contextlib.contextmanager
-def _exit_on_mistake() -> Iterator[None]:
-    """End the program with one line at a user's mistake."""
-    try:
-        yield
-    except UserError as error:
-        sys.exit(f"error: {error}")
+        planning = self._main and not self._imports
+        memo = self._facts.memo if planning else None
+        return resources_of(self.config.cluster, kind, order, memo)
 
 
 def _write_order(run: str, kind: str, order: object) -> str:

@@ -7,9 +7,9 @@ something here mean nothing there.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
+from posixpath import dirname, normpath
 from typing import Any, NamedTuple
 
 from latentmake.exchange.datasets_toml.folders import Places
@@ -61,13 +61,13 @@ def read_list(path: str, places: Places, *, video: bool) -> List:
         same &= row == values
     if not rows:
         return List([], flat=False, skips=skips, blank=blank)
-    root = os.path.abspath(Path(path).parent) if same else None  # noqa: PTH100 -- links stay
-    flat = any(os.path.dirname(row[kind]) != root for row in rows)  # noqa: PTH120
+    root = str(Path(path).parent.absolute()) if same else None
+    flat = any(dirname(row[kind]) != root for row in rows)
     return List([] if same else rows, flat, skips, blank)
 
 
 def _absolute(path: str, places: Places) -> str:
-    return os.path.abspath(places.find(path))  # noqa: PTH100 -- links stay
+    return normpath(Path(places.find(path)).absolute())
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any] | None]:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from posixpath import splitext
+from posixpath import commonpath, dirname, isabs, join, normpath, relpath, splitext
 from typing import Any, NamedTuple
 
 from latentmake.sources.items import IMAGE_EXTENSIONS
@@ -46,26 +46,25 @@ def read_metadata(file: str, folder: str | None) -> Metadata:
         folder: that of the images; None where the file names them by absolute paths.
     """
     entries = _entries(Path(file))
-    paths = {key if os.path.isabs(key) else os.path.join(folder or "", key) for key in entries}
+    paths = {key if isabs(key) else join(folder or "", key) for key in entries}
     if folder is not None and not all(_is_below(path, folder) for path in paths):
         folder = None
     if folder is None:
-        folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120
-        folder = os.path.commonpath(folders) if folders else "."
-    named = {os.path.normpath(path) for path in paths}
+        folders = {dirname(path) for path in paths}
+        folder = commonpath(folders) if folders else "."
+    named = {normpath(path) for path in paths}
     there: set[str] = set()
     beside: set[str] = set()
     for place, _, names in os.walk(folder):
         for name in names:
-            path, ending = os.path.normpath(os.path.join(place, name)), splitext(name)[1]
+            path, ending = normpath(join(place, name)), splitext(name)[1]
             (there if ending.lower() in IMAGE_EXTENSIONS else beside).add(path)
-    top = os.path.normpath(folder)
-    nested = any(os.path.dirname(path) != top for path in there - named) and not any(  # noqa: PTH120
-        os.path.dirname(path) != top  # noqa: PTH120
-        for path in named
+    top = normpath(folder)
+    nested = any(dirname(path) != top for path in there - named) and not any(
+        dirname(path) != top for path in named
     )
     if nested:
-        there = {path for path in there if os.path.dirname(path) == top}  # noqa: PTH120
+        there = {path for path in there if dirname(path) == top}
     endings = {splitext(path)[1] for path in beside}
     texts = [(each.get("caption") or "", each.get("tags") or "") for each in entries.values()]
     return Metadata(
@@ -81,7 +80,7 @@ def read_metadata(file: str, folder: str | None) -> Metadata:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    return not os.path.relpath(path, folder).startswith("..")
+    return not relpath(path, folder).startswith("..")
 
 
 def _entries(path: Path) -> Mapping[str, dict[str, Any]]:

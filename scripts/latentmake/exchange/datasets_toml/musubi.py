@@ -215,9 +215,7 @@ def _images(block: _Block, where: str, reader: Reader, values: dict[str, Any]) -
             reader.note(f"{where}.{key}", "is about videos, and has no effect", "leave it out")
 
 
-def _resolution(
-    given: tuple[int, int] | None, where: str, reader: Reader
-) -> tuple[int, int]:
+def _resolution(given: tuple[int, int] | None, where: str, reader: Reader) -> tuple[int, int]:
     if given is None:
         what = f"is missing, and {_TRAINER} takes 960 x 544"
         reader.note(f"{where}.resolution", what, "correct it in the YAML where that is not meant")

@@ -109,9 +109,7 @@ def blocks_of(values: Mapping[str, Any], reader: Reader) -> list[Block]:
     for where, table in tables(values, "datasets", f"{reader.file}: "):
         own = {key: value for key, value in table.items() if key != SUBSETS}
         _sort_out(own, reader, where, subset=False)
-        dataset = checked(
-            _Dataset, _kept(_Dataset, general, own), file=reader.file, where=where
-        )
+        dataset = checked(_Dataset, _kept(_Dataset, general, own), file=reader.file, where=where)
         made: list[tuple[_Subset, Block]] = []
         seen: set[str] = set()
         for place, each in tables(table, SUBSETS, f"{reader.file}: {where}."):
@@ -321,5 +319,3 @@ def _balance(made: Sequence[tuple[_Subset, Block]], reader: Reader) -> None:
 def _count(block: Block) -> int:
     path = str(block.values["path"]).replace("$$", "$")
     return len(look_into(path, None, video=False).items)
-
-

@@ -1,0 +1,22 @@
+# Needs: the command line.
+# Makes: ASKED, what the user asked for; IMPORTED, the run that an import makes, which needs no
+#        configuration: it writes one.
+
+from contextlib import redirect_stderr
+from io import StringIO
+
+from latentmake.entry import exit_on_mistake
+from latentmake.exchange.datasets_toml.order import imported_run
+from snakemake.cli import parse_args
+
+
+def read_arguments():
+    """Return what Snakemake was called with, profiles included; it says so itself already."""
+    called = Path(sys.argv[0]).stem in ("snakemake", "__main__")
+    with redirect_stderr(StringIO()):
+        return parse_args(sys.argv[1:] if called else [])[1]
+
+
+ASKED = read_arguments()
+with exit_on_mistake():
+    IMPORTED = imported_run(ASKED.targets or ASKED.allowed_rules or [])
