@@ -103,6 +103,9 @@ CHANGES: dict[Key, Change] = {
     **every_key.PROMPT,
     **every_key.GENERATION,
     # -- datasets
+    ("datasets", "flat"): Change(
+        True, makes=frozenset({"latents", "text"}), why="those of the image in a sub-folder go"
+    ),
     ("datasets", "captions", "caption_separator"): Change("/"),
     ("datasets", "captions", "caption_dropout_every_n_epochs"): refused(2, "epoch"),
     ("datasets", "captions", "shuffle_caption"): Change(

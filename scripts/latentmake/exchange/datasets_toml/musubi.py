@@ -172,8 +172,8 @@ def _folder(
     if folder.without and not video and not block.multiple_target:
         values["on_error"] = "skip"
         first = folder.without[0]
-        what = f"{len(folder.without)} images have no caption ({first}), and {_TRAINER} leaves "
-        what += "them out: on_error is skip here, which lists them"
+        what = f"{len(folder.without)} of {len(folder.items)} images have no caption ({first}), "
+        what += f"and {_TRAINER} leaves them out: on_error is skip here, which lists them"
         reader.note(where, what, "write their captions, or take out on_error to be told of them")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from latentmake.errors import ConfigError
+from latentmake.exchange.datasets_toml.document import read
 from latentmake.files import atomic
 from latentmake.plan.orders import run_order
 
@@ -67,7 +68,7 @@ def plan_import(run: str, values: Mapping[str, object]) -> ImportOrder:
     """Return the order of an import; `values` are those of `--config`.
 
     Raises:
-        ConfigError: no file is named, or a value is no text.
+        ConfigError: no file is named, it cannot be read, or a value is no text.
     """
     found: dict[str, str] = {}
     for key in _KEYS:
@@ -81,4 +82,5 @@ def plan_import(run: str, values: Mapping[str, object]) -> ImportOrder:
         what = "needs the dataset file of musubi-tuner or sd-scripts"
         hint = "add --config dataset_toml=path/to/dataset.toml"
         raise ConfigError(what, where=f"{_WORD}{run}", hint=hint)
+    read(Path(found["dataset_toml"]))  # a mistake in it is said at once
     return ImportOrder(run=run, **found)

@@ -245,8 +245,8 @@ def _folder(
     if subset.class_tokens is None:
         values["missing_caption"] = "empty"
         if folder.without:
-            what = f"{len(folder.without)} images have no caption ({folder.without[0]}): they get "
-            what += f"the empty one, as from {_TRAINER}"
+            what = f"{len(folder.without)} of {len(folder.items)} images have no caption "
+            what += f"({folder.without[0]}): they get the empty one, as from {_TRAINER}"
             reader.note(where, what, f"write a{ending} beside a.png, or set class_tokens")
     elif len(folder.without) == len(folder.items):
         values["missing_caption"] = "empty"

@@ -1,0 +1,407 @@
+"""Imported dataset files: our planner's items, names and sizes are those of the trainers' loaders.
+
+Each TOML in the documentation of musubi-tuner and sd-scripts is read, with small images and videos
+where it says, and some more by their own `dataset_config` code and by our import.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import video_world
+import world
+from conftest import sources
+from latentmake.config import parse
+from latentmake.exchange.datasets_toml.importing import Imported, made_of
+from latentmake.exchange.datasets_toml.order import ImportOrder
+from latentmake.geometry.buckets import Size
+from latentmake.index.memo import Memo
+from latentmake.layouts import kind_of, size_of
+from latentmake.plan.facts import Facts
+
+pytestmark = pytest.mark.real_trainer
+
+IMAGES = {"ant.png": (200, 120), "bee.jpg": (64, 64), "cat.webp": (80, 180), "DOG.PNG": (130, 70)}
+VIDEOS = {"one.mp4": 48, "two.mp4": 27}
+GENERAL = '[general]\nresolution = [960, 544]\ncaption_extension = ".txt"\nenable_bucket = true\n'
+
+# What musubi-tuner's caching scripts go through.
+MUSUBI = """# preloaded
+import argparse, json, os, sys
+from musubi_tuner.dataset import config_utils
+from musubi_tuner.dataset.config_utils import BlueprintGenerator, ConfigSanitizer
+found = []
+for file, architecture in json.loads(sys.argv[1]):
+    config = config_utils.load_user_config(file)
+    blueprint = BlueprintGenerator(ConfigSanitizer()).generate(
+        config, argparse.Namespace(debug_dataset=False), architecture=architecture)
+    group = config_utils.generate_dataset_group_by_blueprint(blueprint.dataset_group)
+    items = []
+    for dataset in group.datasets:
+        for _, batch in dataset.retrieve_latent_cache_batches(1):
+            for item in batch:
+                text = dataset.get_text_encoder_output_cache_path(item)
+                stem, ending = os.path.splitext(os.path.abspath(item.item_key))
+                if item.frame_count:
+                    stem = stem.rpartition("_")[0]
+                    text = dataset.get_text_encoder_output_cache_path(
+                        config_utils_item(f"{stem}{ending}"))
+                items.append([
+                    f"{stem}{ending}", os.path.basename(item.latent_cache_path),
+                    os.path.basename(text), list(item.bucket_size[:2]),
+                    json.dumps([item.caption]), dataset.num_repeats])
+    found.append(items)
+print("found", json.dumps(found))
+"""
+MUSUBI = MUSUBI.replace("config_utils_item(", "argparse.Namespace(item_key=")
+
+# What sd-scripts' training scripts go through before they train.
+SDSCRIPTS = """# preloaded
+import argparse, json, os, sys
+import transformers
+sys.modules["transformers"].CLIPFeatureExtractor = transformers.CLIPImageProcessor
+from library import config_util, strategy_base, strategy_sd, train_util
+from library.config_util import BlueprintGenerator, ConfigSanitizer
+strategy = strategy_sd.SdSdxlLatentsCachingStrategy(False, True, 1, False)
+strategy_base.LatentsCachingStrategy.set_strategy(strategy)
+parser = argparse.ArgumentParser()
+train_util.add_dataset_arguments(parser, True, True, True)
+train_util.add_training_arguments(parser, True)
+args = parser.parse_args(["--resolution", "512"])
+train_util.prepare_dataset_args(args, True)
+found = []
+for file in json.loads(sys.argv[1]):
+    config = config_util.load_user_config(file)
+    blueprint = BlueprintGenerator(ConfigSanitizer(True, True, False, True)).generate(config, args)
+    group, _ = config_util.generate_dataset_group_by_blueprint(blueprint.dataset_group)
+    items = []
+    for dataset in group.datasets:
+        regular = [info.num_repeats for info in dataset.image_data.values() if info.is_reg]
+        for info in dataset.image_data.values():
+            path = os.path.abspath(info.absolute_path)
+            subset = dataset.image_to_subset[info.image_key]
+            repeats = round(sum(regular) / len(regular)) if info.is_reg else info.num_repeats
+            # Whatever is drawn there, it is the same tags.
+            caption = dataset.process_caption(subset, info.caption)
+            tags = None if subset.caption_tag_dropout_rate else sorted(caption.split(", "))
+            items.append([
+                path, os.path.basename(strategy.get_latents_npz_path(path, info.image_size)),
+                None, list(info.bucket_reso), json.dumps(tags), repeats])
+    found.append(items)
+print("found", json.dumps(found))
+"""
+
+
+class Found(NamedTuple):
+    """An item at one resolution, as a loader finds it."""
+
+    source: str
+    latents: str
+    text: str | None
+    size: tuple[int, int]
+    tags: str
+    repeats: int
+
+
+def loaded(script: str, asked: Any, python: Path, *folders: Path) -> list[Counter[Found]]:
+    """Return what a trainer's loaders find in some dataset files."""
+    done = subprocess.run(
+        [python / "bin/python", "-c", script, json.dumps(asked)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(each for each in done.stdout.splitlines() if each.startswith("found "))
+    return [
+        Counter(Found(*item[:3], tuple(item[3]), *item[4:]) for item in items)  # type: ignore[arg-type]
+        for items in json.loads(line.removeprefix("found "))
+    ]
+
+
+def planned(made: Imported) -> Counter[Found]:
+    """Return what our planner finds in an imported configuration."""
+    for name, data in made.written.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(data)
+    config = parse(made.values)
+    facts = Facts(config, Memo(Path(".latentmake/memo.sqlite")))
+    found: Counter[Found] = Counter()
+    for run in config.runs.values():
+        layout = facts.layout(run.model)
+        for dataset in run.datasets:
+            settings = config.datasets[dataset]
+            items, _ = facts.items(dataset, run.model)
+            for size in run.resolutions:
+                for item in items:
+                    found.update(_targets(layout, settings, item, size.name))
+    return found
+
+
+def _targets(layout: Any, settings: Any, item: Any, part: str) -> Iterator[Found]:
+    text = None
+    if layout.name == "musubi" or layout.name.startswith("musubi-"):
+        (named,) = layout.named("", f"text@{part}", item.stem, None, settings)
+        text = named.path.rpartition("/")[2]
+    caption = Path(item.caption).read_text().strip() if item.caption else ""
+    tags: list[str] | None = [caption if item.texts is None else item.texts[0]]
+    if item.texts is not None and settings.captions is not None:
+        drops = settings.captions.caption_tag_dropout_rate
+        tags = None if drops else sorted(item.texts[0].split(", "))
+    for named in layout.named("", part, item.stem, item.media, settings, item.span):
+        assert kind_of(part) == "latents"
+        image = Size(item.media.width, item.media.height)
+        placed = layout.variant(size_of(part), image, settings, named.clip, item.span)
+        sizes = re.findall(r"(?:^|:)(\d+)x(\d+)", placed)
+        width, height = sizes[0] if named.clip else sizes[-1]
+        yield Found(
+            str(Path(item.image).absolute()),
+            named.path.rpartition("/")[2],
+            text,
+            (int(width), int(height)),
+            json.dumps(tags),
+            settings.num_repeats,
+        )
+
+
+def put_images(folder: Path, caption: str = ".txt") -> None:
+    for number, (name, size) in enumerate(IMAGES.items()):
+        world.draw(folder / name, number, size)
+        (folder / name).with_suffix(caption).write_text(f"a {name} here\n")
+
+
+def put_videos(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, frames in VIDEOS.items():
+        video_world.write_video(folder / name, "libx264", frames)
+        (folder / name).with_suffix(".txt").write_text(f"the video {name}")
+
+
+def put_files_of_musubi(root: Path) -> None:
+    """Put images and videos where musubi-tuner's documentation has them, and what it ignores."""
+    put_images(root / "image_dir")
+    world.draw(root / "image_dir/without.png", 7, (64, 64))
+    world.draw(root / "image_dir/sub/deep.png", 8, (64, 64))
+    (root / "image_dir/sub/deep.txt").write_text("in a sub-folder")
+    (root / "image_dir/readme.txt").write_text("of no image")
+    (root / "image_dir/bee.txt").write_text("")
+    for each in ("video_dir", "video_dir2"):
+        put_videos(root / each)
+    put_videos(root / "control_dir")
+    for number, name in enumerate((*IMAGES, "without.png")):
+        for ending in (".png", "_1.png"):
+            world.draw(root / f"control_dir/{Path(name).stem}{ending}", number, (70, 70))
+    put_images(root / "listed")
+
+
+def documented(page: Path) -> list[str]:
+    """Return the TOML blocks of a page that have datasets."""
+    blocks = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return list(dict.fromkeys(block for block in blocks if "[[datasets]]" in block))
+
+
+def of_musubi(text: str, number: int, root: Path) -> str:
+    """Return a block of musubi-tuner's documentation that its own code reads.
+
+    Fragments get what they leave out; no two blocks may share a folder of caches.
+    """
+    folder = root / f"{number}"
+    folder.mkdir()
+    if "_directory =" not in text and "_jsonl_file =" not in text:
+        more = f'[[datasets]]\nimage_directory = "{root}/image_dir"\n'
+        text = text.replace("[[datasets]]", f'{more}control_directory = "{root}/control_dir"')
+    if "[general]" not in text:
+        text = f"{GENERAL}{text}"
+    caches = iter(range(99))
+    text = re.sub(
+        r'^cache_directory = ".*?"',
+        lambda _: f'cache_directory = "{folder}/cache{next(caches)}"',
+        text,
+        flags=re.MULTILINE,
+    )
+    for kind, names in (("image", IMAGES), ("video", VIDEOS)):
+        place = root / ("listed" if kind == "image" else "video_dir")
+        rows = [
+            {f"{kind}_path": str(place / name), "caption": f"{name} as listed"} for name in names
+        ]
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (folder / f"{kind}s.jsonl").write_text(lines)
+        text = re.sub(rf'({kind}_jsonl_file = )".*?"', rf'\1"{folder}/{kind}s.jsonl"', text)
+    return text.replace("/path/to/", f"{root}/")
+
+
+MORE_OF_MUSUBI = (
+    # [general], several blocks with a cache directory each, one folder at three resolutions.
+    GENERAL
+    + """
+[[datasets]]
+image_directory = "ROOT/image_dir"
+cache_directory = "ROOT/caches/a"
+[[datasets]]
+image_directory = "ROOT/image_dir"
+cache_directory = "ROOT/caches/b"
+resolution = 512
+batch_size = 4
+[[datasets]]
+image_directory = "ROOT/image_dir"
+cache_directory = "ROOT/caches/c"
+resolution = 500
+[[datasets]]
+image_directory = "ROOT/listed"
+cache_directory = "ROOT/caches/d"
+resolution = [256, 128]
+enable_bucket = false
+num_repeats = 3
+[[datasets]]
+image_directory = "ROOT/listed"
+cache_directory = "ROOT/caches/e"
+resolution = [256, 256]
+bucket_no_upscale = true
+[[datasets]]
+video_directory = "ROOT/video_dir"
+cache_directory = "ROOT/caches/f"
+resolution = [256, 256]
+target_frames = [1, 7, 25]
+frame_extraction = "uniform"
+frame_sample = 3
+source_fps = 24.0
+[[datasets]]
+video_directory = "ROOT/video_dir"
+cache_directory = "ROOT/caches/g"
+resolution = [256, 256]
+target_frames = [9]
+frame_extraction = "slide"
+frame_stride = 8
+""",
+    # Defaults: no bucket, 960 x 544; a list with paths relative to where its scripts start.
+    """
+[[datasets]]
+image_directory = "listed"
+caption_extension = ".txt"
+cache_directory = "ROOT/caches/h"
+[[datasets]]
+image_jsonl_file = "relative.jsonl"
+cache_directory = "ROOT/caches/i"
+""",
+)
+
+
+def test_items_of_musubi_tuners_dataset_files_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
+) -> None:
+    trainer, root = sources("musubi-tuner"), tmp_path / "root"
+    put_files_of_musubi(root)
+    rows = [{"image_path": f"listed/{name}", "caption": "relative"} for name in IMAGES]
+    (root / "relative.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    monkeypatch.chdir(root)
+    assert "docs/dataset_config.md" in (
+        trainer / "src/musubi_tuner/dataset/dataset_config.md"
+    ).read_text(encoding="utf-8")  # there is nothing else
+    blocks = documented(trainer / "docs/dataset_config.md")
+    assert len(blocks) > 8
+    files = []
+    for number, block in enumerate([*blocks, *MORE_OF_MUSUBI]):
+        text = of_musubi(block, number, root) if number < len(blocks) else block
+        path = root / f"{number}.toml"
+        path.write_text(text.replace("ROOT", str(root)), encoding="utf-8")
+        edit = "control_resolution" in text or "no_resize_control" in text
+        files.append((path, "qie" if edit else "fp" if "fp_" in text else "wan"))
+    names = {"qie": "qwen_image_edit", "fp": "framepack", "wan": "wan"}
+    theirs = loaded(
+        MUSUBI, [(str(path), each) for path, each in files], forked_venv, trainer / "src"
+    )
+    for (path, suffix), wanted in zip(files, theirs, strict=True):
+        order = ImportOrder(run="cats", dataset_toml=str(path), architecture=names[suffix])
+        assert planned(made_of(order)) == wanted, path.read_text(encoding="utf-8")
+        assert sum(wanted.values()) >= 4
+
+
+def put_files_of_sdscripts(root: Path) -> None:
+    """Put images where sd-scripts' documentation has them; C: is a folder's name here."""
+    for name in ("C:\\hoge", "C:\\fuga", "C:\\piyo", "C:\\reg"):
+        put_images(root / name)
+    world.draw(root / "C:\\hoge/without.png", 7, (64, 64))
+    world.draw(root / "C:\\hoge/sub/deep.png", 8, (64, 64))
+    for path in (root / "C:\\fuga").glob("*.txt"):
+        path.unlink()
+    (root / "C:\\reg/ant.txt").write_text("two\nlines")
+    tags = {"caption": "a list says", "tags": "one, two"}
+    entries = {name: tags for name in IMAGES if name != "bee.jpg"}
+    (root / "C:\\piyo\\piyo_md.json").write_text(json.dumps(entries))
+    put_images(root / "path/to/image_dir")
+    put_images(root / "path/to/image/directory")
+    put_images(root / "full")
+    rows = [{"image_path": str(root / f"full/{name}"), "caption": name} for name in IMAGES]
+    (root / "full.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+MORE_OF_SDSCRIPTS = (
+    """
+[general]
+enable_bucket = true
+caption_extension = "txt"
+min_bucket_reso = 128
+[[datasets]]
+resolution = 512
+[[datasets.subsets]]
+image_dir = "path/to/image_dir"
+num_repeats = 5
+[[datasets.subsets]]
+image_dir = "path/to/image_dir"
+num_repeats = 7
+[[datasets]]
+resolution = [640, 384]
+bucket_no_upscale = true
+bucket_reso_steps = 32
+[[datasets.subsets]]
+image_dir = "path/to/image_dir"
+flip_aug = true
+[[datasets]]
+resolution = 500
+[[datasets.subsets]]
+image_dir = "path/to/image/directory"
+[[datasets]]
+resolution = [256, 320]
+enable_bucket = false
+[[datasets.subsets]]
+metadata_file = "full.jsonl"
+""",
+)
+
+
+def test_items_of_sdscripts_dataset_files_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
+) -> None:
+    trainer, root = sources("sd-scripts"), tmp_path / "root"
+    put_files_of_sdscripts(root)
+    monkeypatch.chdir(root)
+    blocks = [
+        block.replace('"/path/to', '"path/to')
+        for page in ("config_README-en.md", "flux_train_network.md")
+        for block in documented(trainer / f"docs/{page}")
+        if "image_dir =" in block
+        and "validation_split" not in block  # which takes images away at random
+    ]
+    assert len(blocks) == 4
+    files = []
+    for number, block in enumerate([*blocks, *MORE_OF_SDSCRIPTS]):
+        path = root / f"{number}.toml"
+        path.write_text(block, encoding="utf-8")
+        files.append(str(path))
+        (root / f"{number}.json").write_text(json.dumps(tomllib.loads(block)))
+    theirs = loaded(SDSCRIPTS, files, forked_venv, trainer)
+    for path, wanted in zip(files, theirs, strict=True):
+        for file in (path, str(Path(path).with_suffix(".json"))):
+            order = ImportOrder(run="cats", dataset_toml=file)
+            assert planned(made_of(order)) == wanted, file
+        assert sum(wanted.values()) >= 4
