@@ -199,8 +199,9 @@ def put_files_of_musubi(root: Path) -> None:
         put_videos(root / each)
     put_videos(root / "control_dir")
     for number, name in enumerate((*IMAGES, "without.png")):
-        for ending in (".png", "_1.png"):
-            world.draw(root / f"control_dir/{Path(name).stem}{ending}", number, (70, 70))
+        for folder, endings in (("control_dir", ["."]), ("two_controls", ["_0.", "_1."])):
+            for ending in endings:
+                world.draw(root / f"{folder}/{Path(name).stem}{ending}png", number, (70, 70))
     put_images(root / "listed")
 
 
@@ -219,7 +220,8 @@ def of_musubi(text: str, number: int, root: Path) -> str:
     folder.mkdir()
     if "_directory =" not in text and "_jsonl_file =" not in text:
         more = f'[[datasets]]\nimage_directory = "{root}/image_dir"\n'
-        text = text.replace("[[datasets]]", f'{more}control_directory = "{root}/control_dir"')
+        controls = "two_controls" if "indices = [0, " in text else "control_dir"
+        text = text.replace("[[datasets]]", f'{more}control_directory = "{root}/{controls}"')
     if "[general]" not in text:
         text = f"{GENERAL}{text}"
     caches = iter(range(99))
@@ -315,13 +317,16 @@ def test_items_of_musubi_tuners_dataset_files_are_the_same(
         path = root / f"{number}.toml"
         path.write_text(text.replace("ROOT", str(root)), encoding="utf-8")
         edit = "control_resolution" in text or "no_resize_control" in text
-        files.append((path, "qie" if edit else "fp" if "fp_" in text else "wan"))
+        files.append((path, "qie" if edit else "fp" if "fp_1f" in text else "wan"))
     names = {"qie": "qwen_image_edit", "fp": "framepack", "wan": "wan"}
     theirs = loaded(
         MUSUBI, [(str(path), each) for path, each in files], forked_venv, trainer / "src"
     )
     for (path, suffix), wanted in zip(files, theirs, strict=True):
-        order = ImportOrder(run="cats", dataset_toml=str(path), architecture=names[suffix])
+        task = "edit-2509" if suffix == "qie" else None  # the first takes one control alone
+        order = ImportOrder(
+            run="cats", dataset_toml=str(path), architecture=names[suffix], task=task
+        )
         assert planned(made_of(order)) == wanted, path.read_text(encoding="utf-8")
         assert sum(wanted.values()) >= 4
 
