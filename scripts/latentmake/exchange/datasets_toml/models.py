@@ -14,7 +14,6 @@ from latentmake import layouts
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.errors import ConfigError
 from latentmake.files.safetensors import Head, read_head
-from latentmake.layouts import Layout
 
 __all__ = ["Chosen", "choose", "model_of", "tasks_of", "trainer_of"]
 
@@ -48,9 +47,11 @@ def _rows(*, musubi: bool) -> list[Architecture]:
     return [usual, *(row for row in rows if row is not usual)]
 
 
-def _layout(row: Architecture) -> Layout:
-    kind = "sdscripts" if row.scripts is None else "musubi"
-    return layouts.of(kind if row is WAN else f"{kind}-{row.name}")
+def _ending(row: Architecture) -> str:
+    """Return the end of the names of an architecture's caches of latents."""
+    if row.scripts is not None:
+        return f"_{row.scripts.suffix}.safetensors"
+    return layouts.of(f"sdscripts-{row.name}").latents_ending
 
 
 def choose(name: str | None, folders: Collection[str], *, musubi: bool) -> Chosen:
@@ -73,7 +74,7 @@ def choose(name: str | None, folders: Collection[str], *, musubi: bool) -> Chose
     asked = rows if name is None else [named[name]]
     for path in _files(folders):
         for row in asked:
-            if path.name.endswith(_layout(row).latents_ending):
+            if path.name.endswith(_ending(row)):
                 why = f"as {path} says" if name is None else ""
                 return Chosen(row, why, _head(path))
     return Chosen(asked[0], "the usual one, since nothing tells" if name is None else "")
@@ -115,16 +116,20 @@ def model_of(chosen: Chosen, task: str | None) -> dict[str, Any]:
     spec = chosen.spec
     folder = f"models/{spec.name}"
     if spec.scripts is None:
-        encoders = ["text_encoder", *(f"text_encoder_{n + 2}" for n in range(9))]
+        names = spec.text_encoders
+        if not names and spec.strategies is not None and spec.strategies.text is not None:
+            networks = spec.strategies.text.networks
+            names = tuple(sorted({x.key for x in networks if x.key.startswith("text")}))
+        encoders = ["text_encoder", *(f"text_encoder_{n + 2}" for n in range(len(names) - 1))]
         return {
             "architecture": spec.name,
             "layout": "sdscripts",
             "vae": f"{folder}/vae",
-            "text": [f"{folder}/{each}" for each in encoders[: len(spec.text_encoders)]],
+            "text": [f"{folder}/{each}" for each in encoders],
             "checkpoint": f"{folder}/model.safetensors",
         }
     scripts = spec.scripts
-    found: dict[str, Any] = {} if spec is WAN else {"architecture": spec.name}
+    found: dict[str, Any] = {"architecture": spec.name}
     if task is not None:
         found["task"] = task
     needed = scripts.versions.get(task or "")
