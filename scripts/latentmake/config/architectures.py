@@ -120,8 +120,8 @@ _BY_STRATEGIES = {
         name,
         single_file=True,
         sized_arrays=True,
-        side=strategies.step,
-        bucket_divisor=strategies.step,
+        side=strategies.side,
+        bucket_divisor=strategies.divisor,
         strategies=strategies,
         encodes=False,
     )

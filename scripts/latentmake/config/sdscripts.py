@@ -146,7 +146,8 @@ class Strategies:
         complete: those of its scripts that train the network itself, and no LoRA.
         batches_text: whether they take `--text_encoder_batch_size`.
         pixels: side of a latent, in pixels.
-        step: sides of its own encoders' images, and bucket steps, are multiples of this, in pixels.
+        side: sides of its own encoders' images are multiples of this, in pixels.
+        divisor: bucket steps of these must be multiples of this, in pixels.
         channels: of its own encoders' latents.
         caption: bytes of a file of its own encoders' embeddings, about.
         latents: encoder of latents; None: one of ours.
@@ -167,7 +168,8 @@ class Strategies:
     complete: tuple[str, ...] = ()
     batches_text: bool = False
     pixels: int = 8
-    step: int = 0
+    side: int = 0
+    divisor: int = 0
     channels: int = 0
     caption: int = 0
     latents: Encoder | None = None
@@ -247,7 +249,8 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         insists=True,
         batches_text=True,
         samples=True,
-        step=16,
+        side=16,
+        divisor=64,  # train_network's, which it asks besides its own
         channels=16,
         caption=2_370_000,
         latents=Encoder(
@@ -287,7 +290,8 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         insists=True,
         batches_text=True,
         pixels=32,
-        step=32,
+        side=32,
+        divisor=64,
         channels=64,
         caption=2_500_000,
         samples=True,
@@ -340,7 +344,8 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         insists=True,
         folders=("--qwen3",),
         batches_text=True,
-        step=16,
+        side=16,
+        divisor=16,
         channels=16,
         caption=2_110_000,
         latents=Encoder(

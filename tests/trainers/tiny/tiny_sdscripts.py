@@ -117,7 +117,8 @@ def _write_anima(folder: Path) -> None:
     from library import qwen_image_autoencoder_kl as vae
 
     hub.write_random(vae.AutoencoderKLQwenImage(), folder / "vae.safetensors")
-    config = transformers.Qwen3Config.from_pretrained("configs/qwen3_06b")
+    place = Path(str(vae.__file__)).parents[1] / "configs/qwen3_06b"
+    config = transformers.Qwen3Config.from_pretrained(place)
     model = transformers.Qwen3ForCausalLM(config).model
     hub.write_random(model, folder / "text.safetensors", lambda name: f"model.{name}")
 
@@ -134,7 +135,7 @@ def _write_byt5_tokenizer(folder: Path) -> None:
     hub.write_json(folder / "config.json", {"model_type": "t5", "tokenizer_class": "ByT5Tokenizer"})
 
 
-SCRIPTS = {"driver.py": _shrink}
+SCRIPTS = dict.fromkeys(("driver.py", "sdscripts_dataset.py"), _shrink)
 REPOS = {
     "google/gemma-2-2b": _write_gemma_tokenizer,
     "google/byt5-small": _write_byt5_tokenizer,

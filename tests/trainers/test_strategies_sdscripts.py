@@ -1,0 +1,180 @@
+"""Lumina, HunyuanImage 2.1 and Anima: sd-scripts' own classes encode, and train on all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import world
+from conftest import sources
+from latentmake import backends
+from latentmake.caches.encode import carry_out
+from latentmake.config import parse
+from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import ManifestOrder, write_manifest
+from latentmake.plan.planner import make_plan
+from latentmake.training.external.sdscripts.backend import SdScripts
+from latentmake.training.external.sdscripts.command import local_arguments
+from latentmake.training.external.sdscripts.deploy import deploy
+
+pytestmark = pytest.mark.real_trainer
+
+SIZES = {
+    "ant": (200, 120),
+    "bee": (64, 64),
+    "sub/cat": (40, 90),
+    "dog": (130, 70),
+    "eel": (300, 300),
+    "fox": (64, 64),
+}
+CAPTIONS = {
+    "ant": "a red circle",
+    "bee": "",
+    "sub/cat": 'a sign that says "open" in a window',
+    "dog": "a grey square, " * 30,
+    "eel": "un cercle bleuâtre",
+    "fox": "two triangles",
+}
+TEXT_FILES = {"lumina": ["text"], "hunyuan_image": ["text", "byt5"], "anima": ["text"]}
+CHANNELS = {"lumina": (16, 8), "hunyuan_image": (64, 32), "anima": (16, 8)}
+
+
+class Project:
+    """A project in the working directory, built without Snakemake."""
+
+    def __init__(self, name: str, weights: Path, venv: Path, **trainer: Any) -> None:
+        shutil.copytree(weights, "models")
+        for number, (stem, caption) in enumerate(CAPTIONS.items()):
+            world.draw(Path(f"data/{stem}.png"), number, SIZES[stem])
+            Path(f"data/{stem}.txt").write_text(caption, encoding="utf-8")
+        Path("models/dit.safetensors").touch()
+        dataset = {"path": "data", "fit": "bucket", "min_bucket_reso": 64, "flip_aug": True}
+        self.values: dict[str, Any] = {
+            "datasets": {"shapes": {**dataset, "empty_caption": "allow"}},
+            "models": {
+                "tiny": {
+                    "architecture": name,
+                    "vae": "models/vae.safetensors",
+                    "text": [f"models/{each}.safetensors" for each in TEXT_FILES[name]],
+                    "checkpoint": "models/dit.safetensors",
+                }
+            },
+            "runs": {
+                "tiny": {
+                    "datasets": ["shapes"],
+                    "model": "tiny",
+                    "resolutions": [64, 128],
+                    "trainer": {"kind": "sdscripts", "train_batch_size": 2, **trainer},
+                }
+            },
+            "sd_scripts": {"path": os.fspath(sources("sd-scripts")), "venv": os.fspath(venv)},
+        }
+
+    def facts(self) -> Facts:
+        memo = Memo(Path(".latentmake/memo.sqlite"))
+        return Facts(parse(self.values), memo, program_digest=backends.program_digest)
+
+    def build(self) -> set[str]:
+        """Bring the caches up to date; return what was stale, by the ends of the names."""
+        plan = make_plan(self.facts(), ["tiny"])
+        made = set()
+        for order in plan.orders:
+            carry_out(order, order.receipt, say=print, encoder=backends.encoder_of(order))
+            made |= {path.removeprefix("cache/shapes/tiny/") for path in order.paths}
+        place = plan.runs["tiny"].manifest_order
+        if place is not None:
+            receipts = [order.receipt for order in plan.orders]
+            write_manifest(ManifestOrder.read(place), receipts, Path("runs/tiny"), print)
+        return made
+
+
+def expected(name: str, stem: str) -> tuple[set[str], set[str]]:
+    """Return the latents and the texts of an item."""
+    ending = {"lumina": "lumina", "hunyuan_image": "hi", "anima": "anima"}[name]
+    width, height = SIZES[stem]
+    latents = {f"{side}/{stem}_{width:04d}x{height:04d}_{ending}.npz" for side in (64, 128)}
+    return latents, {f"text/{stem}_{ending}_te.npz"}
+
+
+@pytest.fixture
+def project(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_venv: Path,
+    tiny_weights: Callable[[str], Path],
+) -> Project:
+    monkeypatch.chdir(tmp_path)
+    sources("sd-scripts")
+    return Project(request.param, tiny_weights(request.param), forked_venv)
+
+
+@pytest.mark.parametrize("project", TEXT_FILES, indirect=True)
+def test_what_is_stale_is_encoded_and_its_own_dataset_loads_all(project: Project) -> None:
+    name = project.values["models"]["tiny"]["architecture"]
+    every = [expected(name, stem) for stem in SIZES]
+    all_latents = set().union(*(latents for latents, _ in every))
+    all_texts = set().union(*(texts for _, texts in every))
+    assert project.build() == all_latents | all_texts
+    assert project.build() == set()
+    before = {path: path.read_bytes() for path in Path("cache").rglob("*.npz")}
+
+    Path("data/ant.txt").write_text("a purple circle")
+    assert project.build() == expected(name, "ant")[1]
+    world.draw(Path("data/sub/cat.png"), 77, SIZES["sub/cat"])
+    assert project.build() == expected(name, "sub/cat")[0]
+    changed = {path for path, data in before.items() if path.read_bytes() != data}
+    assert {str(path)[len("cache/shapes/tiny/") :] for path in changed} == {
+        *expected(name, "ant")[1],
+        *expected(name, "sub/cat")[0],
+    }
+    last = Path(f"models/{TEXT_FILES[name][-1]}.safetensors")
+    rewrite(last)
+    assert project.build() == all_texts
+    rewrite(Path("models/vae.safetensors"))
+    assert project.build() == all_latents
+    assert project.build() == set()
+    loaded(project, name)
+
+
+def rewrite(path: Path) -> None:
+    """Halve the weights of a file."""
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: tensor / 2 for name, tensor in load_file(path).items()}, path)
+
+
+def loaded(project: Project, name: str) -> None:
+    """Let sd-scripts' own dataset load each batch, as its training script does."""
+    order = SdScripts().order(parse(project.values), "tiny")
+    deploy(order, Path("runs/tiny/sdscripts"))
+    Path("arguments.json").write_text(json.dumps(local_arguments(order)))
+    python = Path(project.values["sd_scripts"]["venv"], "bin/python")
+    done = subprocess.run(
+        [
+            python,
+            Path(__file__).with_name("sdscripts_dataset.py"),
+            order.script,
+            Path("arguments.json").absolute(),
+        ],
+        cwd=sources("sd-scripts"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["accepted"] == 2 * len(SIZES)
+    texts = {stem: Path(f"data/{stem}.txt").read_text(encoding="utf-8") for stem in SIZES}
+    assert said["captions"] == sorted(2 * [text.strip() for text in texts.values()])
+    channels, side = CHANNELS[name]
+    assert all(shape[1] == channels for shape in said["latents"])
+    assert max(shape[0] for shape in said["latents"]) == 2
+    assert {128 // side, 64 // side} <= {shape[2] for shape in said["latents"]}
