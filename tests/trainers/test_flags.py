@@ -20,10 +20,17 @@ from musubi_world import make_run
 pytestmark = pytest.mark.real_trainer
 
 ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
+ENCODERS |= {"lumina": 1, "hunyuan_image": 2, "anima": 1}
+TEXT_ARGUMENTS = {
+    "lumina": ["--system_prompt", "draw", "--gemma2_max_token_length", "64"],
+    "anima": ["--qwen3_max_token_length", "64", "--t5_max_token_length", "64"],
+}
 SCRIPTS = [
     *(("sd1", "train_network"), ("sd1", "fine_tune"), ("sd2", "train_network")),
     *(("sdxl", "sdxl_train_network"), ("sdxl", "sdxl_train")),
     *(("sd3", "sd3_train_network"), ("flux", "flux_train_network")),
+    *(("lumina", "lumina_train_network"), ("hunyuan_image", "hunyuan_image_train_network")),
+    ("anima", "anima_train_network"),
 ]
 
 
@@ -61,6 +68,7 @@ def test_sd_scripts_knows_every_flag(
                 "architecture": architecture,
                 "layout": "sdscripts",
                 "checkpoint": "base.safetensors",
+                "text_arguments": TEXT_ARGUMENTS.get(architecture, []),
             }
         ),
         trainer=SdScriptsTrainer.model_validate({"kind": "sdscripts", **trainer}),

@@ -272,7 +272,9 @@ def test_sd_scripts_schema_takes_every_toml_and_its_scripts_know_every_flag(
     Path("data/a.txt").write_text("a red circle")
     tomls = []
     dataset = {"path": "data", "fit": "bucket", "flip_aug": True, "alpha_mask": True}
-    for architecture, encoders in (("sd1", 1), ("sd2", 1), ("sdxl", 2), ("sd3", 3), ("flux", 2)):
+    further = (("lumina", 1), ("hunyuan_image", 2), ("anima", 1))
+    ours = (("sd1", 1), ("sd2", 1), ("sdxl", 2), ("sd3", 3), ("flux", 2))
+    for architecture, encoders in ours + further:
         values = {
             "datasets": {"a": dataset},
             "models": {
@@ -298,6 +300,6 @@ def test_sd_scripts_schema_takes_every_toml_and_its_scripts_know_every_flag(
         said = published(values)
         assert "arguments of " in said[0] and "failed" not in said[0]
         tomls += sorted(Path(f"out/{architecture}/tiny").absolute().glob("*.toml"))
-    assert accepted(tuner, tomls) == "accepted 10"
+    assert accepted(tuner, tomls) == "accepted 16"
     known = tuner.sources.dataset_keys
     assert known is not None and {"metadata_file", "image_dir", "flip_aug"} <= known

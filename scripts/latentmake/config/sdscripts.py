@@ -35,6 +35,7 @@ class Network(NamedTuple):
         key: the model's key that names its weights; `text.1` for the second text encoder.
         load: the call, which gets the path besides.
         path: name of the argument that gets the path.
+        marks: parts of names of tensors, one of which is in its file.
         dtype: that it computes in whatever the model says; None: the model's.
         takes_dtype: whether the call has an argument `dtype`.
         place: where the network stands among the values that are returned; None: it is the value.
@@ -43,6 +44,7 @@ class Network(NamedTuple):
     key: str
     load: Call
     path: str
+    marks: tuple[str, ...]
     dtype: str | None = None
     takes_dtype: bool = True
     place: int | None = None
@@ -255,14 +257,24 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         caption=2_370_000,
         latents=Encoder(
             "library.strategy_lumina.LuminaLatentsCachingStrategy",
-            (Network("vae", Call("library.lumina_util.load_ae", {"device": "cpu"}), "ckpt_path"),),
+            (
+                Network(
+                    "vae",
+                    Call("library.lumina_util.load_ae", {"device": "cpu"}),
+                    "ckpt_path",
+                    ("encoder.down.3.",),
+                ),
+            ),
             _LATENTS,
         ),
         text=Encoder(
             "library.strategy_lumina.LuminaTextEncoderOutputsCachingStrategy",
             (
                 Network(
-                    "text", Call("library.lumina_util.load_gemma2", {"device": "cpu"}), "ckpt_path"
+                    "text",
+                    Call("library.lumina_util.load_gemma2", {"device": "cpu"}),
+                    "ckpt_path",
+                    ("post_feedforward_layernorm",),
                 ),
             ),
             ("hidden_state", "attention_mask", "input_ids"),
@@ -284,7 +296,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         "_hi.npz",
         ("hunyuan_image_train_network",),
         "networks.lora_hunyuan_image",
-        ("double_blocks.",),
+        ("byt5_in.",),
         text_ending="_hi_te.npz",
         files=(File("--text_encoder", "text"), File("--byt5", "text.1"), File("--vae", "vae")),
         insists=True,
@@ -302,6 +314,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
                     "vae",
                     Call("library.hunyuan_image_vae.load_vae", {"device": "cpu"}),
                     "vae_path",
+                    ("encoder.down.5.",),
                     dtype="float16",
                     takes_dtype=False,
                 ),
@@ -316,6 +329,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
                     "text",
                     Call("library.hunyuan_image_text_encoder.load_qwen2_5_vl", {"device": "cpu"}),
                     "ckpt_path",
+                    ("visual.blocks.",),
                     dtype="bfloat16",
                     place=1,
                 ),
@@ -323,6 +337,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
                     "text.1",
                     Call("library.hunyuan_image_text_encoder.load_byt5", {"device": "cpu"}),
                     "ckpt_path",
+                    ("SelfAttention.",),
                     dtype="float16",
                     place=1,
                 ),
@@ -358,6 +373,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
                         {"device": "cpu", "disable_mmap": True},
                     ),
                     "vae_path",
+                    ("encoder.down_blocks.", "encoder.downsamples."),
                     takes_dtype=False,
                 ),
             ),
@@ -374,6 +390,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
                     "text",
                     Call("library.anima_utils.load_qwen3_text_encoder", {"device": "cpu"}),
                     "qwen3_path",
+                    ("self_attn.q_norm.",),
                     place=0,
                 ),
             ),

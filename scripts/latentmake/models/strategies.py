@@ -11,9 +11,12 @@ from pathlib import Path
 
 from latentmake import digest
 from latentmake.config import Dataset, Model, Weights
-from latentmake.config.sdscripts import Encoder, options_in
+from latentmake.config.sdscripts import Encoder, Network, options_in
 from latentmake.config.shapes import shaping
+from latentmake.config.weights import NO_WEIGHTS
+from latentmake.errors import ModelError
 from latentmake.models.scripted import scripted_files, weights_digests
+from latentmake.models.weight_kinds import content_of
 
 __all__ = ["encoder_of", "options_of", "strategies_recipe"]
 
@@ -45,6 +48,8 @@ def strategies_recipe(
     """
     encoder = encoder_of(model, kind)
     keys = [network.key for network in encoder.networks]
+    for network in encoder.networks:
+        _refuse_another(model, network)
     recipe: dict[str, object] = {
         "format": FORMAT_VERSION,
         "kind": kind,
@@ -62,6 +67,24 @@ def strategies_recipe(
         if model.posterior == "sample":
             recipe["posterior_seed"] = model.posterior_seed
     return recipe
+
+
+def _refuse_another(model: Model, network: Network) -> None:
+    """Refuse a file of another network, by the names of its tensors; raises ModelError."""
+    path = Path((model.weights(network.key) or NO_WEIGHTS).path or "")
+    if not path.is_file():
+        return  # a folder, or said by who digests it
+    hint = "name the file that docs/sd-scripts.md does"
+    try:
+        found = content_of(path)
+    except ValueError as error:
+        raise ModelError(str(error), where=path, hint=hint) from None
+    except OSError:
+        return
+    if not any(mark in name for mark in network.marks for name in found.tensors):
+        kind = f", but a {found.kind}" if found.kind else ""
+        what = f"holds no `{network.key}` of {model.title}{kind}"
+        raise ModelError(what, where=path, hint=hint)
 
 
 def _options(

@@ -23,7 +23,7 @@ from latentmake.geometry.buckets import Size, target_size, wan_size
 from latentmake.index.memo import Memo
 from latentmake.layouts import musubi, plain
 from latentmake.models.flops import latents_flops, text_flops
-from latentmake.models.shapes import T5_LENGTH, latents_shape, text_tokens, text_width
+from latentmake.models.shapes import T5_LENGTH, Latents, latents_shape, text_tokens, text_width
 from latentmake.models.weight_kinds import content_of, weight_file
 from latentmake.plan.batches import minutes_of
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
@@ -246,7 +246,9 @@ def _wan_bytes(order: WorkOrder) -> _Sizes:
 def _image_bytes(order: WorkOrder) -> _Sizes:
     model, settings = order.model_settings, order.dataset_settings
     known, stamps = _known(latents_shape, model.vae), _stamp(order)
-    dtype = _FORMATS[model.vae_dtype or model.dtype]
+    dtype, strategies = _FORMATS[model.vae_dtype or model.dtype], model.spec.strategies
+    if strategies is not None and strategies.channels:  # arrays of sd-scripts' own, in float32
+        known, dtype = Latents(strategies.channels, strategies.pixels, 1.0, 0.0), "F32"
 
     @cache
     def size(pixels: Size, frames: int, named: Size) -> int | None:
@@ -290,6 +292,10 @@ def _add_text(order: WorkOrder, estimate: CacheEstimate) -> None:
     estimate.count += len(items)
     length, flops = _caption_bytes(items), text_flops(order.model_settings)
     estimate.work = None if flops is None else flops * len(items) * (length / _BYTES_A_TOKEN + 1)
+    strategies = order.model_settings.spec.strategies
+    if strategies is not None and strategies.caption:
+        estimate.size += len(items) * strategies.caption
+        return
     if None in widths:
         estimate.unknown += len(items)
         return

@@ -93,6 +93,9 @@ def made(which: Model, **dataset: Any) -> dict[str, Path]:
         ("sdxl", "sub/a_0200x0120_sdxl.npz", "sub/a_te_outputs.npz"),
         ("sd3", "sub/a_0200x0120_sd3.npz", "sub/a_sd3_te.npz"),
         ("flux", "sub/a_0200x0120_flux.npz", "sub/a_flux_te.npz"),
+        ("lumina", "sub/a_0200x0120_lumina.npz", "sub/a_lumina_te.npz"),
+        ("hunyuan_image", "sub/a_0200x0120_hi.npz", "sub/a_hi_te.npz"),
+        ("anima", "sub/a_0200x0120_anima.npz", "sub/a_anima_te.npz"),
     ],
 )
 def test_names_are_those_of_sd_scripts_and_lead_back_to_their_items(

@@ -1,0 +1,230 @@
+"""Encoding by sd-scripts' own classes: faults are named, what is done is kept, sources count."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from latentmake.config import parse
+from latentmake.errors import ConfigError, ModelError, SourceError, TrainingError
+from latentmake.files import cachefile
+from latentmake.plan.orders import WorkOrder
+from safetensors.torch import save_file
+from strategies_world import STEMS, encode, loads, make, plan, set_moods
+
+SCRIPTS = Path("sd-scripts")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def orders(values: dict[str, Any]) -> dict[str, WorkOrder]:
+    found = plan(values).orders
+    assert len({order.kind for order in found}) == len(found)
+    return {order.kind: order for order in found}
+
+
+def recipes(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {kind: order.recipe for kind, order in orders(values).items()}
+
+
+def stems() -> set[str]:
+    return {path.name.partition("_")[0] for path in Path("cache").rglob("*_lumina.npz")}
+
+
+def test_each_bad_item_is_named_and_stops_no_other() -> None:
+    values = make()
+    set_moods(SCRIPTS, bee="raise", cat="nan", dog="other", eel="nothing")
+    said: list[str] = []
+    with pytest.raises(SourceError, match=r"^4 of 6 items are faulty") as error:
+        encode(orders(values)["latents"], said)
+    for stem, fault in {
+        "bee": "OutOfMemoryError: CUDA out of memory",
+        "cat": r"the encoder returned NaN or infinity (latents_8x8)",
+        "dog": "its file holds crop_ltrb, latents, original_size, not crop_ltrb_8x8, ",
+        "eel": "FileNotFoundError",
+    }.items():
+        assert any(
+            f"data/{stem}.png" in part and fault in part for part in str(error.value).split(" | ")
+        )
+    assert loads(SCRIPTS) == ["ae.safetensors torch.bfloat16 " + str(driver())]
+    set_moods(SCRIPTS)
+    receipt = encode(orders(values)["latents"])
+    assert (receipt.counts["encoded"], receipt.counts["spooled"]) == (4, 2)
+    assert stems() == {*STEMS} and "latents" not in orders(values)
+    assert not list(Path(".latentmake/sdscripts").iterdir())
+
+
+def driver() -> Path:
+    from latentmake.training.external import sdscripts
+
+    return Path(str(sdscripts.__file__)).with_name("driver.py")
+
+
+def test_a_killed_driver_leaves_what_it_had_finished() -> None:
+    values = make()
+    order = orders(values)["latents"]
+    victim = sorted(order.items, key=lambda item: item.stem)[0].stem
+    set_moods(SCRIPTS, **{victim: "kill"})
+    with pytest.raises(ModelError, match=r"it was killed by SIGKILL.*finished caches are kept"):
+        encode(order)
+    kept = len(list(Path(".latentmake/spool").iterdir()))
+    set_moods(SCRIPTS)
+    receipt = encode(orders(values)["latents"])
+    assert receipt.counts["spooled"] == kept and receipt.counts["encoded"] == 6 - kept
+    assert stems() == {*STEMS}
+
+
+def test_networks_that_cannot_be_loaded_are_the_models_fault() -> None:
+    values = make()
+    set_moods(SCRIPTS, **{"": "load"})
+    with pytest.raises(
+        ModelError, match=r"models.tiny: sd-scripts' encoder of text failed: .*shape"
+    ):
+        encode(orders(values)["text"])
+
+
+def test_noise_of_a_sample_depends_on_the_item_and_the_seed_alone() -> None:
+    values = make(posterior_seed=3)
+    encode(orders(values)["latents"])
+    before = {path: path.read_bytes() for path in Path("cache").rglob("*.npz")}
+    for path in [*before, *Path(".latentmake/spool").iterdir()]:
+        path.unlink()
+    Path("data/ant.png").unlink()
+    encode(orders(values)["latents"])
+    ant = {path for path in before if path.name.startswith("ant")}
+    assert {path: path.read_bytes() for path in before.keys() - ant} == {
+        path: data for path, data in before.items() if path not in ant
+    }
+    values["models"]["tiny"]["posterior_seed"] = 4
+    assert len(orders(values)["latents"].items) == 5
+
+
+def test_options_reach_the_tokenizer_and_an_empty_caption_may_be_zeros() -> None:
+    values = make(text_arguments=["--system_prompt", "say", "--gemma2_max_token_length=6"])
+    values["datasets"]["shapes"]["empty_caption"] = "allow"
+    Path("data/ant.txt").write_text("")
+    set_moods(SCRIPTS, **{"a bee": "zeros"})
+    with pytest.raises(SourceError, match=r"data/bee.txt.*nothing but zeros \(hidden_state\)"):
+        encode(orders(values)["text"])
+    set_moods(SCRIPTS)
+    encode(orders(values)["text"])
+    path = Path("cache/shapes/tiny/text/ant_lumina_te.npz")
+    with np.load(path) as found:
+        assert found["hidden_state"].shape == (6, 4) and found["input_ids"][0] == 3
+        assert {*found.files} == {"hidden_state", "attention_mask", "input_ids"}
+    cachefile.read_header(path)
+    assert "text" not in orders(values)
+    values["models"]["tiny"]["text_arguments"][1] = "tell"
+    assert len(orders(values)["text"].items) == 6 and "latents" in orders(values)
+
+
+def test_sources_that_the_classes_import_count_and_no_others() -> None:
+    values = make()
+    before = recipes(values)
+    for name in ("library/unrelated.py", "lumina_train_network.py", "docs.md"):
+        (SCRIPTS / name).write_text("import library.unrelated  # as it was updated\n")
+    assert recipes(values) == before
+    (SCRIPTS / "library/device.py").write_text("# train_util imports it\n")
+    after = recipes(values)
+    assert all(after[kind] != before[kind] for kind in ("latents", "text"))
+
+
+def test_weights_count_by_content_and_must_be_of_their_kind() -> None:
+    values = make()
+    before = recipes(values)
+    Path("models/gemma.safetensors").rename("models/renamed.safetensors")
+    values["models"]["tiny"]["text"] = "models/renamed.safetensors"
+    assert recipes(values) == before
+    save_file({"post_feedforward_layernorm.weight": torch.ones(3)}, "models/renamed.safetensors")
+    after = recipes(values)
+    assert after["latents"] == before["latents"] and after["text"] != before["text"]
+    values["models"]["tiny"]["text"] = "models/dit.safetensors"
+    with pytest.raises(
+        ModelError, match=r"^models.tiny.text: .*holds no `text` of Lumina Image 2.0"
+    ):
+        plan(values)
+    values["models"]["tiny"] |= {"text": "models/none.safetensors"}
+    with pytest.raises(ModelError, match=r"^models.tiny.text: .*this model does not exist"):
+        plan(values)
+
+
+def test_an_sd_scripts_that_does_not_know_the_architecture_is_named_while_planning() -> None:
+    values = make()
+    (SCRIPTS / "library/strategy_lumina.py").unlink()
+    with pytest.raises(
+        TrainingError, match=r"sd-scripts has no library/strategy_lumina.py; update"
+    ):
+        plan(values)
+    (SCRIPTS / "lumina_train_network.py").unlink()
+    with pytest.raises(TrainingError, match=r"no lumina_train_network.py lies in this folder"):
+        plan(values)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"layout": "plain", "checkpoint": None}, "leave out `layout`"),
+        ({"encoder": "latentmake"}, "leave out `encoder`"),
+        ({"posterior": "mean"}, "leave out `posterior`"),
+        ({"task": "t2v-14B"}, "has no `task`"),
+        ({"clip_skip": 2}, "has no `clip_skip`"),
+        ({"text": ["a", "b"]}, "has 1 text encoder"),
+        ({"text": {"path": "a", "max_length": 8}}, "`text`: leave out `max_length`"),
+        ({"vae": {"hub": "a/b", "revision": "0" * 40}}, "download `vae`, and set `path`"),
+        (
+            {"text_arguments": ["--qwen3_max_token_length", "9"]},
+            "--qwen3_max_token_length is no op",
+        ),
+        ({"text_arguments": ["--gemma2_max_token_length", "many"]}, "takes a number, not many"),
+        ({"text_arguments": ["--system_prompt"]}, "--system_prompt lacks its value"),
+        ({"latents_arguments": ["--vae_chunk_size", "9"]}, "`latents_arguments`: --vae_chunk_size"),
+        ({"architecture": "hunyuan_image", "dtype": "float32"}, "has 2 text encoders"),
+        (
+            {"architecture": "hunyuan_image", "text": ["a", "b"], "dtype": "float32"},
+            "decides about HunyuanImage 2.1's dtypes",
+        ),
+        ({"vae": None}, "models.tiny.vae: this key is missing"),
+    ],
+)
+def test_keys_that_these_encoders_cannot_have_are_refused(
+    model: dict[str, Any], message: str
+) -> None:
+    values = make()
+    values["models"]["tiny"] |= model
+    values["models"]["tiny"] = {k: v for k, v in values["models"]["tiny"].items() if v is not None}
+    with pytest.raises(ConfigError) as error:
+        parse(values)
+    assert message in str(error.value)
+
+
+def test_a_run_needs_sd_scripts_and_fitting_steps() -> None:
+    values = make()
+    with pytest.raises(ConfigError, match=r"^sd_scripts: this key is missing"):
+        parse({key: value for key, value in values.items() if key != "sd_scripts"})
+    values["datasets"]["shapes"] |= {
+        "fit": "bucket",
+        "bucket_reso_steps": 32,
+        "min_bucket_reso": 64,
+    }
+    with pytest.raises(
+        ConfigError, match=r"32 is not a multiple of 64, as sd-scripts asks for lum"
+    ):
+        parse(values)
+
+
+def test_the_driver_imports_nothing_of_this_package() -> None:
+    code = ast.parse(driver().read_text(encoding="utf-8"))
+    names = {
+        name
+        for node in ast.walk(code)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (getattr(node, "module", None), *(each.name for each in node.names))
+    }
+    assert names and not any(str(name).startswith("latentmake") for name in names)
