@@ -169,12 +169,16 @@ def make(**model: Any) -> dict[str, Any]:
     }
 
 
-def plan(values: dict[str, Any]) -> Plan:
-    """Plan the run, by what is on the disk alone."""
+def facts(values: dict[str, Any]) -> Facts:
+    """Return facts for a plan by what is on the disk alone."""
     Path(".latentmake/memo.sqlite").unlink(missing_ok=True)
     memo = Memo(Path(".latentmake/memo.sqlite"))
-    facts = Facts(parse(values), memo, program_digest=backends.program_digest)
-    return make_plan(facts, ["tiny"])
+    return Facts(parse(values), memo, program_digest=backends.program_digest)
+
+
+def plan(values: dict[str, Any]) -> Plan:
+    """Plan the run."""
+    return make_plan(facts(values), ["tiny"])
 
 
 def encode(order: WorkOrder, said: list[str] | None = None) -> Any:

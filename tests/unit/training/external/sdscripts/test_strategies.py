@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import strategies_world
 import torch
 from latentmake.config import parse
 from latentmake.errors import ConfigError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
 from latentmake.plan.orders import WorkOrder
+from latentmake.plan.planner import make_plan
+from latentmake.reports.program_changes import program_changes
 from safetensors.torch import save_file
 from strategies_world import STEMS, encode, loads, make, plan, set_moods
 
@@ -134,6 +137,17 @@ def test_sources_that_the_classes_import_count_and_no_others() -> None:
     (SCRIPTS / "library/device.py").write_text("# train_util imports it\n")
     after = recipes(values)
     assert all(after[kind] != before[kind] for kind in ("latents", "text"))
+
+
+def test_a_plan_names_the_source_that_changed() -> None:
+    values = make()
+    encode(orders(values)["text"])
+    (SCRIPTS / "library/train_util.py").write_text("import library.device\n")
+    facts = strategies_world.facts(values)
+    plan = make_plan(facts, ["tiny"])
+    assert [*program_changes(facts, plan.runs.values())] == [
+        "models.tiny: sd-scripts's library/train_util.py changed: 6 text targets"
+    ]
 
 
 def test_weights_count_by_content_and_must_be_of_their_kind() -> None:
