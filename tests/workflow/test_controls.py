@@ -1,0 +1,77 @@
+"""Items with two control images: what a control, a caption or a picture changes, and bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fast_tuner
+import pytest
+import world
+from latentmake.config.musubi import MUSUBI
+from project import Project
+
+EDIT = "qwen_image_edit"
+CAPTIONS = {"ant": "a red circle", "bee": "a blue square", "cat": "a green star"}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    fast_tuner.write_weights(tmp_path / "tiny", "vae", "text")
+    places = {"vae": "models/tiny/vae.safetensors", "text": "models/tiny/text.safetensors"}
+    values = fast_tuner.config(EDIT, task="edit-2509", **places)
+    values["datasets"]["shapes"]["control_directory"] = "data/control"
+    project = Project.make(tmp_path / "project", values, tmp_path / "tiny")
+    fast_tuner.write_pictures(project / "data/shapes", CAPTIONS, (96, 64))
+    for number, stem in enumerate(CAPTIONS):
+        for control in range(2):
+            size = (40 + 20 * control, 50)
+            world.draw(project / f"data/control/{stem}_{control}.png", 2 * number + control, size)
+    fast_tuner.install(project / "musubi-tuner", MUSUBI[EDIT])
+    project.run("caches_tiny")
+    assert project.run("caches_tiny").idle
+    return project
+
+
+def of(*stems: str) -> set[str]:
+    """Return the latents and texts of some items at both resolutions."""
+    return {
+        f"cache/shapes/tiny/{size}/{stem}{ending}"
+        for size in (64, 96)
+        for stem in stems
+        for ending in ("_0096x0064_qie.safetensors", "_qie_te.safetensors")
+    }
+
+
+def test_a_control_changes_latents_and_text_of_its_item_alone(project: Project) -> None:
+    rows = project.manifest()
+    assert [row["controls"] for row in rows] == [
+        [f"data/control/{stem}_{number}.png" for number in range(2)] for stem in CAPTIONS
+    ]
+    assert all(row["control"] == row["controls"][0] for row in rows)
+    assert set(project.cache_files()) == of(*CAPTIONS)
+
+    before = project.snapshot()
+    world.draw(project / "data/control/bee_1.png", 9, (60, 50))
+    project.run("caches_tiny")
+    assert project.changed(before).content == of("bee")
+    assert project.run("caches_tiny").idle
+
+    before = project.snapshot()
+    (project / "data/shapes/ant.txt").write_text("a purple circle\n", encoding="utf-8")
+    project.run("caches_tiny")
+    texts = {name for name in of("ant") if "_te." in name}
+    assert project.changed(before).content == texts
+
+    # Of what shapes it each text is encoded by itself: the bucket that its controls are cut to.
+    before = project.snapshot()
+    project.configure(lambda values: values["datasets"]["shapes"].update(no_resize_control=True))
+    project.run("caches_tiny")
+    assert project.changed(before).content == of(*CAPTIONS)
+    assert project.run("caches_tiny").idle
+
+    (project / "data/control/cat_0.png").unlink()
+    (project / "data/control/cat_1.png").unlink()
+    world.draw(project / "data/control/ant_sketch.png", 1)
+    result = project.run("-n", "caches_tiny", check=False)
+    assert "data/shapes/cat.png: has no control in data/control" in result.output
+    assert "data/control/ant_sketch.png, whose name does not end in a number" in result.output
