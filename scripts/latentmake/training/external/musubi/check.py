@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import ExifTags, Image
 
+from latentmake import layouts
 from latentmake.errors import TrainingError
 from latentmake.training.checks import Finding, of_faults
 from latentmake.training.external.arguments import absolute
@@ -46,11 +47,18 @@ def data_findings(order: MusubiOrder) -> Iterator[Finding]:
 def training_toml(order: MusubiOrder) -> str:
     """Return the dataset TOML of a training on this machine; all its paths are absolute."""
     datasets = order.datasets
+
+    def control_directory(name: str, _: tuple[int, int]) -> str:
+        return absolute(datasets[name].control_directory or "")
+
+    # Its rules for several controls, which it would apply to skipped items too, are ours already.
+    numbered = layouts.of(order.model.layout_name).numbered_controls
     return dataset_toml(
         order,
         image_directory=lambda name, _: absolute(datasets[name].folder),
         cache_directory=lambda name, size: absolute(order.training_folder(name, size)),
-        control_directory=lambda name, _: absolute(datasets[name].control_directory or ""),
+        control_directory=None if numbered else control_directory,
+        caches_alone=True,
     )
 
 

@@ -24,6 +24,7 @@ def dataset_toml(
     image_directory: Directory,
     cache_directory: Directory,
     control_directory: Directory | None = None,
+    caches_alone: bool = False,
 ) -> str:
     """Return the TOML of a run: one `[[datasets]]` block for each dataset and resolution.
 
@@ -32,6 +33,8 @@ def dataset_toml(
         image_directory: (dataset, (width, height) in pixels) -> folder of its images or videos.
         cache_directory: the same for its caches; no two blocks may share one.
         control_directory: the same for its controls, asked for where the dataset has some.
+        caches_alone: whether the script reads caches and no images, so that it needs not find their
+            layers: those of a list, or of items that are skipped, would end it.
     """
     general: dict[str, Any] = {"batch_size": order.trainer.batch_size}
     endings = {dataset.caption_extension for dataset in order.datasets.values()}
@@ -50,7 +53,10 @@ def dataset_toml(
             if "caption_extension" not in general:
                 block["caption_extension"] = dataset.caption_extension
             block["num_repeats"] = dataset.num_repeats
-            blocks.append(block | shapes(dataset))
+            block |= shapes(dataset)
+            if caches_alone:
+                block.pop("multiple_target", None)
+            blocks.append(block)
     return tomli_w.dumps({"general": general, "datasets": blocks})
 
 

@@ -6,7 +6,9 @@ import tomllib
 from typing import Any
 
 import tomli_w
+from controlled_world import configured
 from latentmake.config import Dataset
+from latentmake.training.external.musubi.check import training_toml
 from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
 from latentmake.training.external.musubi.order import MusubiOrder
 from publish_world import order_of
@@ -15,7 +17,7 @@ SHARED = {
     *("resolution", "caption_extension", "batch_size", "num_repeats"),
     *("enable_bucket", "bucket_no_upscale"),
 }
-IMAGES = SHARED | {"image_directory", "cache_directory", "control_directory"}
+IMAGES = SHARED | {"image_directory", "cache_directory", "control_directory", "multiple_target"}
 VIDEOS = SHARED | {
     *("video_directory", "cache_directory", "control_directory", "target_frames"),
     *("frame_extraction", "frame_stride", "frame_sample", "max_frames", "source_fps"),
@@ -130,3 +132,18 @@ def test_paths_with_signs_that_toml_escapes_come_back_as_they_were() -> None:
     root = "//nas/Größe \"q\" # [x] 'y' 100%"
     block = parsed(order_of(), root)["datasets"][0]
     assert block["image_directory"] == f"{root}/gove_256x256"
+
+
+def test_a_training_from_caches_is_not_told_of_controls_and_layers_that_it_would_look_for() -> None:
+    for architecture, settings, told in (
+        ("qwen_image_layered", {"multiple_target": True}, "multiple_target"),
+        ("flux_kontext", {"control_directory": "control"}, "control_directory"),
+    ):
+        config = configured(architecture, **settings)
+        order = order_of(datasets=config.datasets)
+        order = order.model_copy(update={"model": config.models["model"]})
+        (first, *_) = tomllib.loads(training_toml(order))["datasets"]
+        assert not {"multiple_target", "control_directory"} & first.keys()
+        assert told in parsed(order)["datasets"][0]
+    order = order_of(datasets={"gove": Dataset(path="data", control_directory="control")})
+    assert tomllib.loads(training_toml(order))["datasets"][0]["control_directory"]
