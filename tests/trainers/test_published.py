@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wan_world
 import world
-from conftest import SITE
-from demo.text import t5_tokenizer
 from latentmake import backends
 from latentmake.config import Dataset, ExternalProgram, Publish, parse
 from latentmake.index.memo import Memo
@@ -29,34 +26,18 @@ from test_resume_sdscripts import make_run
 
 pytestmark = pytest.mark.real_trainer
 
-# Networks of the real kinds, but small: the real umT5 has 11 GB.
-SMALL = """
-    if script == "tiny.py" or "cache" in script:
-        import functools, os
-        from musubi_tuner.wan.modules import t5, vae
-        small = dict(vocab_size=WORDS, dim_attn=8, dim_ffn=8, num_heads=2, encoder_layers=1)
-        t5.umt5_xxl = functools.partial(t5.umt5_xxl, **small)
-        vae._video_vae = functools.partial(vae._video_vae, dim=8)
-        class Tokenizer(t5.HuggingfaceTokenizer):
-            def __init__(self, name, seq_len, clean, subfolder):
-                super().__init__(name=TOKENIZER, seq_len=seq_len, clean=clean)
-        t5.HuggingfaceTokenizer = Tokenizer
-"""
 TINY = """
 import torch
 from musubi_tuner.wan.configs import WAN_CONFIGS
 from musubi_tuner.wan.modules.model import WanModel
-from musubi_tuner.wan.modules.t5 import umt5_xxl
 from safetensors.torch import save_file
 torch.manual_seed(0)
 c = WAN_CONFIGS["t2v-1.3B"]
 dit = WanModel(model_type="t2v", model_version="2.1", dim=c.dim, ffn_dim=c.ffn_dim,
                freq_dim=c.freq_dim, in_dim=16, out_dim=16, num_heads=c.num_heads,
                num_layers=c.num_layers, text_len=512, attn_mode="torch", split_attn=False)
-t5 = umt5_xxl(encoder_only=True, return_tokenizer=False)
-for model, path in ((dit, "there/dit.safetensors"), (t5, "there/t5.safetensors")):
-    state = model.state_dict()
-    save_file({name: torch.randn_like(value) / 8 for name, value in state.items()}, path)
+state = dit.state_dict()
+save_file({name: torch.randn_like(value) / 8 for name, value in state.items()}, "dit.safetensors")
 """
 
 
@@ -95,19 +76,14 @@ def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     trainer: Callable[[str, str], Installation],
+    tiny_weights: Callable[[str], Path],
 ) -> None:
     tuner = trainer("musubi-tuner", "wan_train_network.py")
     monkeypatch.chdir(tmp_path)
     for number, (stem, caption) in enumerate([*world.CAPTIONS.items()][:2]):
         world.draw(Path(f"data/{stem}.png"), number, (64, 64))
         Path(f"data/{stem}.txt").write_text(caption)
-    tokenizer = t5_tokenizer(list(world.CAPTIONS.values()))
-    tokenizer.save_pretrained("there/tokenizer")
-    wan_world.write_wan_vae(Path("there"))
-    small = SMALL.replace("WORDS", str(len(tokenizer))).replace(
-        "TOKENIZER", repr(str(tmp_path / "there/tokenizer"))
-    )
-    (tmp_path / "site/sitecustomize.py").write_text(SITE + small)
+    weights = tiny_weights("wan")
     Path("tiny.py").write_text(TINY)
     subprocess.run([tuner.python, "tiny.py"], env=tuner.environment(), check=True)
     values = {
@@ -115,9 +91,9 @@ def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
         "models": {
             "wan": {
                 "task": "t2v-1.3B",
-                "vae": {"path": "there/Wan2.1_VAE.safetensors"},
-                "text": "there/t5.safetensors",
-                "dit": "there/dit.safetensors",
+                "vae": {"path": str(weights / "vae.safetensors")},
+                "text": str(weights / "text.safetensors"),
+                "dit": "dit.safetensors",
                 "vae_dtype": "float32",
             }
         },

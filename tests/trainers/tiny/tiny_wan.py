@@ -1,0 +1,47 @@
+"""Wan: a VAE of 8 channels, a umT5 of one layer whose output is as wide as its networks want it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from tiny import hub
+
+_T5 = {"vocab_size": 98, "dim_attn": 8, "dim_ffn": 8, "num_heads": 2, "encoder_layers": 1}
+
+
+def _shrink() -> None:
+    from musubi_tuner.wan.modules import t5, vae
+
+    t5.umt5_xxl = functools.partial(t5.umt5_xxl, **_T5)
+    vae._video_vae = functools.partial(vae._video_vae, dim=8)
+
+
+def _write(folder: Path) -> None:
+    from musubi_tuner.wan.modules import t5, vae
+
+    model = t5.umt5_xxl(encoder_only=True, return_tokenizer=False, **_T5)
+    hub.write_random(model, folder / "text.safetensors")
+    kept: dict[str, object] = hub.settings_of(
+        vae, "WanVAE_", lambda: vae._video_vae("", z_dim=16, dim=8)
+    )
+    hub.write_random(vae.WanVAE_(**kept), folder / "vae.safetensors")
+
+
+def _write_tokenizer(folder: Path) -> None:
+    hub.letter_tokenizer(
+        folder,
+        ["<pad>", "</s>", "<unk>"],
+        tokenizer_class="T5Tokenizer",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        extra_ids=0,
+        model_max_length=512,
+    )
+    hub.write_json(folder / "config.json", {"model_type": "umt5"})
+
+
+SCRIPTS = dict.fromkeys(("wan_cache_latents.py", "wan_cache_text_encoder_outputs.py"), _shrink)
+REPOS = {"Wan-AI/Wan2.1-T2V-14B": lambda folder: _write_tokenizer(folder / "google/umt5-xxl")}
+WEIGHTS = {"wan": _write}

@@ -1,0 +1,125 @@
+"""Small projects of the architectures that musubi-tuner's own scripts encode: pictures and models."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import world
+from PIL import Image
+
+STEMS = tuple(world.CAPTIONS)
+SIZES = dict(zip(STEMS, [(64, 64), (96, 64), (64, 96), (80, 80), (64, 64), (96, 64)], strict=False))
+CAPTION, PICTURE, CONTROL = STEMS[1:4]
+"""Items of which a caption, a picture and a control are edited."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A project of one architecture.
+
+    Attributes:
+        weights: family of tiny weights, see `WEIGHTS` in tests/trainers/tiny.
+        model: the model's keys; places of weights are names of files among them.
+        dataset: keys of the dataset.
+        controls: endings of the names of controls, `("", "_1")` for two.
+        layers: layers of an item besides its picture.
+        builds: whether Snakemake builds it; else this process carries its work orders out.
+    """
+
+    weights: str
+    model: dict[str, Any]
+    dataset: dict[str, Any] = field(default_factory=dict)
+    controls: tuple[str, ...] = ()
+    layers: int = 0
+    builds: bool = False
+
+
+def _both(**model: Any) -> dict[str, Any]:
+    return {"vae": "vae.safetensors", "text": "text.safetensors", **model}
+
+
+WORLDS = {
+    "wan": World("wan", _both(task="t2v-1.3B", encoder="musubi", vae_dtype="float32"), builds=True),
+    "qwen_image": World("qwen_image", _both(architecture="qwen_image")),
+    "qwen_image_edit": World(
+        "qwen_image",
+        _both(architecture="qwen_image_edit", task="edit-2511"),
+        controls=("", "_1"),
+        builds=True,
+    ),
+    "qwen_image_layered": World(
+        "qwen_image",
+        _both(architecture="qwen_image_layered", vae="layered_vae.safetensors"),
+        dataset={"multiple_target": True},
+        layers=2,
+    ),
+    "z_image": World("z_image", _both(architecture="z_image")),
+    "flux_2_dev": World(
+        "flux_2", _both(architecture="flux_2_dev", text="mistral.safetensors"), controls=("_0", "_1")
+    ),
+    "flux_2_klein_4b": World(
+        "flux_2",
+        _both(architecture="flux_2_klein_4b", task="klein-base-4b", text="qwen3.safetensors"),
+    ),
+    "flux_2_klein_9b": World(
+        "flux_2",
+        _both(architecture="flux_2_klein_9b", task="klein-base-9b", text="qwen3.safetensors"),
+        controls=("",),
+    ),
+    "flux_kontext": World(
+        "flux_1",
+        _both(architecture="flux_kontext", text=["text.safetensors", "text_1.safetensors"]),
+        controls=("",),
+    ),
+}
+
+
+def picture(path: Path, seed: int, size: tuple[int, int], mode: str = "RGB") -> None:
+    """Draw a picture; one with transparency is opaque on its left half."""
+    world.draw(path, seed, size)
+    if mode == "RGBA":
+        with Image.open(path) as image:
+            image = image.convert("RGBA")
+        image.putalpha(Image.new("L", size, 255))
+        image.paste((0, 0, 0, 0), (size[0] // 2, 0, *size))
+        image.save(path)
+
+
+def config(each: World, tuner: Path, venv: Path) -> dict[str, Any]:
+    """Return the configuration of a project, whose run is `real`."""
+
+    def place(value: Any) -> Any:
+        if isinstance(value, list):
+            return [place(one) for one in value]
+        named = isinstance(value, str) and value.endswith(".safetensors")
+        return f"models/{value}" if named else value
+
+    dataset = {"path": "data", "fit": "bucket", **each.dataset}
+    if each.controls:
+        dataset["control_directory"] = "controls"
+    return {
+        "datasets": {"shapes": dataset},
+        "models": {"tiny": {key: place(value) for key, value in each.model.items()}},
+        "runs": {"real": {"datasets": ["shapes"], "model": "tiny", "resolutions": [64]}},
+        "musubi_tuner": {"path": os.fspath(tuner), "venv": os.fspath(venv), "num_workers": 1},
+    }
+
+
+def write(each: World, folder: Path, weights: Path) -> None:
+    """Write the pictures, captions, controls and weights of a project."""
+    shutil.copytree(weights, folder / "models")
+    mode = "RGBA" if each.layers else "RGB"
+    for number, stem in enumerate(STEMS):
+        size = SIZES[stem]
+        (folder / "data").mkdir(exist_ok=True)
+        (folder / f"data/{stem}.txt").write_text(world.CAPTIONS[stem])
+        picture(folder / f"data/{stem}.png", number, size, mode)
+        for layer in range(each.layers):
+            picture(folder / f"data/{stem}_{layer}.png", 40 + 10 * layer + number, size, mode)
+        for place, ending in enumerate(each.controls):
+            path = folder / f"controls/{stem}{ending}.png"
+            picture(path, 20 + 10 * place + number, size)
