@@ -1,4 +1,4 @@
-"""Small projects of the architectures that musubi-tuner's own scripts encode: pictures and models."""
+"""Small projects of the architectures that musubi-tuner's own scripts encode."""
 
 from __future__ import annotations
 
@@ -43,7 +43,17 @@ def _both(**model: Any) -> dict[str, Any]:
 
 
 WORLDS = {
-    "wan": World("wan", _both(task="t2v-1.3B", encoder="musubi", vae_dtype="float32"), builds=True),
+    "wan": World(
+        "wan",
+        {
+            "task": "t2v-1.3B",
+            "vae": "vae.safetensors",
+            "text": {"path": "text.safetensors", "tokenizer": "tokenizer"},
+            "encoder": "musubi",
+            "vae_dtype": "float32",
+        },
+        builds=True,
+    ),
     "qwen_image": World("qwen_image", _both(architecture="qwen_image")),
     "qwen_image_edit": World(
         "qwen_image",
@@ -59,7 +69,9 @@ WORLDS = {
     ),
     "z_image": World("z_image", _both(architecture="z_image")),
     "flux_2_dev": World(
-        "flux_2", _both(architecture="flux_2_dev", text="mistral.safetensors"), controls=("_0", "_1")
+        "flux_2",
+        _both(architecture="flux_2_dev", text="mistral.safetensors"),
+        controls=("_0", "_1"),
     ),
     "flux_2_klein_4b": World(
         "flux_2",
@@ -95,6 +107,8 @@ def config(each: World, tuner: Path, venv: Path) -> dict[str, Any]:
     def place(value: Any) -> Any:
         if isinstance(value, list):
             return [place(one) for one in value]
+        if isinstance(value, dict):
+            return {key: f"models/{name}" for key, name in value.items()}
         named = isinstance(value, str) and value.endswith(".safetensors")
         return f"models/{value}" if named else value
 

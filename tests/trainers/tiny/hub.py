@@ -99,7 +99,7 @@ def write_random(
     tensors = {}
     for name, value in model.state_dict().items():
         if value.dtype.is_floating_point:
-            near = 1.0 if value.ndim == 1 and name.endswith("weight") else 0.0
+            near = float(value.ndim == 1 and name.endswith(("weight", "running_var")))
             scale = 0.1 if value.ndim < 2 else value[0].numel() ** -0.5
             value = near + scale * torch.randn(value.shape, generator=random)
             value = value.to(dtype or torch.float32)

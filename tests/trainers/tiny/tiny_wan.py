@@ -20,6 +20,7 @@ def _shrink() -> None:
 def _write(folder: Path) -> None:
     from musubi_tuner.wan.modules import t5, vae
 
+    _write_tokenizer(folder / "tokenizer")
     model = t5.umt5_xxl(encoder_only=True, return_tokenizer=False, **_T5)
     hub.write_random(model, folder / "text.safetensors")
     kept: dict[str, object] = hub.settings_of(

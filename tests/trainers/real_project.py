@@ -1,0 +1,190 @@
+"""A project of a real model, built by Snakemake or in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import real_models
+from latentmake import layouts
+from latentmake.backends import encoder_of
+from latentmake.caches.encode import carry_out
+from latentmake.plan.orders import WorkOrder
+from latentmake.session import Session
+from project import NOTHING, Changes, Project, Snapshot
+from real_models import CAPTION, CONTROL, PICTURE, STEMS, World
+
+TARGET = "caches_real"
+
+# Loads all items as a training does, by the trainer's own classes; prints what a batch holds.
+_LOAD = """# preloaded
+import argparse, json, logging, sys
+from multiprocessing import Value
+logging.disable()
+from musubi_tuner.dataset import config_utils
+from musubi_tuner.dataset.config_utils import BlueprintGenerator, ConfigSanitizer
+toml, suffix, wanted = sys.argv[1:]
+given = argparse.Namespace(dataset_config=toml, num_timestep_buckets=None)
+user = config_utils.load_user_config(toml)
+blueprint = BlueprintGenerator(ConfigSanitizer()).generate(user, given, architecture=suffix)
+group = config_utils.generate_dataset_group_by_blueprint(
+    blueprint.dataset_group, training=True, num_timestep_buckets=None, shared_epoch=Value("i", 1))
+group.set_current_epoch(1)
+batches = []
+for number in range(len(group)):
+    batch = group[number]
+    batches.append({name: list(value.shape) if hasattr(value, "shape") else len(value)
+                    for name, value in batch.items() if value is not None})
+print(json.dumps([group.num_train_items, batches]))
+"""
+
+
+class RealProject:
+    """One world's project, and the virtual environment of its trainer."""
+
+    def __init__(self, world: World, folder: Path, weights: Path, tuner: Path, venv: Path) -> None:
+        self.world = world
+        self.tuner, self.venv = tuner, venv
+        self.project = Project.make(folder, real_models.config(world, tuner, venv))
+        real_models.write(world, folder, weights)
+
+    def plan(self) -> list[WorkOrder]:
+        """Return the work orders of a plan; nothing is written."""
+        return self._session(dry=True).plan.orders
+
+    def planned(self) -> set[str]:
+        """Return the stale targets of a plan."""
+        return {path for order in self.plan() for path in order.paths}
+
+    def build(self) -> bool:
+        """Bring all caches up to date; return whether there was anything to do."""
+        if self.world.builds:
+            return not self.project.run(TARGET).idle
+        session = self._session(dry=False)
+        if not session.plan.orders:
+            return False
+        session.begin()
+        for order in session.plan.orders:
+            carry_out(
+                order, order.receipt, say=lambda _: None, threads=1, encoder=encoder_of(order)
+            )
+        session.end()
+        return True
+
+    def edit(self) -> set[str]:
+        """Edit a caption, a picture, and a control or layer; return the caches that they shape."""
+        data = self.project / "data"
+        (data / f"{CAPTION}.txt").write_text("an edited caption")
+        mode = "RGBA" if self.world.layers else "RGB"
+        real_models.picture(data / f"{PICTURE}.png", 7, real_models.SIZES[PICTURE], mode)
+        latents, text = {PICTURE}, {CAPTION}
+        for ending in self.world.controls[-1:]:
+            path = self.project / f"controls/{CONTROL}{ending}.png"
+            real_models.picture(path, 8, real_models.SIZES[CONTROL])
+        if self.world.layers:
+            real_models.picture(data / f"{CONTROL}_0.png", 9, real_models.SIZES[CONTROL], mode)
+            latents.add(CONTROL)
+        (order, *_) = self.everything("latents")
+        scripts = order.model_settings.spec.scripts
+        assert scripts is not None
+        if self.world.controls:
+            latents |= {CONTROL} if scripts.latents.reads_controls else set()
+            text |= {CONTROL} if scripts.text.reads_controls else set()
+        return self.names("latents", latents) | self.names("text", text)
+
+    def everything(self, kind: str) -> list[WorkOrder]:
+        """Return work orders of all items of a kind, as they would be without caches."""
+        if not hasattr(self, "_all"):
+            self._all = self.plan()
+        return [order for order in self._all if order.kind == kind]
+
+    def names(self, kind: str, stems: Sequence[str] | set[str]) -> set[str]:
+        """Return the paths of some items' caches of a kind."""
+        return {
+            target.path
+            for order in self.everything(kind)
+            for item in order.items
+            for target in item.targets
+            if item.stem in stems
+        }
+
+    def changed(self, before: Snapshot) -> Changes:
+        """Return what happened to the caches since a snapshot."""
+        return self.project.changed(before)
+
+    def load(self, folder: Path, suffix: str, items: int) -> list[dict[str, object]]:
+        """Load all items by the trainer's own classes; return shapes of each batch."""
+        dataset = self.project.config["datasets"]["shapes"]
+        keys = {
+            "resolution": "[64, 64]",
+            "enable_bucket": "true",
+            "batch_size": "1",
+            "caption_extension": '".txt"',
+            "image_directory": f'"{self.project / "data"}"',
+            "cache_directory": f'"{folder}"',
+        }
+        if self.world.controls:
+            keys["control_directory"] = f'"{self.project / "controls"}"'
+        for name in dataset.keys() - {"path", "fit", "control_directory"}:
+            keys[name] = json.dumps(dataset[name])
+        toml = self.project / "load.toml"
+        lines = [f"{name} = {value}" for name, value in keys.items()]
+        toml.write_text("\n".join(["[[datasets]]", *lines]))
+        done = subprocess.run(
+            [self.venv / "bin/python", "-c", _LOAD, toml, suffix, str(items)],
+            env={**os.environ, "PYTHONPATH": str(self.tuner / "src")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        count, batches = json.loads(done.stdout.splitlines()[-1])
+        assert count == items
+        return batches
+
+    def _session(self, *, dry: bool) -> Session:
+        here = Path.cwd()
+        assert here == self.project.folder, "the test works in the project's folder"
+        return Session(self.project.config, targets=[TARGET], main=True, dry=dry)
+
+
+def check(real: RealProject) -> None:
+    """Build, edit and load a project: exactly what was edited changes, at every step."""
+    model = real.everything("latents")[0].model_settings
+    scripts = model.spec.scripts
+    assert scripts is not None
+    latents, text = (real.names(kind, set(STEMS)) for kind in ("latents", "text"))
+    assert len(latents) == len(text) == len(STEMS)
+
+    assert real.build()
+    assert {*real.project.cache_files()} == latents | text
+    assert not real.build()
+    assert not real.planned()
+
+    before = real.project.snapshot()
+    edited = real.edit()
+    assert real.planned() == edited
+    assert real.build()
+    assert real.changed(before) == NOTHING._replace(content=edited)
+    assert not real.build()
+
+    folder = Path(layouts.of(model.layout_name).folder("shapes", "tiny", "64"))
+    batches = real.load(folder.resolve(), scripts.suffix, len(STEMS))
+    assert len(batches) == len(STEMS)
+    expected = {"latents", *(each.removeprefix("varlen_").rstrip("_") for each in scripts.tensors)}
+    for batch in batches:
+        assert expected <= batch.keys()
+        controls = [each for each in batch if each.startswith("latents_control")]
+        assert len(controls) == len(real.world.controls)
+
+    for names, key in ((latents, "vae"), (text, "text")):
+        weights = model.weights(key)
+        assert weights is not None and weights.path is not None
+        data = Path(weights.path).read_bytes()
+        Path(weights.path).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        assert real.planned() == names
+        Path(weights.path).write_bytes(data)
+        assert not real.planned()
