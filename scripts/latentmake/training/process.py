@@ -19,7 +19,7 @@ import psutil
 from latentmake import progress
 from latentmake.errors import UserError
 
-__all__ = ["ERROR", "Stopped", "last_error", "run", "say_error"]
+__all__ = ["ERROR", "Stopped", "ending_with_parent", "last_error", "run", "say_error"]
 
 ERROR = "LATENTMAKE_ERROR"
 """Environment variable: a file that gets a child's error in place of its stderr."""
@@ -33,6 +33,18 @@ _ERROR = re.compile(
     # argparse puts the program's name before it.
     r"(?:\S+\.py: (?=error: ))?(error: .+|[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)"
 )
+
+
+# Linux alone can tell a program to end with the thread that started it.
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+prctl = getattr(ctypes.CDLL(None), "prctl", None)
+if prctl is not None:
+    prctl(1, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Stopped(BaseException):
@@ -93,6 +105,14 @@ def run(
             raise KeyboardInterrupt
         raise SystemExit(128 + stopped.number)
     return child.returncode, bytes(tail).decode("utf-8", "replace")
+
+
+def ending_with_parent(command: Sequence[str]) -> list[str]:
+    """Return a command, of an absolute path, that is killed if this process is: also by SIGKILL.
+
+    Else it would go on, and keep its GPU from the next job. Not for what shall outlive a job.
+    """
+    return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
 
 
 def _copy(output: IO[bytes], log: IO[bytes], tail: bytearray, muted: threading.Event) -> None:

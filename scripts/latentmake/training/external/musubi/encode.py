@@ -145,7 +145,9 @@ class _Attempts:
         script = self.installation.script(self.name)
         with Taker(self.job, awaited, self.log, self.progress) as taker:
             status, output = process.run(
-                [str(self.installation.python), str(script), *arguments],
+                process.ending_with_parent(
+                    [str(self.installation.python), str(script), *arguments]
+                ),
                 # Its own bars know no total, and the job shows one of finished files.
                 environment={**self.installation.environment(), "TQDM_DISABLE": "1"},
                 log=self.log,

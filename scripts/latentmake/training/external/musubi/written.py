@@ -141,28 +141,34 @@ class Taker:
         self.taken += 1
         self._progress.update()
         if fault is None:
-            fault = self._fault_of(each, metadata)
+            fault = self._fault_of(each, tensors, metadata)
         item, source = each.reading.item, each.reading.content
         if fault is not None:
             hint = f"see {self._job.order.log}"
             what = f"musubi-tuner's cache of it ({path.name}) {fault}"
             self._job.refuse(item, each.key, source, what, hint)
             return
-        if each.target.size is None:
+        if each.caption is not None:
             # musubi-tuner keeps our key when it writes another caption into the file.
-            metadata[CAPTION] = digest.of_bytes(metadata["caption1"].encode())
+            metadata[CAPTION] = digest.of_bytes(each.caption.encode())
         nonzero = [name for name in tensors if re.match(patterns[0], name)]
         self._job.store(item, each.key, source, tensors, metadata, nonzero=nonzero)
 
-    def _fault_of(self, each: Awaited, metadata: dict[str, str]) -> str | None:
+    def _fault_of(
+        self, each: Awaited, names: Iterable[str], metadata: dict[str, str]
+    ) -> str | None:
         """Return what is wrong with a complete file besides its tensors' values."""
         scripts = self._job.order.model_settings.spec.scripts
         assert scripts is not None
-        found = metadata.get("architecture")
-        if found != scripts.header:
-            return f"is one of the architecture {found}, not {scripts.header}"
+        if (header := metadata.get("architecture")) != scripts.header:
+            return f"is one of the architecture {header}, not {scripts.header}"
         if each.caption is not None and metadata.get("caption1") != each.caption:
             return "is of another caption"
+        if each.caption is None and scripts.latents.reads_controls and scripts.control_latents:
+            found = sum(name.startswith("latents_control_") for name in names)
+            given = len(each.reading.item.controls)
+            if found != given:
+                return f"holds latents of {found} control images, and the item has {given}"
         if each.source in self._output.defects:
             return "had NaN, which it replaced by zeros: use another dtype, or look at the weights"
         return None
@@ -181,7 +187,7 @@ class _Output:
         self.defects: set[str] = set()
         self._log = log
         self._offset = log.stat().st_size if log.is_file() else 0
-        self._rest = ""
+        self._rest = b""
 
     def read(self) -> None:
         """Read what was written since the last time."""
@@ -189,13 +195,15 @@ class _Output:
             return
         with self._log.open("rb") as file:
             file.seek(self._offset)
-            data = file.read()
-        self._offset += len(data)
-        text = self._rest + data.decode("utf-8", "replace")
+            new = file.read()
+        self._offset += len(new)
+        data = self._rest + new
+        text = data.decode("utf-8", "replace")
         self.began |= _BEGIN in text
-        # A clip is named by its video and its frames.
-        self.defects |= {_CLIP.sub("", found) for found in _NAN.findall(text)}
-        self._rest = text[-_KEPT_OUTPUT:]
+        for found in _NAN.findall(text):
+            # A clip is named by its video and its frames.
+            self.defects |= {found, _CLIP.sub("", found)}
+        self._rest = data[-_KEPT_OUTPUT:]
 
 
 def _stat(path: Path) -> tuple[int, int] | None:
