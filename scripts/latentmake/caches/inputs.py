@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
+from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.sources.caption_pipeline import decode_caption
@@ -99,15 +100,26 @@ def samples_of(
     """Make the samples of an item's missing targets (with their keys).
 
     Raises:
-        SourceError: the bytes are damaged.
+        SourceError: the bytes are damaged, or an image was changed.
     """
     if order.kind == "text":
         item, data, digest = source[:3]
+        if item.image is not None:
+            _check_pictures(order, source, item.image)
         text = order.layout.caption(caption_of(data, item, order.dataset_settings))
         return [Sample(key, digest, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
     module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
     samples: list[Sample] = module.samples_of(order, source, missing)
     return samples
+
+
+def _check_pictures(order: WorkOrder, source: SourceBytes, image: str) -> None:
+    """Refuse control images of a text that cannot be decoded, and an image of another size."""
+    module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
+    for path, data in zip(source.item.controls, source.controls, strict=True):
+        module.open_image(data, path, order.dataset_settings.max_image_pixels)
+    media = probe_image(image)
+    stored_size(source.item._replace(source=image), (media.width, media.height))
 
 
 def clip_maker(

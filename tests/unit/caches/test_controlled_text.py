@@ -1,0 +1,56 @@
+"""Text that reads control images is made of what the plan saw, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from controlled_world import configured, draw, put
+from latentmake import digest
+from latentmake.caches.inputs import SourceBytes, samples_of
+from latentmake.errors import SourceError
+from latentmake.index.memo import Memo
+from latentmake.plan.batches import work_item
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import Target, WorkOrder
+from latentmake.plan.parts import source_of
+
+
+@pytest.fixture
+def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkOrder:
+    """An order for the text of one item with two controls, which lie in a dataset on the disk."""
+    monkeypatch.chdir(tmp_path)
+    put("cat")
+    for number in range(2):
+        draw(f"control/cat_{number}.png", number)
+    config = configured("qwen_image_edit", control_directory="control")
+    facts = Facts(config, Memo(None))
+    (item,) = facts.items("pictures", "model")[0]
+    source = source_of("text@64", item, controlled_text=True)
+    work = work_item(source, [Target("text@64", "cache/cat.safetensors", None)])
+    section = config.datasets["pictures"]
+    return WorkOrder("text", "pictures", "model", section, config.models["model"], {}, (work,))
+
+
+def text_of(order: WorkOrder) -> object:
+    (item,) = order.items
+    caption, *controls = (Path(path).read_bytes() for path in (item.source or "", *item.controls))
+    source = SourceBytes(item, caption, digest.of_bytes(caption), tuple(controls))
+    return samples_of(order, source, dict.fromkeys(item.targets, "key"))[0].content
+
+
+def test_the_caption_is_what_is_encoded(order: WorkOrder) -> None:
+    assert text_of(order) == "this is cat"
+
+
+def test_a_damaged_control_is_named(order: WorkOrder) -> None:
+    path = Path("control/cat_1.png")
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(SourceError, match=r"^control/cat_1\.png: "):
+        text_of(order)
+
+
+def test_an_image_that_got_another_size_after_the_plan_is_named(order: WorkOrder) -> None:
+    draw("data/cat.png", size=(48, 64))
+    with pytest.raises(SourceError, match=r"^data/cat\.png: was changed after the build began"):
+        text_of(order)
