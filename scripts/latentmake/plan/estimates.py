@@ -175,6 +175,8 @@ def _estimate(memo: Memo, order: WorkOrder) -> CacheEstimate:
 def _add_latents(order: WorkOrder, estimate: CacheEstimate) -> None:
     model, settings = order.model_settings, order.dataset_settings
     sizes = _wan_bytes(order) if model.spec.video else _image_bytes(order)
+    if _by_foreign_scripts(model):
+        sizes = _unknown_bytes
     flops, encoded = latents_flops(model), 0
     for item in order.items:
         for target in item.targets:
@@ -194,6 +196,15 @@ def _add_latents(order: WorkOrder, estimate: CacheEstimate) -> None:
     estimate.work = None if flops is None else flops * encoded
 
 
+def _by_foreign_scripts(model: Model) -> bool:
+    """Whether musubi-tuner's scripts make the caches of a model, in shapes of their own."""
+    return model.spec.scripts is not None and not model.spec.encodes
+
+
+def _unknown_bytes(pixels: Size, frames: int, named: Size) -> None:
+    return None
+
+
 def _pixels(order: WorkOrder, item: WorkItem, target: Target) -> Size:
     """Return the size that an image or a clip is brought to; its resolution where nobody knows."""
     model, settings, resolution = order.model_settings, order.dataset_settings, target.size
@@ -201,9 +212,10 @@ def _pixels(order: WorkOrder, item: WorkItem, target: Target) -> Size:
     if item.media is None:
         return resolution
     image = Size(item.media.width, item.media.height)
-    if model.spec.video:
+    if model.spec.scripts is not None:
         bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
-        return wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale)
+        step = model.spec.side
+        return wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale, step=step)
     if order.layout.npz and model.architecture is not None:
         try:
             found = sdscripts_buckets.placement(image, resolution, settings, model.architecture)
@@ -289,19 +301,20 @@ def _add_text(order: WorkOrder, estimate: CacheEstimate) -> None:
     widths = [
         _width(order.model_settings, number) for number in range(len(order.model_settings.text))
     ]
-    estimate.count += len(items)
+    # A text beside each resolution is one file with several names, unless it reads controls.
+    count = sum(len({each.size for each in x.targets if not each.at_hand}) for x in items)
+    estimate.count += count
     length, flops = _caption_bytes(items), text_flops(order.model_settings)
-    estimate.work = None if flops is None else flops * len(items) * (length / _BYTES_A_TOKEN + 1)
+    estimate.work = None if flops is None else flops * count * (length / _BYTES_A_TOKEN + 1)
     strategies = order.model_settings.spec.strategies
     if strategies is not None and strategies.caption:
-        estimate.size += len(items) * strategies.caption
+        estimate.size += count * strategies.caption
         return
-    if None in widths:
-        estimate.unknown += len(items)
+    if None in widths or _by_foreign_scripts(order.model_settings):
+        estimate.unknown += count
         return
     each = size_of(_text_tensors(order, [width or 0 for width in widths], length), _stamp(order))
-    # A text beside each resolution is one file with several names.
-    estimate.size += round(len(items) * (each + 2 * length))
+    estimate.size += round(count * (each + 2 * length))
 
 
 def _text_tensors(order: WorkOrder, widths: Sequence[int], length: float) -> Tensors:

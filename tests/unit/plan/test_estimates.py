@@ -16,6 +16,7 @@ from latentmake.config import Dataset, Model, Weights
 from latentmake.errors import StorageError
 from latentmake.files.disk import Need, free, human, refuse, shortages
 from latentmake.files.media import Media, probe_image
+from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts import size_of
 from latentmake.models import recipe
@@ -118,6 +119,32 @@ def test_time_is_that_of_past_jobs_and_before_them_a_guess_by_size(
     (line,) = Estimates(memo, [order]).lines()
     assert line.endswith("; about 13 min at the rate measured here")
     assert not Estimates(memo, []).lines()
+
+
+def test_of_caches_in_shapes_of_other_scripts_the_number_and_time_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    memo = Memo(None)
+    for kind in ("latents", "text"):
+        memo.learn_rate(f"{kind} tiny", 2, 360.0, 60.0)
+    memo.save()
+    values = {"vae": "vae", "text": ["text"], "task": "edit-2509", "dit": "dit"}
+    model = Model.model_validate({**values, "architecture": "qwen_image_edit"})
+    sizes = [Size(64, 64), Size(96, 96)]
+    beside = tuple(Target(f"text@{size.width}", "x", None, size) for size in sizes)
+    alike = tuple(target._replace(size=None) for target in beside)
+    media = Media(64, 48, 0)
+    for kind, targets, said in (
+        ("text", beside, "text of tiny: 2 captions, size unknown"),
+        ("text", alike, "text of tiny: 1 caption, size unknown"),
+        ("latents", beside, "latents of tiny: 2 images of up to 80 x 112, size unknown"),
+    ):
+        item = WorkItem("a", None, "a cat", targets, media=media)
+        settings = Dataset(path="data", fit="bucket")
+        order = WorkOrder(kind, "data", "tiny", settings, model, {"format": 1}, (item,))
+        (line,) = Estimates(memo, [order]).lines()
+        assert line.startswith(said)
 
 
 def test_what_has_no_room_is_one_line_a_disk(tmp_path: Path) -> None:
