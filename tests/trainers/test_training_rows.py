@@ -114,7 +114,9 @@ def test_the_real_script_of_each_version_takes_its_command_and_finds_its_items(
             **{key: str(value) for key, value in scripts.settings.items() if value is not None},
         }
         flags = scripts.versions[task].training
-        expected |= {flag[2:]: value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
+        for flag, value in zip(flags, (*flags[1:], "--"), strict=False):
+            if flag.startswith("--"):
+                expected[flag[2:]] = "True" if value.startswith("--") else value
         assert {key: arguments[key] for key in expected} == expected, (name, task)
         # The names by which its training asks for what the caches hold.
         held = {key.strip("_").removeprefix("varlen_") for key in scripts.tensors}

@@ -54,6 +54,14 @@ DIT_NAMES = {
     "ideogram4": "layers.0.attention.qkv.weight",
     "hidream_o1": "model.final_layer2.linear.weight",
 }
+# A name of a tensor of each kind of encoder.
+ENCODER_NAMES = {
+    "VAE": "encoder.mid.block_1.conv1.weight",
+    "T5": "encoder.block.0.layer.0.SelfAttention.q.weight",
+    "CLIP text encoder": "text_model.encoder.layers.0.mlp.fc1.weight",
+    "image encoder": "vision_model.encoder.layers.0.mlp.fc1.weight",
+    "language model": "model.layers.0.self_attn.q_proj.weight",
+}
 DIT_FURTHER = {
     "ideogram4": "llm_cond_proj.weight",
     "hunyuan_video_1_5": "double_blocks.0.img_attn_qkv.weight",
@@ -170,8 +178,13 @@ def model_of(name: str, task: str) -> dict[str, Any]:
     files = (*scripts.latents.files, *scripts.text.files, *scripts.training.files)
     keys = {file.key for file in files if file.required} | set(scripts.versions[task].needs)
     texts = sorted(key for key in keys if key.startswith("text"))
-    section: dict[str, Any] = {key: f"models/{key}.safetensors" for key in keys - set(texts)}
-    section |= {"text": [f"models/{key}.safetensors" for key in texts]} if texts else {}
+    folders = {file.key for file in files if file.form == "folder"}
+    places = {
+        key: f"models/{key.replace('.', '_')}{'' if key in folders else '.safetensors'}"
+        for key in keys
+    }
+    section: dict[str, Any] = {key: places[key] for key in keys - set(texts)}
+    section |= {"text": [places[key] for key in texts]} if texts else {}
     section |= {"task": task} if task else {}
     return section if name == "wan" else section | {"architecture": name}
 
@@ -182,17 +195,23 @@ def _write_models(root: Path, name: str, model: Model) -> None:
     names = [DIT_NAMES[name], *filter(None, [DIT_FURTHER.get(name)])]
     if name == "wan":
         names += ["blocks.0.self_attn.q.weight", "patch_embedding.weight", "head.head.weight"]
-    weights: dict[str, list[str]] = {
-        "dit": names,
-        "vae": ["encoder.conv1.weight", "decoder.conv1.weight"],
-        "text": ["token_embedding.weight", "norm.weight"],
-        "clip": ["visual.head", "textual.head"],
-    }
-    files = (*ROWS[name].latents.files, *ROWS[name].text.files, *ROWS[name].training.files)
-    for key in {file.key for file in files}:
-        if model.weights(key) is not None:
-            tensors = {each: _bf16(2, 2) for each in weights.get(key, ["a.weight"])}
-            save_file(tensors, folder / f"{key}.safetensors")
+    if name == "wan":
+        weights = {
+            "dit": names,
+            "vae": ["encoder.conv1.weight", "decoder.conv1.weight"],
+            "text": ["token_embedding.weight", "norm.weight"],
+            "clip": ["visual.head", "textual.head"],
+        }
+    else:
+        files = (*ROWS[name].latents.files, *ROWS[name].text.files)
+        weights = {file.key: [ENCODER_NAMES[file.kind]] for file in files} | {"dit": names}
+    for key, found in weights.items():
+        place = model.weights(key)
+        if place is not None:
+            path = root / str(place.path)
+            path = path / "model.safetensors" if path.suffix == "" else path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({each: _bf16(2, 2) for each in found}, path)
 
 
 def make_row_run(

@@ -157,11 +157,8 @@ class _Files:
                 raise _FaultError(f"holds several tensors {what}")
             sizes[what] = "x".join(match[side] or "1" for side in "fhw")
         self._check_kinds(row, tensors, sizes)
-        found = sizes["latents"]
-        frames, expected = self._expected(row, name, resolution)
-        if frames is not None:
-            expected = f"{frames}x{expected}"
-        if found != expected and (frames is not None or found.partition("x")[2] != expected):
+        found, expected = sizes["latents"], self._expected(row, name, resolution)
+        if found != expected:
             raise _FaultError(f"holds latents of {found}, where the trainer expects {expected}")
 
     def _check_shape(self, match: re.Match[str], tensor: Tensor) -> None:
@@ -203,19 +200,16 @@ class _Files:
             if sizes.get(what, sizes["latents"]) != sizes["latents"]:
                 raise _FaultError("holds latents of different shapes")
 
-    def _expected(
-        self, row: ManifestRow, name: re.Match[str], resolution: tuple[int, int]
-    ) -> tuple[int | None, str]:
-        """Return the latents' frames, and height and width that the trainer computes from a name.
-
-        None frames: their number depends on more than the name.
-        """
-        scripts = self._scripts
-        dataset, size = self._order.datasets[row.dataset], Size(int(name["w"]), int(name["h"]))
-        frames: int | None = 1
-        if name["frames"] is not None:  # the name of a clip has the size of its bucket
+    def _expected(self, row: ManifestRow, name: re.Match[str], resolution: tuple[int, int]) -> str:
+        """Return the latents' frames, height and width that the trainer computes from a name."""
+        scripts, dataset = self._scripts, self._order.datasets[row.dataset]
+        size = Size(int(name["w"]), int(name["h"]))
+        frames = 1 + len(row.layers)
+        if name["section"] is not None:
+            frames = dataset.fp_latent_window_size
+        elif name["frames"] is not None:
             frames = (int(name["frames"]) - 1) // scripts.frames + 1
-        else:
+        if name["frames"] is None:  # the name of a clip has the size of its bucket
             size = wan_size(
                 size,
                 Size(*resolution),
@@ -223,9 +217,7 @@ class _Files:
                 no_upscale=dataset.bucket_no_upscale,
                 step=self._order.model.spec.side,
             )
-        if name["section"] is not None or scripts.layers:
-            frames = None
-        return frames, f"{size.height // scripts.pixels}x{size.width // scripts.pixels}"
+        return f"{frames}x{size.height // scripts.pixels}x{size.width // scripts.pixels}"
 
     def check_text(self, path: Path, caption: str | None, checked: set[tuple[int, int]]) -> None:
         """Check a file of embeddings: header, tensors, and the caption in its header."""
