@@ -182,12 +182,6 @@ def _check_musubi(
         where = f"datasets.{dataset}"
         if not isinstance(trainer, WanTrainer):
             _refuse_choosing(dataset, settings, "musubi-tuner")
-        takes, holds = model.version, "videos" if settings.video else "images"
-        if not (takes.videos if settings.video else takes.images):
-            other = "images" if settings.video else "videos"
-            what = f"the dataset {dataset} holds {holds}, and {_called(model)} takes {other} alone"
-            hint = "leave it out of this run, or use another model"
-            raise ConfigError(what, where=f"runs.{name}.datasets", hint=hint)
         if settings.fit == "bucket" and small:
             what = f"{small[0].name} is too small for {buckets} buckets"
             raise ConfigError(what, where=sizes, hint=f"use {least} or more")
@@ -199,10 +193,6 @@ def _check_musubi(
             what = f"{buckets} buckets go in steps of {step}"
             raise ConfigError(what, where=f"{where}.bucket_reso_steps", hint="leave it out")
         check_row(name, dataset, settings, run.model, model)
-
-
-def _called(model: Model) -> str:
-    return " ".join(filter(None, (model.title, model.task)))
 
 
 def _check_sdscripts(

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from latentmake import layouts
-from latentmake.config import Model, parse
+from latentmake.config import Model
 from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.errors import ConfigError
 from pydantic import ValidationError
 
 ROWS = {name: row for name, row in ARCHITECTURES.items() if row.scripts is not None}
@@ -77,36 +76,3 @@ def test_a_model_that_does_not_fit_its_row_is_refused(
     values = section(name, next(iter(scripts.versions))) | changes
     with pytest.raises(ValidationError, match=word):
         Model.model_validate({key: value for key, value in values.items() if value is not None})
-
-
-@pytest.mark.parametrize(
-    ("name", "task", "videos", "words"),
-    [
-        ("z_image", None, True, "Z-Image takes images alone"),
-        ("qwen_image_edit", "edit", True, "Qwen-Image-Edit edit takes images alone"),
-        ("framepack", "i2v", False, "FramePack i2v takes videos alone"),
-        ("hunyuan_video", None, True, ""),
-        ("hunyuan_video", None, False, ""),
-    ],
-)
-def test_videos_where_only_images_go_are_refused_and_the_other_way_round(
-    name: str, task: str | None, videos: bool, words: str
-) -> None:
-    dataset: dict[str, Any] = {"path": "data", "fit": "bucket"}
-    if videos:
-        dataset |= {"target_frames": [5], "frame_extraction": "head"}
-    if ROWS[name].scripts and ROWS[name].scripts.versions[task or ""].controls[0]:
-        dataset["control_directory"] = "controls"
-    values = {
-        "datasets": {"mine": dataset},
-        "models": {"tiny": section(name, task or "")},
-        "runs": {"all": {"datasets": ["mine"], "model": "tiny", "resolutions": [64]}},
-        "musubi_tuner": {"path": "musubi-tuner"},
-    }
-    if not words:
-        assert parse(values)
-        return
-    with pytest.raises(ConfigError) as caught:
-        parse(values)
-    line = str(caught.value)
-    assert words in line and "runs.all.datasets" in line and "\n" not in line
