@@ -1,9 +1,9 @@
 """Reads a dataset as one of sd-scripts' training scripts does, and every batch of it.
 
-    python sdscripts_dataset.py SCRIPT ARGUMENTS.json
+    python sdscripts_dataset.py SCRIPT ARGUMENTS.json [make]
 
 The script's own parser, trainer and strategies are used. No network is loaded: what is not cached
-is an error.
+is an error. With `make` the trainer loads its encoders and caches as it does before a training.
 """
 
 import importlib
@@ -34,9 +34,34 @@ trainer.assert_extra_args(args, group, None)
 latents = strategy_base.LatentsCachingStrategy.get_strategy()
 text = trainer.get_text_encoder_outputs_caching_strategy(args)
 strategy_base.TextEncoderOutputsCachingStrategy.set_strategy(text)
-nobody = SimpleNamespace(num_processes=1, process_index=0, wait_for_everyone=lambda: None)
-group.new_cache_latents(None, nobody)
-group.new_cache_text_encoder_outputs(None, nobody)
+if sys.argv[3:] == ["make"]:
+    import accelerate
+    import torch
+
+    class Network(torch.nn.Linear):
+        """In place of the network that is trained, of gigabytes."""
+
+        device = torch.device("cpu")
+
+    for module in vars(script).values():
+        if hasattr(module, "load_lumina_model"):
+            module.load_lumina_model = lambda *_, **__: Network(1, 1)
+    strategy_base.TokenizeStrategy.set_strategy(trainer.get_tokenize_strategy(args))
+    accelerator = accelerate.Accelerator(mixed_precision=args.mixed_precision, cpu=True)
+    weight_dtype, _ = train_util.prepare_dtype(args)
+    _, encoders, vae, unet = trainer.load_target_model(args, weight_dtype, accelerator)
+    vae.to(accelerator.device, dtype=weight_dtype if trainer.cast_vae(args) else vae.dtype)
+    vae.requires_grad_(False)
+    vae.eval()
+    group.new_cache_latents(vae, accelerator)
+    strategy_base.TextEncodingStrategy.set_strategy(trainer.get_text_encoding_strategy(args))
+    trainer.cache_text_encoder_outputs_if_needed(
+        args, accelerator, unet, vae, encoders, group, weight_dtype
+    )
+else:
+    nobody = SimpleNamespace(num_processes=1, process_index=0, wait_for_everyone=lambda: None)
+    group.new_cache_latents(None, nobody)
+    group.new_cache_text_encoder_outputs(None, nobody)
 group.set_current_strategies()
 accepted = sum(
     latents.is_disk_cached_latents_expected(

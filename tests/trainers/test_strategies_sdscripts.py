@@ -10,19 +10,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import world
 from conftest import sources
 from latentmake import backends
 from latentmake.caches.encode import carry_out
 from latentmake.config import parse
+from latentmake.config.sdscripts import SDSCRIPTS
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder, write_manifest
 from latentmake.plan.planner import make_plan
+from latentmake.training.checks import Finding
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.command import local_arguments
 from latentmake.training.external.sdscripts.deploy import deploy
+from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.real_trainer
 
@@ -54,7 +59,8 @@ class Project:
         for number, (stem, caption) in enumerate(CAPTIONS.items()):
             world.draw(Path(f"data/{stem}.png"), number, SIZES[stem])
             Path(f"data/{stem}.txt").write_text(caption, encoding="utf-8")
-        Path("models/dit.safetensors").touch()
+        mark = SDSCRIPTS[name].marks[0]
+        save_file({f"{mark}weight": torch.ones(2)}, "models/dit.safetensors")
         dataset = {"path": "data", "fit": "bucket", "min_bucket_reso": 64, "flip_aug": True}
         self.values: dict[str, Any] = {
             "datasets": {"shapes": {**dataset, "empty_caption": "allow"}},
@@ -141,20 +147,32 @@ def test_what_is_stale_is_encoded_and_its_own_dataset_loads_all(project: Project
     rewrite(Path("models/vae.safetensors"))
     assert project.build() == all_latents
     assert project.build() == set()
+    assert {each.verdict for each in findings(project)} <= {"ok", "warning"}
     loaded(project, name)
+    made_by_a_training(project, name)
 
 
 def rewrite(path: Path) -> None:
     """Halve the weights of a file."""
-    from safetensors.torch import load_file, save_file
-
     save_file({name: tensor / 2 for name, tensor in load_file(path).items()}, path)
 
 
-def loaded(project: Project, name: str) -> None:
+def findings(project: Project) -> list[Finding]:
+    """Return the checklist of the run."""
+    backend, facts = SdScripts(), project.facts()
+    order = backend.order(facts.config, "tiny")
+    found = [*backend.data_findings(order), *backend.preflight(order, facts.memo, quick=True)]
+    assert {"sd-scripts", "arguments", "images and caches"} <= {each.what for each in found}
+    return found
+
+
+def load(project: Project, *mode: str) -> dict[str, Any]:
     """Let sd-scripts' own dataset load each batch, as its training script does."""
     order = SdScripts().order(parse(project.values), "tiny")
     deploy(order, Path("runs/tiny/sdscripts"))
+    if mode:
+        for path in Path("runs/tiny/sdscripts").rglob("*.npz"):
+            path.unlink()
     Path("arguments.json").write_text(json.dumps(local_arguments(order)))
     python = Path(project.values["sd_scripts"]["venv"], "bin/python")
     done = subprocess.run(
@@ -163,6 +181,7 @@ def loaded(project: Project, name: str) -> None:
             Path(__file__).with_name("sdscripts_dataset.py"),
             order.script,
             Path("arguments.json").absolute(),
+            *mode,
         ],
         cwd=sources("sd-scripts"),
         capture_output=True,
@@ -170,7 +189,11 @@ def loaded(project: Project, name: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    said = json.loads(done.stdout.splitlines()[-1])
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def loaded(project: Project, name: str) -> None:
+    said = load(project)
     assert said["accepted"] == 2 * len(SIZES)
     texts = {stem: Path(f"data/{stem}.txt").read_text(encoding="utf-8") for stem in SIZES}
     assert said["captions"] == sorted(2 * [text.strip() for text in texts.values()])
@@ -178,3 +201,25 @@ def loaded(project: Project, name: str) -> None:
     assert all(shape[1] == channels for shape in said["latents"])
     assert max(shape[0] for shape in said["latents"]) == 2
     assert {128 // side, 64 // side} <= {shape[2] for shape in said["latents"]}
+
+
+def made_by_a_training(project: Project, name: str) -> None:
+    """Compare the caches to those that the training script would make, one item at a time."""
+    arguments = ["--vae_batch_size", "1", "--text_encoder_batch_size", "1"]
+    project.values["runs"]["tiny"]["trainer"]["arguments"] = arguments
+    load(project, "make")
+    compared = set()
+    for path in Path("runs/tiny/sdscripts").rglob("*.npz"):
+        block, *parts = path.relative_to("runs/tiny/sdscripts").parts
+        text = path.name.endswith("_te.npz")
+        part = "text" if text else block.removeprefix("shapes_")
+        with np.load(path) as theirs, np.load(Path("cache/shapes/tiny", part, *parts)) as ours:
+            assert {*theirs.files} == {*ours.files}
+            for array in theirs.files:
+                one, other = theirs[array], ours[array]
+                assert (one.dtype, one.shape) == (other.dtype, other.shape)
+                # A sample of the posterior is another one each time.
+                if not (SDSCRIPTS[name].samples and array.startswith("latents")):
+                    assert np.array_equal(one, other), (path, array)
+                    compared.add(array if text else array.partition("_")[0])
+    assert {"crop", "original"} <= compared and len(compared) > 4
