@@ -16,7 +16,7 @@ CAPTIONS = {"ant": "a red circle", "bee": "a blue square", "cat": "a green star"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    fast_tuner.write_weights(tmp_path / "tiny", "vae", "text")
+    fast_tuner.write_weights(tmp_path / "tiny", vae="encoder", text="embedding")
     places = {"vae": "models/tiny/vae.safetensors", "text": "models/tiny/text.safetensors"}
     values = fast_tuner.config(EDIT, task="edit-2509", **places)
     values["datasets"]["shapes"]["control_directory"] = "data/control"
@@ -75,3 +75,12 @@ def test_a_control_changes_latents_and_text_of_its_item_alone(project: Project) 
     result = project.run("-n", "caches_tiny", check=False)
     assert "data/shapes/cat.png: has no control in data/control" in result.output
     assert "data/control/ant_sketch.png, whose name does not end in a number" in result.output
+
+    project.configure(lambda values: values["datasets"]["shapes"].update(on_error="skip"))
+    (project / "data/control/ant_sketch.png").unlink()
+    damaged = project / "data/control/bee_0.png"
+    damaged.write_bytes(damaged.read_bytes()[:60])
+    done = project.run("caches_tiny")
+    done.one_line("skipped: data/control/bee_0.png: ")
+    assert {row["stem"] for row in project.manifest() if "aside" not in row} == {"ant"}
+    assert project.run("caches_tiny").idle

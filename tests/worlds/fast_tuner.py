@@ -184,6 +184,7 @@ def install(folder: Path, scripts: Scripts) -> dict[str, str]:
         "NETWORK": scripts.network,
         "FURTHER": further,
         "CONTROLS": scripts.latents.reads_controls and scripts.control_latents,
+        "KNOWN": sorted({x for v in scripts.versions.values() for x in (*v.latents, *v.text)}),
     }
     for script, code in ((scripts.latents, _LATENTS), (scripts.text, _TEXT)):
         _write(place, script, code, facts)

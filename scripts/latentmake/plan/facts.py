@@ -14,6 +14,7 @@ from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.models import recipe
 from latentmake.models.encoder_files import encoder_fault
+from latentmake.plan.keys import joined
 from latentmake.plan.parts import read_lock
 from latentmake.sources import items as datasets
 from latentmake.sources import lists, metadata, s3
@@ -169,9 +170,18 @@ class Facts:
         now = self.recipe(fault["dataset"], fault["model"], fault["kind"])
         if digest.of_value(now) != fault["recipe"]:
             return False
-        if s3.is_remote(fault["path"]):
-            return self._remote_digest(fault["dataset"], fault["path"]) == fault["digest"]
-        return self.digest_of(fault["path"]) == fault["digest"]
+        beside = [fault[key].split("\n") if key in fault else [] for key in ("controls", "layers")]
+        places = [[fault["path"]], *beside]
+        found = [[self._digest_now(fault["dataset"], x) for x in each] for each in places]
+        if any(each is None for several in found for each in several):
+            return False
+        (own,), controls, layers = ([str(each) for each in several] for several in found)
+        return joined(own, controls, layers) == fault["digest"]
+
+    def _digest_now(self, dataset: str, path: str) -> str | None:
+        if s3.is_remote(path):
+            return self._remote_digest(dataset, path)
+        return self.digest_of(path)
 
     def _remote_digest(self, dataset: str, path: str) -> str | None:
         scan = self.scan(dataset)
