@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
+import re
 import shutil
+import socket
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +24,13 @@ import tomli_w
 from latentmake.caches.reading import Reading
 from latentmake.files import atomic
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import KEPT_SECONDS, Target, WorkItem, WorkOrder
 from latentmake.training.external.musubi.dataset_toml import shapes
 
 __all__ = ["Awaited", "Scratch"]
 
 _FOLDER = Path(".latentmake/musubi")
-_LOCK = "lock"
+_HOST = re.sub(r"\W", "-", socket.gethostname())
 _NO_SIZE = Size(512, 512)  # of a caption without pictures, on which nothing depends
 
 
@@ -66,20 +69,23 @@ class Scratch:
 
     def __init__(self, order: WorkOrder) -> None:
         self._order = order
-        self._folder = (_FOLDER / f"{order.name}-{os.getpid()}").absolute()
+        name = f"{_HOST}.{order.name}.{uuid.uuid4().hex[:8]}"
+        self._folder = (_FOLDER / name).absolute()
         self._attempts = 0
 
     def __enter__(self) -> Self:
+        _FOLDER.mkdir(parents=True, exist_ok=True)
         _remove_abandoned()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
-        self._lock = (self._folder / _LOCK).open("wb")
+        # Held before there is a folder: another job never finds that without.
+        self._lock = _lock_of(self._folder).open("wb")
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._folder.mkdir()
         return self
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+        _lock_of(self._folder).unlink(missing_ok=True)
         self._lock.close()
 
     def write(self, wanted: Sequence[Reading], batch_size: int) -> tuple[Path, list[Awaited]]:
@@ -183,11 +189,23 @@ def _absolute(path: str) -> str:
     return str(Path(path).absolute())
 
 
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
 def _remove_abandoned() -> None:
-    """Remove the folders of jobs that ended without doing so, and of scripts that outlived them."""
+    """Remove the folders of jobs that were killed: on this machine, or a week ago.
+
+    Not every file system shows the locks of other machines.
+    """
+    limit = time.time() - KEPT_SECONDS
     for folder in _FOLDER.glob("*"):
         with contextlib.suppress(OSError):
-            if (folder / _LOCK).is_file():
-                with (folder / _LOCK).open("rb") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.is_dir():
+                continue
+            if not folder.name.startswith(f"{_HOST}.") and folder.stat().st_mtime > limit:
+                continue
+            with _lock_of(folder).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+                _lock_of(folder).unlink(missing_ok=True)

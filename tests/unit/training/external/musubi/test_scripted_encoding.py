@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -214,6 +217,18 @@ def test_a_job_that_is_killed_keeps_what_was_finished(number: signal.Signals) ->
     receipt, _ = carry_out(order)
     assert receipt.counts["spooled"] == 2 and receipt.counts["encoded"] == 4
     assert not list(Path(".latentmake/musubi").iterdir())
+
+
+def test_a_job_removes_what_killed_ones_of_its_machine_left_and_nothing_else() -> None:
+    scratch = Path(".latentmake/musubi")
+    host = re.sub(r"\W", "-", socket.gethostname())
+    for name in (f"{host}.killed.1", f"{host}.running.2", "elsewhere.running.3"):
+        (scratch / name / "1").mkdir(parents=True)
+    with (scratch / f"{host}.running.2.lock").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        carry_out(scripts_world.order("latents", scripts_world.install(TUNER)))
+    left = {path.name for path in scratch.iterdir() if path.is_dir()}
+    assert left == {f"{host}.running.2", "elsewhere.running.3"}
 
 
 # -- files that are no caches ----------------------------------------------------------------------
