@@ -8,7 +8,7 @@ import fast_tuner
 import pytest
 import world
 from latentmake.config.musubi import MUSUBI
-from project import Project
+from project import NOTHING, Project
 
 EDIT = "qwen_image_edit"
 CAPTIONS = {"ant": "a red circle", "bee": "a blue square", "cat": "a green star"}
@@ -57,6 +57,12 @@ def test_a_control_changes_latents_and_text_of_its_item_alone(project: Project) 
     assert project.run("caches_tiny").idle
 
     before = project.snapshot()
+    (project / "data/control/ant_1.png").rename(project / "data/control/ant_5.png")
+    project.run("caches_tiny")
+    assert project.changed(before) == NOTHING
+    assert project.manifest()[0]["controls"][1] == "data/control/ant_5.png"
+    assert project.run("caches_tiny").idle
+
     (project / "data/shapes/ant.txt").write_text("a purple circle\n", encoding="utf-8")
     project.run("caches_tiny")
     texts = {name for name in of("ant") if "_te." in name}

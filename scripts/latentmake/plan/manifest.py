@@ -22,6 +22,7 @@ from latentmake.plan import holdout, store
 from latentmake.plan.orders import all_of, one_or_all, run_order
 from latentmake.plan.receipts import read_receipt
 from latentmake.plan.spool import spooled
+from latentmake.sources.items import Item
 
 __all__ = [
     "CAPTIONS",
@@ -56,9 +57,13 @@ def images_digest(paths: Iterable[str]) -> str:
     return digest.of_lines(paths)
 
 
-def place_of(path: str, span: Sequence[int | None] | None, row: Mapping[str, Any] | None) -> str:
-    """Return what a manifest says of where an item's pixels are, for `images_digest`."""
-    return path if span is None and row is None else json.dumps([path, span, row])
+def place_of(item: Item | ManifestItem, path: str, layout: Layout) -> str:
+    """Return what a manifest says of where the pixels of an item, with its image, are."""
+    span, row = item.span, item.row  # beside: a Wan model's control has the name of its image
+    beside = [*item.controls, *item.layers] if layout.numbered_controls else []
+    if span is None and row is None and not beside:
+        return path
+    return json.dumps([path, span, row, *([beside] if beside else [])])
 
 
 def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int], validation: int = 0) -> str:
@@ -253,7 +258,7 @@ def write_manifest(
         for side in (keys,) if item.source in held else (keys, trained):
             for part, found in pairs.items():
                 side.setdefault(part, []).extend(found)
-        images.setdefault(item.dataset, []).append(place_of(item.source, item.span, item.row))
+        images.setdefault(item.dataset, []).append(place_of(item, item.source, layout))
         row = row_of(item, order.repeats[item.dataset], layout)
         rows.append(row | ({"validation": True} if item.source in held else {}))
     if not rows:

@@ -177,7 +177,7 @@ def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[st
     }
     state = evaluate(facts, dataset, model, sources, owned=owned, found=folder.listing())
     state.images = manifest.images_digest(
-        manifest.place_of(item.image, item.span, item.row) for item in wanted
+        manifest.place_of(item, item.image, layout) for item in wanted
     )
     if not any(kind_of(part) == "text" for part in parts):  # the trainer encodes it
         state.unreadable |= _unreadable_captions(facts.memo, wanted)
