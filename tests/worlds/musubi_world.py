@@ -107,6 +107,8 @@ def write(path, done, mood):
     tensor = {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
     header = {{"__metadata__": {{"epochs": str(done)}}}}
     header["lora_unet_blocks_0.lora_down.weight"] = tensor
+    if mood == "merged":
+        header["blocks.0.weight"] = header.pop("lora_unet_blocks_0.lora_down.weight")
     if mood == "empty":
         del header["lora_unet_blocks_0.lora_down.weight"]
     text = json.dumps(header).encode()

@@ -110,7 +110,10 @@ def _check_trainer(name: str, run: Run, model: Model) -> None:
     if trainer.layout != model.layout:
         what = f"this trainer reads caches of the layout {trainer.layout}, and {run.model} has "
         what += model.layout
-        hint = f"use kind: {_KINDS[model.layout]}, or set `layout` or `task` of models.{run.model}"
+        kind = _KINDS[model.layout]
+        if model.spec.scripts is not None and not model.spec.encodes:
+            kind = "musubi"
+        hint = f"use kind: {kind}, or set `layout` or `task` of models.{run.model}"
         raise ConfigError(what, where=f"runs.{name}.trainer.kind", hint=hint)
     key = trainer.network
     if all(getattr(model, each) is None for each in (key, *trainer.alternatives)):

@@ -97,7 +97,9 @@ def _train(
     threads: int,
 ) -> Record:
     program = trainer.find(order)
-    accept = partial(_accept, order.run, trainer.result(order), files, want, say, log)
+    accept = partial(
+        _accept, order.run, trainer.result(order), files, want, say, log, trainer.beginning
+    )
     if belongs(files, want) and not _fault(files.trained):
         say(f"{order.run}: all epochs were done before")
         return accept("", 0.0)
@@ -138,8 +140,11 @@ def _train(
     return accept(output, seconds)
 
 
-def _fault(path: Path) -> str | None:
-    """Return why a file is no result of a training; None where it is complete."""
+def _fault(path: Path, beginning: str = "") -> str | None:
+    """Return why a file is no result of a training; None where it is complete.
+
+    `beginning` is that of the names of its tensors.
+    """
     try:
         tensors = read_head(path).tensors
     except FileNotFoundError:
@@ -148,6 +153,8 @@ def _fault(path: Path) -> str | None:
         return str(error)
     if not tensors:
         return "holds no tensor"
+    if not any(name.startswith(beginning) for name in tensors):
+        return f"holds no tensor {beginning}*"
     return next((f"holds values that are not finite ({x})" for x in not_finite(path)), None)
 
 
@@ -178,11 +185,12 @@ def _accept(
     want: Wanted,
     say: Say,
     log: Path,
+    beginning: str,
     output: str,
     seconds: float,
 ) -> Record:
     """Give a new and complete result its name, and write its record."""
-    if fault := _fault(files.trained):
+    if fault := _fault(files.trained, beginning):
         last = next((x for x in reversed(re.split(r"[\r\n]+", output)) if x.strip()), "nothing")
         hint = process.last_error(output, 0)
         hint = last.strip() if hint.startswith("it ended with status") else hint

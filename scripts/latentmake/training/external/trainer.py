@@ -32,11 +32,13 @@ class Trainer(ABC, Generic[Order]):
     Attributes:
         name: of the program.
         memory_hint: what to try when GPU memory runs out.
+        beginning: of the names of a LoRA's tensors; "" where results have others.
     """
 
     name: ClassVar[str]
     order_type: type[Order]
     memory_hint: ClassVar[str]
+    beginning: ClassVar[str] = ""
 
     @abstractmethod
     def order(self, config: Config, run: str) -> Order:

@@ -35,6 +35,7 @@ class Musubi(External[MusubiOrder]):
 
     name = "musubi-tuner"
     order_type = MusubiOrder
+    beginning = "lora_unet_"  # in each of its modules networks/lora*.py
     memory_hint = "try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`"
 
     def order(self, config: Config, run: str) -> MusubiOrder:

@@ -147,6 +147,7 @@ def test_anything_else_is_trained_anew(root: Path, tuner: Path, change: str) -> 
     [
         ("silent", "is not there"),
         ("empty", "holds no tensor"),
+        ("merged", "holds no tensor lora_unet_*"),
         ("short", "is cut short or has grown"),
     ],
 )
