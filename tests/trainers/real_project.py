@@ -78,8 +78,7 @@ class RealProject:
         """Edit a caption, a picture, and a control or layer; return the caches that they shape."""
         data = self.project / "data"
         (data / f"{CAPTION}.txt").write_text("an edited caption")
-        mode = "RGBA" if self.world.layers else "RGB"
-        real_models.picture(data / f"{PICTURE}.png", 7, real_models.SIZES[PICTURE], mode)
+        real_models.item(self.world, data, PICTURE, 7)
         latents, text = {PICTURE}, {CAPTION}
         for ending in self.world.controls[-1:]:
             path = self.project / f"controls/{CONTROL}{ending}.png"
@@ -118,12 +117,13 @@ class RealProject:
     def load(self, folder: Path, suffix: str, items: int) -> list[dict[str, object]]:
         """Load all items by the trainer's own classes; return shapes of each batch."""
         dataset = self.project.config["datasets"]["shapes"]
+        kind = "video" if self.world.video else "image"
         keys = {
             "resolution": "[64, 64]",
             "enable_bucket": "true",
             "batch_size": "1",
             "caption_extension": '".txt"',
-            "image_directory": f'"{self.project / "data"}"',
+            f"{kind}_directory": f'"{self.project / "data"}"',
             "cache_directory": f'"{folder}"',
         }
         if self.world.controls:
@@ -157,7 +157,8 @@ def check(real: RealProject) -> None:
     scripts = model.spec.scripts
     assert scripts is not None
     latents, text = (real.names(kind, set(STEMS)) for kind in ("latents", "text"))
-    assert len(latents) == len(text) == len(STEMS)
+    assert len(text) == len(STEMS)
+    assert len(latents) == len(STEMS) * max(1, len(real.names("latents", {CAPTION})))
 
     assert real.build()
     assert {*real.project.cache_files()} == latents | text
@@ -172,19 +173,20 @@ def check(real: RealProject) -> None:
     assert not real.build()
 
     folder = Path(layouts.of(model.layout_name).folder("shapes", "tiny", "64"))
-    batches = real.load(folder.resolve(), scripts.suffix, len(STEMS))
-    assert len(batches) == len(STEMS)
+    batches = real.load(folder.resolve(), scripts.suffix, len(latents))
+    assert len(batches) == len(latents)
     expected = {"latents", *(each.removeprefix("varlen_").rstrip("_") for each in scripts.tensors)}
     for batch in batches:
         assert expected <= batch.keys()
         controls = [each for each in batch if each.startswith("latents_control")]
-        assert len(controls) == len(real.world.controls)
+        assert len(controls) == len(real.world.controls) * scripts.control_latents
 
-    for names, key in ((latents, "vae"), (text, "text")):
-        weights = model.weights(key)
-        assert weights is not None and weights.path is not None
-        data = Path(weights.path).read_bytes()
-        Path(weights.path).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        assert real.planned() == names
-        Path(weights.path).write_bytes(data)
-        assert not real.planned()
+    for names, script in ((latents, scripts.latents), (text, scripts.text)):
+        for weights in filter(None, (model.weights(file.key) for file in script.files)):
+            path = Path(weights.path or "")
+            path = path / "model.safetensors" if path.is_dir() else path
+            data = path.read_bytes()
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+            assert real.planned() == names, path
+            path.write_bytes(data)
+            assert not real.planned()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import av
 import world
 from PIL import Image
 
@@ -27,6 +28,7 @@ class World:
         dataset: keys of the dataset.
         controls: endings of the names of controls, `("", "_1")` for two.
         layers: layers of an item besides its picture.
+        video: whether its items are videos.
         builds: whether Snakemake builds it; else this process carries its work orders out.
     """
 
@@ -35,6 +37,7 @@ class World:
     dataset: dict[str, Any] = field(default_factory=dict)
     controls: tuple[str, ...] = ()
     layers: int = 0
+    video: bool = False
     builds: bool = False
 
 
@@ -101,6 +104,27 @@ def picture(path: Path, seed: int, size: tuple[int, int], mode: str = "RGB") -> 
         image.save(path)
 
 
+def video(path: Path, seed: int, size: tuple[int, int]) -> None:
+    """Write a video of 20 frames."""
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=24)
+        stream.width, stream.height = size
+        stream.pix_fmt = "yuv420p"
+        for number in range(20):
+            colour = ((37 * seed + 5 * number) % 256, (90 + 11 * seed) % 256, 9 * number)
+            frame = av.VideoFrame.from_image(Image.new("RGB", size, colour))
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+
+
+def item(each: World, folder: Path, stem: str, seed: int) -> None:
+    """Write the picture or the video of an item."""
+    if each.video:
+        video(folder / f"{stem}.mp4", seed, SIZES[stem])
+    else:
+        picture(folder / f"{stem}.png", seed, SIZES[stem], "RGBA" if each.layers else "RGB")
+
+
 def config(each: World, tuner: Path, venv: Path) -> dict[str, Any]:
     """Return the configuration of a project, whose run is `real`."""
 
@@ -131,7 +155,7 @@ def write(each: World, folder: Path, weights: Path) -> None:
         size = SIZES[stem]
         (folder / "data").mkdir(exist_ok=True)
         (folder / f"data/{stem}.txt").write_text(world.CAPTIONS[stem])
-        picture(folder / f"data/{stem}.png", number, size, mode)
+        item(each, folder / "data", stem, number)
         for layer in range(each.layers):
             picture(folder / f"data/{stem}_{layer}.png", 40 + 10 * layer + number, size, mode)
         for place, ending in enumerate(each.controls):

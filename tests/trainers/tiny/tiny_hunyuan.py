@@ -148,13 +148,20 @@ REPOS = {
 
 
 def _hunyuan(folder: Path) -> None:
-    """Write vae, llm, clip and siglip.safetensors, of HunyuanVideo and FramePack."""
+    """Write vae, llm, llama, clip and siglip.safetensors, of HunyuanVideo and FramePack."""
     _shrink()
     text = _module("hunyuan_model.text_encoder")
     load_vae = _module("hunyuan_model.vae").load_vae
     write_for(lambda path: load_vae(vae_path=path), folder / "vae.safetensors")
     write_for(text.load_clip_l, folder / "clip.safetensors")
     write_for(text.load_llm, folder / "llm.safetensors")
+    load_llama = _module("frame_pack.framepack_utils").load_text_encoder1
+    write_for(
+        lambda path: load_llama(SimpleNamespace(text_encoder1=path), device="cpu"),
+        folder / "llama.safetensors",
+        lambda name: f"model.{name}",
+        ["model.embed_tokens.weight"],
+    )
     _siglip(folder)
 
 
@@ -204,8 +211,8 @@ def _kandinsky(folder: Path) -> None:
     made = network_of(
         lambda path: module.load_qwen2_5_vl(path, None, "cpu"), folder / "none.safetensors"
     )
-    type(made)(made.config).save_pretrained(folder / "qwen")
     write_processor(folder / "qwen")
+    type(made)(made.config).save_pretrained(folder / "qwen")
 
 
 WEIGHTS = {"hunyuan": _hunyuan, "hunyuan_1_5": _hunyuan_1_5, "kandinsky": _kandinsky}
