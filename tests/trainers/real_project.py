@@ -84,7 +84,7 @@ class RealProject:
             path = self.project / f"controls/{CONTROL}{ending}.png"
             real_models.picture(path, 8, real_models.SIZES[CONTROL])
         if self.world.layers:
-            real_models.picture(data / f"{CONTROL}_0.png", 9, real_models.SIZES[CONTROL], mode)
+            real_models.picture(data / f"{CONTROL}_0.png", 9, real_models.SIZES[CONTROL], "RGBA")
             latents.add(CONTROL)
         (order, *_) = self.everything("latents")
         scripts = order.model_settings.spec.scripts

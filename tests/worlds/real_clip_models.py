@@ -7,7 +7,7 @@ from typing import Any
 from real_models import World
 
 _CLIPS = {"target_frames": [5]}
-_SECTIONS = {"target_frames": [17], "fp_latent_window_size": 2}
+_SECTIONS = {"target_frames": [9], "fp_latent_window_size": 1}
 _ONE_FRAME = {"fp_1f_clean_indices": [0, 10], "fp_1f_target_index": 1, "fp_1f_no_post": True}
 
 
@@ -35,9 +35,7 @@ def _qwen3(architecture: str) -> dict[str, Any]:
 
 
 CLIP_WORLDS = {
-    "hunyuan_video": World(
-        "hunyuan", _two("hunyuan_video", "llm", "clip"), _CLIPS, video=True, builds=True
-    ),
+    "hunyuan_video": World("hunyuan", _two("hunyuan_video", "llm", "clip"), _CLIPS, video=True),
     "hunyuan_video_images": World("hunyuan", _two("hunyuan_video", "llm", "clip")),
     "hunyuan_video_1_5": World("hunyuan_1_5", _hunyuan_1_5("t2v")),
     "hunyuan_video_1_5_i2v": World(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from latentmake import layouts
-from latentmake.config import Dataset
+from latentmake.config import Dataset, Model
 from latentmake.config.musubi import MUSUBI
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Section, kept_indices, sections
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
 FRAMEPACK = layouts.of("musubi-framepack")
 MEDIA = Media(96, 64, 100)
@@ -60,6 +63,31 @@ def test_files_of_sections_belong_to_their_item_and_differ_in_their_keys() -> No
     assert len(keys) == 2
     for each in named:
         assert "walk" in FRAMEPACK.owners(each.path.removeprefix("f/"))
+
+
+def test_a_work_order_tells_sections_from_clips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = ["llama", "clip"]
+    model = {"architecture": "framepack", "task": "f1", "vae": "vae", "text": texts}
+    targets = (
+        Target("64", "a", None, Size(64, 64), Clip(0, 73)),
+        Target("64", "b", None, Size(64, 64), Section(0, 73, 1)),
+    )
+    order = WorkOrder(
+        "latents",
+        "clips",
+        "fp",
+        dataset(),
+        Model.model_validate({**model, "image_encoder": "siglip"}),
+        {"format": 1},
+        (WorkItem("walk", "walk.mp4", None, targets, media=MEDIA),),
+    )
+    order.write()
+    found = WorkOrder.read(order.path)
+    assert [type(each.clip) for each in found.items[0].targets] == [Clip, Section]
+    assert found == order and found.name == order.name
 
 
 def test_names_and_keys_of_clips_without_sections_stay() -> None:
