@@ -15,6 +15,7 @@ from PIL import Image
 
 from latentmake.caches.inputs import Sample, SourceBytes, stored_size
 from latentmake.caches.pixels import sdscripts
+from latentmake.errors import SourceError
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
 from latentmake.plan.orders import Target, WorkOrder
@@ -29,9 +30,9 @@ MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 def samples_of(
     order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
 ) -> list[Sample]:
-    """Make the samples of an image, with its first control if it has one.
+    """Make the samples of an image, with its control if it has one.
 
-    Further controls and layers, which are encoded by musubi-tuner's own scripts alone, are decoded
+    Numbered controls and layers, which are encoded by musubi-tuner's own scripts alone, are decoded
     to see that these can read them.
 
     Raises:
@@ -45,10 +46,16 @@ def samples_of(
     stored_size(item, image.size)
     made = [fit(image, size, path=path, max_pixels=limit)[None] for size in sizes]
     controls: Sequence[Array | None] = [None] * len(missing)
+    own = [] if order.layout.numbered_controls else item.controls[:1]
     others = [*zip(item.controls, source.controls, strict=True)]
-    for name, content in (*others[1:], *zip(item.layers, source.layers, strict=True)):
+    for name, content in others[len(own) :]:
         open_image(content, name, limit)
-    for name, content in others[:1]:
+    for name, content in zip(item.layers, source.layers, strict=True):
+        if open_image(content, name, limit).mode != "RGBA":
+            # musubi-tuner stacks layers, and adds an alpha channel to the first picture alone.
+            hint = "save it as RGBA"
+            raise SourceError("is a layer without an alpha channel", where=name, hint=hint)
+    for name, content in others[: len(own)]:
         image = open_image(content, name, limit)
         controls = [fit(image, size, path=name, max_pixels=limit)[None] for size in sizes]
     return [

@@ -1,4 +1,4 @@
-"""Text that reads control images is made of what the plan saw, or not at all."""
+"""Controls and layers are what the plan saw and what the scripts can read, or are refused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from controlled_world import configured, draw, put
 from latentmake import digest
 from latentmake.caches.inputs import SourceBytes, samples_of
 from latentmake.errors import SourceError
+from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.plan.batches import work_item
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Target, WorkOrder
 from latentmake.plan.parts import source_of
+from PIL import Image
 
 
 @pytest.fixture
@@ -54,3 +56,33 @@ def test_an_image_that_got_another_size_after_the_plan_is_named(order: WorkOrder
     draw("data/cat.png", size=(48, 64))
     with pytest.raises(SourceError, match=r"^data/cat\.png: was changed after the build began"):
         text_of(order)
+
+
+# -- layers ---------------------------------------------------------------------------------------
+
+
+def layered(mode: str) -> object:
+    put("cat")
+    draw("data/cat_1.png", 2)
+    with Image.open("data/cat_1.png") as image:
+        image.convert(mode).save("data/cat_2.png")
+        image.convert("RGBA").save("data/cat_1.png")
+    config = configured("qwen_image_layered", multiple_target=True)
+    facts = Facts(config, Memo(None))
+    (item,) = facts.items("pictures", "model")[0]
+    work = work_item(source_of("64", item), [Target("64", "x", None, Size(64, 64))])
+    section, model = config.datasets["pictures"], config.models["model"]
+    order = WorkOrder("latents", "pictures", "model", section, model, {}, (work,))
+    pictures = [Path(path).read_bytes() for path in (item.image, *item.layers)]
+    source = SourceBytes(work, pictures[0], "digest", (), tuple(pictures[1:]))
+    return samples_of(order, source, {work.targets[0]: "key"})[0].original
+
+
+def test_layers_have_an_alpha_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert layered("RGBA") == (64, 48)
+    for mode in ("RGB", "P"):
+        with pytest.raises(SourceError) as caught:
+            layered(mode)
+        line = str(caught.value)
+        assert line == "data/cat_2.png: is a layer without an alpha channel; save it as RGBA"
