@@ -136,6 +136,7 @@ VALUES = (
     *("max_token_length", "t5xxl_max_token_length", "ae", "clip_l", "clip_g", "t5xxl"),
     *("save_last_n_epochs_state", "resume", "initial_step"),
     *("vae", "vae_batch_size", "text_encoder_batch_size"),
+    *("gemma2", "system_prompt", "gemma2_max_token_length", "tokenizer_cache_dir"),
 )
 _PROGRAM = """
 import argparse, json, os, re, struct, sys, tomllib, zipfile
@@ -229,6 +230,7 @@ def stand_in(folder: Path, *, own_venv: bool = True, without: tuple[str, ...] = 
     for script, latents, text in (
         ("train_network", "_sd.npz", ""),
         ("sdxl_train_network", "_sdxl.npz", "_te_outputs.npz"),
+        ("lumina_train_network", "_lumina.npz", "_lumina_te.npz"),
     ):
         program = _PROGRAM.format(
             latents=latents, text=text, cached=bool(text), arguments="\n".join(lines)

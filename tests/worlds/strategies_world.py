@@ -147,7 +147,7 @@ def make(**model: Any) -> dict[str, Any]:
     for number, stem in enumerate(STEMS):
         world.draw(Path(f"data/{stem}.png"), number, (80, 64))
         Path(f"data/{stem}.txt").write_text(f"a {stem}")
-    Path("models").mkdir()
+    Path("models").mkdir(exist_ok=True)
     for name, tensor in (
         ("ae", "encoder.down.3.block.0.conv1.weight"),
         ("gemma", "model.layers.0.post_feedforward_layernorm.weight"),
@@ -185,3 +185,8 @@ def encode(order: WorkOrder, said: list[str] | None = None) -> Any:
     """Carry out an order; return its receipt."""
     say = (said if said is not None else []).append
     return carry_out(order, order.receipt, say=say, encoder=backends.encoder_of(order))
+
+
+def repaint(path: Path) -> None:
+    """Paint another picture of the same size."""
+    world.draw(path, 77, (80, 64))
