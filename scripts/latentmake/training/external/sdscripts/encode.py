@@ -1,18 +1,20 @@
 """Encoding by sd-scripts' own strategies: run for missing targets, checked, stamped as ours.
 
 Its tools cache for few architectures, so that a driver of ours (`driver.py`) calls its strategies
-in its environment. What is finished lies in a folder of the job under the keys of the targets, and
-goes through the spool like the files of our encoders.
+in its environment. What it finishes is taken into the spool while it goes on, like the files of our
+encoders.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import threading
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -35,6 +37,8 @@ __all__ = ["make_by_strategies"]
 
 _FOLDER = Path(".latentmake/sdscripts")
 _DRIVER = Path(__file__).with_name("driver.py")
+_RESULTS = "results.jsonl"
+_SECONDS = 1.0  # between two looks at what is finished
 
 
 class _Wanted(NamedTuple):
@@ -73,35 +77,69 @@ def make_by_strategies(
     if not wanted:
         return
     folder = (_FOLDER / job.order.name).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    failure: ModelError | None = None
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     try:
-        # A killed job has left what it had finished, under keys.
-        todo = [each for each in wanted if not _file(folder, each.key).is_file()]
-        failure = _run(job.order, todo, folder, threads) if todo else None
+        with _Taker(job, wanted, folder, progress) as taker:
+            failure = _run(job.order, wanted, folder, threads)
+        if failure is None and taker.left:
+            failure = _failure(job.order, f"it ended well and told nothing of {len(taker.left)}")
     finally:
-        faults = _faults(folder)
-        for each in wanted:
-            progress.update()
-            _take(job, each, folder, faults)
         shutil.rmtree(folder, ignore_errors=True)
     if failure is not None:
         raise failure
     job.refuse_equal()
 
 
+class _Taker:
+    """Takes finished files into the spool while the driver goes on, in a thread.
+
+    Attributes:
+        left: key -> targets that the driver has told nothing of.
+    """
+
+    def __init__(
+        self, job: Job, wanted: Sequence[_Wanted], folder: Path, progress: Progress
+    ) -> None:
+        self._job = job
+        self.left = {each.key: each for each in wanted}
+        self._folder = folder
+        self._progress = progress
+        self._read = 0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+        self._take_new()
+
+    def _go_on(self) -> None:
+        with contextlib.suppress(Exception):  # which comes again in `__exit__`
+            while not self._ends.wait(_SECONDS):
+                self._take_new()
+
+    def _take_new(self) -> None:
+        """Take what the driver has told of since the last time, by whole lines."""
+        try:
+            data = (self._folder / _RESULTS).read_bytes()
+        except OSError:
+            return  # it has not begun
+        whole = data.rfind(b"\n") + 1
+        for line in data[self._read : whole].splitlines(keepends=True):
+            result = json.loads(line)
+            _take(self._job, self.left[result["key"]], self._folder, result.get("error"))
+            del self.left[result["key"]]
+            self._read += len(line)
+            self._progress.update()
+
+
 def _file(folder: Path, key: str) -> Path:
     return folder / f"{key}.npz"
-
-
-def _faults(folder: Path) -> dict[str, str]:
-    """Return key -> fault of the items that could not be encoded."""
-    try:
-        lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    results = map(json.loads, lines)
-    return {each["key"]: each["error"] for each in results if "error" in each}
 
 
 # -- the driver's job -----------------------------------------------------------------------------
@@ -114,11 +152,10 @@ def _run(
     model = order.model_settings
     assert order.sd_scripts is not None and model.spec.strategies is not None
     program = find(model.spec.strategies.scripts[0], order.sd_scripts)
-    (folder / "results.jsonl").unlink(missing_ok=True)
     values = {
         "folder": str(program.folder),
         "kind": order.kind,
-        "results": str(folder / "results.jsonl"),
+        "results": str(folder / _RESULTS),
         **_encoder(model, encoder_of(model, order.kind), order.kind),
         "flip_aug": order.dataset_settings.flip_aug,
         "alpha_mask": order.dataset_settings.alpha_mask,
@@ -131,17 +168,21 @@ def _run(
     atomic.write(place, json.dumps(values).encode())
     log = Path(order.log).absolute()
     status, output = process.run(
-        [str(program.python), str(_DRIVER), str(place)],
+        process.ending_with_parent([str(program.python), str(_DRIVER), str(place)]),
         environment={"OMP_NUM_THREADS": str(threads), **program.environment()},
         log=log,
         cwd=program.folder,
     )
     if status == 0:
         return None
+    return _failure(order, process.last_error(output, status))
+
+
+def _failure(order: WorkOrder, what: str) -> ModelError:
     return ModelError(
-        f"sd-scripts' encoder of {order.kind} failed: {process.last_error(output, status)}",
+        f"sd-scripts' encoder of {order.kind} failed: {what}",
         where=f"models.{order.model}",
-        hint=f"finished caches are kept; all output: {log}",
+        hint=f"finished caches are kept; all output: {Path(order.log).absolute()}",
     )
 
 
@@ -221,12 +262,12 @@ def _fitted(order: WorkOrder, wanted: _Wanted) -> Any:
 # -- its results ----------------------------------------------------------------------------------
 
 
-def _take(job: Job, wanted: _Wanted, folder: Path, faults: Mapping[str, str]) -> None:
-    """Check the file of a target, if there is one, and put it into the spool under our key."""
+def _take(job: Job, wanted: _Wanted, folder: Path, fault: str | None) -> None:
+    """Check the file of a target, and put it into the spool under our key.
+
+    `fault` is why there is none.
+    """
     item, path = wanted.item, _file(folder, wanted.key)
-    fault = faults.get(wanted.key)
-    if fault is None and not path.is_file():
-        return  # the driver ended before
     arrays: dict[str, Any] = {}
     if fault is None:
         try:
@@ -249,6 +290,7 @@ def _take(job: Job, wanted: _Wanted, folder: Path, faults: Mapping[str, str]) ->
         # Masks of a short caption may be zeros; of an empty one, so may its embedding.
         nonzero = encoder_of(job.order.model_settings, "text").arrays[: bool(wanted.caption)]
     job.store(item, wanted.key, wanted.source, arrays, {}, nonzero=nonzero)
+    path.unlink()
 
 
 def _wrong_names(order: WorkOrder, wanted: _Wanted, arrays: Mapping[str, Any]) -> str | None:
