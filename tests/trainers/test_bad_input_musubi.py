@@ -1,0 +1,73 @@
+"""musubi-tuner's real caching scripts with weights that are none: one line, and no caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import sources
+from latentmake.errors import ModelError, SourceError
+from real_models import WORLDS
+from real_project import RealProject
+from safetensors.torch import load_file, save_file
+
+pytestmark = pytest.mark.real_trainer
+
+VAE = "vae.safetensors"
+
+
+@pytest.fixture
+def real(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_venv: Path,
+    tiny_weights: Callable[[str], Path],
+) -> Iterator[RealProject]:
+    world = WORLDS["z_image"]
+    tuner = sources("musubi-tuner")
+    made = RealProject(world, tmp_path / "work", tiny_weights(world.weights), tuner, forked_venv)
+    monkeypatch.chdir(made.project.folder)
+    made.project.configure(lambda values: values["runs"]["real"].update(resolutions=[64]))
+    yield made
+    assert not [path for path in made.project.cache_files() if "_te." not in path]
+
+
+def vae_of(real: RealProject) -> Path:
+    """Return the VAE's file, as one of its own."""
+    (path,) = (path for path in real.project.folder.rglob(VAE) if path.is_file())
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    return path
+
+
+def test_nan_that_a_script_replaces_by_zeros_is_refused(real: RealProject) -> None:
+    vae = vae_of(real)
+    tensors = load_file(vae)
+    tensors["encoder.conv_out.weight"][0] = torch.nan
+    save_file(tensors, vae)
+    with pytest.raises(SourceError) as caught:
+        real.build()
+    line = str(caught.value)
+    assert "6 of 6 items are faulty" in line and line.count("had NaN") == 6 and "\n" not in line
+
+
+def test_weights_that_a_script_cannot_load_get_its_last_words(real: RealProject) -> None:
+    vae = vae_of(real)
+    tensors = load_file(vae)
+    save_file({f"odd_{name}": tensor for name, tensor in tensors.items()}, vae)
+    with pytest.raises(ModelError) as caught:
+        real.build()
+    line = str(caught.value)
+    assert "zimage_cache_latents.py" in line and "Error" in line and "\n" not in line
+
+
+def test_weights_of_another_kind_are_named_before_a_script_runs(real: RealProject) -> None:
+    vae = vae_of(real)
+    vae.write_bytes((vae.parent / "text.safetensors").read_bytes())
+    with pytest.raises(SystemExit) as caught:
+        real.plan()
+    line = str(caught.value)
+    assert "models.tiny.vae: models/vae.safetensors: is a language model, not a VAE" in line
