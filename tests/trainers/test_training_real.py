@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import SITE, sources, steps
@@ -17,6 +18,8 @@ from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import MusubiPublication
 from latentmake.training.order import read_order
 from musubi_world import write_order
+from real_models import CAPTION, WORLDS
+from real_project import RealProject
 from rows_world import RUN, make_row_run
 from safetensors.torch import load_file
 
@@ -135,3 +138,40 @@ def test_the_published_script_of_another_architecture_caches_and_trains(
     }
     lora = load_file(f"published/{RUN}/output/{RUN}.safetensors")
     assert lora and all(key.startswith("lora_unet_") for key in lora)
+
+
+@pytest.mark.parametrize("name", ["qwen_image_edit"])
+def test_one_command_caches_checks_and_trains_and_then_has_nothing_to_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_venv: Path,
+    tiny_weights: Callable[[str], Path],
+    name: str,
+) -> None:
+    world = WORLDS[name]
+    tuner, weights = sources("musubi-tuner"), tiny_weights(world.weights)
+    real = RealProject(world, tmp_path / "work", weights, tuner, forked_venv)
+    project = real.project
+    monkeypatch.chdir(project.folder)
+    network = tiny_weights(f"{name}_dit") / "dit.safetensors"
+    shutil.copyfile(network, project / "models/dit.safetensors")
+    trainer = {"kind": "musubi", "network_dim": 2, "max_train_epochs": 1, "attention": "sdpa"}
+
+    def train(config: dict[str, Any]) -> None:
+        config["models"]["tiny"]["dit"] = "models/dit.safetensors"
+        config["runs"]["real"]["trainer"] = trainer | {"max_data_loader_n_workers": 0}
+
+    project.configure(train)
+    done = project.run("train_real")
+    assert done.returncode == 0, done.output[-3000:]
+    lora = project / "runs/real/real.safetensors"
+    assert all(key.startswith("lora_unet_") for key in load_file(lora))
+    assert project.run("train_real").idle
+    listed = project.run("check_real")
+    assert listed.returncode == 0 and "failed" not in listed.output, listed.output[-3000:]
+    assert "Wan" not in listed.output
+    stat = lora.stat().st_mtime_ns
+    (project / f"data/{CAPTION}.txt").write_text("another caption")
+    assert project.run("train_real").returncode == 0
+    assert lora.stat().st_mtime_ns != stat
+    assert project.run("train_real").idle
