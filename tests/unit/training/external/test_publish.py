@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from controlled_world import configured
 from latentmake.config import Dataset, ExternalProgram, Publish
 from latentmake.errors import (
     CacheError,
@@ -134,6 +135,20 @@ def test_videos_with_all_their_clips_and_controls() -> None:
     assert block["video_directory"] == f"{folder}/v_64"
     assert block["cache_directory"] == f"{folder}/v_64_cache"
     assert block["control_directory"] == f"{folder}/v_64_control"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [("qwen_image_edit", {}), ("qwen_image_layered", {"multiple_target": True})],
+)
+def test_controls_and_layers_of_a_list_are_not_published(
+    architecture: str, settings: dict[str, Any]
+) -> None:
+    config = configured(architecture, path="list.jsonl", **settings)
+    order = order_of(datasets=config.datasets)
+    order = order.model_copy(update={"model": config.models["model"]})
+    with pytest.raises(ConfigError, match=r"^datasets\.pictures\.path: a published folder tells"):
+        MusubiPublication(order)
 
 
 def test_of_a_list_of_videos_caches_and_captions_are_published() -> None:

@@ -81,6 +81,9 @@ class MusubiPublication(Publication[MusubiOrder]):
                     where=f"datasets.{name}.captions.variants",
                     hint="set `publish.caches: true`, so that caches of all texts are published",
                 )
+            needed = order.version.controls[0] > 0 and not model.spec.encodes
+            if dataset.is_list and (dataset.multiple_target or needed):
+                raise _of_list(name)
         self._places = {
             kind: self._weights_of(kind, where, what) for kind, what in _MADE_BY.items()
         }
@@ -236,6 +239,8 @@ class MusubiPublication(Publication[MusubiOrder]):
                     text=self._text_settings(),
                 )
         for row in rows_of(Path(order.manifest), ManifestRow):
+            if order.datasets[row.dataset].is_list and (row.control_files or row.layers):
+                raise _of_list(row.dataset)
             ending = order.datasets[row.dataset].caption_extension
             for resolution in order.resolutions:
                 name = self.blocks[row.dataset, resolution]
@@ -323,6 +328,12 @@ class MusubiPublication(Publication[MusubiOrder]):
                     f"trains on them: {', '.join(strays[:3])}{' ...' if len(strays) > 3 else ''}; "
                     "remove them"
                 )
+
+
+def _of_list(dataset: str) -> ConfigError:
+    what = "a published folder tells control images and layers by their names, not by a list"
+    hint = "put them into folders, and name these in place of the list"
+    return ConfigError(what, where=f"datasets.{dataset}.path", hint=hint)
 
 
 def _caption(row: ManifestRow) -> Path | bytes:
