@@ -183,6 +183,9 @@ def install(folder: Path, scripts: Scripts) -> dict[str, str]:
         "TENSORS": scripts.tensors,
         "NETWORK": scripts.network,
         "FURTHER": further,
+        "KNOWN": sorted(
+            {word for x in scripts.versions.values() for word in (*x.latents, *x.text, *x.training)}
+        ),
         "CONTROLS": scripts.latents.reads_controls and scripts.control_latents,
         "KNOWN": sorted({x for v in scripts.versions.values() for x in (*v.latents, *v.text)}),
     }

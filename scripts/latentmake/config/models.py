@@ -20,7 +20,14 @@ from latentmake.config.fields import Closed, DiskPath, Dtype, Number, listed
 from latentmake.config.scripts import Version
 from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
 from latentmake.config.strategies_checks import check_strategies
-from latentmake.config.weights import NO_WEIGHTS, Adopt, TextPlace, Weights, WeightsPlace
+from latentmake.config.weights import (
+    NO_WEIGHTS,
+    Adopt,
+    TextPlace,
+    Weights,
+    WeightsPlace,
+    refuse_unread,
+)
 
 __all__ = ["Model"]
 
@@ -270,8 +277,9 @@ def _check_layout(model: Model) -> None:
         if key := model.first_set("unet", "scheduler", "text_projection"):
             raise ValueError(f"sd-scripts trains the `checkpoint`: leave out `{key}`")
     about = ("clip_skip", "max_token_length", "apply_lg_attn_mask", "apply_t5_attn_mask")
-    if model.architecture is None and (key := model.first_set(*about)):
-        raise ValueError(f"`{key}` needs the model's `architecture`")
+    without = model.architecture is None or model.spec.scripts is not None
+    if without and (key := model.first_set(*about)):
+        raise ValueError(f"`{key}` needs the `architecture` of Stable Diffusion or Flux")
 
 
 def _check_text(model: Model) -> None:
@@ -342,6 +350,8 @@ def _check_scripted(model: Model) -> None:
         if key := model.first_set("latents_arguments", "text_arguments"):
             raise ValueError(f"`{key}` is for musubi-tuner's scripts: set `encoder: musubi`")
     files = (*scripts.latents.files, *scripts.text.files, *scripts.training.files)
+    if not model.spec.encodes:
+        refuse_unread({file.key: model.weights(file.key) for file in files}, title)
     texts = len({file.key for file in files if file.key.startswith("text")})
     fewest = len({file.key for file in files if file.key.startswith("text") and file.required})
     if not fewest <= len(model.text) <= texts:

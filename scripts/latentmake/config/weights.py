@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
@@ -17,6 +18,7 @@ __all__ = [
     "TextWeights",
     "Weights",
     "WeightsPlace",
+    "refuse_unread",
 ]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -114,3 +116,28 @@ class Adopt(Closed):
 
 
 TextPlace = Annotated[TextWeights, BeforeValidator(place, json_schema_input_type=str | TextWeights)]
+
+
+def refuse_unread(weights: Mapping[str, Weights | None], title: str) -> None:
+    """Refuse what musubi-tuner's scripts do not take of weights: they get a path and no more.
+
+    Args:
+        weights: of a model, by its keys.
+        title: of its architecture.
+
+    Raises:
+        ValueError: the first such key.
+    """
+    for name, found in weights.items():
+        key = name.partition(".")[0]
+        if found is not None and found.hub is not None:
+            raise ValueError(
+                f"musubi-tuner's scripts read `{key}` from a disk: download {found.hub}, and set "
+                "`path` in place of `hub`"
+            )
+        for unread in ("config", "tokenizer", "max_length"):
+            if getattr(found, unread, None) is not None:
+                raise ValueError(
+                    f"musubi-tuner's scripts decide about `{unread}` of {title}'s `{key}`: leave "
+                    "it out"
+                )
