@@ -187,7 +187,6 @@ def install(folder: Path, scripts: Scripts) -> dict[str, str]:
             {word for x in scripts.versions.values() for word in (*x.latents, *x.text, *x.training)}
         ),
         "CONTROLS": scripts.latents.reads_controls and scripts.control_latents,
-        "KNOWN": sorted({x for v in scripts.versions.values() for x in (*v.latents, *v.text)}),
     }
     for script, code in ((scripts.latents, _LATENTS), (scripts.text, _TEXT)):
         _write(place, script, code, facts)
