@@ -126,6 +126,11 @@ def main():
     }}
     with open(os.path.join(HERE, "calls.jsonl"), "a") as file:
         file.write(json.dumps(call) + "\\n")
+    if MOODS.get("") == "hub":
+        raise OSError(
+            "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find "
+            "them in the cached files.\\nCheck your internet connection or see how to run offline."
+        )
     if MOODS.get("") == "load":
         raise KeyError("encoder.conv_in.weight")
     for names in PASSES:

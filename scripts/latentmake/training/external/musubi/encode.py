@@ -33,6 +33,11 @@ from latentmake.training.external.musubi.written import Taker
 __all__ = ["make_by_scripts"]
 
 _MOST_ATTEMPTS = 12
+_HUB = r"huggingface\.co|cached files|HF_HUB_OFFLINE|[Oo]ffline mode"
+_HUB_HINT = (
+    "it loads a tokenizer by its name on the hub: fetch that once on a machine with internet, into "
+    "the folder that HF_HOME names"
+)
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -107,7 +112,8 @@ class _Attempts:
                 return
             error = f"{self.name}: {process.last_error(output, status)}"
             if self.suspect is not None or not taker.began or attempt + 1 == _MOST_ATTEMPTS:
-                raise ModelError(error, hint=f"finished caches are kept; {self._hint}")
+                hint = _HUB_HINT if re.search(_HUB, error) else "finished caches are kept"
+                raise ModelError(error, hint=f"{hint}; {self._hint}")
             blamed = _named(output, taker.left.values()) or (left if len(left) == 1 else [])
             for each in blamed:
                 self._refuse(each, error)

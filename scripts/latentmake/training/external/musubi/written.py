@@ -7,6 +7,7 @@ job that is killed.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,7 +83,7 @@ class Taker:
     def began(self) -> bool:
         """Whether the script came to its items, behind the loading of weights."""
         self._output.read()
-        return self.taken > 0 or self._output.began or any(map(_stat, self.left))
+        return self.taken > 0 or self._output.began or bool(self._present())
 
     def finish(self, status: int) -> None:
         """Take what is left after the script has ended with a status.
@@ -90,7 +91,7 @@ class Taker:
         A script that was killed by a signal may have cut short the file it wrote last, and one that
         failed may have written a part of the tensors; one that ended well has nothing to add.
         """
-        stats = {path: stat for path in self.left if (stat := _stat(path))}
+        stats = self._present()
         newest = max((moment for _, moment in stats.values()), default=0)
         self._output.read()
         for path, (_, moment) in stats.items():
@@ -108,10 +109,21 @@ class Taker:
                 patterns = _patterns(self._job.order, each)
                 yield each, 1 + len(patterns) - len(_missing(patterns, names))
 
+    def _present(self) -> dict[Path, tuple[int, int]]:
+        """Return the files that are there and not taken, with size and mtime."""
+        found = {}
+        for folder in {path.parent for path in self.left}:
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if (path := folder / entry.name) in self.left:
+                        stat = entry.stat()
+                        found[path] = stat.st_size, stat.st_mtime_ns
+        return found
+
     def _watch(self) -> None:
         try:
             while not self._stop.wait(_SECONDS):
-                now = {path: stat for path in self.left if (stat := _stat(path))}
+                now = self._present()
                 ready = [path for path, stat in now.items() if self._seen.get(path) == stat]
                 self._seen = now
                 self._output.read()
@@ -204,15 +216,6 @@ class _Output:
             # A clip is named by its video and its frames.
             self.defects |= {found, _CLIP.sub("", found)}
         self._rest = data[-_KEPT_OUTPUT:]
-
-
-def _stat(path: Path) -> tuple[int, int] | None:
-    """Return size and mtime of a file that is there."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
 
 
 def _missing(patterns: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -161,6 +161,13 @@ def test_weights_that_cannot_be_loaded_are_tried_once() -> None:
     assert len(calls(TUNER)) == 1 and "\n" not in str(caught.value)
 
 
+def test_a_tokenizer_that_is_not_in_the_hubs_cache_gets_a_hint() -> None:
+    tuner = scripts_world.install(TUNER, all_of_them="hub")
+    with pytest.raises(ModelError, match="HF_HOME") as caught:
+        carry_out(scripts_world.order("text", tuner))
+    assert len(calls(TUNER)) == 1 and "huggingface.co" in str(caught.value)
+
+
 @pytest.mark.parametrize("mood", ["second pass", "raise"])
 def test_half_of_a_file_is_never_taken(mood: str) -> None:
     tuner = scripts_world.install(TUNER, dog=mood)
