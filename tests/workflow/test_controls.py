@@ -57,6 +57,13 @@ def test_a_control_changes_latents_and_text_of_its_item_alone(project: Project) 
     assert project.run("caches_tiny").idle
 
     before = project.snapshot()
+    one = "cache/shapes/tiny/96/bee_qie_te.safetensors"
+    (project / one).unlink()
+    project.run(one)
+    assert project.changed(before).content == set()
+    assert project.run("caches_tiny").idle
+
+    before = project.snapshot()
     (project / "data/control/ant_1.png").rename(project / "data/control/ant_5.png")
     project.run("caches_tiny")
     assert project.changed(before) == NOTHING
