@@ -1,6 +1,7 @@
-# Needs: to adopt, the plan, and the caches of ai-training beside a run's images; to export, its lock.
-# Makes: adopt_{run} makes cache files of what is stale and lies there; export_{run} writes such
-#        files. Nothing is declared: what a job leaves out, the next build encodes.
+# Needs: to adopt, the plan, and caches that ai-training, musubi-tuner or sd-scripts made of a run's
+#        images; to export, its lock.
+# Makes: adopt_{run} makes cache files of what is stale and lies there; export_{run} writes files for
+#        ai-training. Nothing is declared: what a job leaves out, the next build encodes.
 
 for run in SESSION.runs:
 

@@ -1,11 +1,9 @@
-"""Rules adopt_*: adopt ai-training's files."""
+"""Rules adopt_*: adopt cache files of other programs."""
 
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.exchange.ai_training.adopt import adopt
-from latentmake.exchange.ai_training.orders import AdoptOrder
+from latentmake.exchange.adoptions import adopt_by
 
 with logged(snakemake.log[0]) as say:
-    order = AdoptOrder.model_validate_json(Path(snakemake.input.order).read_bytes())
-    adopt(order, say=say, threads=snakemake.threads)
+    adopt_by(Path(snakemake.input.order), say=say, threads=snakemake.threads)

@@ -17,7 +17,8 @@ from latentmake.config import Config, Run, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.exchange import archives
-from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
+from latentmake.exchange.adoptions import plan_adoption
+from latentmake.exchange.ai_training.plan import plan_export, refuse_company
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.exchange.datasets_toml.order import plan_import
 from latentmake.files import atomic
@@ -53,7 +54,7 @@ Inputs = dict[str, list[str] | str]
 _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "store": archives.plan_store,
     "fetch": archives.plan_fetch,
-    "adopt": plan_adopt,
+    "adopt": plan_adoption,
     "export": plan_export,
     "captions": plan_captions,
     "clips": plan_clips,

@@ -115,6 +115,7 @@ CHANGES: dict[Key, Change] = {
     **every_key.PROMPT,
     **every_key.GENERATION,
     # -- datasets
+    ("datasets", "adopt_from"): refused("data/same", "adopt_from"),
     ("datasets", "bucket_reso_steps"): Change(16),
     ("datasets", "min_bucket_reso"): refused(64, "min_bucket_reso"),
     ("datasets", "max_bucket_reso"): refused(512, "max_bucket_reso"),

@@ -17,17 +17,15 @@ from latentmake import digest
 from latentmake.caches.batches import Batches
 from latentmake.caches.clip_jobs import make_clips, maker_of
 from latentmake.caches.encoders import Loaded
-from latentmake.caches.inputs import Sample, SourceBytes, samples_of
+from latentmake.caches.identify import identified
+from latentmake.caches.inputs import Sample, samples_of
 from latentmake.caches.keyed_files import fault_of, holds, link_of_key
-from latentmake.caches.pixels.plain import upright_size
-from latentmake.caches.reading import Reading, digest_source, read_others, read_source, unreadable
+from latentmake.caches.reading import Reading, unreadable
 from latentmake.errors import SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
-from latentmake.geometry.buckets import Size
 from latentmake.index.memo import target_stat
-from latentmake.plan.keys import joined
-from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from latentmake.plan.orders import WorkItem, WorkOrder
 from latentmake.plan.spool import spooled
 from latentmake.plan.store import stored
 from latentmake.progress import Progress
@@ -176,19 +174,8 @@ class Job:
         return reading
 
     def _read(self, reading: Reading) -> None:
-        item, data = reading.item, b""
-        if item.source is None:
-            data = (item.text or "").encode()
-            content = digest.of_bytes(data)
-        elif self.cuts_clips:
-            content = digest_source(item.source, reading.sources)
-        else:
-            data, content = read_source(item.source, reading.sources)
-        known, alone = reading.sources, self.cuts_clips
-        controls, of_controls = read_others(item.controls, known, digests_alone=alone)
-        layers, of_layers = read_others(item.layers, known, digests_alone=alone)
-        reading.content = joined(content, of_controls, of_layers)
-        for target, key in self._keys(reading, data).items():
+        keys, source = identified(self.order, self.recipe_digest, reading)
+        for target, key in keys.items():
             is_there = target.found is not None or target.path in self.kept
             if is_there and holds(Path(target.path), key):
                 reading.kept += 1
@@ -201,30 +188,7 @@ class Job:
             else:
                 reading.missing[target] = key
         if reading.missing and not self.cuts_clips:
-            source = SourceBytes(item, data, reading.content, controls, layers)
             reading.samples = samples_of(self.order, source, reading.missing)
-
-    def _keys(self, reading: Reading, data: bytes) -> dict[Target, str]:
-        """Return the key of each target of an item; note the size of an image in its receipt."""
-        item, size, settings = reading.item, Size(0, 0), self.order.dataset_settings
-        if item.media is not None:
-            size = Size(item.media.width, item.media.height)
-        elif self.order.kind == "latents" and item.source is not None:
-            size = upright_size(data, item.source, settings)
-            reading.sources[item.source] += [*size, settings.exif_rotation]
-        layout, sizes = self.order.layout, item.control_sizes
-        turned = item.media.rotation if item.media else 0
-
-        def variant(target: Target) -> str:
-            if self.order.kind == "text":
-                return layout.text_variant(target.size, size, settings, sizes)
-            span = item.span
-            return layout.variant(target.size, size, settings, target.clip, span, turned, sizes)
-
-        return {
-            each: cachefile.target_key(reading.content, self.recipe_digest, variant(each))
-            for each in item.targets
-        }
 
     # -- encoding -----------------------------------------------------------------------------
 

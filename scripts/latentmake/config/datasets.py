@@ -127,7 +127,7 @@ class Dataset(Closed):
     """Damaged items: fail after all others are done, or skip them, named in manifest and output."""
     adopt_from: Annotated[
         list[DiskPath], BeforeValidator(listed, json_schema_input_type=DiskPath | list[DiskPath])
-    ] = Field([], json_schema_extra=MACHINE)
+    ] = Field([], json_schema_extra=Shapes("machine", layouts=("musubi", "sdscripts")))
     """Folders with caches that musubi-tuner or sd-scripts made of these items, for adopt_{run}."""
     control_directory: Place | None = Field(None, min_length=1, json_schema_extra=_CONTROLS)
     """Folder of control images, named as what they control, several with _0, _1 and so on behind

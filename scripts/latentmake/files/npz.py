@@ -23,7 +23,7 @@ from latentmake.files.regular import open_regular
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAGIC", "read_comment", "serialize"]
+__all__ = ["MAGIC", "comment_of", "commented", "read_comment", "serialize"]
 
 MAGIC = b"PK\x03\x04"  # the first bytes of an archive that is not empty
 _END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
@@ -84,3 +84,35 @@ def read_comment(path: str | os.PathLike[str]) -> bytes:
     if place + _END.size + comment != len(tail) or offset + length != end:
         raise ValueError("is cut short or has grown")
     return tail[place + _END.size :]
+
+
+def comment_of(data: bytes) -> bytes:
+    """Return the comment of an archive's bytes.
+
+    Raises:
+        ValueError: it is cut short, has grown, or is no archive.
+    """
+    return data[_comment_start(data) :]
+
+
+def commented(data: bytes, comment: bytes) -> bytes:
+    """Return an archive's bytes with another comment.
+
+    Raises:
+        ValueError: it is no archive, or the comment takes more than 64 KB.
+    """
+    if len(comment) > 0xFFFF:
+        raise ValueError(f"{len(comment)} bytes of metadata are more than an archive takes")
+    start = _comment_start(data)
+    return data[: start - 2] + struct.pack("<H", len(comment)) + comment
+
+
+def _comment_start(data: bytes) -> int:
+    place = data.rfind(b"PK\x05\x06", max(0, len(data) - _MOST))
+    if place < 0 or len(data) < place + _END.size:
+        raise ValueError("is cut short or no npz file")
+    *_, comment = _END.unpack_from(data, place)
+    start = place + _END.size
+    if start + comment != len(data):
+        raise ValueError("is cut short or has grown")
+    return start

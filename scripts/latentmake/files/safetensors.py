@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from latentmake.files.regular import open_regular
 
-__all__ = ["Head", "Tensor", "not_finite", "read_head"]
+__all__ = ["Head", "Tensor", "holds_numbers", "not_finite", "parse_head", "read_head"]
 
 _FIRST_READ = 4096  # bytes, more than most headers take
 _MAX_HEADER = 100_000_000  # the format's own limit, in bytes
@@ -77,7 +77,18 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     Raises:
         ValueError: it is cut short, damaged, no safetensors file, or no regular file at all.
     """
-    data, size = _read(path)
+    return _parsed(*_read(path))
+
+
+def parse_head(data: bytes) -> Head:
+    """Read the header of a file's bytes; see `read_head`."""
+    length = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else _MAX_HEADER
+    if length >= _MAX_HEADER or 8 + length > len(data):
+        raise ValueError("is cut short or no safetensors file")
+    return _parsed(data[: 8 + length], len(data))
+
+
+def _parsed(data: bytes, size: int) -> Head:
     try:
         entries = json.loads(data[8:])
         metadata = entries.pop("__metadata__", {})
@@ -111,16 +122,23 @@ def not_finite(path: Path) -> Iterator[str]:
 
     A number of the format is not finite where all bits of its exponent are set.
     """
-    import numpy as np  # planning reads headers alone, and does without
-
     head = read_head(path)
     with path.open("rb") as file:
         for name, tensor in head.tensors.items():
             if tensor.dtype not in _EXPONENTS:
                 continue
-            bits, pattern = _EXPONENTS[tensor.dtype]
-            mask = np.dtype(f"<u{bits // 8}").type(pattern)
             file.seek(len(head.data) + tensor.start)
-            numbers = np.frombuffer(file.read(tensor.end - tensor.start), mask.dtype)
-            if bool(((numbers & mask) == mask).any()):
+            if not holds_numbers(tensor, file.read(tensor.end - tensor.start)):
                 yield name
+
+
+def holds_numbers(tensor: Tensor, data: bytes | memoryview) -> bool:
+    """Whether none of a tensor's values is NaN or infinite, as far as it has 16 or 32 bits."""
+    import numpy as np  # planning reads headers alone, and does without
+
+    if tensor.dtype not in _EXPONENTS:
+        return True
+    bits, pattern = _EXPONENTS[tensor.dtype]
+    mask = np.dtype(f"<u{bits // 8}").type(pattern)
+    numbers = np.frombuffer(data, mask.dtype)
+    return not bool(((numbers & mask) == mask).any())

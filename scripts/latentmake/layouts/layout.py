@@ -77,6 +77,8 @@ class Layout(ABC):
         drops_skipped: whether its trainer trains on all files of a folder, so that caches of
             skipped items must go.
         lists_sources: whether a manifest's row names caption and control file.
+        adopts: whether its files are those of another program, which a dataset's `adopt_from` may
+            name; else `adopt` of the model says what is adopted.
         npz: whether cache files are .npz and not .safetensors.
         numbers_variants: whether an item with several texts is several items to its trainer, of
             which those of further texts are named `{stem}.v1` and so on, flat in one folder.
@@ -97,6 +99,7 @@ class Layout(ABC):
     any_size: ClassVar[bool] = False
     drops_skipped: ClassVar[bool] = False
     lists_sources: ClassVar[bool] = True
+    adopts: ClassVar[bool] = False
     npz: ClassVar[bool] = False
     rate: float = WAN_FPS
     pads_t5: ClassVar[bool] = False

@@ -44,6 +44,7 @@ class Musubi(Layout):
     """The layout of one of its architectures."""
 
     encoding = "wan"
+    adopts = True
     drops_skipped = True
     numbers_variants = True
     text_ending: str

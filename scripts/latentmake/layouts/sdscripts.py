@@ -26,6 +26,7 @@ class SdScripts(Layout):
     """The layout of one architecture."""
 
     encoding = "sdscripts"
+    adopts = True
     npz = True
     pads_t5 = True
     names_architecture = True

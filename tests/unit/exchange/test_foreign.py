@@ -23,7 +23,7 @@ from latentmake.exchange.ai_training.adopt import STATES, adopt
 from latentmake.exchange.ai_training.export import export
 from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
-from latentmake.exchange.ai_training.record import Record
+from latentmake.exchange.record import Record
 from latentmake.files import cachefile
 from latentmake.index.memo import Memo, source_stat, target_stat
 from latentmake.models.shapes import Latents, Tokens

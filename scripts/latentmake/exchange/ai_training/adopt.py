@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,31 +17,30 @@ from latentmake.caches.inputs import caption_of
 from latentmake.caches.pixels import plain as pixels
 from latentmake.caches.reading import read_source
 from latentmake.errors import CacheError, SourceError
+from latentmake.exchange.adoption import (
+    ADOPTED,
+    FRESH,
+    OUTDATED,
+    STATES,
+    UNFIT,
+    WITHOUT,
+    Adoption,
+    OutdatedError,
+    adopt_all,
+)
 from latentmake.exchange.ai_training.naming import from_bytes
 from latentmake.exchange.ai_training.orders import AdoptOrder, Text
-from latentmake.exchange.ai_training.record import Record
+from latentmake.exchange.record import Record
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size, placement
 from latentmake.index.memo import target_stat
 from latentmake.layouts import plain
-from latentmake.plan.orders import FOLDER, Target, WorkItem, WorkOrder
-from latentmake.plan.receipts import Receipt
-from latentmake.plan.spool import spooled
-from latentmake.plan.store import put_away
-from latentmake.progress import Progress
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["STATES", "adopt"]
-
-STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
-_ADOPTED, _FRESH, _WITHOUT, _UNFIT, _OUTDATED = STATES
-_LEAST_THREADS = 4  # they wait for the disk most of the time
-
-
-class _OutdatedError(CacheError):
-    """A file is of other content than its item's present one."""
 
 
 class _File(NamedTuple):
@@ -82,35 +79,12 @@ def adopt(order: AdoptOrder, *, say: Callable[[str], None], threads: int = 1) ->
     import torch
 
     torch.set_num_threads(1)  # many small files, one in each of our threads
-    total = Counter({_FRESH: order.fresh, _WITHOUT: order.passed})
-    pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
-    with (
-        ExitStack() as stack,
-        Progress(total=order.stale, desc="adopting", unit="target") as progress,
-    ):
-        stack.callback(pool.shutdown, cancel_futures=True)
-        records: dict[Path, Record] = {}
-        for number, name in enumerate(order.orders):
-            work = WorkOrder.read(FOLDER / f"{name}.json")
-            path = Path(f"cache/{work.dataset}/{work.model}/adopted.tsv")
-            if path not in records:
-                records[path] = stack.enter_context(Record(path))
-            batch = _Batch(order, work, records[path])
-            counts: Counter[str] = Counter()
-            for item, (states, lines) in zip(
-                work.items, pool.map(batch.item, work.items), strict=True
-            ):
-                for line in lines:
-                    say(line)
-                counts += states
-                progress.update(len(item.targets))
-            total += counts
-            receipt = FOLDER / f"adopted-{order.planned}-{number}.receipt.json"
-            Receipt(batch.sources, batch.targets, [], dict(counts), 0.0).write(receipt)
-            for key in batch.replaced:
-                put_away(spooled(key), key)
-    say(f"{order.run}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
-    return total
+    adoption = Adoption(
+        order.run, order.orders, order.fresh, order.passed, order.stale, order.planned
+    )
+    return adopt_all(
+        adoption, lambda work, record: _Batch(order, work, record), say=say, threads=threads
+    )
 
 
 class _Batch:
@@ -139,15 +113,15 @@ class _Batch:
         """Adopt an item's targets; return their number by state, and why files do not fit."""
         paths = [Path(f"{self.root}/{item.stem}{ending}") for ending, _ in self.endings]
         if not all(path.is_file() for path in paths):
-            return Counter({_WITHOUT: len(item.targets)}), []
+            return Counter({WITHOUT: len(item.targets)}), []
         try:
             fit = self._fit(item, paths)
         except (CacheError, SourceError) as error:
             return Counter({_state(error): len(item.targets)}), [f"not adopted: {error}"]
         except OSError as error:
             line = f"{error.filename or item.source}: cannot be read ({error.strerror})"
-            return Counter({_UNFIT: len(item.targets)}), [f"not adopted: {line}"]
-        counts = Counter({_WITHOUT: len(item.targets) - len(fit.variants)})
+            return Counter({UNFIT: len(item.targets)}), [f"not adopted: {line}"]
+        counts = Counter({WITHOUT: len(item.targets) - len(fit.variants)})
         lines = []
         for target, variant in fit.variants.items():
             try:
@@ -171,7 +145,7 @@ class _Batch:
         else:
             data, source = read_source(item.source, self.sources)
         if item.content not in (None, source):
-            raise _OutdatedError("was edited just now", where=item.source or item.stem)
+            raise OutdatedError("was edited just now", where=item.source or item.stem)
         files = [
             _read(path, self.work.kind, padded)
             for path, (_, padded) in zip(paths, self.endings, strict=True)
@@ -217,7 +191,7 @@ class _Batch:
         path = Path(target.path)
         existing = _header(path)
         if existing is not None and existing.key == key:
-            return _FRESH
+            return FRESH
         digests = " ".join(file.digest for file in fit.files)
         before = (
             existing is not None and existing.adopted == digests and existing.source != fit.source
@@ -225,7 +199,7 @@ class _Batch:
         if before or any(self._is_of_other(file, key, fit.source) for file in fit.files):
             name = item.source or item.stem
             what = f"is of what {name} held before it was edited"
-            raise _OutdatedError(what, where=fit.files[0].path)
+            raise OutdatedError(what, where=fit.files[0].path)
         tensors = self._tensors(fit.files)
         for file in fit.files:
             self.record.note(self._name(file), file.digest, fit.source)
@@ -235,7 +209,7 @@ class _Batch:
         self.targets[target.path] = [*target_stat(path.stat()), key]
         if existing is not None:
             self.replaced.append(existing.key)
-        return _ADOPTED
+        return ADOPTED
 
     def _is_of_other(self, file: _File, key: str, source: str) -> bool:
         """Whether a file is known to be of other content than its item's present one."""
@@ -262,7 +236,7 @@ class _Batch:
 
 
 def _state(error: CacheError | SourceError) -> str:
-    return _OUTDATED if isinstance(error, _OutdatedError) else _UNFIT
+    return OUTDATED if isinstance(error, OutdatedError) else UNFIT
 
 
 def _read(path: Path, kind: str, padded: bool) -> _File:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel
 
 from latentmake.models.shapes import Latents, Tokens
@@ -33,6 +35,7 @@ class AdoptOrder(BaseModel, extra="forbid", frozen=True):
         planned: time in nanoseconds; names the receipts.
     """
 
+    kind: Literal["ai_training"] = "ai_training"
     run: str
     orders: list[str]
     roots: dict[str, str]

@@ -1,0 +1,66 @@
+"""Keys of an item's targets, from the bytes of its source that are there now."""
+
+from __future__ import annotations
+
+from latentmake import digest
+from latentmake.caches.inputs import SourceBytes
+from latentmake.caches.pixels.plain import upright_size
+from latentmake.caches.reading import Reading, digest_source, read_others, read_source
+from latentmake.files import cachefile
+from latentmake.geometry.buckets import Size
+from latentmake.plan.keys import joined
+from latentmake.plan.orders import Target, WorkOrder
+
+__all__ = ["identified"]
+
+
+def identified(
+    order: WorkOrder, recipe: str, reading: Reading
+) -> tuple[dict[Target, str], SourceBytes]:
+    """Read an item's source; return the keys of its targets, and the bytes.
+
+    Of videos there are no bytes. The reading gets the digest of the source, and its receipt what
+    was read: of an image whose targets are not named by its size, that too.
+
+    Args:
+        order: of the targets.
+        recipe: digest of their recipe.
+        reading: of the item.
+
+    Raises:
+        OSError: the source cannot be read.
+        SourceError: it is damaged.
+    """
+    item, data, alone = reading.item, b"", order.kind == "latents" and order.dataset_settings.video
+    if item.source is None:
+        data = (item.text or "").encode()
+        content = digest.of_bytes(data)
+    elif alone:
+        content = digest_source(item.source, reading.sources)
+    else:
+        data, content = read_source(item.source, reading.sources)
+    controls, of_controls = read_others(item.controls, reading.sources, digests_alone=alone)
+    layers, of_layers = read_others(item.layers, reading.sources, digests_alone=alone)
+    reading.content = joined(content, of_controls, of_layers)
+    source = SourceBytes(item, data, reading.content, controls, layers)
+    return _keys(order, recipe, reading, data), source
+
+
+def _keys(order: WorkOrder, recipe: str, reading: Reading, data: bytes) -> dict[Target, str]:
+    item, size, settings = reading.item, Size(0, 0), order.dataset_settings
+    if item.media is not None:
+        size = Size(item.media.width, item.media.height)
+    elif order.kind == "latents" and item.source is not None:
+        size = upright_size(data, item.source, settings)
+        reading.sources[item.source] += [*size, settings.exif_rotation]
+    layout, sizes = order.layout, item.control_sizes
+    turned = item.media.rotation if item.media else 0
+
+    def variant(target: Target) -> str:
+        if order.kind == "text":
+            return layout.text_variant(target.size, size, settings, sizes)
+        return layout.variant(target.size, size, settings, target.clip, item.span, turned, sizes)
+
+    return {
+        each: cachefile.target_key(reading.content, recipe, variant(each)) for each in item.targets
+    }
