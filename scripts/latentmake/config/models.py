@@ -265,6 +265,8 @@ def _check_present(model: Model) -> None:
 
 
 def _check_layout(model: Model) -> None:
+    if model.by_strategies and (model.spec.encodes or model.spec.strategies is None):
+        raise ValueError("`encoder: sdscripts` is not for this architecture: leave it out")
     if (model.spec.scripts is None) == (model.layout == "musubi"):
         raise ValueError(
             "`layout: musubi` belongs to a Wan model's `task`, or an `architecture` of musubi-tuner"

@@ -205,6 +205,14 @@ def test_an_sd_scripts_that_does_not_know_the_architecture_is_named_while_planni
             "decides about HunyuanImage 2.1's dtypes",
         ),
         ({"vae": None}, "models.tiny.vae: this key is missing"),
+        (
+            {"architecture": "flux", "layout": "sdscripts", "encoder": "sdscripts"},
+            "`encoder: sdscripts` is not for this architecture",
+        ),
+        (
+            {"architecture": None, "task": "t2v-1.3B", "encoder": "sdscripts"},
+            "`encoder: sdscripts` is not for this architecture",
+        ),
     ],
 )
 def test_keys_that_these_encoders_cannot_have_are_refused(
