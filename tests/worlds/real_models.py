@@ -42,21 +42,17 @@ class World:
 
 
 def _both(**model: Any) -> dict[str, Any]:
-    return {"vae": "vae.safetensors", "text": "text.safetensors", **model}
+    return {"vae": "vae.safetensors", "text": "text.safetensors"} | model
+
+
+def _wan(task: str, **model: Any) -> dict[str, Any]:
+    text = {"path": "text.safetensors", "tokenizer": "tokenizer"}
+    return _both(task=task, text=text, encoder="musubi", vae_dtype="float32", **model)
 
 
 WORLDS = {
-    "wan": World(
-        "wan",
-        {
-            "task": "t2v-1.3B",
-            "vae": "vae.safetensors",
-            "text": {"path": "text.safetensors", "tokenizer": "tokenizer"},
-            "encoder": "musubi",
-            "vae_dtype": "float32",
-        },
-        builds=True,
-    ),
+    "wan": World("wan", _wan("t2v-1.3B"), builds=True),
+    "wan_i2v": World("wan", _wan("i2v-14B", clip="clip.safetensors")),
     "qwen_image": World("qwen_image", _both(architecture="qwen_image")),
     "qwen_image_edit": World(
         "qwen_image",
