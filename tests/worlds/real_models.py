@@ -52,13 +52,21 @@ def _wan(task: str, **model: Any) -> dict[str, Any]:
 
 WORLDS = {
     "wan": World("wan", _wan("t2v-1.3B"), builds=True),
-    "wan_i2v": World("wan", _wan("i2v-14B", clip="clip.safetensors")),
+    "wan_i2v": World(
+        "wan", _wan("i2v-14B", clip="clip.safetensors"), {"target_frames": [1, 5]}, video=True
+    ),
     "qwen_image": World("qwen_image", _both(architecture="qwen_image")),
     "qwen_image_edit": World(
         "qwen_image",
         _both(architecture="qwen_image_edit", task="edit-2511"),
         controls=("", "_1"),
         builds=True,
+    ),
+    "qwen_image_edit_sized": World(
+        "qwen_image",
+        _both(architecture="qwen_image_edit", task="edit"),
+        {"control_resolution": [96, 96]},
+        controls=("",),
     ),
     "qwen_image_layered": World(
         "qwen_image",
@@ -70,6 +78,7 @@ WORLDS = {
     "flux_2_dev": World(
         "flux_2",
         _both(architecture="flux_2_dev", text="mistral.safetensors"),
+        {"no_resize_control": True},
         controls=("_0", "_1"),
     ),
     "flux_2_klein_4b": World(
