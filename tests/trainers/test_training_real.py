@@ -34,6 +34,9 @@ TRAINED = [
     ("qwen_image_layered", ""),
     ("flux_2_klein_4b", "klein-base-4b"),
     ("flux_kontext", ""),
+    ("krea2", ""),
+    ("ideogram4", ""),
+    ("kandinsky5", "k5-lite-t2v-5s-sd"),
 ]
 
 

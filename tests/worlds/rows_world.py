@@ -211,7 +211,9 @@ def _write_models(root: Path, name: str, model: Model) -> None:
             path = root / str(place.path)
             path = path / "model.safetensors" if path.suffix == "" else path
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({each: _bf16(2, 2) for each in found}, path)
+            stamp = ROWS[name].stamp
+            stamped = dict([stamp]) if stamp and key == "dit" else None
+            save_file({each: _bf16(2, 2) for each in found}, path, stamped)
 
 
 def make_row_run(

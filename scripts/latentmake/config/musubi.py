@@ -237,6 +237,7 @@ MUSUBI: Mapping[str, Scripts] = {
     "ideogram4": Scripts(
         title="Ideogram 4",
         mark=r"\bllm_cond_proj\.",
+        stamp=("model_type", "ideogram4_cond"),
         fp8=(),
         rules=(
             _UNWEIGHTED,

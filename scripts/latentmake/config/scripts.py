@@ -146,6 +146,7 @@ class Scripts:
         rules: what the training script refuses.
         control_latents: whether each control has a tensor `latents_control`; else others hold it.
         equal_shapes: whether all latents of a file have the same frames, height and width.
+        stamp: entry that the header of its DiT's file must have; None where none is demanded.
         sized_controls: whether control images may have sizes of their own: `no_resize_control` and
             `control_resolution` count.
     """
@@ -175,4 +176,5 @@ class Scripts:
     rules: tuple[Rule, ...] = ()
     control_latents: bool = True
     equal_shapes: bool = False
+    stamp: tuple[str, str] | None = None
     sized_controls: bool = False

@@ -13,6 +13,7 @@ from latentmake.config import Model, Weights
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.scripts import Scripts
 from latentmake.errors import ModelError
+from latentmake.files.safetensors import read_head
 from latentmake.models import wan_files
 from latentmake.models.encoder_files import encoder_files
 from latentmake.models.scripted import scripted_files
@@ -70,12 +71,27 @@ def _network(model: Model, scripts: Scripts) -> ModelFile:
     if content.kind in _REFUSED:
         return found._replace(fault=f"is a {content.kind}, not a {scripts.title} DiT")
     if _has(content.tensors, scripts.mark):
-        return found
+        return found._replace(fault=_stamp_fault(Path(place), scripts))
     for other in (WAN, *ARCHITECTURES.values()):
         if other.scripts is not None and _has(content.tensors, other.scripts.mark):
             fault = f"is a {other.scripts.title} DiT, not a {scripts.title} DiT"
             return found._replace(fault=fault)
     return found._replace(doubt=f"is not known as a {scripts.title} DiT")
+
+
+def _stamp_fault(path: Path, scripts: Scripts) -> str:
+    """Return why a DiT's header is not what its training script demands; "" where it is."""
+    if scripts.stamp is None:
+        return ""
+    key, expected = scripts.stamp
+    try:
+        given = read_head(weight_file(path)).metadata.get(key)
+    except (OSError, ValueError):
+        return "is no .safetensors file, which its training script demands"
+    if given == expected:
+        return ""
+    said = f"`{given}`" if given else "none"
+    return f"has {said} as `{key}` in its header, where `{expected}` is demanded"
 
 
 def _has(names: Iterable[str], mark: str) -> bool:

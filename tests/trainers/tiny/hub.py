@@ -90,6 +90,7 @@ def write_random(
     rename: Callable[[str], str] = str,
     dtype: Any = None,
     seed: int = 0,
+    **metadata: str,
 ) -> None:
     """Write small random weights of a network as safetensors, under names of one's own choice."""
     import torch
@@ -105,7 +106,7 @@ def write_random(
             value = value.to(dtype or torch.float32)
         tensors[rename(name)] = value.contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={"format": "pt"})
+    save_file(tensors, path, metadata={"format": "pt", **metadata})
 
 
 def letter_tokenizer(folder: Path, specials: Sequence[str], **settings: Any) -> None:

@@ -149,3 +149,10 @@ def test_defaults_come_from_the_row_where_none_are_set(name: str) -> None:
 def test_defaults_of_wan_are_those_of_the_trainer() -> None:
     trainer = MusubiTrainer(kind="musubi")
     assert trainer.for_scripts(WAN.scripts).model_dump_json() == trainer.model_dump_json()
+
+
+def test_a_network_without_the_header_that_its_script_demands_is_refused(root: Path) -> None:
+    order = make_row_run(root, "ideogram4", "")
+    tensors = load_file("models/dit.safetensors")
+    save_file(tensors, "models/dit.safetensors", {"model_type": "ideogram4_uncond"})
+    assert "`ideogram4_cond` is demanded" in next(networks(order.model)).fault
