@@ -126,6 +126,7 @@ def main():
     }}
     with open(os.path.join(HERE, "calls.jsonl"), "a") as file:
         file.write(json.dumps(call) + "\\n")
+    time.sleep(MOODS.get("loading", 0))
     if MOODS.get("") == "hub":
         raise OSError(
             "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find "

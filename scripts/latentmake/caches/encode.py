@@ -93,6 +93,8 @@ def carry_out(
                         if not order.reuses:
                             take_gpu()
                         encoder(job, todo, threads, progress)
+                        if job.loaded is not None and not started:
+                            started.append(job.loaded - began)
                     todo = job.lost()
             for line in ready[0].remarks() if ready else []:
                 say(line)

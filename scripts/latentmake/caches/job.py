@@ -55,6 +55,7 @@ class Job:
         refused: key -> source, fault and hint of content that cannot be encoded; the source's
             digest is "" if the next build shall retry.
         counts: of targets, for the receipt.
+        loaded: moment (time.monotonic) when another program came to the first item.
     """
 
     order: WorkOrder
@@ -70,6 +71,7 @@ class Job:
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("encoded", "spooled", "linked", "kept"), 0)
     )
+    loaded: float | None = None
 
     def __post_init__(self) -> None:
         self.recipe_digest = digest.of_value(self.recipe)

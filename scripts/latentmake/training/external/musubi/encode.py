@@ -113,7 +113,8 @@ class _Attempts:
             error = f"{self.name}: {process.last_error(output, status)}"
             if self.suspect is not None or not taker.began or attempt + 1 == _MOST_ATTEMPTS:
                 hint = _HUB_HINT if re.search(_HUB, error) else "finished caches are kept"
-                raise ModelError(error, hint=f"{hint}; {self._hint}")
+                where = f"models.{self.job.order.model}"
+                raise ModelError(error, where=where, hint=f"{hint}; {self._hint}")
             blamed = _named(output, taker.left.values()) or (left if len(left) == 1 else [])
             for each in blamed:
                 self._refuse(each, error)

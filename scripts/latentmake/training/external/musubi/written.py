@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -127,6 +128,8 @@ class Taker:
                 ready = [path for path, stat in now.items() if self._seen.get(path) == stat]
                 self._seen = now
                 self._output.read()
+                if self._output.began and self._job.loaded is None:
+                    self._job.loaded = time.monotonic()
                 for path in ready:
                     self._take(path)
         except BaseException as error:  # which the job's own thread raises

@@ -102,6 +102,14 @@ def test_batches_and_workers_are_those_of_the_configuration() -> None:
     assert given[-1] == "--vae_tiling" and call["blocks"][0]["batch_size"] == 4
 
 
+def test_a_receipt_tells_loading_from_encoding() -> None:
+    tuner = scripts_world.install(TUNER, loading=1.0, seconds=0.1)
+    order = scripts_world.order("text", tuner)
+    receipt, _ = carry_out(order)
+    assert receipt.work == order.work
+    assert 1.0 < receipt.starting < receipt.seconds - 0.3
+
+
 def test_captions_are_in_the_list_alone_and_equal_ones_are_encoded_once() -> None:
     tuner = scripts_world.install(TUNER)
     odd = '$(touch hacked) "quoted" \u2028 --skip_existing\nsecond line'
