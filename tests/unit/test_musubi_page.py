@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+from latentmake.config import parse
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.scripts import Scripts
 
@@ -77,6 +79,16 @@ def test_the_table_has_the_facts_of_each_row() -> None:
 def test_each_architecture_has_a_paragraph() -> None:
     found = re.findall(r"^### (.+)$", PAGE.read_text().partition("## Architectures\n")[2], re.M)
     assert found == [scripts.title for _, scripts in ROWS]
+
+
+def test_each_architecture_has_an_example() -> None:
+    examples = PAGE.parents[1] / "config/examples"
+    models = [
+        model
+        for path in examples.glob("*.yaml")
+        for model in parse(yaml.safe_load(path.read_text(encoding="utf-8"))).models.values()
+    ]
+    assert {each.name for each, _ in ROWS} <= {model.spec.name for model in models}
 
 
 if __name__ == "__main__":
