@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import fast_tuner
 import pytest
 import video_world
 import wan
 import world
 from dit_world import tiny_dit
+from latentmake.config.musubi import MUSUBI
 from project import Project
 from safetensors import safe_open
 
@@ -181,3 +184,36 @@ def test_our_trainer_picks_a_text_in_each_step(project: Project) -> None:
     assert [caption(project / path) for path in row["variants"]["32"]] == row["texts"]
     assert (project / "runs/tiny/pytorch_lora_weights.safetensors").is_file()
     assert project.run("train_tiny").idle
+
+
+def test_texts_of_a_scripted_model_are_listed_cached_and_published(tmp_path: Path) -> None:
+    tensors = {"vae": "encoder", "text": "embedding", "dit": "noise_refiner.0.weight"}
+    fast_tuner.write_weights(tmp_path / "tiny", **tensors)
+    places = {name: f"models/tiny/{name}.safetensors" for name in tensors}
+    values = fast_tuner.config("z_image", **places)
+    values["datasets"]["shapes"]["captions"] = CAPTIONS
+    values["runs"]["tiny"]["trainer"] = {"kind": "musubi", "max_train_epochs": 1}
+    values["publish"] = {"path": "published"}
+    project = Project.make(tmp_path / "project", values, tmp_path / "tiny")
+    fast_tuner.write_pictures(project / "data/shapes", dict.fromkeys(STEMS, TAGS), (96, 64))
+    fast_tuner.install(project / "musubi-tuner", MUSUBI["z_image"])
+    said = project.run("captions_tiny").output
+    assert "tokens are not counted" in said
+    lines = (project / "reports/captions_tiny.jsonl").read_text().splitlines()
+    listed = [json.loads(line)["text"] for line in lines]
+    project.run("publish_tiny")
+    assert listed == [text for row in project.manifest() for text in row["texts"]]
+    published = project / "published/tiny/shapes_96_cache"
+    assert {path.name for path in published.iterdir()} == {
+        f"{stem}{number}{ending}_zi{te}.safetensors"
+        for stem in STEMS
+        for number in ("", ".v1", ".v2")
+        for ending, te in (("_0096x0064", ""), ("", "_te"))
+    }
+    assert [
+        caption(published / f"bee{number}_zi_te.safetensors") for number in ("", ".v1", ".v2")
+    ] == listed[3:]
+    # Its scripts on another machine would encode one text of each item.
+    project.configure(lambda values: values["publish"].update(caches=False))
+    refused = project.run("publish_tiny", check=False)
+    refused.one_line("datasets.shapes.captions.variants", "one text", "publish.caches: true")

@@ -3,7 +3,7 @@
     reports/captions_{run}.jsonl    a line for each text
     reports/captions_{run}.html     the same as a page, with small pictures
 
-Tokenizers are loaded, networks are not.
+Tokenizers are loaded, networks are not. Where another program encodes, no tokens are counted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Text(NamedTuple):
         ends = [
             len(self.text) - len(seen.rest) if self.text.endswith(seen.rest) else len(self.text)
             for seen in self.seen
-        ]
+        ] or [len(self.text)]
         first, last = min(ends), max(ends)
         return [self.text[:first], self.text[first:last], self.text[last:]]
 
@@ -68,8 +68,10 @@ def write_captions(
         ModelError: a tokenizer is missing.
         StorageError: the disk is full or cannot be written.
     """
-    limits = tokens.limits(order.model)
+    limits = tokens.limits(order.model) if order.model.spec.encodes else []
     see = _counting(order.model, limits)
+    if not limits:
+        say("tokens are not counted: the tokenizers are those of the program that encodes")
     faults = list(order.faults)
     rows: list[_Row] = []
     for item in Progress(order.items, desc=f"captions of {order.run}", unit="item"):
@@ -93,7 +95,7 @@ def write_captions(
 
 def _counting(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[tokens.Cut]]:
     """Return a function from a text to what each encoder keeps of it; equal texts are cut once."""
-    tokenizers = [tokens.load(place) for place in model.text]
+    tokenizers = [tokens.load(place) for place in (model.text if limits else ())]
     cleaned: Callable[[str], str] = str
     if model.spec.cleans_captions:
         from latentmake.caches.encoders.umt5 import clean_caption
