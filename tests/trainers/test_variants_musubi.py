@@ -13,13 +13,17 @@ from typing import Any
 import musubi_world
 import pytest
 import torch
-from conftest import PYTHON
-from latentmake.config import Dataset
+from conftest import PYTHON, sources
+from latentmake import backends
+from latentmake.config import Dataset, parse
 from latentmake.files import atomic
 from latentmake.training.external.installation import Installation
+from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.check import training_toml
 from latentmake.training.external.musubi.deploy import deploy
 from latentmake.training.external.musubi.order import MusubiOrder
+from real_models import CAPTION, STEMS, WORLDS
+from real_project import RealProject
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.real_trainer
@@ -138,3 +142,36 @@ def test_each_text_of_an_item_is_trained_on_with_its_latents(
     clips = Counter((mark, tokens, shape[1]) for mark, tokens, shape in films)
     assert clips == {(3.0, tokens, frames): 1 for tokens in (1, 2) for frames in (1, 2)}
     assert [each[:2] for each in single] == [[4.0, 1]]
+
+
+def test_the_real_scripts_encode_each_text_and_the_real_datasets_load_it_with_its_controls(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_venv: Path,
+    tiny_weights: Callable[[str], Path],
+) -> None:
+    world, tuner = WORLDS["qwen_image_edit"], sources("musubi-tuner")
+    real = RealProject(world, tmp_path / "work", tiny_weights(world.weights), tuner, forked_venv)
+    project = real.project
+    monkeypatch.chdir(project.folder)
+    (project / f"data/{CAPTION}.txt").write_text("one, two, three")
+    captions = {"variants": 2, "shuffle_caption": True}
+    project.configure(lambda values: values["datasets"]["shapes"].update(captions=captions))
+    project.run("caches_real")
+    assert project.run("caches_real").idle
+    before = project.snapshot()
+    (project / f"data/{CAPTION}.txt").write_text("one, two, four")
+    project.run("caches_real")
+    base = "cache/shapes/tiny"
+    names = {f"{base}/{part}/{CAPTION}_qie_te.safetensors" for part in ("64", "text.1@64")}
+    assert project.changed(before).content == names
+
+    config = parse(project.config)
+    backend = backends.of_run(config, "real")
+    assert isinstance(backend, Musubi)
+    order = backend.order(config, "real")
+    deploy(order)
+    project.configure(lambda values: values["datasets"]["shapes"].pop("captions"))
+    folder = Path(order.training_folder("shapes", (64, 64)))
+    batches = real.load(folder.resolve(), "qie", 2 * len(STEMS))
+    assert all("latents_control_0" in batch and "vl_embed" in batch for batch in batches)
