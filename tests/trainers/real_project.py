@@ -12,8 +12,12 @@ import real_models
 from latentmake import layouts
 from latentmake.backends import encoder_of
 from latentmake.caches.encode import carry_out
+from latentmake.config import parse
 from latentmake.plan.orders import WorkOrder
 from latentmake.session import Session
+from latentmake.training.external.musubi.backend import Musubi
+from latentmake.training.external.musubi.check_caches import cache_faults, item_faults
+from latentmake.training.external.musubi.order import ManifestRow
 from project import NOTHING, Changes, Project, Snapshot
 from real_models import CAPTION, CONTROL, PICTURE, STEMS, World
 
@@ -145,6 +149,34 @@ class RealProject:
         assert count == items
         return batches
 
+    def faults(self) -> list[str]:
+        """Return what is wrong with the caches to the checklist before a training."""
+        places: dict[str, dict[str, list[str]]] = {"latents": {}, "text": {}}
+        items = {}
+        for order in self._all:
+            for item in order.items:
+                paths = [target.path for target in item.targets]
+                places[order.kind].setdefault(item.stem, []).extend(paths)
+                if order.kind == "latents":
+                    items[item.stem] = item
+        rows = [
+            ManifestRow(
+                "shapes",
+                stem,
+                item.source or "",
+                f"data/{stem}.txt",
+                next(iter(item.controls), None),
+                1,
+                {"64": places["latents"][stem]},
+                {"64": places["text"][stem][0]},
+                controls=item.controls,
+                layers=item.layers,
+            )
+            for stem, item in items.items()
+        ]
+        order = Musubi().order(parse(self.project.config), "real")
+        return [*item_faults(rows), *cache_faults(order, rows)]
+
     def _session(self, *, dry: bool) -> Session:
         here = Path.cwd()
         assert here == self.project.folder, "the test works in the project's folder"
@@ -175,9 +207,12 @@ def check(real: RealProject) -> None:
     folder = Path(layouts.of(model.layout_name).folder("shapes", "tiny", "64"))
     batches = real.load(folder.resolve(), scripts.suffix, len(latents))
     assert len(batches) == len(latents)
+    assert real.faults() == []
     expected = {"latents", *(each.removeprefix("varlen_").rstrip("_") for each in scripts.tensors)}
     for batch in batches:
         assert expected <= batch.keys()
+        for tensor in model.version.tensors:
+            assert any(name.startswith(tensor.rstrip("_")) for name in batch), tensor
         controls = [each for each in batch if each.startswith("latents_control")]
         assert len(controls) == len(real.world.controls) * scripts.control_latents
 

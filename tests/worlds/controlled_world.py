@@ -22,6 +22,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "flux_kontext": {"text": ["t", "c"]},
     "flux_2_dev": {},
     "framepack": {"task": "one_frame", "text": ["t", "c"], "image_encoder": "siglip"},
+    "kandinsky5": {"text": ["qwen", "clip"]},
     "hidream_o1": {"task": "i2i", "vae": None, "text": None},
 }
 

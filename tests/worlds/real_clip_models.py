@@ -60,6 +60,16 @@ CLIP_WORLDS = {
         _CLIPS,
         video=True,
     ),
+    "kandinsky5_nabla": World(
+        "kandinsky",
+        {
+            "architecture": "kandinsky5",
+            "task": "k5-pro-i2v-5s-hd",
+            "vae": "vae.safetensors",
+            "text": [{"path": "qwen"}, {"path": "clip"}],
+            "latents_arguments": ["--nabla_resize"],
+        },
+    ),
     "krea2": World("krea2", _qwen3("krea2")),
     "ideogram4": World("ideogram4", _qwen3("ideogram4")),
     "hidream_o1": World("hidream_o1", {"architecture": "hidream_o1", "task": "t2i"}),

@@ -54,7 +54,7 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         fp8=(("fp8_base",),),
         suffix="hv",
         header="hunyuan_video",
-        latents=Script("cache_latents.py", (_VAE,), "--vae_dtype"),
+        latents=Script("cache_latents.py", (_VAE._replace(form="file"),), "--vae_dtype"),
         text=Script("cache_text_encoder_outputs.py", _TEXTS, "--text_encoder_dtype"),
         training=Script("hv_train_network.py", (_DIT,)),
         network="networks.lora",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from controlled_world import configured
+from latentmake.config import parse
 from latentmake.errors import ConfigError
 
 CONTROL = {"control_directory": "control"}
@@ -100,3 +101,13 @@ def test_clips_shorter_than_a_section_are_refused() -> None:
     assert "use 37 or more" in str(caught.value)
     assert configured("framepack", task="f1", **{**clips, "fp_latent_window_size": 8})
     assert configured("framepack", task="f1", **clips, frame_extraction="full")
+
+
+def test_batches_of_captions_that_do_not_stack_are_refused() -> None:
+    config = configured("kandinsky5", task="k5-pro-t2v-5s-sd").model_dump(exclude_unset=True)
+    config["runs"]["run"]["trainer"] = {"kind": "musubi", "batch_size": 2}
+    with pytest.raises(ConfigError) as caught:
+        parse(config)
+    assert "Kandinsky 5 is trained on at most 1 item at a time" in str(caught.value)
+    config["runs"]["run"]["trainer"]["batch_size"] = 1
+    assert parse(config)

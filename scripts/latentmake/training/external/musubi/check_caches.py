@@ -18,6 +18,7 @@ from latentmake.config import resolution_name
 from latentmake.errors import SourceError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.geometry.buckets import Size, wan_size
+from latentmake.models.scripted import latents_size
 from latentmake.sources.caption_files import read_caption
 from latentmake.training.external.musubi.deploy import linked_before, names_of
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
@@ -217,7 +218,8 @@ class _Files:
                 no_upscale=dataset.bucket_no_upscale,
                 step=self._order.model.spec.side,
             )
-        return f"{frames}x{size.height // scripts.pixels}x{size.width // scripts.pixels}"
+        width, height = latents_size(self._order.model, size)
+        return f"{frames}x{height}x{width}"
 
     def check_text(self, path: Path, caption: str | None, checked: set[tuple[int, int]]) -> None:
         """Check a file of embeddings: header, tensors, and the caption in its header."""
@@ -229,10 +231,11 @@ class _Files:
         if (stat.st_dev, stat.st_ino) in checked:
             return
         tensors, metadata = self._read(path)
-        for beginning in self._scripts.tensors:
+        for number, beginning in enumerate(self._scripts.tensors):
             found = [tensor for key, tensor in tensors.items() if key.startswith(beginning)]
             name = beginning.strip("_")
-            if not found or any(not each.shape or 0 in each.shape for each in found):
+            # HunyuanVideo 1.5 has tokens of quoted words besides, of which there may be none.
+            if not found or any(not x.shape or (not number and 0 in x.shape) for x in found):
                 raise _FaultError(f"holds no embedding ({name}) of one token or more")
             if len(found) > 1 and beginning.startswith("varlen_"):
                 raise _FaultError(f"holds several embeddings ({name})")
