@@ -172,4 +172,4 @@ def test_items_have_the_controls_layers_and_sizes_that_musubi_tuner_gives_them(
             assert latents == (bucket if {*sizes} <= {bucket} else f"{bucket}+{'+'.join(sizes)}")
             assert not sizes or text == f"controls:{beside}", shown
             compared += 1
-    assert compared > 150 and refused > 20, (compared, refused)
+    assert compared > 120 and refused > 20, (compared, refused)

@@ -12,7 +12,9 @@ from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 
-__all__ = ["control_size", "has_own_sizes", "nearest_size"]
+__all__ = ["control_size", "has_own_sizes", "nearest_size", "refuse_odd"]
+
+_VAE_SIDE = 8  # pixels of a side of a latent
 
 
 def has_own_sizes(settings: Dataset) -> bool:
@@ -46,6 +48,24 @@ def control_size(control: Size, settings: Dataset, step: int) -> Size:
             hint=f"cut it to a shape nearer to a square, {step} pixels wide and high at least",
         )
     return found
+
+
+def refuse_odd(size: Size, step: int, *, vae: bool) -> None:
+    """Refuse a control image that keeps a size of which its network cannot make patches.
+
+    musubi-tuner rounds no size down to `step` where `no_resize_control` and `control_resolution`
+    are both set. A VAE leaves out up to 7 pixels of a side; without one nothing is.
+
+    Raises:
+        SourceError: a side is longer than a multiple of `step` by more than that.
+    """
+    width, height = (side - side % step for side in size)
+    if max(size.width - width, size.height - height) >= (_VAE_SIDE if vae else 1):
+        raise SourceError(
+            f"keeps its size of {size.width} x {size.height} pixels, and not in steps of {step}",
+            hint=f"cut it to {width} x {height}, or set one of its keys alone: "
+            "no_resize_control, control_resolution",
+        )
 
 
 def nearest_size(image: Size, resolution: Size, step: int) -> Size:

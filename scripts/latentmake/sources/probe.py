@@ -22,7 +22,7 @@ from latentmake.files.frames import HungError, probe_videos
 from latentmake.files.media import NPZ, Media, probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Span, kept_indices
-from latentmake.geometry.control_sizes import control_size, has_own_sizes
+from latentmake.geometry.control_sizes import control_size, has_own_sizes, refuse_odd
 from latentmake.geometry.timing import Timing
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
@@ -292,7 +292,9 @@ def _sized(
             if isinstance(found, SourceError):
                 raise found
             sizes.append(Size(found.width, found.height))
-            control_size(sizes[-1], settings, model.spec.side)
+            step, scripts = model.spec.side, model.spec.scripts
+            vae = scripts is not None and bool(scripts.latents.files)
+            refuse_odd(control_size(sizes[-1], settings, step), step, vae=vae)
         except SourceError as error:
             what = f"has a control {path}, which {error.what}"
             return SourceError(what, where=item.image, hint=error.hint)

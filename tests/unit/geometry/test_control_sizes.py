@@ -8,7 +8,7 @@ import pytest
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.control_sizes import control_size, has_own_sizes, nearest_size
+from latentmake.geometry.control_sizes import control_size, has_own_sizes, nearest_size, refuse_odd
 
 
 def dataset(**changes: Any) -> Dataset:
@@ -66,3 +66,16 @@ def test_a_control_image_of_which_nothing_is_left_is_refused(
 ) -> None:
     with pytest.raises(SourceError, match="is too narrow for a control image"):
         control_size(control, dataset(**settings), 16)
+
+
+def test_a_control_image_that_keeps_a_size_without_whole_patches_is_refused() -> None:
+    refuse_odd(Size(96, 64), 16, vae=True)
+    refuse_odd(Size(103, 71), 16, vae=True)  # of which a VAE leaves out the rest
+    refuse_odd(Size(96, 64), 32, vae=False)
+    for size, step, vae in (
+        (Size(104, 64), 16, True),
+        (Size(64, 111), 16, True),
+        (Size(97, 64), 32, False),
+    ):
+        with pytest.raises(SourceError, match=f"keeps its size of {size.width} x {size.height}"):
+            refuse_odd(size, step, vae=vae)

@@ -18,7 +18,7 @@ def _two_pictures_with_two_controls_each(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     put("cat", "dog")
     for number, name in enumerate(("cat_0", "cat_1", "dog_0", "dog_1")):
-        draw(f"control/{name}.png", number + 5, (80, 40 + 16 * number))
+        draw(f"control/{name}.png", number + 5, (80, 36 + 16 * number))
 
 
 def changed(before: Keys, after: Keys) -> set[tuple[str, str]]:
@@ -91,7 +91,7 @@ def test_sizes_of_controls_count_by_what_is_done_to_them() -> None:
     before = keys(EDIT, **CONTROL)
     own = keys(EDIT, no_resize_control=True, **CONTROL)
     assert len(changed(before, own)) == 8
-    # cat_0 is 80 x 40, cat_1 80 x 56, dog_0 80 x 72, dog_1 80 x 88: a limit above all changes
+    # cat_0 is 80 x 36, cat_1 80 x 52, dog_0 80 x 68, dog_1 80 x 84: a limit above all changes
     # nothing but what was rounded.
     limit = keys(EDIT, no_resize_control=True, control_resolution=90, **CONTROL)
     assert changed(own, limit) == of("cat") | of("dog")
