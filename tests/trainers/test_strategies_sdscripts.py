@@ -152,6 +152,7 @@ def test_what_is_stale_is_encoded_and_its_own_dataset_loads_all(project: Project
     assert {each.verdict for each in findings(project)} <= {"ok", "warning"}
     loaded(project, name)
     made_by_a_training(project, name)
+    with_several_texts(project)
 
 
 def rewrite(path: Path) -> None:
@@ -226,3 +227,16 @@ def made_by_a_training(project: Project, name: str) -> None:
                     assert np.array_equal(one, other), (path, array)
                     compared.add(array if text else array.partition("_")[0])
     assert {"crop", "original"} <= compared and len(compared) > 4
+
+
+def with_several_texts(project: Project) -> None:
+    """Train on two texts of each item, some of them dropped."""
+    making = {"variants": 2, "caption_separator": " ", "shuffle_caption": True}
+    making["caption_dropout_rate"] = 0.5
+    project.values["datasets"]["shapes"]["captions"] = making
+    assert {path.partition("/")[0] for path in project.build()} <= {"text", "text.1"}
+    said = load(project)
+    blocks = len(project.values["runs"]["tiny"]["resolutions"])
+    assert said["accepted"] == len(said["captions"]) == 2 * blocks * len(SIZES)
+    assert said["captions"].count("") > 2 * blocks
+    assert project.build() == set()

@@ -121,7 +121,7 @@ class Model(Closed):
     """Encoders: ours, musubi-tuner's own scripts, which its architectures but Wan need, or
     sd-scripts' own classes, for its lumina, hunyuan_image and anima."""
     dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
-    """dtype of the caches; by default bfloat16 for Wan."""
+    """dtype of the caches; by default bfloat16 for Wan and where other programs encode."""
     vae_dtype: Dtype | None = Field(None, json_schema_extra=LATENTS)
     """The same for the latents alone."""
     text_dtype: Dtype | None = Field(None, json_schema_extra=TEXT)

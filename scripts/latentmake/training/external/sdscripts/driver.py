@@ -10,6 +10,7 @@ item is encoded alone: no neighbour changes its bytes.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import sys
@@ -107,7 +108,7 @@ def _say(line: str) -> None:
 def main(place: str) -> None:
     """Carry out a job."""
     job = json.loads(Path(place).read_bytes())
-    sys.path[0] = job["folder"]
+    sys.path[:1] = [job["folder"], *(x for x in sys.path[:1] if Path(x) != Path(__file__).parent)]
     torch = _module("torch")
     device, kind, total = _device(torch), job["kind"], len(job["items"])
     _say(f"{kind}: loading the networks to {device}")
@@ -127,6 +128,9 @@ def main(place: str) -> None:
             except Exception as error:
                 result["error"] = f"{type(error).__name__}: {error}"
                 fault, failures = error, failures + 1
+                gc.collect()
+                if device == "cuda":
+                    torch.cuda.empty_cache()  # it may have been memory
             results.write(f"{json.dumps(result)}\n")
             results.flush()
             if fault is not None and number == failures == _FAILURES:

@@ -13,6 +13,8 @@ import torch
 from latentmake.config import parse
 from latentmake.errors import ConfigError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
+from latentmake.index.memo import Memo
+from latentmake.plan.estimates import Estimates
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.planner import make_plan
 from latentmake.reports.program_changes import program_changes
@@ -126,6 +128,13 @@ def test_options_reach_the_tokenizer_and_an_empty_caption_may_be_zeros() -> None
     assert "text" not in orders(values)
     values["models"]["tiny"]["text_arguments"][1] = "tell"
     assert len(orders(values)["text"].items) == 6 and "latents" in orders(values)
+
+
+def test_a_plan_says_how_large_the_caches_will_be() -> None:
+    found = Estimates(Memo(Path(".latentmake/memo.sqlite")), orders(make()).values()).lines()
+    (latents,), (text,) = ([x for x in found if x.startswith(kind)] for kind in ("latents", "text"))
+    assert "6 images of 64 x 64, 3" in latents and "kB" in latents
+    assert "6 captions, about 14.2 MB" in text
 
 
 def test_sources_that_the_classes_import_count_and_no_others() -> None:
