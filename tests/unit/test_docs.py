@@ -37,7 +37,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_files_and_modules_of_the_project_exist(page: Path) -> None:
     text = page.read_text()
     named = [word for code in re.findall(r"`([^`\n]+)`", text) for word in code.split()]
-    named += re.findall(r"(?:tests|envs|docs|scripts|rules)/[\w./-]+", text)
+    named += re.findall(r"\b(?:tests|envs|docs|scripts|rules)/[\w./-]+", text)
     ours = ("tests/", "envs/", "docs/", "scripts/", "rules/", "config/", "profiles/")
     layers = tuple(f"{path.name}/" for path in (ROOT / "scripts/latentmake").iterdir())
     for name in named:
