@@ -153,11 +153,13 @@ def test_the_real_scripts_refuse_what_we_refuse_and_take_what_we_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # Precisions that a script does not look at, and weights that it would ruin: ours alone.
+    # Precisions that a script does not look at, weights that it would ruin, and attentions that end
+    # at the first batch: ours alone.
     silent = {("qwen_image", "mixed_precision"), ("ideogram4", "fp8_base")}
     silent |= {("z_image", "timestep_boundary")}
     refused = [(name, changes) for name, changes, _ in REFUSED]
     refused = [(name, given) for name, given in refused if (name, next(iter(given))) not in silent]
+    refused = [each for each in refused if not {"attention", "batch_size"} & {*each[1]}]
     calls = []
     for number, (name, changes) in enumerate([*refused, *TAKEN]):
         task = next(iter(ROWS[name].versions))
@@ -167,3 +169,45 @@ def test_the_real_scripts_refuse_what_we_refuse_and_take_what_we_take(
         assert "error" in answer, (name, changes)
     for (name, changes), answer in zip(TAKEN, found[len(refused) :], strict=True):
         assert answer.get("goes_on"), (name, changes, answer.get("error"))
+
+
+ATTENTIONS = """# preloaded
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from musubi_tuner.frame_pack.hunyuan_video_packed import attn_varlen_func
+from musubi_tuner.hunyuan_model.attention import attention as older
+from musubi_tuner.modules.attention import AttentionParams, attention
+
+def three():
+    return [torch.zeros(2, 4, 1, 8) for _ in "qkv"]
+
+ends = torch.tensor([0, 4, 8])
+params = AttentionParams.create_attention_params("flash3", False)
+for call in (
+    lambda: attention(three(), attn_params=params),
+    lambda: older(three(), mode="flash3"),
+    lambda: older(three(), mode="xformers", cu_seqlens_q=ends),
+    lambda: attn_varlen_func(*three(), ends, ends, 4, 4, ends, attn_mode="torch"),
+    lambda: attn_varlen_func(*three(), ends, ends, 4, 4, [4, 4], attn_mode="torch",
+                             split_attn=True),
+):
+    try:
+        call()
+        print("taken")
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+def test_the_real_networks_refuse_the_attentions_that_we_refuse(forked_venv: Path) -> None:
+    source = sources("musubi-tuner") / "src"
+    done = subprocess.run(
+        [forked_venv / "bin/python", "-c", ATTENTIONS, source],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.fspath(source)},
+    )
+    found = done.stdout.split("\n")[-6:-1]
+    assert found == ["ValueError", "KeyError", "AssertionError", "NotImplementedError", "taken"]

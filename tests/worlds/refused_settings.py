@@ -23,9 +23,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen_image", {"arguments": ["--remove_first_image_from_target"]}, "leave it out"),
     ("framepack", {"arguments": ["--vae_dtype", "bfloat16"]}, "use float16"),
     ("z_image", {"timestep_boundary": 800}, "one network"),
+    ("z_image", {"attention": "flash3"}, "attention: Z-Image is not trained with flash3"),
+    ("hidream_o1", {"attention": "xformers"}, "use one of auto, sdpa, flash_attn"),
+    ("hunyuan_video", {"attention": "xformers"}, "needs --split_attn for any batch with xformers"),
+    ("framepack", {"batch_size": 2}, "for batches of more than 1 with sdpa; add --split_attn"),
+    ("qwen_image", {"attention": "flash_attn", "batch_size": 2}, "needs --split_attn"),
 ]
 TAKEN: list[tuple[str, dict[str, Any]]] = [
     ("krea2", {"fp8_base": True, "fp8_scaled": True}),
+    ("framepack", {"batch_size": 2, "arguments": ["--split_attn"]}),
+    ("qwen_image", {"batch_size": 2}),
+    ("hunyuan_video", {"attention": "xformers", "arguments": ["--split_attn"]}),
     ("hunyuan_video", {"fp8_base": True}),
     ("z_image", {"fp8_base": True, "mixed_precision": "fp16"}),
     ("qwen_image_layered", {"arguments": ["--remove_first_image_from_target"]}),

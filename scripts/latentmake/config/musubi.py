@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from latentmake.config.musubi_video import VIDEO_ROWS
-from latentmake.config.scripts import File, Rule, Script, Scripts, Vae, Version
+from latentmake.config.scripts import ATTENTIONS, File, Rule, Script, Scripts, Vae, Version
 
 __all__ = ["MUSUBI"]
 
@@ -46,6 +46,8 @@ def _qwen_image(
         mark=r"\btransformer_blocks\.0\.img_mod\.",
         channels=_LATENTS_16,
         rules=() if layers else (Rule("--remove_first_image_from_target", values=()),),
+        # Without it their batches attend to padding.
+        attentions={**ATTENTIONS, "flash_attn": 1, "xformers": 1},
         network="networks.lora_qwen_image",
         tensors=("varlen_vl_embed_",),
         versions=versions,
@@ -122,6 +124,7 @@ def _hidream(model: str, task: str) -> Version:
 MUSUBI: Mapping[str, Scripts] = {
     "wan": Scripts(
         title="Wan",
+        attentions={**ATTENTIONS, "flash3": None},
         mark=r"\bblocks\.0\.cross_attn\.k\.",
         channels={**_LATENTS_16, "latents_image": 20},
         equal_shapes=True,
@@ -257,6 +260,7 @@ MUSUBI: Mapping[str, Scripts] = {
     ),
     "hidream_o1": Scripts(
         title="HiDream O1",
+        attentions=dict.fromkeys(("sdpa", "flash_attn")),  # it reads no other flag
         mark=r"\bfinal_layer2\.",
         fp8=_SCALED_ALONE,
         rules=(_UNWEIGHTED,),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latentmake.config.scripts import File, Rule, Script, Scripts, Vae, Version
+from latentmake.config.scripts import ATTENTIONS, File, Rule, Script, Scripts, Vae, Version
 
 __all__ = ["VIDEO_ROWS"]
 
@@ -49,6 +49,7 @@ def _shift(shift: float, sampling: str = "shift") -> Mapping[str, object]:
 VIDEO_ROWS: Mapping[str, Scripts] = {
     "hunyuan_video": Scripts(
         title="HunyuanVideo",
+        attentions={**ATTENTIONS, "xformers": 0},
         mark=r"\bsingle_blocks\.0\.modulation\.linear\.",
         channels=_LATENTS_16,
         fp8=(("fp8_base",),),
@@ -100,6 +101,7 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
     ),
     "framepack": Scripts(
         title="FramePack",
+        attentions={**ATTENTIONS, "sdpa": 1, "xformers": 1},
         mark=r"\bclean_x_embedder\.",
         channels={"latents": 16},
         rules=(Rule("--vae_dtype", values=("float16",)),),
@@ -141,6 +143,7 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
     ),
     "kandinsky5": Scripts(
         title="Kandinsky 5",
+        attentions={**ATTENTIONS, "flash3": None},
         mark=r"\bvisual_transformer_blocks\.0\.",
         channels={"latents": 16, "latents_image": 16},
         suffix="k5",

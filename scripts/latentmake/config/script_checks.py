@@ -36,11 +36,26 @@ def check_training(name: str, trainer: MusubiTrainer, model: Model) -> None:
         what = f"{scripts.title} is trained on at most {scripts.batch} item at a time"
         hint = f"use {scripts.batch}, and `gradient_accumulation_steps`"
         raise ConfigError(what, where=f"{where}.batch_size", hint=hint)
+    _check_attention(trainer, scripts, where)
     _check_fp8(trainer, scripts, where)
     for rule in scripts.rules:
         if fault := _fault(rule, trainer.arguments, scripts.title):
             what, hint = fault
             raise ConfigError(what, where=f"{where}.arguments", hint=hint)
+
+
+def _check_attention(trainer: MusubiTrainer, scripts: Scripts, where: str) -> None:
+    chosen = trainer.attention
+    name = "sdpa" if chosen == "auto" else chosen  # which every machine has
+    if name not in scripts.attentions:
+        known = ", ".join(scripts.attentions)
+        what = f"{scripts.title} is not trained with {name}"
+        raise ConfigError(what, where=f"{where}.attention", hint=f"use one of auto, {known}")
+    most = scripts.attentions[name]
+    if most is not None and trainer.batch_size > most and not trainer.splits_attention:
+        beyond = f"batches of more than {most}" if most else "any batch"
+        what = f"{scripts.title} needs --split_attn for {beyond} with {name}"
+        raise ConfigError(what, where=f"{where}.arguments", hint="add --split_attn")
 
 
 def _check_fp8(trainer: MusubiTrainer, scripts: Scripts, where: str) -> None:

@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["File", "Rule", "Script", "Scripts", "Vae", "Version"]
+__all__ = ["ATTENTIONS", "File", "Rule", "Script", "Scripts", "Vae", "Version"]
+
+
+ATTENTIONS: Mapping[str, int | None] = dict.fromkeys(
+    ("sdpa", "flash_attn", "xformers", "sage_attn")
+)
+"""What most networks take, for batches of any size."""
 
 
 class Vae(NamedTuple):
@@ -146,6 +152,8 @@ class Scripts:
         rules: what the training script refuses.
         control_latents: whether each control has a tensor `latents_control`; else others hold it.
         equal_shapes: whether all latents of a file have the same frames, height and width.
+        attentions: value of the trainer's `attention` -> the largest batch that it takes without
+            `--split_attn`; None: any.
         stamp: entry that the header of its DiT's file must have; None where none is demanded.
         sized_controls: whether control images may have sizes of their own: `no_resize_control` and
             `control_resolution` count.
@@ -177,4 +185,5 @@ class Scripts:
     control_latents: bool = True
     equal_shapes: bool = False
     stamp: tuple[str, str] | None = None
+    attentions: Mapping[str, int | None] = field(default_factory=lambda: dict(ATTENTIONS))
     sized_controls: bool = False

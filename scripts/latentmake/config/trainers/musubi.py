@@ -68,6 +68,11 @@ class MusubiTrainer(Trainer):
     """Further arguments for the training script, as its documentation has them."""
     accelerate_config: AccelerateConfig = None
 
+    @property
+    def splits_attention(self) -> bool:
+        """Whether each item of a batch has an attention of its own."""
+        return "--split_attn" in self.arguments
+
     def for_scripts(self, scripts: Scripts | None) -> MusubiTrainer:
         """Return the settings with an architecture's own defaults in place of those of Wan."""
         settings = scripts.settings if scripts else {}

@@ -124,7 +124,9 @@ class Musubi(External[MusubiOrder]):
 
     def command(self, order: MusubiOrder, program: Installation, resume: Resume) -> list[str]:
         """Return the training script and its arguments; all paths are absolute."""
-        attention = installation.pick_attention(order.trainer.attention, program)
+        attention = installation.pick_attention(
+            order.trainer.attention, program, among=order.attentions
+        )
         if resume.state is not None and not resume.counted:
             # Checked already: a copy only, with fewer epochs. With none, it writes its LoRA.
             left = max(0, order.trainer.max_train_epochs - resume.done)

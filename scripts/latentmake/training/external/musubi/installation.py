@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from latentmake.config import ExternalProgram, Model
 from latentmake.config.scripts import Scripts
@@ -61,13 +61,20 @@ def program_digest(
     return sources.digest
 
 
-def pick_attention(attention: str, installation: Installation, *, quick: bool = False) -> str:
+def pick_attention(
+    attention: str,
+    installation: Installation,
+    *,
+    among: Collection[str] = _PREFERRED,
+    quick: bool = False,
+) -> str:
     """Return the flag of the attention to train with, without its dashes.
 
     Args:
         attention: the trainer's setting. `auto` is the fastest that its environment can import and
             its version takes: sageattention, flash-attn, xformers, else torch's own (sdpa).
         installation: the trainer's.
+        among: what the architecture's network takes.
         quick: look only for its package, and let `auto` be sdpa. An import takes seconds, and may
             need the GPU of another machine.
 
@@ -83,7 +90,8 @@ def pick_attention(attention: str, installation: Installation, *, quick: bool = 
     wanted = [
         name
         for name in _PREFERRED
-        if (known is None or f"--{name}" in known)
+        if name in among
+        and (known is None or f"--{name}" in known)
         and not (name == "sage_attn" and installation.sources.refuses_sage)
     ]
     there = installation.can_import([module for name in wanted for module in _MODULES[name]])

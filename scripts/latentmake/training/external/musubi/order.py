@@ -45,6 +45,13 @@ class MusubiOrder(ExternalOrder):
         return self.model.version
 
     @property
+    def attentions(self) -> set[str]:
+        """What the network can be trained with, in batches of the trainer's size."""
+        size, splits = self.trainer.batch_size, self.trainer.splits_attention
+        known = self.scripts.attentions.items()
+        return {name for name, most in known if most is None or size <= most or splits}
+
+    @property
     def layout(self) -> Layout:
         """Names of the caches."""
         return layouts.of(self.model.layout_name)

@@ -38,7 +38,9 @@ def program_findings(
     yield precision(order, models, tuner)
     attention = "sdpa"
     try:
-        attention = pick_attention(order.trainer.attention, tuner, quick=quick)
+        attention = pick_attention(
+            order.trainer.attention, tuner, among=order.attentions, quick=quick
+        )
         yield Finding("attention", "ok", attention)
     except TrainingError as error:
         yield Finding("attention", "failed", str(error))
