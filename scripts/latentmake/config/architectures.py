@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from latentmake.config.musubi import MUSUBI
 from latentmake.config.scripts import Scripts
-from latentmake.config.sdscripts import SDSCRIPTS, Strategies
+from latentmake.config.sdscripts import SDSCRIPTS
+from latentmake.config.strategies import Strategies
 
 __all__ = ["ARCHITECTURES", "GENERIC", "WAN", "Architecture", "ArchitectureName", "ClipOutput"]
 

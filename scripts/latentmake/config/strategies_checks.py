@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from latentmake.config.architectures import Architecture
-from latentmake.config.sdscripts import options_in
+from latentmake.config.strategies import options_in
 from latentmake.config.weights import TextWeights, Weights
 
 __all__ = ["check_strategies"]

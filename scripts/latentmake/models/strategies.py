@@ -11,8 +11,8 @@ from pathlib import Path
 
 from latentmake import digest
 from latentmake.config import Dataset, Model, Weights
-from latentmake.config.sdscripts import Encoder, Network, options_in
 from latentmake.config.shapes import shaping
+from latentmake.config.strategies import Encoder, Network, options_in
 from latentmake.config.weights import NO_WEIGHTS
 from latentmake.errors import ModelError
 from latentmake.models.scripted import scripted_files, weights_digests

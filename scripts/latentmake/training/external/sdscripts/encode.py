@@ -22,7 +22,7 @@ import torch
 from latentmake.caches.inputs import stored_size
 from latentmake.caches.job import Job
 from latentmake.config import Dataset, Model
-from latentmake.config.sdscripts import Call, Encoder, Network
+from latentmake.config.strategies import Call, Encoder, Network
 from latentmake.errors import ModelError, SourceError
 from latentmake.files import atomic
 from latentmake.geometry.sdscripts_buckets import placement

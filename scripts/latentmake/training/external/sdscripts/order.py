@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 from latentmake import digest
 from latentmake.config import ExternalProgram, SdScriptsTrainer
 from latentmake.config.architectures import ArchitectureName
-from latentmake.config.sdscripts import Strategies
 from latentmake.config.shapes import shaping
+from latentmake.config.strategies import Strategies
 from latentmake.config.trainers.sdscripts import Script
 from latentmake.training.external.order import ExternalOrder
 
