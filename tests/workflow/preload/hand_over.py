@@ -36,6 +36,7 @@ def hand_over(place, command):
     status = connection.recv(8)  # of os.waitpid; nothing where that process is gone
     code = int.from_bytes(status, "little") if len(status) == 8 else 1 << 8
     if os.WIFSIGNALED(code):
-        signal.signal(os.WTERMSIG(code), signal.SIG_DFL)
+        if os.WTERMSIG(code) != signal.SIGKILL:  # which has no handler
+            signal.signal(os.WTERMSIG(code), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(code))
     os._exit(os.WEXITSTATUS(code))
