@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import real_models
+import torch
 from latentmake import layouts
 from latentmake.backends import encoder_of
 from latentmake.caches.encode import carry_out
 from latentmake.config import parse
+from latentmake.exchange.adoptions import adopt_by
 from latentmake.plan.orders import WorkOrder
 from latentmake.session import Session
 from latentmake.training.external.musubi.backend import Musubi
@@ -20,6 +23,8 @@ from latentmake.training.external.musubi.check_caches import cache_faults, item_
 from latentmake.training.external.musubi.order import ManifestRow
 from project import NOTHING, Changes, Project, Snapshot
 from real_models import CAPTION, CONTROL, PICTURE, STEMS, World
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 TARGET = "caches_real"
 
@@ -225,3 +230,31 @@ def check(real: RealProject) -> None:
             assert real.planned() == names, path
             path.write_bytes(data)
             assert not real.planned()
+
+    check_adoption(real, latents | text)
+
+
+def check_adoption(real: RealProject, names: set[str]) -> None:
+    """Adopt what the scripts made, without our stamps: nothing is left to encode."""
+    project = real.project
+    theirs: dict[str, dict[str, torch.Tensor]] = {}
+    for name in names:
+        place = project / f"theirs/{Path(name).name}"
+        place.parent.mkdir(exist_ok=True)
+        with safe_open(project / name, framework="pt") as file:
+            metadata = {k: v for k, v in file.metadata().items() if not k.startswith("latentmake.")}
+        theirs[name] = load_file(project / name)
+        save_file(theirs[name], place, metadata)
+    for folder in ("cache", ".latentmake"):
+        shutil.rmtree(project / folder)
+    project.configure(lambda values: values["datasets"]["shapes"].update(adopt_from="theirs"))
+    assert real.planned() == names
+    session = Session(project.config, targets=["adopt_real"], main=True)
+    said: list[str] = []
+    adopt_by(Path(session.run_order("real", "adopt") or ""), say=said.append)
+    assert len(said) == 1 and said[0].startswith(f"real: {len(names)} adopted, "), said
+    assert not real.planned()
+    for name in names:
+        ours = load_file(project / name)
+        assert ours.keys() == theirs[name].keys()
+        assert all(ours[key].equal(tensor) for key, tensor in theirs[name].items())

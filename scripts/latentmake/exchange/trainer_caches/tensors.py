@@ -61,9 +61,10 @@ def check(data: bytes, work: WorkOrder, source: SourceBytes, target: Target, nam
     for key, tensor in found.items():
         if not holds_numbers(tensor, body[tensor.start : tensor.end]):
             raise CacheError(f"holds NaN or infinity ({key})")
-    first = scripts.tensors[0] if work.kind == "text" else "latents_"
+    # Other tensors may be zeros by right, such as FramePack's clean latents.
+    first = re.escape(scripts.tensors[0]) if work.kind == "text" else r"latents_\d"
     for key, tensor in found.items():
-        if key.startswith(first) and not any(body[tensor.start : tensor.end]):
+        if re.match(first, key) and not any(body[tensor.start : tensor.end]):
             raise CacheError(f"holds nothing but zeros ({key})")
     return work.kind == "text"
 
