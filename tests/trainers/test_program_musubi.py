@@ -38,6 +38,12 @@ CASES = {
         "zimage_cache_text_encoder_outputs.py",
         ("zimage_train_network.py", "zimage/zimage_model.py", "qwen_image/qwen_image_utils.py"),
     ),
+    "flux_2_klein_4b": Case(
+        {"architecture": "flux_2_klein_4b", "task": "klein-4b", "vae": "vae", "text": "text"},
+        "flux_2_cache_latents.py",
+        "flux_2_cache_text_encoder_outputs.py",
+        ("flux_2_train_network.py", "networks/lora_flux_2.py", "networks/lora.py"),
+    ),
     "wan": Case(
         {"task": "t2v-14B", "vae": "vae", "text": "text", "encoder": "musubi"},
         "wan_cache_latents.py",

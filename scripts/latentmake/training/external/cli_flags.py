@@ -54,19 +54,27 @@ class Sources:
     digest: str
 
     @classmethod
-    def read(cls, script: Path, roots: Sequence[Path], memory: Memo | None = None) -> Sources:
+    def read(
+        cls,
+        script: Path,
+        roots: Sequence[Path],
+        memory: Memo | None = None,
+        *,
+        without: Sequence[str] = (),
+    ) -> Sources:
         """Read the sources of a script.
 
         Args:
             script: the program.
             roots: folders in which its imports are looked for, in order.
             memory: keeps the facts, until one of the files or folders changes.
+            without: folders below the first of the roots whose modules are not read.
         """
 
         def find() -> tuple[dict[str, Any], list[Path]]:
-            return _Reader(script, roots).facts()
+            return _Reader(script, roots, without).facts()
 
-        question = ["sources 5", str(script), [str(root) for root in roots]]
+        question = ["sources 5", str(script), [str(root) for root in roots], *without]
         facts: dict[str, Any] = remembered(memory, question, find)
         lists = {key: frozenset(each) for key, each in facts.items() if isinstance(each, list)}
         return cls(**{**facts, **lists})
@@ -81,8 +89,9 @@ class Sources:
 class _Reader:
     """Reads a script, and all that it imports from some folders."""
 
-    def __init__(self, script: Path, roots: Sequence[Path]) -> None:
+    def __init__(self, script: Path, roots: Sequence[Path], without: Sequence[str] = ()) -> None:
         self._script = script
+        self._without = [roots[0] / name for name in without]
         self._roots = roots
         self._unreadable = False
         self._extends_path = False
@@ -115,7 +124,7 @@ class _Reader:
         waiting = [self._script]
         while waiting and len(found) < _MAX_FILES:
             path = waiting.pop()
-            if path in found:
+            if path in found or any(each in path.parents for each in self._without):
                 continue
             try:
                 found[path] = self._parse(path)

@@ -84,7 +84,7 @@ class Installation:
         self.note = note
         self._scripts = scripts
         self._memory = memory
-        self._sources: dict[str, Sources] = {}
+        self._sources: dict[tuple[str, ...], Sources] = {}
 
     @classmethod
     def locate(
@@ -137,12 +137,15 @@ class Installation:
         """Facts from the sources of its training script."""
         return self.sources_of(self.program.script)
 
-    def sources_of(self, script: str) -> Sources:
-        """Return facts from the sources of one of its scripts."""
-        if script not in self._sources:
+    def sources_of(self, script: str, without: Sequence[str] = ()) -> Sources:
+        """Return facts from the sources of one of its scripts, `without` those in some folders."""
+        asked = (script, *without)
+        if asked not in self._sources:
             roots = [self._scripts, self.folder / "src", self.folder]
-            self._sources[script] = Sources.read(self._scripts / script, roots, self._memory)
-        return self._sources[script]
+            self._sources[asked] = Sources.read(
+                self._scripts / script, roots, self._memory, without=without
+            )
+        return self._sources[asked]
 
     def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
         """Return the flags that a script, by default the one that trains, does not know."""

@@ -22,6 +22,7 @@ _MODULES = {
     "xformers": ("xformers",),
 }
 _PREFERRED = ("sage_attn", "flash_attn", "xformers")
+_UNUSED = ("networks",)  # LoRAs: imported by helpers that load weights, and taken by no such script
 
 
 def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:
@@ -54,7 +55,9 @@ def program_digest(
     assert model.spec.scripts is not None
     installation = find(settings, model.spec.scripts, memory)
     refuse_unknown(installation, model, kind)
-    sources = installation.sources_of(script_of(model, kind).name)
+    # Caches of Wan's scripts are as old as their recipe, in which all that is imported counts.
+    without = () if model.spec.encodes else _UNUSED
+    sources = installation.sources_of(script_of(model, kind).name, without)
     below = f"{installation.program.package}/"
     files = {name.removeprefix(below): content for name, content in sources.contents.items()}
     programs.keep(sources.digest, installation.program.name, files)
