@@ -6,8 +6,10 @@ from typing import Any
 
 from real_models import World
 
-_CLIPS = {"target_frames": [5]}
-_SECTIONS = {"target_frames": [9], "fp_latent_window_size": 1}
+# Videos have 20 frames: at 24 a second, and for FramePack at 30, as many as the clips need are
+# kept, at a lower rate fewer.
+_CLIPS = {"target_frames": [5], "source_fps": 96.0}
+_SECTIONS = {"target_frames": [9], "fp_latent_window_size": 1, "source_fps": 66.0}
 _ONE_FRAME = {"fp_1f_clean_indices": [0, 10], "fp_1f_target_index": 1, "fp_1f_no_post": True}
 
 

@@ -240,6 +240,7 @@ MUSUBI: Mapping[str, Scripts] = {
     "ideogram4": Scripts(
         title="Ideogram 4",
         mark=r"\bllm_cond_proj\.",
+        channels={"latents": 128},
         stamp=("model_type", "ideogram4_cond"),
         fp8=(),
         rules=(
