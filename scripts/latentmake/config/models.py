@@ -385,9 +385,8 @@ def _check_files(model: Model, flags: Mapping[str, str]) -> None:
     known = {key for script in (scripts.latents, scripts.text) for _, key in script.switches}
     for key in ("fp8_t5", "vae_cache_cpu"):
         if getattr(model, key) and key not in known:
-            raise ValueError(
-                f"`{key}` is about Wan: {model.title} has `latents_arguments`, `text_arguments`"
-            )
+            instead = f"{model.title} has `latents_arguments`, `text_arguments`"
+            raise ValueError(f"`{key}` is about Wan: {instead}")
     if model.spec.encodes:
         return
     for key, flag, what in (
@@ -395,7 +394,7 @@ def _check_files(model: Model, flags: Mapping[str, str]) -> None:
         ("text_dtype", scripts.text.dtype_flag, "embeddings"),
     ):
         if getattr(model, key) and flag is None:
-            whose = f"{model.title}'s {what}"
-            raise ValueError(f"musubi-tuner decides about the dtype of {whose}: leave out `{key}`")
+            what = f"musubi-tuner decides about the dtype of {model.title}'s {what}"
+            raise ValueError(f"{what}: leave out `{key}`")
     if model.dtype != "bfloat16":
         raise ValueError("musubi-tuner's scripts know no `dtype`: set `vae_dtype` or leave it out")
