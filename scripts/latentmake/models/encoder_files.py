@@ -73,9 +73,7 @@ def encoder_files(model: Model, kind: str) -> Iterator[ModelFile]:
 
 
 def _inspected(file: File, weights: Weights) -> ModelFile:
-    if weights.path is None:
-        fault = "is on the hub, and musubi-tuner's scripts read a file or folder of weights"
-        return ModelFile(file.key, str(weights.hub), fault=fault)
+    assert weights.path is not None  # the configuration refuses a hub
     place = Path(weights.path)
     try:
         number = len(scripted_files(weights))

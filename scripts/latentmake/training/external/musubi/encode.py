@@ -198,14 +198,17 @@ def _local(file: File, weights: Weights) -> str:
     """Return the place of a file or folder of weights for a script's command line.
 
     Raises:
-        ModelError: it is not on this machine.
+        ModelError: it is not on this machine, or a folder where the script reads a file.
     """
     place = Path(weights.path or "")
-    if weights.path is None or not place.exists():
+    fault = "" if weights.path and place.exists() else "weights on this machine"
+    if file.form == "file" and not fault and place.is_dir():
+        fault = "the one original file of a network, not a folder"
+    if fault:
         raise ModelError(
-            "musubi-tuner's scripts read weights from a disk, not from a hub",
-            where=f"models.*.{file.key}",
-            hint="name the file or folder of these weights",
+            f"musubi-tuner's scripts read {fault}",
+            where=f"models.*.{file.key.partition('.')[0]}",
+            hint="name that file",
         )
     return str(place.absolute())
 
