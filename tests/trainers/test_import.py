@@ -17,16 +17,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import sdscripts_world
 import video_world
 import world
 from conftest import sources
 from latentmake.config import parse
+from latentmake.exchange.adoptions import plan_adoption
 from latentmake.exchange.datasets_toml.importing import Imported, made_of
 from latentmake.exchange.datasets_toml.order import ImportOrder
+from latentmake.exchange.trainer_caches.adopt import adopt
+from latentmake.exchange.trainer_caches.order import CachesOrder
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of, size_of
 from latentmake.plan.facts import Facts
+from latentmake.plan.parts import RunPlan
+from latentmake.plan.planner import make_plan
 
 pytestmark = pytest.mark.real_trainer
 
@@ -410,3 +416,73 @@ def test_items_of_sdscripts_dataset_files_are_the_same(
             order = ImportOrder(run="cats", dataset_toml=file)
             assert planned(made_of(order)) == wanted, file
         assert sum(wanted.values()) >= 4
+
+
+# -- caches ---------------------------------------------------------------------------------------
+
+# Caches latents beside the images, as sd-scripts' training scripts do before they train.
+CACHING = (
+    SDSCRIPTS.partition("found = []")[0]
+    + """
+import torch
+from accelerate import Accelerator
+from diffusers import AutoencoderKL
+vae = AutoencoderKL.from_pretrained(sys.argv[2]).eval()
+config = config_util.load_user_config(sys.argv[1])
+blueprint = BlueprintGenerator(ConfigSanitizer(True, True, False, True)).generate(config, args)
+group, _ = config_util.generate_dataset_group_by_blueprint(blueprint.dataset_group)
+group.new_cache_latents(vae, Accelerator(cpu=True))
+"""
+)
+
+
+def test_latents_that_sdscripts_own_code_cached_are_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
+) -> None:
+    trainer, root = sources("sd-scripts"), tmp_path / "root"
+    put_images(root / "images")
+    monkeypatch.chdir(root)
+    sdscripts_world.tiny_vae().save_pretrained("models/sdxl/vae")
+    for place in ("text_encoder", "text_encoder_2"):  # nothing reads them but for a digest
+        folder = Path("models/sdxl", place)
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "clip_text_model", "hidden_size": 16}')
+        for name in ("model.safetensors", "vocab.json", "merges.txt", "tokenizer_config.json"):
+            (folder / name).write_text("{}")
+    text = """
+    [general]
+    enable_bucket = true
+    min_bucket_reso = 64
+    caption_extension = ".txt"
+    [[datasets]]
+    resolution = 128
+    [[datasets.subsets]]
+    image_dir = "images"
+    flip_aug = true
+    """
+    Path("dataset.toml").write_text(text)
+    done = subprocess.run(
+        [forked_venv / "bin/python", "-c", CACHING, "dataset.toml", "models/sdxl/vae"],
+        env={**os.environ, "PYTHONPATH": str(trainer)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len([*Path("images").glob("*_sdxl.npz")]) == len(IMAGES)
+    made = made_of(ImportOrder(run="cats", dataset_toml="dataset.toml"))
+    assert made.values["datasets"]["images"]["adopt_from"] == ["images"]
+    del made.values["runs"]["cats"]["trainer"]
+
+    def planned() -> tuple[Facts, RunPlan]:
+        facts = Facts(parse(made.values), Memo(None))
+        return facts, make_plan(facts, ["cats"]).runs["cats"]
+
+    facts, plan = planned()
+    order = plan_adoption(facts, plan, facts.config.runs["cats"])
+    said: list[str] = []
+    assert isinstance(order, CachesOrder)
+    counts = adopt(order, say=said.append)
+    assert counts["adopted"] == len(IMAGES), said
+    latents = [state for part, state in planned()[1].parts.items() if kind_of(part.name) != "text"]
+    assert [(state.fresh, state.stale) for state in latents] == [(len(IMAGES), [])]
