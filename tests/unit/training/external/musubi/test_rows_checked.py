@@ -12,6 +12,7 @@ from latentmake.models.network_files import networks
 from latentmake.training.checks import Finding
 from latentmake.training.external.musubi.check import data_findings
 from latentmake.training.external.musubi.order import MusubiOrder
+from publish_world import order_of
 from rows_world import DIT_NAMES, ROWS, VERSIONS, latents_of, make_row_run
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -156,3 +157,11 @@ def test_a_network_without_the_header_that_its_script_demands_is_refused(root: P
     tensors = load_file("models/dit.safetensors")
     save_file(tensors, "models/dit.safetensors", {"model_type": "ideogram4_uncond"})
     assert "`ideogram4_cond` is demanded" in next(networks(order.model)).fault
+
+
+def test_settings_of_finished_wan_runs_have_the_digests_of_earlier_versions() -> None:
+    plain = "592ea814fd56ef15888c1510785db7f7dcf5ad3092535a6f615de38c41f7f1f7"
+    other = "8890f7b0d97575ae0e4f67c5200de7cec5951fa6fb1a87f00dcbdebaf87f3484"
+    assert order_of().settings_digest() == plain
+    changed = order_of(model={"task": "i2v-14B"}, trainer={"network_dim": 4, "fp8_base": True})
+    assert changed.settings_digest() == other
