@@ -19,8 +19,6 @@ sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 include: "rules/arguments.smk"
 
 
-from latentmake.config.document import check_files
-
 if not IMPORTED:
     check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
 

@@ -5,6 +5,7 @@
 from contextlib import redirect_stderr
 from io import StringIO
 
+from latentmake.config.document import check_files
 from latentmake.entry import exit_on_mistake
 from latentmake.exchange.datasets_toml.order import imported_run
 from snakemake.cli import parse_args

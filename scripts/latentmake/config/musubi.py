@@ -54,7 +54,6 @@ def _qwen_image(
         precisions=("bf16",),
         settings=_shift(2.2),
         layers=layers,
-        transparent=layers,
         sized_controls=controlled,
     )
 

@@ -145,7 +145,6 @@ class Scripts:
         settings: values of the trainer's keys that its documentation recommends.
         sections: whether a clip has a file of latents for each section of `fp_latent_window_size`.
         layers: whether an item has several target images, its layers.
-        transparent: whether transparency is encoded.
         mark: pattern that only names of tensors of its DiT match.
         channels: kind of latents -> channels; of kinds that are not here they are not known.
         fp8: keys of the trainer that may be set together to keep weights in 8 bits.
@@ -177,7 +176,6 @@ class Scripts:
     settings: Mapping[str, object] = field(default_factory=dict)
     sections: bool = False
     layers: bool = False
-    transparent: bool = False
     mark: str = "$^"
     channels: Mapping[str, int] = field(default_factory=dict)
     fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))

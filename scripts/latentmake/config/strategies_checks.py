@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
-from latentmake.config.architectures import Architecture
+from latentmake.config.model_keys import ModelKeys
 from latentmake.config.strategies import options_in
 from latentmake.config.weights import TextWeights, Weights
 
@@ -18,30 +15,7 @@ _OF_OTHERS = (
 )
 
 
-class _Model(Protocol):
-    """What these checks ask of a model's section of the configuration."""
-
-    @property
-    def spec(self) -> Architecture: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def text(self) -> Sequence[TextWeights]: ...
-    @property
-    def latents_arguments(self) -> list[str]: ...
-    @property
-    def text_arguments(self) -> list[str]: ...
-
-    def weights(self, key: str) -> Weights | None:
-        """Return the weights that a key names."""
-
-    def first_set(self, *keys: str) -> str | None:
-        """Return the first of some keys whose value is not its default."""
-
-
-def check_strategies(model: _Model) -> None:
+def check_strategies(model: ModelKeys) -> None:
     """Refuse keys that sd-scripts' own encoders of an architecture cannot have.
 
     Raises:
