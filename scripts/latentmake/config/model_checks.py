@@ -141,11 +141,12 @@ def _check_scripted(model: ModelKeys) -> None:
         number = str(texts) if texts == fewest else f"{fewest} to {texts}"
         raise ValueError(f"a {title} model has {number} text encoder{'s' * (number != '1')}")
     _check_files(model, {file.key: file.flag for file in files})
-    for key, script, version, dtype in (
-        ("latents_arguments", scripts.latents, model.version.latents, "vae_dtype"),
-        ("text_arguments", scripts.text, model.version.text, "text_dtype"),
+    for kind, script, dtype in (
+        ("latents", scripts.latents, "vae_dtype"),
+        ("text", scripts.text, "text_dtype"),
     ):
-        refuse_decided(key, getattr(model, key), script, version, dtype)
+        further, own = model.further_arguments(kind), model.version.caching(kind)
+        refuse_decided(f"{kind}_arguments", further, script, own, dtype)
 
 
 def _check_files(model: ModelKeys, flags: Mapping[str, str]) -> None:

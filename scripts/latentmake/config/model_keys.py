@@ -170,6 +170,10 @@ class ModelKeys(Closed):
         """Dtype of the embeddings' caches; musubi-tuner has one alone."""
         return "bfloat16" if self.spec.scripts is not None else self.text_dtype or self.dtype
 
+    def further_arguments(self, kind: str) -> list[str]:
+        """Return its `latents_arguments` or `text_arguments`."""
+        return self.text_arguments if kind == "text" else self.latents_arguments
+
     @property
     def image_to_video(self) -> bool:
         """Whether its caches hold the first frame's latents too."""

@@ -120,6 +120,10 @@ class Version(NamedTuple):
     boundary: int | None = None
     one_frame: bool = False
 
+    def caching(self, kind: str) -> tuple[str, ...]:
+        """Return the arguments that it adds to the script of `latents` or `text`."""
+        return self.text if kind == "text" else self.latents
+
 
 @dataclass(frozen=True)
 class Scripts:
@@ -185,3 +189,8 @@ class Scripts:
     stamp: tuple[str, str] | None = None
     attentions: Mapping[str, int | None] = field(default_factory=lambda: dict(ATTENTIONS))
     sized_controls: bool = False
+
+    @property
+    def counts_controls(self) -> bool:
+        """Whether latents hold a tensor for each control image."""
+        return self.latents.reads_controls and self.control_latents

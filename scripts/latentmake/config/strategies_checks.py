@@ -31,16 +31,13 @@ def check_strategies(model: ModelKeys) -> None:
     texts = [file.key for file in strategies.files if file.key.startswith("text")]
     if model.text and len(model.text) != len(texts):
         raise ValueError(f"{title} has {len(texts)} text encoder{'s' * (len(texts) != 1)}")
-    for kind, dtype, arguments in (
-        ("latents", "vae_dtype", model.latents_arguments),
-        ("text", "text_dtype", model.text_arguments),
-    ):
+    for kind, dtype in (("latents", "vae_dtype"), ("text", "text_dtype")):
         encoder = strategies.encoder(kind)
         assert encoder is not None
         if encoder.fixed and (getattr(model, dtype) is not None or model.dtype != "bfloat16"):
             raise ValueError(f"sd-scripts decides about {title}'s dtypes: leave out `{dtype}`")
         try:
-            options_in(arguments, encoder.options)
+            options_in(model.further_arguments(kind), encoder.options)
         except ValueError as error:
             raise ValueError(f"`{kind}_arguments`: {error}") from None
     for file in strategies.files:

@@ -13,8 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from latentmake.errors import CacheError
+from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.record import Record
+from latentmake.files import cachefile
 from latentmake.plan.orders import FOLDER, WorkItem, WorkOrder
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.spool import spooled
@@ -32,6 +33,8 @@ __all__ = [
     "Batch",
     "OutdatedError",
     "adopt_all",
+    "header_of",
+    "state_of",
 ]
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
@@ -124,3 +127,16 @@ def adopt_all(
                 put_away(spooled(key), key)
     say(f"{adoption.run}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     return total
+
+
+def state_of(error: CacheError | SourceError) -> str:
+    """Return the state of a target whose file is refused."""
+    return OUTDATED if isinstance(error, OutdatedError) else UNFIT
+
+
+def header_of(path: Path) -> cachefile.Header | None:
+    """Return the header of a file of ours; None for another file, or none."""
+    try:
+        return cachefile.read_header(path)
+    except (CacheError, OSError):
+        return None

@@ -15,10 +15,19 @@ from latentmake.config import Dataset, Model, Weights
 from latentmake.config.scripts import Script
 from latentmake.config.shapes import shaping
 from latentmake.errors import ModelError
-from latentmake.geometry.buckets import Size
+from latentmake.files.media import Media
+from latentmake.geometry.buckets import Size, wan_size
+from latentmake.geometry.clips import AnyClip
 from latentmake.models.files import refuse_missing
 
-__all__ = ["latents_size", "script_of", "scripted_files", "scripted_recipe", "weights_digests"]
+__all__ = [
+    "frames_and_sides",
+    "latents_size",
+    "script_of",
+    "scripted_files",
+    "scripted_recipe",
+    "weights_digests",
+]
 
 FORMAT_VERSION = 1
 """Raised when the same source and settings would be encoded otherwise."""
@@ -70,7 +79,7 @@ def scripted_recipe(
     Raises:
         ModelError: files are missing or cannot be read.
     """
-    script, version = script_of(model, kind), model.version
+    script = script_of(model, kind)
     found = weights_digests(model, [file.key for file in script.files], file_digest)
     recipe: dict[str, object] = {
         "format": FORMAT_VERSION,
@@ -79,8 +88,8 @@ def scripted_recipe(
         "architecture": model.architecture,
         "weights": {file.flag: found[file.key] for file in script.files if file.key in found},
         "arguments": [
-            *(version.text if kind == "text" else version.latents),
-            *(model.text_arguments if kind == "text" else model.latents_arguments),
+            *model.version.caching(kind),
+            *model.further_arguments(kind),
         ],
     }
     dtype = model.text_dtype if kind == "text" else model.vae_dtype
@@ -90,6 +99,30 @@ def scripted_recipe(
         assert dataset is not None
         recipe |= shaping(dataset, "latents", model.layout, defaults=False)
     return recipe
+
+
+def frames_and_sides(
+    model: Model, settings: Dataset, media: Media, resolution: Size, clip: AnyClip | None
+) -> tuple[str, str]:
+    """Return the frames and the sides of an item's latents, as names of tensors have them.
+
+    Returns:
+        A pattern of the number of frames, and `{height}x{width}`.
+    """
+    scripts = model.spec.scripts
+    assert scripts is not None
+    size = wan_size(
+        Size(media.width, media.height),
+        resolution,
+        bucket=settings.fit == "bucket",
+        no_upscale=settings.bucket_no_upscale,
+        step=model.spec.side,
+    )
+    frames = str(1 if clip is None else (clip.frames - 1) // scripts.frames + 1)
+    if scripts.sections or scripts.layers:
+        frames = "[0-9]+"  # as many as a section has, or an item layers
+    width, height = latents_size(model, size)
+    return frames, f"{height}x{width}"
 
 
 def latents_size(model: Model, size: Size) -> Size:

@@ -34,7 +34,7 @@ def encoder_of(model: Model, kind: str) -> Encoder:
 
 def options_of(model: Model, kind: str) -> dict[str, object]:
     """Return flag -> value of the options of an encoder that the model sets."""
-    arguments = model.text_arguments if kind == "text" else model.latents_arguments
+    arguments = model.further_arguments(kind)
     return options_in(arguments, encoder_of(model, kind).options)
 
 

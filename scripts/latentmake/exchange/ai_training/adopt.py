@@ -20,13 +20,14 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.adoption import (
     ADOPTED,
     FRESH,
-    OUTDATED,
     STATES,
     UNFIT,
     WITHOUT,
     Adoption,
     OutdatedError,
     adopt_all,
+    header_of,
+    state_of,
 )
 from latentmake.exchange.ai_training.naming import from_bytes
 from latentmake.exchange.ai_training.orders import AdoptOrder, Text
@@ -117,7 +118,7 @@ class _Batch:
         try:
             fit = self._fit(item, paths)
         except (CacheError, SourceError) as error:
-            return Counter({_state(error): len(item.targets)}), [f"not adopted: {error}"]
+            return Counter({state_of(error): len(item.targets)}), [f"not adopted: {error}"]
         except OSError as error:
             line = f"{error.filename or item.source}: cannot be read ({error.strerror})"
             return Counter({UNFIT: len(item.targets)}), [f"not adopted: {line}"]
@@ -127,7 +128,7 @@ class _Batch:
             try:
                 counts[self._take(item, target, variant, fit)] += 1
             except CacheError as error:
-                counts[_state(error)] += 1
+                counts[state_of(error)] += 1
                 lines.append(f"not adopted: {error}")
         return counts, lines
 
@@ -189,7 +190,7 @@ class _Batch:
         """
         key = cachefile.target_key(fit.source, self.recipe_digest, variant)
         path = Path(target.path)
-        existing = _header(path)
+        existing = header_of(path)
         if existing is not None and existing.key == key:
             return FRESH
         digests = " ".join(file.digest for file in fit.files)
@@ -213,7 +214,7 @@ class _Batch:
 
     def _is_of_other(self, file: _File, key: str, source: str) -> bool:
         """Whether a file is known to be of other content than its item's present one."""
-        if (stamped := _header(file.path)) is not None:  # an export of ours
+        if (stamped := header_of(file.path)) is not None:  # an export of ours
             return stamped.key != key
         return self.record.is_of_other(self._name(file), file.digest, source)
 
@@ -235,10 +236,6 @@ class _Batch:
         return tensors
 
 
-def _state(error: CacheError | SourceError) -> str:
-    return OUTDATED if isinstance(error, OutdatedError) else UNFIT
-
-
 def _read(path: Path, kind: str, padded: bool) -> _File:
     data = path.read_bytes()
     try:
@@ -250,13 +247,6 @@ def _read(path: Path, kind: str, padded: bool) -> _File:
     if not tensor.any():
         raise CacheError("holds nothing but zeros", where=path)
     return _File(path, digest.of_bytes(data), tensor)
-
-
-def _header(path: Path) -> cachefile.Header | None:
-    try:
-        return cachefile.read_header(path)
-    except (CacheError, OSError):
-        return None
 
 
 def _check_text(file: _File, text: Text) -> None:

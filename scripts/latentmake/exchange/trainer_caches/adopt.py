@@ -21,11 +21,12 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.adoption import (
     ADOPTED,
     FRESH,
-    OUTDATED,
     UNFIT,
     WITHOUT,
     OutdatedError,
     adopt_all,
+    header_of,
+    state_of,
 )
 from latentmake.exchange.record import Record
 from latentmake.exchange.trainer_caches import arrays, tensors
@@ -77,7 +78,7 @@ class _Batch:
             if item.content not in (None, reading.content):
                 raise OutdatedError("was edited just now", where=item.place)
         except (CacheError, SourceError) as error:
-            return Counter({_state(error): len(item.targets)}), [f"not adopted: {error}"]
+            return Counter({state_of(error): len(item.targets)}), [f"not adopted: {error}"]
         except OSError as error:
             line = f"{error.filename or item.place}: cannot be read ({error.strerror})"
             return Counter({UNFIT: len(item.targets)}), [f"not adopted: {line}"]
@@ -105,7 +106,7 @@ class _Batch:
         Returns:
             Its state, and why none fits, "" where one does or there is none.
         """
-        existing = _header(Path(target.path))
+        existing = header_of(Path(target.path))
         if existing is not None and existing.key == key:
             return FRESH, ""
         found: list[CacheError] = []
@@ -122,7 +123,7 @@ class _Batch:
             return WITHOUT, ""
         # Of several folders, those of other resolutions hold files of the same name.
         first = next((x for x in found if isinstance(x, OutdatedError)), found[0])
-        return _state(first), str(first)
+        return state_of(first), str(first)
 
     def _take(
         self,
@@ -168,14 +169,3 @@ class _Batch:
             self.targets[target.path] = [*target_stat(Path(target.path).stat()), key]
             if existing is not None:
                 self.replaced.append(existing.key)
-
-
-def _state(error: CacheError | SourceError) -> str:
-    return OUTDATED if isinstance(error, OutdatedError) else UNFIT
-
-
-def _header(path: Path) -> cachefile.Header | None:
-    try:
-        return cachefile.read_header(path)
-    except (CacheError, OSError):
-        return None

@@ -18,9 +18,8 @@ from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.adoption import OutdatedError
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.safetensors import Head, Tensor, holds_numbers, parse_head
-from latentmake.geometry.buckets import Size, wan_size
 from latentmake.layouts.layout import SIZED
-from latentmake.models.scripted import latents_size
+from latentmake.models.scripted import frames_and_sides
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
 __all__ = ["check", "names", "stamped"]
@@ -79,7 +78,7 @@ def _check_text(
     if missing := _missing(scripts.tensors, found):
         raise CacheError(f"holds no {missing[0]}*, but {', '.join(found) or 'nothing'}")
     for key, tensor in found.items():
-        if key.startswith("varlen_t5_") and (len(tensor.shape) != 2 or not tensor.shape[0]):
+        if key.startswith(scripts.tensors[0]) and not (tensor.shape and all(tensor.shape)):
             raise CacheError(f"holds {key} of the shape {list(tensor.shape)}")
     try:
         text = work.layout.caption(caption_of(source.data, source.item, work.dataset_settings))
@@ -107,7 +106,10 @@ def _check_latents(
     for key, side in sizes.items():
         if head.metadata.get(key) != str(int(side or 0)):
             raise CacheError(f"has another {key} in its header than in its name")
-    frames, shape = _shape(work, item, target, scripts)
+    assert item.media is not None and target.size is not None
+    frames, shape = frames_and_sides(
+        model, work.dataset_settings, item.media, target.size, target.clip
+    )
     pattern = re.compile(rf"latents_({frames}x)?{shape}_")
     latents = next((key for key in found if pattern.match(key)), None)
     if latents is None:
@@ -118,32 +120,13 @@ def _check_latents(
         what = f"holds no {missing[0]}*, which {model.task or model.title} needs"
         raise CacheError(what, hint="encode it, or set the model's `task`")
     controls, needed = sum(key.startswith(_CONTROL) for key in found), len(item.controls)
-    counts = scripts.latents.reads_controls and scripts.control_latents
-    if counts and controls != needed:
+    if scripts.counts_controls and controls != needed:
         raise CacheError(f"holds latents of {controls} controls, not of {needed}")
     wanted = model.vae_dtype or (model.dtype if model.spec.encodes else None)
     dtype = _DTYPE.search(latents)
     if wanted is not None and dtype is not None and dtype[1] != wanted:
         hint = f"set vae_dtype: {dtype[1]} of models.{work.model}"
         raise CacheError(f"holds latents in {dtype[1]}, not in {wanted}", hint=hint)
-
-
-def _shape(work: WorkOrder, item: WorkItem, target: Target, scripts: Scripts) -> tuple[str, str]:
-    """Return frames (a pattern) and `{h}x{w}` of a target's latents."""
-    assert item.media is not None and target.size is not None
-    settings, clip = work.dataset_settings, target.clip
-    size = wan_size(
-        Size(item.media.width, item.media.height),
-        target.size,
-        bucket=settings.fit == "bucket",
-        no_upscale=settings.bucket_no_upscale,
-        step=work.model_settings.spec.side,
-    )
-    frames = str(1 if clip is None else (clip.frames - 1) // scripts.frames + 1)
-    if scripts.sections or scripts.layers:
-        frames = "[0-9]+"  # as many as a section has, or an item layers
-    width, height = latents_size(work.model_settings, size)
-    return frames, f"{height}x{width}"
 
 
 def _check_shape(key: str, shape: Sequence[int], sides: str, scripts: Scripts) -> None:

@@ -190,7 +190,7 @@ class _Files:
         if missing:
             names = " and no ".join(each.strip("_") for each in sorted(missing, reverse=True))
             raise _FaultError(f"holds no {names}, which {model.task or model.title} needs")
-        if scripts.latents.reads_controls and scripts.control_latents:
+        if scripts.counts_controls:
             controls = [what for what in sizes if what.startswith(_CONTROL)]
             wanted = len(row.control_files)
             if wanted and not controls:

@@ -39,7 +39,7 @@ def caching_arguments(
         skip_existing: pass over items that have a cache file.
         keep_cache: leave cache files alone that belong to no item.
     """
-    script, version = script_of(model, kind), model.version
+    script = script_of(model, kind)
     files: dict[str, str | float | bool | None] = {}
     for file in script.files:
         weights = model.weights(file.key)
@@ -59,6 +59,4 @@ def caching_arguments(
             "--keep_cache": keep_cache,
         }
     )
-    own = version.text if kind == "text" else version.latents
-    further = model.text_arguments if kind == "text" else model.latents_arguments
-    return [*own, *arguments, *further]
+    return [*model.version.caching(kind), *arguments, *model.further_arguments(kind)]

@@ -22,22 +22,22 @@ def refuse_unknown(installation: Installation, model: Model, kind: str) -> None:
     Raises:
         TrainingError: the script is missing, or does not know a flag, or the model's `task`.
     """
-    name, version = script_of(model, kind).name, model.version
+    name = script_of(model, kind).name
     installation.script(name)
     arguments = caching_arguments(
         model, kind, dataset_config="toml", place=lambda file, _: file.key, num_workers=1
     )
     missing = installation.missing_flags(arguments, name)
-    further = model.text_arguments if kind == "text" else model.latents_arguments
+    further = model.further_arguments(kind)
     if wrong := [flag for flag in missing if any(each.startswith(flag) for each in further)]:
         known = installation.sources_of(name).flags or ()
         near = get_close_matches(wrong[0], known, 1, 0.8)
         raise TrainingError(
             f"{name} of {installation.folder} does not know {wrong[0]}",
-            where="text_arguments" if kind == "text" else "latents_arguments",
+            where=f"{kind}_arguments",
             hint=f"did you mean {near[0]}?" if near else "leave it out, or update musubi-tuner",
         )
-    values = [x for x in (version.text if kind == "text" else version.latents) if x[:1] != "-"]
+    values = [x for x in model.version.caching(kind) if x[:1] != "-"]
     sources = installation.sources_of(name)
     missing += [x for x in values if not (sources.mentions(f'"{x}"') or sources.mentions(f"'{x}'"))]
     if missing:

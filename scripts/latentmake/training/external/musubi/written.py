@@ -22,8 +22,7 @@ from latentmake import digest
 from latentmake.caches.job import Job
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.safetensors import read_head
-from latentmake.geometry.buckets import Size, wan_size
-from latentmake.models.scripted import latents_size
+from latentmake.models.scripted import frames_and_sides
 from latentmake.plan.orders import WorkOrder
 from latentmake.progress import Progress
 from latentmake.training.external.musubi.scratch import Awaited
@@ -179,7 +178,7 @@ class Taker:
             return f"is one of the architecture {header}, not {scripts.header}"
         if each.caption is not None and metadata.get("caption1") != each.caption:
             return "is of another caption"
-        if each.caption is None and scripts.latents.reads_controls and scripts.control_latents:
+        if each.caption is None and scripts.counts_controls:
             found = sum(name.startswith("latents_control_") for name in names)
             given = len(each.reading.item.controls)
             if found != given:
@@ -233,18 +232,8 @@ def _patterns(order: WorkOrder, each: Awaited) -> list[str]:
     if order.kind == "text":
         return [re.escape(each) for each in scripts.tensors]
     assert media is not None and each.target.size is not None
-    settings, clip = order.dataset_settings, each.target.clip
-    size = wan_size(
-        Size(media.width, media.height),
-        each.target.size,
-        bucket=settings.fit == "bucket",
-        no_upscale=settings.bucket_no_upscale,
-        step=model.spec.side,
+    frames, sides = frames_and_sides(
+        model, order.dataset_settings, media, each.target.size, each.target.clip
     )
-    frames = str(1 if clip is None else (clip.frames - 1) // scripts.frames + 1)
-    if scripts.sections or scripts.layers:
-        frames = "[0-9]+"  # as many as a section has, or an item layers
-    # FLUX.2's names have no number of frames.
-    width, height = latents_size(model, size)
-    shape = f"({frames}x)?{height}x{width}"
+    shape = f"({frames}x)?{sides}"  # FLUX.2's names have no number of frames
     return [f"latents_{shape}_", *map(re.escape, model.version.tensors)]
