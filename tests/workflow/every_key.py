@@ -401,8 +401,6 @@ MACHINES: dict[Key, Change] = {
     ("musubi_tuner", "batch_size"): Change(2),
     ("musubi_tuner", "num_workers"): Change(2),
     ("sd_scripts", "path"): Change("nowhere"),
-    ("sd_scripts", "batch_size"): Change(2),
-    ("sd_scripts", "num_workers"): Change(2),
     ("folders", "path"): Change("data/more"),
     ("store", "keep"): Change("1 GB"),
     **{

@@ -12,7 +12,15 @@ from latentmake.config.cluster import Batch, Cluster, ClusterJob, TrainingJob
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Dtype, Resolution, resolution_name
 from latentmake.config.generation import Generation
-from latentmake.config.machines import Export, ExternalProgram, Folder, PathMap, Publish, Storage
+from latentmake.config.machines import (
+    Export,
+    ExternalProgram,
+    Folder,
+    MusubiTuner,
+    PathMap,
+    Publish,
+    Storage,
+)
 from latentmake.config.mistakes import nearest
 from latentmake.config.models import Model
 from latentmake.config.root import Config, parse
@@ -45,6 +53,7 @@ __all__ = [
     "LoopTrainer",
     "Model",
     "MusubiTrainer",
+    "MusubiTuner",
     "PathMap",
     "Publish",
     "Resolution",

@@ -52,10 +52,10 @@ def check_run(
     for dataset, settings in datasets.items():
         if settings.video:
             what = f"the dataset {dataset} holds videos, which {run.model} cannot encode"
-            hint = f"set the `task` of models.{run.model} if it is a Wan model"
+            hint = f"set the `task` or `architecture` of models.{run.model} if it can"
             raise ConfigError(what, where=where, hint=hint)
         if settings.control_directory:
-            what = f"the dataset {dataset} has control images, which only Wan models use"
+            what = f"the dataset {dataset} has control images, which only musubi-tuner's models use"
             raise ConfigError(what, where=where, hint="leave out its `control_directory`")
 
 

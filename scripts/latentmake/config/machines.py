@@ -22,6 +22,7 @@ __all__ = [
     "ExternalProgram",
     "Folder",
     "FolderField",
+    "MusubiTuner",
     "PathMap",
     "Publish",
     "Storage",
@@ -38,6 +39,11 @@ class ExternalProgram(Closed):
     """Folder of the program."""
     venv: DiskPath | None = Field(None, min_length=1)
     """Its virtual environment; by default `venv` or `.venv` in its folder."""
+
+
+class MusubiTuner(ExternalProgram):
+    """musubi-tuner, and how its caching scripts run on this machine."""
+
     batch_size: Number | None = Field(None, ge=1)
     """Items that its caching scripts encode at once; by default their own choice."""
     num_workers: Number | None = Field(None, ge=1)

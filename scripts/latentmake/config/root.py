@@ -13,7 +13,15 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Closed, Name
 from latentmake.config.generation import Generation, Prompt, prompt_of_command
 from latentmake.config.generation_checks import check_generation
-from latentmake.config.machines import Export, ExternalProgram, FolderField, Publish, Storage, Store
+from latentmake.config.machines import (
+    Export,
+    ExternalProgram,
+    FolderField,
+    MusubiTuner,
+    Publish,
+    Storage,
+    Store,
+)
 from latentmake.config.mistakes import line_of, refuse_unknown
 from latentmake.config.models import Model
 from latentmake.config.runs import Run
@@ -36,8 +44,8 @@ class Config(Closed):
     """Size of encoding jobs."""
     cluster: Cluster = Cluster()
     """SLURM resource requests; ignored for local runs."""
-    musubi_tuner: ExternalProgram | None = None
-    """musubi-tuner, which trains Wan models."""
+    musubi_tuner: MusubiTuner | None = None
+    """musubi-tuner, which trains Wan and other models."""
     sd_scripts: ExternalProgram | None = None
     """sd-scripts, which trains models of `layout: sdscripts`."""
     publish: Publish = Publish()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from latentmake import digest, layouts
-from latentmake.config import Dataset, ExternalProgram, Model
+from latentmake.config import Dataset, ExternalProgram, Model, MusubiTuner
 from latentmake.files import atomic
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
@@ -46,7 +46,7 @@ _CONTROLS = 4  # in an item
 _SECTIONS: dict[str, type[BaseModel]] = {
     "dataset_settings": Dataset,
     "model_settings": Model,
-    "musubi_tuner": ExternalProgram,
+    "musubi_tuner": MusubiTuner,
     "sd_scripts": ExternalProgram,
 }
 
@@ -122,7 +122,7 @@ class WorkOrder:
     model_settings: Model
     recipe: dict[str, Any]
     items: tuple[WorkItem, ...]
-    musubi_tuner: ExternalProgram | None = None
+    musubi_tuner: MusubiTuner | None = None
     sd_scripts: ExternalProgram | None = None
 
     @property

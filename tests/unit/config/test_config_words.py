@@ -124,7 +124,8 @@ def test_the_words_are_those_of_trainings_and_not_of_machines() -> None:
     for section, word, expected in (
         ("cluster", "num_gpus", "known here: partition, account"),
         ("export", "output_dir", "known here: folder"),
-        ("musubi_tuner", "directory", "known here: path, venv"),
+        ("musubi_tuner", "directory", "known here: path, venv, batch_size, num_workers"),
+        ("sd_scripts", "batch_size", "`batch_size` belongs to musubi_tuner"),
     ):
         values = configuration("musubi")
         values.setdefault(section, {})[word] = 1
