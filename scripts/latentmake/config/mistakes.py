@@ -22,7 +22,7 @@ __all__ = ["Answer", "answers", "line_of", "nearest", "refuse_unknown"]
 
 Location = tuple[int | str, ...]
 Answer = str | Mapping[str, str]
-_PROGRAMS = {"musubi": "wan_train_network.py", "sdscripts": "sd-scripts"}
+_PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
 _PLACE = re.compile(
     r"(?P<section>(?:datasets|models|runs)\.NAME(?:\.[a-z_]+)*)\.(?P<key>[a-z_]+.*)"
 )
@@ -84,6 +84,12 @@ def _rule(error: ErrorDetails) -> tuple[str, str]:
     if kind == "string_pattern_mismatch" and context["pattern"] in PATTERNS:
         return "is not allowed here", f"use {PATTERNS[context['pattern']]}"
     what = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if kind == "literal_error" and isinstance(error["input"], str):
+        word = re.sub(r"\W+", "_", error["input"]).lower()
+        if guess := nearest(word, re.findall(r"'([^']*)'", context["expected"])):
+            return "is not known here", f"did you mean `{guess}`?"
+    if kind in ("list_type", "tuple_type") and isinstance(error["input"], str):
+        return what, f"write it as a list: [{error['input']}]"
     for bound, word in (("ge", "or more"), ("le", "or less")):
         if bound in context:
             return what, f"use {context[bound]} {word}"

@@ -137,7 +137,7 @@ def _check_scripted(model: ModelKeys) -> None:
         refuse_unread({file.key: model.weights(file.key) for file in files}, title)
     texts = len({file.key for file in files if file.key.startswith("text")})
     fewest = len({file.key for file in files if file.key.startswith("text") and file.required})
-    if not fewest <= len(model.text) <= texts:
+    if model.text and not fewest <= len(model.text) <= texts:
         number = str(texts) if texts == fewest else f"{fewest} to {texts}"
         raise ValueError(f"a {title} model has {number} text encoder{'s' * (number != '1')}")
     _check_files(model, {file.key: file.flag for file in files})

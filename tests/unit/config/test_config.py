@@ -48,6 +48,26 @@ MISTAKES = {
         {"promts": []},
         ["runs.first.trainer.samples.promts", "did you mean `prompts`?"],
     ),
+    "a word for a list": (
+        ("models", "tiny", "text_arguments"),
+        "--fp8_vl",
+        ["models.tiny.text_arguments", "write it as a list: [--fp8_vl]"],
+    ),
+    "misspelt architecture": (
+        ("models", "tiny", "architecture"),
+        "qwen_imag_edit",
+        ['"qwen_imag_edit" is not known here; did you mean `qwen_image_edit`?'],
+    ),
+    "architecture as people write it": (
+        ("models", "tiny", "architecture"),
+        "FLUX.2-klein-4B",
+        ["models.tiny.architecture", "did you mean `flux_2_klein_4b`?"],
+    ),
+    "word like no architecture": (
+        ("models", "tiny", "architecture"),
+        "%%",
+        ["models.tiny.architecture", "should be 'sd1', 'sd2'"],
+    ),
     "key of the trainer in a dataset": (
         ("datasets", "cats", "learning_rate"),
         1e-4,

@@ -59,6 +59,7 @@ def test_suffixes_differ_and_have_no_underscore() -> None:
         ("qwen_image", {"text": ["a", "b"]}, "has 1 text encoder"),
         ("qwen_image", {"clip": "c"}, "no CLIP image encoder: leave out `clip`"),
         ("flux_kontext", {"text": ["a"]}, "has 2 text encoders"),
+        ("flux_kontext", {"text": None}, "this key is missing"),
         ("z_image", {"fp8_t5": True}, "text_arguments"),
         ("hidream_o1", {"task": "t2i", "vae": "v"}, "HiDream O1 has no VAE"),
         ("qwen_image", {"unet": "u"}, "no `unet` or `scheduler`"),
