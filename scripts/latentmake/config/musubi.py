@@ -8,43 +8,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from latentmake.config.musubi_video import VIDEO_ROWS
+from latentmake.config.row_parts import DIT, FIRST, I2V, LATENTS_16, TEXT, VAE, shift
 from latentmake.config.scripts import ATTENTIONS, File, Rule, Script, Scripts, Vae, Version
 
 __all__ = ["MUSUBI"]
 
-_VAE = File("--vae", "vae", kind="VAE", vae=Vae(3, 16))
-_IMAGE_VAE = _VAE._replace(vae=Vae(2, 16))
-_FLUX_2_VAE = _VAE._replace(vae=Vae(2, 32))
-_DIT = File("--dit", "dit")
-_TEXT = File("--text_encoder", "text", kind="language model")
-_VIDEO = Version(videos=True)
+_IMAGE_VAE = VAE._replace(vae=Vae(2, 16))
+_FLUX_2_VAE = VAE._replace(vae=Vae(2, 32))
 
 
-_LATENTS_16 = {"latents": 16, "latents_control": 16}
 _SCALED_ALONE = (("fp8_base", "fp8_scaled"),)
 _UNWEIGHTED = Rule("--weighting_scheme", values=("none",))
-
-
-def _shift(shift: float, sampling: str = "shift") -> Mapping[str, object]:
-    return {"timestep_sampling": sampling, "discrete_flow_shift": shift}
 
 
 def _qwen_image(
     title: str, suffix: str, versions: Mapping[str, Version], *, layers: bool = False
 ) -> Scripts:
     controlled = any(each.controls != (0, 0) for each in versions.values())
-    vae = _VAE._replace(vae=Vae(3, 16, colours=4)) if layers else _VAE
+    vae = VAE._replace(vae=Vae(3, 16, colours=4)) if layers else VAE
     return Scripts(
         title=title,
         suffix=suffix,
         header="qwen_image",
         latents=Script("qwen_image_cache_latents.py", (vae,), reads_controls=controlled),
-        text=Script(
-            "qwen_image_cache_text_encoder_outputs.py", (_TEXT,), reads_controls=controlled
-        ),
-        training=Script("qwen_image_train_network.py", (_DIT,)),
+        text=Script("qwen_image_cache_text_encoder_outputs.py", (TEXT,), reads_controls=controlled),
+        training=Script("qwen_image_train_network.py", (DIT,)),
         mark=r"\btransformer_blocks\.0\.img_mod\.",
-        channels=_LATENTS_16,
+        channels=LATENTS_16,
         rules=() if layers else (Rule("--remove_first_image_from_target", values=()),),
         # Without it their batches attend to padding.
         attentions={**ATTENTIONS, "flash_attn": 1, "xformers": 1},
@@ -52,7 +42,7 @@ def _qwen_image(
         tensors=("varlen_vl_embed_",),
         versions=versions,
         precisions=("bf16",),
-        settings=_shift(2.2),
+        settings=shift(2.2),
         layers=layers,
         sized_controls=controlled,
     )
@@ -72,8 +62,8 @@ def _flux_2(title: str, suffix: str, header: str, *versions: str) -> Scripts:
         latents=Script(
             "flux_2_cache_latents.py", (_FLUX_2_VAE,), "--vae_dtype", reads_controls=True
         ),
-        text=Script("flux_2_cache_text_encoder_outputs.py", (_TEXT,)),
-        training=Script("flux_2_train_network.py", (_DIT,)),
+        text=Script("flux_2_cache_text_encoder_outputs.py", (TEXT,)),
+        training=Script("flux_2_train_network.py", (DIT,)),
         mark=r"\bdouble_stream_modulation_img\.",
         channels={"latents": 128, "latents_control": 128},
         network="networks.lora_flux_2",
@@ -86,10 +76,6 @@ def _flux_2(title: str, suffix: str, header: str, *versions: str) -> Scripts:
     )
 
 
-_I2V = ("--i2v",)
-_FIRST = ("latents_image_",)
-
-
 def _wan(
     task: str,
     *,
@@ -100,12 +86,12 @@ def _wan(
 ) -> Version:
     """Return a task of Wan: with the first frame's latents, a CLIP, or demanded controls."""
     return Version(
-        latents=_I2V if first else (),
+        latents=I2V if first else (),
         training=("--task", task),
         controls=(1, 1) if control else (0, 1),
         videos=True,
         needs=("clip",) if clip else (),
-        tensors=(*(_FIRST if first else ()), *(("clip_",) if clip else ())),
+        tensors=(*(FIRST if first else ()), *(("clip_",) if clip else ())),
         boundary=boundary,
     )
 
@@ -125,13 +111,13 @@ MUSUBI: Mapping[str, Scripts] = {
         title="Wan",
         attentions={**ATTENTIONS, "flash3": None},
         mark=r"\bblocks\.0\.cross_attn\.k\.",
-        channels={**_LATENTS_16, "latents_image": 20},
+        channels={**LATENTS_16, "latents_image": 20},
         equal_shapes=True,
         suffix="wan",
         header="wan",
         latents=Script(
             "wan_cache_latents.py",
-            (_VAE, File("--clip", "clip", required=False, kind="image encoder")),
+            (VAE, File("--clip", "clip", required=False, kind="image encoder")),
             "--vae_dtype",
             switches=(("--vae_cache_cpu", "vae_cache_cpu"),),
             reads_controls=True,
@@ -143,7 +129,7 @@ MUSUBI: Mapping[str, Scripts] = {
         ),
         training=Script(
             "wan_train_network.py",
-            (_DIT, File("--dit_high_noise", "dit_high_noise", required=False)),
+            (DIT, File("--dit_high_noise", "dit_high_noise", required=False)),
         ),
         network="networks.lora_wan",
         tensors=("varlen_t5_",),
@@ -159,7 +145,7 @@ MUSUBI: Mapping[str, Scripts] = {
             "i2v-A14B": _wan("i2v-A14B", first=True, boundary=900),
             "t2v-A14B": _wan("t2v-A14B", boundary=875),
         },
-        settings=_shift(3.0),
+        settings=shift(3.0),
     ),
     "qwen_image": _qwen_image("Qwen-Image", "qi", {"": _model_version("original")}),
     "qwen_image_edit": _qwen_image(
@@ -177,15 +163,15 @@ MUSUBI: Mapping[str, Scripts] = {
     "z_image": Scripts(
         title="Z-Image",
         mark=r"\bnoise_refiner\.0\.",
-        channels=_LATENTS_16,
+        channels=LATENTS_16,
         suffix="zi",
         header="z_image",
         latents=Script("zimage_cache_latents.py", (_IMAGE_VAE,)),
-        text=Script("zimage_cache_text_encoder_outputs.py", (_TEXT,)),
-        training=Script("zimage_train_network.py", (_DIT,)),
+        text=Script("zimage_cache_text_encoder_outputs.py", (TEXT,)),
+        training=Script("zimage_train_network.py", (DIT,)),
         network="networks.lora_zimage",
         tensors=("varlen_llm_embed_",),
-        settings=_shift(2.0),
+        settings=shift(2.0),
     ),
     "flux_2_dev": _flux_2("FLUX.2 dev", "f2d", "flux_2_dev", "dev"),
     "flux_2_klein_4b": _flux_2(
@@ -197,7 +183,7 @@ MUSUBI: Mapping[str, Scripts] = {
     "flux_kontext": Scripts(
         title="FLUX.1 Kontext",
         mark=r"\bdouble_blocks\.0\.img_mod\.lin\.",
-        channels=_LATENTS_16,
+        channels=LATENTS_16,
         suffix="fk",
         header="flux_kontext",
         latents=Script("flux_kontext_cache_latents.py", (_IMAGE_VAE,), reads_controls=True),
@@ -208,7 +194,7 @@ MUSUBI: Mapping[str, Scripts] = {
                 File("--text_encoder2", "text.1", kind="CLIP text encoder"),
             ),
         ),
-        training=Script("flux_kontext_train_network.py", (_DIT,)),
+        training=Script("flux_kontext_train_network.py", (DIT,)),
         network="networks.lora_flux",
         tensors=("t5_vec_", "clip_l_pooler_"),
         versions={"": Version(controls=(1, 1), tensors=("latents_control_",))},
@@ -220,7 +206,7 @@ MUSUBI: Mapping[str, Scripts] = {
     "krea2": Scripts(
         title="Krea 2",
         mark=r"\btxtfusion\.",
-        channels=_LATENTS_16,
+        channels=LATENTS_16,
         fp8=_SCALED_ALONE,
         rules=(
             Rule("--turbo_dit_cache", needs=("--turbo_dit",)),
@@ -228,13 +214,13 @@ MUSUBI: Mapping[str, Scripts] = {
         ),
         suffix="kr2",
         header="krea2",
-        latents=Script("krea2_cache_latents.py", (_VAE,)),
-        text=Script("krea2_cache_text_encoder_outputs.py", (_TEXT,), "--text_encoder_dtype"),
-        training=Script("krea2_train_network.py", (_DIT,)),
+        latents=Script("krea2_cache_latents.py", (VAE,)),
+        text=Script("krea2_cache_text_encoder_outputs.py", (TEXT,), "--text_encoder_dtype"),
+        training=Script("krea2_train_network.py", (DIT,)),
         network="networks.lora_krea2",
         tensors=("varlen_krea2_vl_embed_",),
         precisions=("bf16",),
-        settings=_shift(2.5),
+        settings=shift(2.5),
     ),
     "ideogram4": Scripts(
         title="Ideogram 4",
@@ -250,8 +236,8 @@ MUSUBI: Mapping[str, Scripts] = {
         suffix="i4",
         header="ideogram4",
         latents=Script("ideogram4_cache_latents.py", (_FLUX_2_VAE,), "--vae_dtype"),
-        text=Script("ideogram4_cache_text_encoder_outputs.py", (_TEXT,)),
-        training=Script("ideogram4_train_network.py", (_DIT,)),
+        text=Script("ideogram4_cache_text_encoder_outputs.py", (TEXT,)),
+        training=Script("ideogram4_train_network.py", (DIT,)),
         network="networks.lora_ideogram4",
         tensors=("varlen_i4_llm_features_",),
         pixels=16,
@@ -272,7 +258,7 @@ MUSUBI: Mapping[str, Scripts] = {
             (File("--dit", "text", required=False, kind="language model", form="either"),),
             reads_controls=True,
         ),
-        training=Script("hidream_o1_train_network.py", (_DIT,)),
+        training=Script("hidream_o1_train_network.py", (DIT,)),
         network="networks.lora_hidream_o1",
         tensors=("varlen_input_ids_",),
         versions={

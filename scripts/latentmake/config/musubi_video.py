@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from latentmake.config.row_parts import DIT, FIRST, I2V, LATENTS_16, TEXT, VAE, VIDEO, shift
 from latentmake.config.scripts import ATTENTIONS, File, Rule, Script, Scripts, Vae, Version
 
 __all__ = ["VIDEO_ROWS"]
 
 # Of HunyuanVideo, which FramePack and Kandinsky 5 share.
-_VAE = File("--vae", "vae", kind="VAE", vae=Vae(3, 16), form="either")
-_DIT = File("--dit", "dit")
-_TEXT = File("--text_encoder", "text", kind="language model")
+_HUNYUAN_VAE = VAE._replace(form="either")
 _TEXTS = (
     File("--text_encoder1", "text", kind="language model", form="either"),
     File("--text_encoder2", "text.1", kind="CLIP text encoder", form="either"),
 )
 _IMAGE_ENCODER = File("--image_encoder", "image_encoder", kind="image encoder", form="either")
-_VIDEO = Version(videos=True)
-_LATENTS_16 = {"latents": 16, "latents_control": 16}
-_I2V = ("--i2v",)
-_FIRST = ("latents_image_",)
 _SECTION = ("latents_clean_", "latents_clean_2x_", "latents_clean_4x_", "image_embeddings_")
 # Of its image models the VAE is FLUX's, which the script of latents does not know.
 _K5_TASKS = (
@@ -42,27 +37,23 @@ _K5_TASKS = (
 )
 
 
-def _shift(shift: float, sampling: str = "shift") -> Mapping[str, object]:
-    return {"timestep_sampling": sampling, "discrete_flow_shift": shift}
-
-
 VIDEO_ROWS: Mapping[str, Scripts] = {
     "hunyuan_video": Scripts(
         title="HunyuanVideo",
         attentions={**ATTENTIONS, "xformers": 0},
         mark=r"\bsingle_blocks\.0\.modulation\.linear\.",
-        channels=_LATENTS_16,
+        channels=LATENTS_16,
         fp8=(("fp8_base",),),
         suffix="hv",
         header="hunyuan_video",
-        latents=Script("cache_latents.py", (_VAE._replace(form="file"),), "--vae_dtype"),
+        latents=Script("cache_latents.py", (VAE,), "--vae_dtype"),
         text=Script("cache_text_encoder_outputs.py", _TEXTS, "--text_encoder_dtype"),
-        training=Script("hv_train_network.py", (_DIT,)),
+        training=Script("hv_train_network.py", (DIT,)),
         network="networks.lora",
         tensors=("llm_", "clipL_"),
-        versions={"": _VIDEO},
+        versions={"": VIDEO},
         fps=24.0,
-        settings=_shift(7.0),
+        settings=shift(7.0),
     ),
     "hunyuan_video_1_5": Scripts(
         title="HunyuanVideo 1.5",
@@ -79,15 +70,15 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
             "--vae_dtype",
         ),
         text=Script(
-            "hv_1_5_cache_text_encoder_outputs.py", (_TEXT, File("--byt5", "text.1", kind="T5"))
+            "hv_1_5_cache_text_encoder_outputs.py", (TEXT, File("--byt5", "text.1", kind="T5"))
         ),
-        training=Script("hv_1_5_train_network.py", (_DIT,)),
+        training=Script("hv_1_5_train_network.py", (DIT,)),
         network="networks.lora_hv_1_5",
         tensors=("varlen_vl_embed_", "varlen_byt5_embed_"),
         versions={
             "t2v": Version(training=("--task", "t2v"), videos=True),
             "i2v": Version(
-                latents=_I2V,
+                latents=I2V,
                 training=("--task", "i2v"),
                 images=False,
                 videos=True,
@@ -97,7 +88,7 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         },
         pixels=16,
         fps=24.0,
-        settings=_shift(2.0),
+        settings=shift(2.0),
     ),
     "framepack": Scripts(
         title="FramePack",
@@ -110,11 +101,11 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         header="framepack",
         latents=Script(
             "fpack_cache_latents.py",
-            (_VAE, _IMAGE_ENCODER),
+            (_HUNYUAN_VAE, _IMAGE_ENCODER),
             reads_controls=True,
         ),
         text=Script("fpack_cache_text_encoder_outputs.py", _TEXTS),
-        training=Script("fpack_train_network.py", (_DIT,)),
+        training=Script("fpack_train_network.py", (DIT,)),
         network="networks.lora_framepack",
         tensors=("llama_vec_", "llama_attention_mask", "clip_l_pooler_"),
         versions={
@@ -138,7 +129,7 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         },
         fps=30.0,
         precisions=("bf16",),
-        settings=_shift(3.0),
+        settings=shift(3.0),
         sections=True,
     ),
     "kandinsky5": Scripts(
@@ -148,7 +139,7 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         channels={"latents": 16, "latents_image": 16},
         suffix="k5",
         header="kandinsky5",
-        latents=Script("kandinsky5_cache_latents.py", (_VAE,), "--vae_dtype"),
+        latents=Script("kandinsky5_cache_latents.py", (_HUNYUAN_VAE,), "--vae_dtype"),
         text=Script(
             "kandinsky5_cache_text_encoder_outputs.py",
             (
@@ -156,18 +147,18 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
                 File("--text_encoder_clip", "text.1", kind="CLIP text encoder", form="folder"),
             ),
         ),
-        training=Script("kandinsky5_train_network.py", (_DIT,)),
+        training=Script("kandinsky5_train_network.py", (DIT,)),
         network="networks.lora_kandinsky",
         tensors=("text_embeds_", "pooled_embed_", "attention_mask"),
         versions={
-            task: Version(training=("--task", task), videos=True, tensors=_FIRST)
+            task: Version(training=("--task", task), videos=True, tensors=FIRST)
             for task in _K5_TASKS
         },
         rounded={"--nabla_resize": 128},
         batch=1,  # embeddings of captions of different lengths are stacked
         fps=24.0,
         precisions=("bf16", "fp16"),
-        settings=_shift(5.0),
+        settings=shift(5.0),
     ),
 }
 """Name in the configuration -> facts."""
