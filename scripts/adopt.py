@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.exchange.adoptions import adopt_by
+from latentmake.exchange.adoption_kinds import adopt_by
 
 with logged(snakemake.log[0]) as say:
     adopt_by(Path(snakemake.input.order), say=say, threads=snakemake.threads)

@@ -17,7 +17,7 @@ from latentmake.config import Config, Run, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.exchange import archives
-from latentmake.exchange.adoptions import plan_adoption
+from latentmake.exchange.adoption_kinds import plan_adoption
 from latentmake.exchange.ai_training.plan import plan_export, refuse_company
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.exchange.datasets_toml.order import plan_import

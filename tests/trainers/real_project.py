@@ -15,7 +15,7 @@ from latentmake import layouts
 from latentmake.backends import encoder_of
 from latentmake.caches.encode import carry_out
 from latentmake.config import parse
-from latentmake.exchange.adoptions import adopt_by
+from latentmake.exchange.adoption_kinds import adopt_by
 from latentmake.plan.orders import WorkOrder
 from latentmake.session import Session
 from latentmake.training.external.musubi.backend import Musubi

@@ -22,7 +22,7 @@ import video_world
 import world
 from conftest import sources
 from latentmake.config import parse
-from latentmake.exchange.adoptions import plan_adoption
+from latentmake.exchange.adoption_kinds import plan_adoption
 from latentmake.exchange.datasets_toml.importing import Imported, made_of
 from latentmake.exchange.datasets_toml.order import ImportOrder
 from latentmake.exchange.trainer_caches.adopt import adopt

@@ -139,7 +139,7 @@ class ModelKeys(Closed):
 
     @property
     def version(self) -> Version:
-        """What its `task` stands for; that of an architecture without scripts is empty."""
+        """Version that its `task` names; empty for an architecture without scripts."""
         scripts = self.spec.scripts
         return Version() if scripts is None else scripts.versions[self.task or ""]
 

@@ -17,7 +17,7 @@ __all__ = ["ATTENTIONS", "File", "Rule", "Script", "Scripts", "Vae", "Version"]
 ATTENTIONS: Mapping[str, int | None] = dict.fromkeys(
     ("sdpa", "flash_attn", "xformers", "sage_attn")
 )
-"""What most networks take, for batches of any size."""
+"""Attentions of most networks, for batches of any size."""
 
 
 class Vae(NamedTuple):
@@ -74,7 +74,7 @@ class Script:
 
 
 class Rule(NamedTuple):
-    """What a training script refuses of one of its flags, which it knows all the same.
+    """Restriction of a flag that a training script knows.
 
     Attributes:
         flag: the flag.
@@ -92,7 +92,7 @@ class Rule(NamedTuple):
 
 
 class Version(NamedTuple):
-    """What one value of the model's `task` stands for.
+    """Version of an architecture: one value of the model's `task`.
 
     Attributes:
         latents: arguments that it adds to the script of latents.

@@ -1,4 +1,4 @@
-"""Adoption of cache files that another program made, whichever it is.
+"""Adoption of other programs' cache files, the same for all of them.
 
 That the model's encoders made a file from its item's present content is the user's word; what can
 be checked is. Files are written atomically, so a killed adoption resumes.
@@ -47,7 +47,7 @@ class OutdatedError(CacheError):
 
 
 class Adoption(NamedTuple):
-    """What is to be adopted for a run.
+    """Stale targets to adopt for a run.
 
     Attributes:
         run: its name.

@@ -239,7 +239,7 @@ def _check_name(layout: Layout, item: Item, bases: dict[str, tuple[str, str]], t
 
 
 class _Controls(NamedTuple):
-    """What an item says of its controls."""
+    """Fields of an item about its controls."""
 
     controls: tuple[str, ...]
     control_stats: tuple[SourceStat, ...]

@@ -14,7 +14,7 @@ import world
 from latentmake.config import parse
 from latentmake.errors import ConfigError
 from latentmake.exchange.adoption import STATES
-from latentmake.exchange.adoptions import plan_adoption
+from latentmake.exchange.adoption_kinds import plan_adoption
 from latentmake.exchange.trainer_caches.adopt import adopt
 from latentmake.exchange.trainer_caches.order import CachesOrder
 from latentmake.files.cachefile import read_header

@@ -21,7 +21,7 @@ _LARGEST = 10_000_000  # bytes: more is no file that somebody wrote
 
 
 class Note(NamedTuple):
-    """What could not be taken over as it is.
+    """Note about a setting that an import changes or leaves out.
 
     Attributes:
         key: its place in the file: `datasets[0].resize_interpolation`.

@@ -15,7 +15,7 @@ __all__ = ["Metadata", "read_metadata"]
 
 
 class Metadata(NamedTuple):
-    """What a metadata file says of a folder.
+    """Metadata file of a folder, compared to the images in it.
 
     Attributes:
         root: folder of the images.

@@ -1,4 +1,4 @@
-"""What reading a dataset file needs and finds out, whichever trainer it is of."""
+"""State of the readers of dataset files: places, lists, notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dataset file says, in the words of our configuration: a `Block` for each of its folders.
+"""Blocks of dataset files in the words of our configuration: a `Block` for each folder.
 
 Blocks of one folder with the same settings are one dataset at several resolutions. A run has all
 its datasets at all its resolutions, so that datasets of other resolutions are another run.

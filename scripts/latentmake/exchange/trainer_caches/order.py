@@ -41,7 +41,7 @@ class CachesOrder(BaseModel):
 
     @property
     def adoption(self) -> Adoption:
-        """What is to be adopted."""
+        """Stale targets to adopt."""
         return Adoption(self.run, self.orders, self.fresh, self.passed, self.stale, self.planned)
 
 

@@ -25,7 +25,7 @@ from latentmake.progress import Progress
 from latentmake.training import process
 from latentmake.training.external.arguments import with_paths
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.command import caching_arguments
+from latentmake.training.external.musubi.caching_command import caching_arguments
 from latentmake.training.external.musubi.installation import find
 from latentmake.training.external.musubi.scratch import Awaited, Scratch
 from latentmake.training.external.musubi.written import Taker

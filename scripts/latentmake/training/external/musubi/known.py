@@ -11,7 +11,7 @@ from latentmake.config import Model
 from latentmake.errors import TrainingError
 from latentmake.models.scripted import script_of
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.command import caching_arguments
+from latentmake.training.external.musubi.caching_command import caching_arguments
 
 __all__ = ["refuse_unknown"]
 

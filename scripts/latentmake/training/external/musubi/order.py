@@ -41,12 +41,12 @@ class MusubiOrder(ExternalOrder):
 
     @property
     def version(self) -> Version:
-        """What the model's `task` stands for."""
+        """Version that the model's `task` names."""
         return self.model.version
 
     @property
     def attentions(self) -> set[str]:
-        """What the network can be trained with, in batches of the trainer's size."""
+        """Attentions of the network for batches of the trainer's size."""
         size, splits = self.trainer.batch_size, self.trainer.splits_attention
         known = self.scripts.attentions.items()
         return {name for name, most in known if most is None or size <= most or splits}

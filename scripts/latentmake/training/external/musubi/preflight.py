@@ -16,7 +16,7 @@ from latentmake.training.checks import Finding
 from latentmake.training.external import checks
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.command import caching_arguments
+from latentmake.training.external.musubi.caching_command import caching_arguments
 from latentmake.training.external.musubi.installation import pick_attention
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.training_command import local_arguments

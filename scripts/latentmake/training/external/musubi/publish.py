@@ -26,7 +26,7 @@ from latentmake.training.external.arguments import located
 from latentmake.training.external.checks import elsewhere
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.launch_scripts import Step
-from latentmake.training.external.musubi.command import caching_arguments
+from latentmake.training.external.musubi.caching_command import caching_arguments
 from latentmake.training.external.musubi.dataset_toml import dataset_toml, shapes
 from latentmake.training.external.musubi.deploy import names_of
 from latentmake.training.external.musubi.installation import find
