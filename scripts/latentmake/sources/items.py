@@ -369,7 +369,7 @@ def _folders_with_files(scanned: Scan, endings: tuple[str, ...]) -> set[str]:
 def _no_images(kind: str, extensions: frozenset[str], scanned: Scan) -> str:
     endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
     if kind == "image" and endings & VIDEO_EXTENSIONS:
-        return "it holds videos: set target_frames, for a model with a `task`"
+        return "it holds videos: set target_frames, for a model that takes them"
     return f"put {kind}s there ({', '.join(sorted(extensions))})"
 
 

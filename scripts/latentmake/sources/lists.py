@@ -294,7 +294,7 @@ def _fault(
         kind = "video" if dataset.video else "image"
         hint = f"name one of {', '.join(sorted(extensions))}"
         if not dataset.video and ending in VIDEO_EXTENSIONS | {NPZ}:
-            hint = "set target_frames for videos, for a model with a `task`"
+            hint = "set target_frames for videos, for a model that takes them"
         return f"{path} is no {kind}", hint
     if dataset.composed:
         return None

@@ -281,7 +281,23 @@ MISTAKES = {
         ["dataset.toml: datasets[0].num_repeats", "integer"],
     ),
     "a list in place of tables": ("datasets = [1]\n", ["datasets", "[[datasets]]"]),
-    "a side that is none": (MUSUBI + "resolution = [64]\n", ["resolution"]),
+    "one side in a list": (MUSUBI + "resolution = [64]\n", ["resolution", "[960, 544]"]),
+    "sides as text": (
+        '[[datasets]]\nimage_directory = "images"\nresolution = "64x64"\n',
+        ["datasets[0].resolution: should be a number, or a width and a height"],
+    ),
+    "a mistake in [general]": (
+        '[general]\nbatch_size = 0\n[[datasets]]\nimage_directory = "images"\n',
+        ["dataset.toml: general.batch_size"],
+    ),
+    "a mistake in [general] of sd-scripts": (
+        SDSCRIPTS.replace("[general]", "[general]\nbatch_size = 0"),
+        ["dataset.toml: general.batch_size"],
+    ),
+    "no table of general keys": (
+        f'general = "x"\n{MUSUBI.replace("[general]", "[other]")}',
+        ["dataset.toml: general: is no table"],
+    ),
     "ControlNet": (SDSCRIPTS + 'conditioning_data_dir = "x"\n', ["ControlNet"]),
     "another extraction": (
         '[[datasets]]\nvideo_directory = "v"\nframe_extraction = "tail"\n',
@@ -321,6 +337,8 @@ def test_a_file_that_is_none_is_one_line(file: str, data: bytes | None, word: st
 def test_an_architecture_of_the_other_trainer_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sdxl is no architecture of musubi-tuner.*wan, "):
         made_of(order(MUSUBI, architecture="sdxl"))
+    with pytest.raises(ConfigError, match=r"did you mean qwen_image_edit\?"):
+        made_of(order(MUSUBI, architecture="Qwen-Image-Edit"))
     with pytest.raises(ConfigError, match=r"wan is no architecture of sd-scripts.*sdxl, "):
         made_of(order(SDSCRIPTS, architecture="wan"))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from latentmake.errors import ConfigError
 
-__all__ = ["Keys", "Note", "Resolution", "checked", "read", "tables"]
+__all__ = ["Keys", "Note", "Resolution", "checked", "general_of", "read", "tables"]
 
 _LARGEST = 10_000_000  # bytes: more is no file that somebody wrote
 
@@ -42,7 +42,9 @@ class Note(NamedTuple):
 def _sides(value: object) -> object:
     if isinstance(value, int) and not isinstance(value, bool):
         return (value, value)
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list) and len(value) == 2:
+        return tuple(value)
+    raise ValueError("should be a number, or a width and a height such as [960, 544]")
 
 
 Resolution = Annotated[tuple[int, int], BeforeValidator(_sides)]
@@ -93,6 +95,19 @@ def read(path: Path) -> dict[str, Any]:
     return values
 
 
+def general_of(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return the keys of `[general]`, none where a file has no such table.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    found = values.get("general", {})
+    if not isinstance(found, dict):
+        where = f"{file}: general"
+        raise ConfigError("is no table", where=where, hint="write it as [general]")
+    return found
+
+
 def tables(values: Mapping[str, Any], key: str, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the values of each table of a list: `datasets[0]`.
 
@@ -109,8 +124,22 @@ def tables(values: Mapping[str, Any], key: str, where: str) -> Iterator[tuple[st
         yield f"{key}[{number}]", each
 
 
-def checked(kind: type[_Keys], values: Mapping[str, Any], *, file: Path, where: str) -> _Keys:
+def checked(
+    kind: type[_Keys],
+    values: Mapping[str, Any],
+    *,
+    file: Path,
+    where: str,
+    inherited: Collection[str] = (),
+) -> _Keys:
     """Return the keys of a table with their types checked.
+
+    Args:
+        kind: the keys that it may have.
+        values: of the table.
+        file: of the table, for messages.
+        where: its place there.
+        inherited: keys that `[general]` holds in its place.
 
     Raises:
         ConfigError: a value is of another type, or a required key is missing.
@@ -119,6 +148,7 @@ def checked(kind: type[_Keys], values: Mapping[str, Any], *, file: Path, where: 
         return kind.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        where = "general" if first["loc"][:1] and first["loc"][0] in inherited else where
         raise ConfigError(
             _said(first["msg"]),
             where=f"{file}: {where}.{_place(first['loc'])}",
@@ -127,6 +157,7 @@ def checked(kind: type[_Keys], values: Mapping[str, Any], *, file: Path, where: 
 
 
 def _said(message: str) -> str:
+    message = message.removeprefix("Value error, ")
     return message[:1].lower() + message[1:]
 
 

@@ -6,12 +6,14 @@ Its caches do, where there are some: by their names, tensors and dtypes. Weights
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from latentmake import layouts
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.mistakes import nearest
 from latentmake.errors import ConfigError
 from latentmake.files.safetensors import Head, read_head
 
@@ -70,7 +72,10 @@ def choose(name: str | None, folders: Collection[str], *, musubi: bool) -> Chose
     if name is not None and name not in named:
         trainer = "musubi-tuner" if musubi else "sd-scripts"
         what = f"{name} is no architecture of {trainer}, whose file this is"
-        raise ConfigError(what, where="architecture", hint=f"use one of {', '.join(named)}")
+        known = name in (WAN.name, *ARCHITECTURES)  # of the other trainer
+        guess = None if known else nearest(re.sub(r"\W+", "_", name), named)
+        hint = f"did you mean {guess}?" if guess else f"use one of {', '.join(named)}"
+        raise ConfigError(what, where="architecture", hint=hint)
     asked = rows if name is None else [named[name]]
     for path in _files(folders):
         for row in asked:

@@ -13,7 +13,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from latentmake import config
-from latentmake.exchange.datasets_toml.document import Keys, Resolution, checked, tables
+from latentmake.exchange.datasets_toml.document import (
+    Keys,
+    Resolution,
+    checked,
+    general_of,
+    tables,
+)
 from latentmake.exchange.datasets_toml.folders import look_into
 from latentmake.exchange.datasets_toml.lists import read_list
 from latentmake.exchange.datasets_toml.reader import Reader
@@ -78,12 +84,12 @@ def blocks_of(values: Mapping[str, Any], reader: Reader) -> list[Block]:
         ConfigError: a value is of another type, or a folder cannot be read.
     """
     reader.unknown("file", [x for x in values if x not in ("general", "datasets")], _TRAINER)
-    shared = values.get("general", {})
-    general = _known(_General, shared if isinstance(shared, dict) else {}, reader, "general")
+    general = _known(_General, general_of(values, reader.file), reader, "general")
     found: list[Block] = []
     for where, table in tables(values, "datasets", f"{reader.file}: "):
         own = _known(_Block, table, reader, where)
-        block = checked(_Block, {**general, **own}, file=reader.file, where=where)
+        shared = general.keys() - own.keys()
+        block = checked(_Block, {**general, **own}, file=reader.file, where=where, inherited=shared)
         if (made := _block(block, where, reader)) is not None:
             found.append(made)
     return found

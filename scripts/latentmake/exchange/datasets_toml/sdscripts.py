@@ -13,7 +13,13 @@ from typing import Any
 from pydantic import Field
 
 from latentmake.errors import ConfigError
-from latentmake.exchange.datasets_toml.document import Keys, Resolution, checked, tables
+from latentmake.exchange.datasets_toml.document import (
+    Keys,
+    Resolution,
+    checked,
+    general_of,
+    tables,
+)
 from latentmake.exchange.datasets_toml.folders import look_into
 from latentmake.exchange.datasets_toml.metadata import read_metadata
 from latentmake.exchange.datasets_toml.reader import Reader
@@ -102,14 +108,15 @@ def blocks_of(values: Mapping[str, Any], reader: Reader) -> list[Block]:
         ConfigError: a value is of another type, or a folder cannot be read.
     """
     reader.unknown("file", [x for x in values if x not in ("general", "datasets")], _TRAINER)
-    shared = values.get("general", {})
-    general = shared if isinstance(shared, dict) else {}
+    general = general_of(values, reader.file)
     _sort_out(general, reader, "general", subset=False)
     found: list[Block] = []
     for where, table in tables(values, "datasets", f"{reader.file}: "):
         own = {key: value for key, value in table.items() if key != SUBSETS}
         _sort_out(own, reader, where, subset=False)
-        dataset = checked(_Dataset, _kept(_Dataset, general, own), file=reader.file, where=where)
+        shared = general.keys() - own.keys()
+        kept = _kept(_Dataset, general, own)
+        dataset = checked(_Dataset, kept, file=reader.file, where=where, inherited=shared)
         made: list[tuple[_Subset, Block]] = []
         seen: set[str] = set()
         for place, each in tables(table, SUBSETS, f"{reader.file}: {where}."):
