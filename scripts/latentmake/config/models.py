@@ -18,7 +18,7 @@ class Model(ModelKeys):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_musubi(cls, values: Any) -> Any:
+    def _defaults_of_architecture(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         if isinstance(values.get("vae"), dict) and not any(values["vae"].values()):

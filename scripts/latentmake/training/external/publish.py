@@ -61,7 +61,7 @@ class Publication(ABC, Generic[Order]):
 
     program: ClassVar[str]
     package: ClassVar[str] = ""
-    attentions: ClassVar[Sequence[str]]
+    attentions: Sequence[str]
 
     def __init__(self, order: Order, published: str = "") -> None:
         self.order = order

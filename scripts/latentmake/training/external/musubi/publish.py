@@ -33,7 +33,6 @@ from latentmake.training.external.musubi.installation import find
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.external.musubi.preflight import precision
 from latentmake.training.external.musubi.training_command import (
-    ATTENTIONS,
     places,
     training_arguments,
 )
@@ -52,10 +51,10 @@ class MusubiPublication(Publication[MusubiOrder]):
 
     program = "musubi-tuner"
     package = "src/musubi_tuner"
-    attentions = ATTENTIONS
 
     def __init__(self, order: MusubiOrder, published: str = "") -> None:
         super().__init__(order, published)
+        self.attentions = [x for x in order.scripts.attentions if x in order.attentions]
         self._left_out: dict[str, str] = {}
         model, where = order.model, f"models.{order.model_name}"
         if order.musubi_tuner is None:

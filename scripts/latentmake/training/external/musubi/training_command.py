@@ -16,14 +16,11 @@ from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.result import RunFiles
 
 __all__ = [
-    "ATTENTIONS",
     "first_file",
     "local_arguments",
     "places",
     "training_arguments",
 ]
-
-ATTENTIONS = ("sdpa", "flash_attn", "flash3", "xformers", "sage_attn")
 
 _NETWORKS = ("dit", "dit_high_noise")  # read by the training script from one file each
 
@@ -46,7 +43,7 @@ def training_arguments(
         weights: the model's key -> path of its weights, see `places`.
         output_dir: folder that gets the trained weights, under the run's name.
         logging_dir: folder that gets TensorBoard scalars.
-        attention: one of `ATTENTIONS`.
+        attention: one that the row of the architecture names.
         resume: folder of a state.
     """
     trainer, scripts = order.trainer, order.scripts

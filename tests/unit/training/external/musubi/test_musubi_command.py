@@ -12,7 +12,7 @@ from latentmake.config.architectures import WAN
 from latentmake.training.external.arguments import accelerate_arguments
 from latentmake.training.external.musubi.caching_command import caching_arguments
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.musubi.training_command import ATTENTIONS, training_arguments
+from latentmake.training.external.musubi.training_command import training_arguments
 from publish_world import TASKS, check_flags, needs_clip, order_of, value
 
 assert WAN.scripts is not None
@@ -75,7 +75,7 @@ def test_every_task_with_every_switch_gives_known_flags(
     assert value(text, "--t5") == "/m/text"
     assert ("--fp8_t5" in text) == fp8
 
-    for attention in ATTENTIONS:
+    for attention in order.scripts.attentions:
         high = "/m/high" if two else None
         weights = {"dit": "/m/low", **({"dit_high_noise": high} if two else {})}
         arguments = training(order, attention=attention, weights=weights, resume="/r")
