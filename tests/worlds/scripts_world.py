@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import layouts
-from latentmake.config import Dataset, ExternalProgram, Model
+from latentmake.config import Dataset, Model, MusubiTuner
 from latentmake.files.media import Media
 from latentmake.layouts import size_of
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
@@ -147,7 +147,7 @@ main()
 """
 
 
-def install(folder: Path, **moods: Any) -> ExternalProgram:
+def install(folder: Path, **moods: Any) -> MusubiTuner:
     """Write the folder of a musubi-tuner; `moods` are stem -> what goes wrong with it."""
     place = folder / "src/musubi_tuner"
     place.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def install(folder: Path, **moods: Any) -> ExternalProgram:
     for name in ("zimage_train_network.py", "hv_train_network.py", "wan_train_network.py"):
         (place / name).write_text("import argparse\n")
     set_moods(folder, **moods)
-    return ExternalProgram(path=str(folder), venv=sys.prefix)
+    return MusubiTuner(path=str(folder), venv=sys.prefix)
 
 
 def set_moods(folder: Path, **moods: Any) -> None:
@@ -182,7 +182,7 @@ def stems(call: Mapping[str, Any]) -> list[list[str]]:
 
 def order(
     kind: str,
-    tuner: ExternalProgram,
+    tuner: MusubiTuner,
     *,
     architecture: str = "z_image",
     parts: Sequence[str] = ("64",),

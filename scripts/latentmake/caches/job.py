@@ -274,6 +274,8 @@ class Job:
         """
         if fault := fault_of(tensors, nonzero):
             hint = "use dtype: float32, or look at the picture and at the model"
+            if self.order.model_settings.scripted:  # scripts know no `dtype`
+                hint = "check its file, and the weights and arguments of the model"
             self.refuse(item, key, source, f"the encoder returned {fault}", hint)
             return
         stamp = cachefile.stamp(key=key, source=source, recipe=self.recipe)

@@ -190,7 +190,9 @@ def _check_musubi(
             raise ConfigError(what, where=sizes, hint=f"use {least} or more")
         if model.scripted and (key := settings.own_clips):
             what = "musubi-tuner's own scripts read folders of videos, cut to buckets, as stored"
-            hint = f"leave it out, or leave out `encoder` of models.{run.model}"
+            hint = "name a folder" if key == "path" else "leave it out"
+            if model.spec.encodes:
+                hint += f", or leave out `encoder` of models.{run.model}"
             raise ConfigError(what, where=f"{where}.{key}", hint=hint)
         if settings.bucket_reso_steps not in (None, step):
             what = f"{buckets} buckets go in steps of {step}"

@@ -43,6 +43,12 @@ def test_what_an_architecture_takes_is_accepted(architecture: str, dataset: dict
             "runs.run.datasets",
             "the dataset pictures holds videos, and Qwen-Image takes images alone; leave out its",
         ),
+        (
+            "framepack",
+            {"path": "list.jsonl", "target_frames": [37]},
+            "datasets.pictures.path: ",
+            "read folders of videos, cut to buckets, as stored; name a folder",
+        ),
         ("qwen_image", CONTROL, "control_directory", "Qwen-Image takes no control images"),
         ("qwen_image_edit", {}, "control_directory", "Qwen-Image-Edit (edit-2509) needs control"),
         ("qwen_image_layered", {}, "multiple_target", "needs the layers of each image"),

@@ -264,6 +264,8 @@ def test_a_file_that_is_no_cache_is_named_with_its_item(mood: str) -> None:
     line = faults(order)
     assert WRONG[mood] in line and "data/cat.png" in line and "1 of 6" in line
     assert len(calls(TUNER)) == 1 and spooled() == 5
+    if mood == "zeros":  # a hint that can be followed: a script has no `dtype`
+        assert "check its file, and the weights and arguments of the model" in line
 
 
 def test_a_file_of_another_caption_is_refused() -> None:
