@@ -20,7 +20,6 @@ from latentmake.exchange import archives
 from latentmake.exchange.adoption_kinds import plan_adoption
 from latentmake.exchange.ai_training.plan import plan_export, refuse_company
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
-from latentmake.exchange.datasets_toml.order import plan_import
 from latentmake.files import atomic
 from latentmake.files.disk import Need
 from latentmake.index.memo import Memo
@@ -150,6 +149,9 @@ class Session:
         if not self._main:
             self._file = PlanFile.read()
             return
+        # Only imports need what this imports.
+        from latentmake.exchange.datasets_toml.order import plan_import
+
         order = plan_import(run, values).write()
         self._file = PlanFile(batches={}, singles={}, runs={run: {"import": str(order)}})
         self._file.write(time.time_ns())

@@ -134,8 +134,8 @@ class _Attempts:
         assert settings is not None
         batch = None if self.in_order else settings.batch_size
         workers = 1 if self.in_order else self._workers
+        done = self.job.places.keys() | self.job.refused.keys()
         for reading in self.wanted:
-            done = {*self.job.places, *self.job.refused}
             reading.missing = {x: key for x, key in reading.missing.items() if key not in done}
         toml, awaited = self.scratch.write(self.wanted, batch or 1)
         arguments = with_paths(  # the script runs in another folder
