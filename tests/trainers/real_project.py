@@ -62,7 +62,7 @@ class RealProject:
 
     def plan(self) -> list[WorkOrder]:
         """Return the work orders of a plan; nothing is written."""
-        return self._session(dry=True).plan.orders
+        return self.session(dry=True).plan.orders
 
     def planned(self) -> set[str]:
         """Return the stale targets of a plan."""
@@ -72,7 +72,7 @@ class RealProject:
         """Bring all caches up to date; return whether there was anything to do."""
         if self.world.builds:
             return not self.project.run(TARGET).idle
-        session = self._session(dry=False)
+        session = self.session(dry=False)
         if not session.plan.orders:
             return False
         session.begin()
@@ -182,7 +182,8 @@ class RealProject:
         order = Musubi().order(parse(self.project.config), "real")
         return [*item_faults(rows), *cache_faults(order, rows)]
 
-    def _session(self, *, dry: bool) -> Session:
+    def session(self, *, dry: bool) -> Session:
+        """Return a session of Snakemake's main process; a dry one writes nothing."""
         here = Path.cwd()
         assert here == self.project.folder, "the test works in the project's folder"
         return Session(self.project.config, targets=[TARGET], main=True, dry=dry)

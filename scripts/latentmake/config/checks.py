@@ -188,12 +188,13 @@ def _check_musubi(
         if settings.fit == "bucket" and small:
             what = f"{small[0].name} is too small for {buckets} buckets"
             raise ConfigError(what, where=sizes, hint=f"use {least} or more")
-        if model.scripted and (key := settings.own_clips):
-            what = "musubi-tuner's own scripts read folders of videos, cut to buckets, as stored"
-            hint = "name a folder" if key == "path" else "leave it out"
+        keys = [key for key in settings.own_clips if key != "path"]  # a list is given to them
+        if model.scripted and keys:
+            what = "musubi-tuner's own scripts read videos cut to buckets, as stored"
+            hint = "leave it out"
             if model.spec.encodes:
                 hint += f", or leave out `encoder` of models.{run.model}"
-            raise ConfigError(what, where=f"{where}.{key}", hint=hint)
+            raise ConfigError(what, where=f"{where}.{keys[0]}", hint=hint)
         if settings.bucket_reso_steps not in (None, step):
             what = f"{buckets} buckets go in steps of {step}"
             raise ConfigError(what, where=f"{where}.bucket_reso_steps", hint="leave it out")

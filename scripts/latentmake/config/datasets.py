@@ -196,8 +196,8 @@ class Dataset(Closed):
         return str(Path(self.path).parent) if self.is_list else self.path
 
     @property
-    def own_clips(self) -> str | None:
-        """The first key that musubi-tuner's own scripts do not know; None if there is none.
+    def own_clips(self) -> list[str]:
+        """Keys of clips that musubi-tuner's own scripts would not make of its folder.
 
         Its trainer reads the caches all the same.
         """
@@ -208,7 +208,7 @@ class Dataset(Closed):
             "source_fps": self.source_fps == "auto",
             "display_rotation": self.display_rotation,
         }
-        return next((key for key, is_asked in asked.items() if self.video and is_asked), None)
+        return [key for key, is_asked in asked.items() if self.video and is_asked]
 
     @property
     def bucket_steps(self) -> int:

@@ -97,6 +97,8 @@ def measured(
                 media = media._replace(timing=f"1/16:1x{media.frames}")
             span = item.span
             if settings.video:
+                if model is not None and model.scripted:
+                    _refuse_parts(item)
                 span = _span(item, settings, media, layout.rate)
                 seen = f"{item.image}{item.window or item.span or ''}"
                 if span is not None and spans.setdefault((item.image, span), seen) != seen:
@@ -330,6 +332,21 @@ def _shown(settings: Dataset, media: Media) -> Media:
     if media.rotation % 180:
         width, height = height, width
     return media._replace(width=width, height=height, timing=timing)
+
+
+def _refuse_parts(item: Item) -> None:
+    """Refuse a row that musubi-tuner's own scripts cannot be given: a part of a video, or arrays.
+
+    Raises:
+        SourceError: it is one.
+    """
+    if item.image.lower().endswith(NPZ):
+        what = "is no video, and musubi-tuner's own scripts read videos alone"
+        raise SourceError(what, where=item.image, hint="name a video")
+    if item.window is not None or item.span not in (None, Span()):
+        what = "is used in part, and musubi-tuner's own scripts read videos from their first frame"
+        hint = "take `frames`, `start` and the like out of its row, or cut the video"
+        raise SourceError(what, where=item.image, hint=hint)
 
 
 def _span(item: Item, settings: Dataset, media: Media, rate: float) -> Span | None:

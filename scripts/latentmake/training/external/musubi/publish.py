@@ -68,10 +68,10 @@ class MusubiPublication(Publication[MusubiOrder]):
                 "this key is missing", where=f"{where}.dit", hint="name the network to be trained"
             )
         for name, dataset in order.datasets.items():
-            if not order.publish.caches and (key := dataset.own_clips):
+            if not order.publish.caches and (keys := dataset.own_clips):
                 raise ConfigError(
                     "musubi-tuner's own scripts cannot make such clips from a published folder",
-                    where=f"datasets.{name}.{key}",
+                    where=f"datasets.{name}.{keys[0]}",
                     hint="set `publish.caches: true`, so that caches are published",
                 )
             if not order.publish.caches and dataset.text_variants > 1:
@@ -241,12 +241,14 @@ class MusubiPublication(Publication[MusubiOrder]):
             if order.datasets[row.dataset].is_list and (row.control_files or row.layers):
                 raise _of_list(row.dataset)
             ending = order.datasets[row.dataset].caption_extension
+            # Of a list of videos the caches alone count.
+            with_sources = "path" not in order.datasets[row.dataset].own_clips
             for resolution in order.resolutions:
                 name = self.blocks[row.dataset, resolution]
-                if order.datasets[row.dataset].own_clips != "path":  # of these caches alone count
+                if with_sources:
                     files[f"{name}/{Path(row.source).name}"] = Path(row.source)
                 files[f"{name}/{Path(row.stem).name}{ending}"] = _caption(row)
-                if order.datasets[row.dataset].own_clips != "path":
+                if with_sources:
                     for control in map(Path, row.control_files):
                         files[f"{name}_control/{control.name}"] = control
                     for layer in map(Path, row.layers):
