@@ -152,3 +152,9 @@ def test_the_launcher_imports_nothing_that_its_processes_need() -> None:
         "sys.exit(any(name in sys.modules for name in slow))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """pytest imports them by these names, and refuses a second one."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert not {name for name in names if names.count(name) > 1}

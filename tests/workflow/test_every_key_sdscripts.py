@@ -136,7 +136,7 @@ CHANGES: dict[Key, Change] = {
     ("models", "max_token_length"): Change(150),
     ("models", "apply_lg_attn_mask"): refused(True, "apply_lg_attn_mask"),
     ("models", "apply_t5_attn_mask"): refused(True, "apply_t5_attn_mask"),
-    ("models", "task"): refused("t2v-1.3B", "Wan"),
+    ("models", "task"): refused("t2v-1.3B", "`architecture: sdxl` has no `task`"),
     ("models", "checkpoint"): Change("models/other.safetensors"),
     ("models", "dtype"): Change("float16"),
     ("models", "vae_dtype"): Change("float16"),
