@@ -18,13 +18,13 @@ ROW = """    "nova_2": Scripts(
         title="Nova 2",
         suffix="nv2",
         header="nova",
-        latents=Script("nova_cache_latents.py", (_VAE,), reads_controls=True),
+        latents=Script("nova_cache_latents.py", (VAE,), reads_controls=True),
         text=Script(
             "nova_cache_text_encoder_outputs.py",
             (File("--qwen", "text"), File("--glyphs", "text.1")),
             reads_controls=True,
         ),
-        training=Script("nova_train_network.py", (_DIT,)),
+        training=Script("nova_train_network.py", (DIT,)),
         mark=r"\\bnova_blocks\\.0\\.",
         network="networks.lora_nova",
         tensors=("varlen_qwen_", "glyphs_"),
@@ -33,7 +33,7 @@ ROW = """    "nova_2": Scripts(
             "draw": Version(training=("--task", "draw"), latents=("--task", "draw")),
         },
         pixels=32,
-        settings=_shift(1.5),
+        settings=shift(1.5),
     ),
 """
 EXAMPLE = """

@@ -45,9 +45,9 @@ def test_what_an_architecture_takes_is_accepted(architecture: str, dataset: dict
         ),
         (
             "framepack",
-            {"path": "list.jsonl", "target_frames": [37]},
-            "datasets.pictures.path: ",
-            "read folders of videos, cut to buckets, as stored; name a folder",
+            {"target_frames": [37], "fit": "crop"},
+            "datasets.pictures.fit: ",
+            "read videos cut to buckets, as stored; leave it out",
         ),
         ("qwen_image", CONTROL, "control_directory", "Qwen-Image takes no control images"),
         ("qwen_image_edit", {}, "control_directory", "Qwen-Image-Edit (edit-2509) needs control"),

@@ -479,10 +479,10 @@ def test_a_video_that_hung_is_named_at_once_in_the_next_plan(
 ) -> None:
     video_world.write_video(tmp_path / "a.mp4", "mpeg4", 9)
     path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"})
-    monkeypatch.setattr("latentmake.files.frames.workers.READ_TIMEOUT", 0.001)
+    monkeypatch.setattr("latentmake.files.frames.workers.READ_TIMEOUT", 1e-06)
     with Memo(tmp_path / "memo.sqlite") as memo:
         (fault,) = probe(path, memo).faults
-        assert fault.what == "gave no frame for 0.001 seconds"
+        assert fault.what == "gave no frame for 1e-06 seconds"
     monkeypatch.undo()
     with Memo(tmp_path / "memo.sqlite") as memo:
         (fault,) = probe(path, memo).faults
