@@ -148,8 +148,7 @@ class Musubi(Layout):
         clips of different spans have the same key.
         A control video is first resized to a bucket of its own, which depends on the resolution.
         """
-        bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
-        size = wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale, step=self.step)
+        size = self._size(image, resolution, settings)
         name = f"{size.width}x{size.height}"
         if clip is None:
             return name
@@ -201,8 +200,12 @@ class Musubi(Layout):
         """Return the size that each control image is brought to; without theirs, the usual one."""
         if controls:
             return [control_size(each, settings, self.step) for each in controls]
+        return [self._size(image, resolution, settings)]
+
+    def _size(self, image: Size, resolution: Size, settings: Dataset) -> Size:
+        """Return the size that an image or a frame is brought to."""
         bucket, no_upscale = settings.fit == "bucket", settings.bucket_no_upscale
-        return [wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale, step=self.step)]
+        return wan_size(image, resolution, bucket=bucket, no_upscale=no_upscale, step=self.step)
 
     def owners(self, name: str) -> Sequence[str]:
         """Return the bases that a file of a folder may belong to: as text, image or clip."""

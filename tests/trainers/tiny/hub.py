@@ -146,3 +146,17 @@ def clip_tokenizer(folder: Path) -> None:
             "model_max_length": 77,
         },
     )
+
+
+def t5_tokenizer(folder: Path) -> None:
+    """Write T5's tokenizer."""
+    letter_tokenizer(
+        folder,
+        ["<pad>", "</s>", "<unk>"],
+        tokenizer_class="T5Tokenizer",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        extra_ids=0,
+        model_max_length=512,
+    )

@@ -99,20 +99,6 @@ def _write_flux_2(folder: Path) -> None:
     hub.write_random(model, folder / "mistral.safetensors", rename)
 
 
-def write_t5_tokenizer(folder: Path) -> None:
-    """Write T5's tokenizer."""
-    hub.letter_tokenizer(
-        folder,
-        ["<pad>", "</s>", "<unk>"],
-        tokenizer_class="T5Tokenizer",
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        extra_ids=0,
-        model_max_length=512,
-    )
-
-
 def _write_mistral(folder: Path) -> None:
     hub.byte_tokenizer(
         folder,
@@ -152,7 +138,7 @@ SCRIPTS = dict.fromkeys(
 )
 REPOS = {
     "openai/clip-vit-large-patch14": hub.clip_tokenizer,
-    "google/t5-v1_1-xxl": write_t5_tokenizer,
+    "google/t5-v1_1-xxl": hub.t5_tokenizer,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _write_mistral,
     "Qwen/Qwen3-4B": tiny_zimage.write_tokenizer,
     "Qwen/Qwen3-8B": tiny_zimage.write_tokenizer,

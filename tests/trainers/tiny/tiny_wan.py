@@ -49,16 +49,7 @@ def _write(folder: Path) -> None:
 
 
 def _write_tokenizer(folder: Path, kind: str) -> None:
-    hub.letter_tokenizer(
-        folder,
-        ["<pad>", "</s>", "<unk>"],
-        tokenizer_class="T5Tokenizer",
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        extra_ids=0,
-        model_max_length=512,
-    )
+    hub.t5_tokenizer(folder)
     hub.write_json(folder / "config.json", {"model_type": kind})
 
 
