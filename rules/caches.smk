@@ -1,5 +1,6 @@
 # Needs: work orders (.latentmake/orders), and the model where a rule has yet to make it.
-# Makes: cache files; for bulk, one job a work order, with a receipt of what it did.
+# Makes: cache files; for bulk, one job a work order. Declared is its receipt alone, since Snakemake
+#        deletes what a failed job declares; and the files that the command asks for by their names.
 
 import re
 
@@ -15,9 +16,8 @@ for order in SESSION.plan.orders:
         input:
             **SESSION.order_inputs(order),
         output:
-            # The receipt first: Snakemake tries a rule's outputs in order when it looks for it.
             receipt=str(order.receipt),
-            targets=order.outputs,
+            named=SESSION.named(order),
         log:
             order.log,
         conda:

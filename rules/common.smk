@@ -78,13 +78,10 @@ def resources_of(kind, order=None):
 
 def check_targets():
     """Exit with one line at the first unknown target."""
-    few = [
-        each for each in workflow.rules if each.has_wildcards() or len(each.output) < 9
-    ]
     SESSION.check_targets(
         ASKED.targets or [],
         {each.name for each in workflow.rules if not each.has_wildcards()},
-        lambda target: any(each.is_producer(target) for each in few),
+        lambda target: any(each.is_producer(target) for each in workflow.rules),
     )
 
 

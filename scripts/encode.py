@@ -10,8 +10,8 @@ from latentmake.plan.orders import WorkOrder
 
 with logged(snakemake.log[0]) as say:
     order = WorkOrder.read(Path(snakemake.input.order))
-    # A job without a receipt among its outputs makes one file that was asked for by its name.
-    batch = str(order.receipt) in snakemake.output
+    # What a job declares besides its receipt was asked for by its name, and cannot be skipped.
+    batch = [*snakemake.output] == [str(order.receipt)]
     carry_out(
         order,
         order.receipt,

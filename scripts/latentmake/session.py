@@ -310,6 +310,15 @@ class Session:
         places = [model.vae.path, *(text.path for text in model.text)]
         return {"order": str(order.path), "model": self.marker(*places) if order.pending else []}
 
+    def named(self, order: WorkOrder) -> list[str]:
+        """Return the targets of a batch job that the command asks for by their names.
+
+        Its rule declares them, so that no job of their own makes them beside it. Braces would be a
+        pattern to Snakemake.
+        """
+        asked = [path for path in self._singles if not set("{}") & set(path)]
+        return sorted({*asked} & {*order.paths}) if asked else []
+
     def single(self, path: str) -> tuple[Inputs, bool]:
         """Return the inputs of the job of one cache file, and whether the file is stale."""
         if not self._main:

@@ -119,19 +119,18 @@ def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path
     process = stopped(running)
     kept = built.spool()
     assert len(kept) == 12 + 5 + SPOOLED  # what both jobs will replace, and what one has made
-    file = "cache/shapes/micro/16/ant.latents.safetensors"
-    built.run(file, check=False).one_line("Directory cannot be locked")
-    assert built.spool() == kept
+    built.run("caches_tiny", check=False).one_line("Directory cannot be locked")
+    built.run("cache/shapes/micro/16/fox.latents.safetensors")
     built.run("status_tiny")  # which Snakemake lets run beside it
-    assert built.spool() == kept
+    assert {*kept} <= {*built.spool()}
     (built / "stopped").unlink()
     os.kill(process, signal.SIGCONT)
     stopped(running, after=process)
-    kill_group(running)  # in the other job, which has deleted what it declares
+    kill_group(running)  # in the other job, which has replaced nothing yet
     for part in ("data", "scripts"):
         shutil.copytree(before / part, built / part, dirs_exist_ok=True)
     built.run("--unlock")
-    assert built.run("caches_tiny").encoded()[:2] == (0, 12 + 5)
+    assert built.run("caches_tiny").encoded()[:2] == (0, 12)
     assert _bytes(built) == _bytes(before)
     assert built.run("caches_tiny").idle
 

@@ -93,6 +93,15 @@ def test_one_cache_file_asked_for_by_name(built: Project) -> None:
     assert "nobody" in wrong.output
 
 
+def test_one_cache_file_asked_for_beside_its_run_is_made_once(built: Project) -> None:
+    name = "cache/shapes/micro/16/ant.latents.safetensors"
+    world.draw(built / "data/shapes/ant.png", 50)
+    result = built.run("caches_tiny", name)
+    assert result.encoded() == Counts(encoded=2)
+    assert "latents" not in result.jobs
+    assert built.run("caches_tiny", name).idle
+
+
 def test_one_cache_file_of_the_longest_name(built: Project) -> None:
     stem = "".join(map(str, range(1000)))[:235]
     world.draw(built / f"data/shapes/{stem}.png", 50)

@@ -20,7 +20,7 @@ from latentmake.files import atomic, cachefile
 from latentmake.layouts import Layout, kind_of
 from latentmake.plan import holdout, store
 from latentmake.plan.orders import all_of, one_or_all, run_order
-from latentmake.plan.receipts import read_receipt
+from latentmake.plan.receipts import GONE, check_listed, read_receipt
 from latentmake.plan.spool import spooled
 from latentmake.sources.items import Item
 
@@ -233,6 +233,7 @@ def write_manifest(
             where=f"run {order.run}",
             hint="all other items are done; set on_error: skip to train without these",
         )
+    check_listed(made)
     without = {(name, fault["stem"]) for name, each in skipped.items() for fault in each}
     layout = layouts.of(order.layout)
     keys: dict[str, list[tuple[str, str]]] = {}
@@ -362,7 +363,7 @@ def _header_of(path: str) -> cachefile.Header:
     try:
         return cachefile.read_header(path)
     except FileNotFoundError:
-        raise CacheError("this cache file is gone", where=path, hint="run again") from None
+        raise CacheError(GONE, where=path, hint="run again") from None
     except OSError as error:
         raise CacheError(
             f"this cache file cannot be read ({error.strerror})", where=path, hint="remove it"

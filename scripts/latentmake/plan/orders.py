@@ -155,19 +155,6 @@ class WorkOrder:
         """Paths of all targets."""
         return [target.path for item in self.items for target in item.targets]
 
-    @property
-    def outputs(self) -> list[str]:
-        """Targets that the batch rule declares.
-
-        None where the job may find that files there are fresh (Snakemake deletes the declared
-        outputs of a job before it runs), may leave some out (on_error: skip), or links them to
-        files of other names (Snakemake sets the mtime of declared outputs). Names with braces would
-        be patterns to Snakemake; the job makes those undeclared.
-        """
-        if self.pending or self.reuses or self.skips:
-            return []
-        return [path for path in dict.fromkeys(self.paths) if not set("{}") & set(path)]
-
     @cached_property
     def name(self) -> str:
         """Digest of its content."""
@@ -222,7 +209,7 @@ class WorkOrder:
         """
         if self._is_waiting():
             return
-        # The items lie beside the order: Snakemake digests its input once for each of the outputs.
+        # The items lie beside the order: Snakemake digests its input, and need not digest those.
         atomic.write(self._items_path, self._items.encode())
         atomic.write(self.path, self._head.encode())
         found = (target.found for item in self.items for target in item.targets)

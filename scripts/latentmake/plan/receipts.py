@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.index.memo import Memo, SourceStat, TargetStat
 from latentmake.plan.orders import FOLDER
 
-__all__ = ["Receipt", "learn_receipts", "read_receipt", "receipts"]
+__all__ = ["GONE", "Receipt", "check_listed", "learn_receipts", "read_receipt", "receipts"]
+
+
+GONE = "this cache file is gone"
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,21 @@ def read_receipt(path: Path) -> Receipt:
 def receipts() -> Iterator[Path]:
     """Yield the receipts on disk."""
     yield from sorted(FOLDER.glob("*.receipt.json"))
+
+
+def check_listed(paths: Iterable[str]) -> None:
+    """Refuse targets of batch jobs that are not there, for Snakemake does not know of them.
+
+    On a network file system, opening a folder is what brings the list of its files up to date.
+    """
+    folders: dict[str, set[str]] = {}
+    for path in paths:
+        folder, name = os.path.split(path)
+        if folder not in folders:
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                folders[folder] = {entry.name for entry in entries}
+        if name not in folders.get(folder, ()):
+            raise CacheError(GONE, where=path, hint="run again")
 
 
 def learn_receipts(memo: Memo) -> None:

@@ -424,7 +424,6 @@ def test_a_file_at_hand_is_linked_where_its_header_keeps_its_word() -> None:
     done = carry(at_hand(again, "cache/gone", str(second), str(first)), encoder)
     assert (done.counts["linked"], encoder.stems) == (1, [])
     assert cache_of("new").samefile(first)
-    assert again.outputs and not at_hand(again, str(first)).outputs  # Snakemake sets no mtime
     second.unlink()
     other = order("latents", {"other": sources["01"]})
     done = carry(at_hand(other, str(second), str(first)), encoder)

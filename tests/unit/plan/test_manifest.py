@@ -187,7 +187,7 @@ def test_two_lists_of_keys_share_a_digest_only_if_equal(
 
 
 def test_keys_come_from_receipts_then_from_the_plan_then_from_the_files() -> None:
-    made = {plain.path("cats", "tiny", "64", "a"): "made"}
+    made = {make("a", "64", "of another one"): "made"}
     make("a", "text", "in the file")
     lock = write(order(item("a", key_64="planned", key_text=None)), receipt(made))
     assert lock.parts["cats/64"] == keys_digest([("a", "made")])
@@ -200,6 +200,8 @@ def test_a_target_that_is_missing_or_damaged_is_named() -> None:
     path = Path(plain.path("cats", "tiny", "64", "a"))
     with pytest.raises(CacheError, match=f"^{path}: this cache file is gone; run again"):
         write(order(item("a", key_64=None)))
+    with pytest.raises(CacheError, match=f"^{path}: this cache file is gone; run again"):
+        write(order(item("a")), receipt({str(path): "made, and deleted since"}))
     make("a", "64", "k")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CacheError, match=f"^{path}: is cut short"):
@@ -315,7 +317,7 @@ def test_a_folder_with_something_else_in_it_stays() -> None:
 def test_what_was_replaced_goes_to_the_store_and_other_work_stays_in_the_spool() -> None:
     for key in ("replaced", "made", "waiting"):
         atomic.write(spooled(key), key.encode())
-    made = receipt({plain.path("cats", "tiny", "64", "a"): "made"})
+    made = receipt({make("a", "64", "made"): "made"})
     write(order(item("a"), replaced=["replaced", "made", "gone"]), made)
     assert {path.stem for path in spooled("x").parent.iterdir()} == {"made", "waiting"}
     assert store.keys() == {"replaced"}

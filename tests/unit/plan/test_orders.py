@@ -125,27 +125,6 @@ def test_a_written_order_is_newer_than_all_it_found() -> None:
     assert order.path.stat().st_mtime_ns >= Path("before").stat().st_mtime_ns
 
 
-def test_a_batch_declares_its_targets_each_once() -> None:
-    order = work_order()
-    twice = work_order(items=order.items * 2)
-    assert twice.outputs == ["cache/cats/tiny/64/a.latents.safetensors"]
-    assert len(twice.paths) == 2
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        work_order(recipe={}),
-        work_order(dataset_settings=Dataset(path="data", on_error="skip")),
-        with_target(path="cache/{wild}/a"),
-    ],
-    ids=["pending", "skipping", "braces"],
-)
-def test_what_may_not_be_declared_is_not(order: WorkOrder) -> None:
-    assert order.outputs == []
-    assert len(order.paths) == 1
-
-
 def test_orders_and_receipts_are_told_apart_on_disk() -> None:
     assert list(receipts.receipts()) == []
     written = [work_order(), work_order(kind="text")]
