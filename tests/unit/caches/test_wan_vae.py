@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from latentmake.caches.encoders.wan_vae import WanVae, clamp_to, load_wan_vae, v
 from latentmake.config import Weights
 from safetensors.torch import save_file
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
 from wan_world import (
     State,
     assert_configuration_is_refused,
@@ -454,3 +457,29 @@ def test_latents_of_another_number_of_channels_are_refused(tmp_path: Path) -> No
     state = tiny_wan_vae(z_dim=4, latents_mean=MEAN[:4], latents_std=STD[:4]).state_dict()
     path = save_original(original_vae(state), tmp_path / "narrow")[".pth"]
     assert "4 channels, not 16" in refusal(lambda: loaded(path))
+
+
+# -- several threads ------------------------------------------------------------------------------
+
+
+def test_threads_that_encode_at_once_get_what_each_gets_alone(places: dict[str, Path]) -> None:
+    vae = loaded(places["folder"])
+    clips = [video(9), video(5, 48, 32), video(9, 16, 24), video(1)]
+    alone = [vae.encode(clip, EXACT) for clip in clips]
+    met = threading.Barrier(2, timeout=60)
+    waited = threading.local()
+
+    def meet(module: torch.nn.Module, inputs: object, output: object) -> None:
+        """Let each thread wait in the middle of a clip until another is there too."""
+        if type(module).__name__ == "WanMidBlock" and not getattr(waited, "once", False):
+            waited.once = True
+            met.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        handle = register_module_forward_hook(meet)
+        try:
+            found = list(pool.map(lambda clip: vae.encode(clip, EXACT), clips))
+        finally:
+            handle.remove()
+    for one, other in zip(found, alone, strict=True):
+        assert torch.equal(one, other)

@@ -5,15 +5,18 @@ A module of a layout offers `latents` and `text`, which load its encoders.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from latentmake.caches.inputs import Sample
 
 __all__ = ["Encoded", "Encoder", "Loaded"]
 
-Encoded = list[tuple[dict[str, Any], dict[str, str]]]
-"""Tensors by name and further metadata, of each sample."""
+Encoded = Iterable[tuple[dict[str, Any], dict[str, str]]]
+"""Tensors by name and further metadata, of each sample.
+
+Of a GPU it comes as soon as all work is queued; going through it, once, waits for the results.
+"""
 Encoder = Callable[[list[Sample]], Encoded]
 """Encodes samples of one shape."""
 

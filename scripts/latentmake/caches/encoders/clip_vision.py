@@ -15,6 +15,7 @@ import torch
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from latentmake.caches.encoders.local_state import Kind, State, load_network
+from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
 
 __all__ = ["ClipVision", "load_clip_vision"]
@@ -66,22 +67,22 @@ class ClipVision:
             pixel_dtype: in which pixels are scaled and resized; musubi-tuner uses that of latents.
 
         Returns:
-            [N, 257, 1280] (a token for the class, then one per patch), float16, on the CPU.
+            [N, 257, 1280] (a token for the class, then one per patch), float16, on the device.
         """
         network = self._network
-        signal = frames.to(network.device).permute(0, 3, 1, 2).to(pixel_dtype) / 127.5 - 1.0
+        signal = upload(frames, network.device).permute(0, 3, 1, 2).to(pixel_dtype) / 127.5 - 1.0
         side = network.config.image_size
         signal = torch.nn.functional.interpolate(
             signal, size=(side, side), mode="bicubic", align_corners=False
         )
         mean, deviation = (
-            torch.tensor(each, dtype=pixel_dtype, device=signal.device)[:, None, None]
+            upload(torch.tensor(each, dtype=pixel_dtype), signal.device)[:, None, None]
             for each in (_MEAN, _STD)
         )
         signal = (signal * 0.5 + 0.5 - mean) / deviation
         with torch.autocast(signal.device.type, enabled=False):
             hidden = network(signal.to(network.dtype)).last_hidden_state
-        found: torch.Tensor = hidden.to(torch.float16).cpu()
+        found: torch.Tensor = hidden.to(torch.float16)
         return found
 
 

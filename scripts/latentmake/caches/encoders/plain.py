@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
+from latentmake.caches.encoders.transfer import download, stacked
 from latentmake.caches.inputs import Sample
 from latentmake.config import Model
 from latentmake.layouts import plain
@@ -40,10 +41,13 @@ class ImageEncoder:
         self.vae: AutoencoderKL = load_vae(model.vae, device, dtype)
 
     def encode(self, samples: list[Sample], *, flipped: bool = False) -> torch.Tensor:
-        """Encode samples, or their mirror images, to unscaled latents [N, C, h, w], float32."""
+        """Encode samples, or their mirror images, to unscaled latents [N, C, h, w], float32.
+
+        They are on the device, which may still be at work on them.
+        """
         from latentmake.caches.encoders.vae import encode_images
 
-        pixels = torch.from_numpy(np.stack([np.asarray(sample.content) for sample in samples]))
+        pixels = stacked([np.asarray(sample.content) for sample in samples], self.vae.device)
         seeds = None
         if self._model.posterior == "sample":
             # From the seed and the key alone: no neighbour changes an item's noise.
@@ -64,13 +68,14 @@ def latents(
 
     def encode(samples: list[Sample]) -> Encoded:
         height, width = samples[0].shape[:2]
-        return [
-            (
-                {plain.LATENTS: row.clone()},
-                plain.latents_metadata(scale, shift, sample.original, (width, height)),
-            )
-            for sample, row in zip(samples, encoder.encode(samples).to(stored), strict=True)
-        ]
+        wait = download([encoder.encode(samples).to(stored)])
+
+        def results() -> Iterator[tuple[dict[str, torch.Tensor], dict[str, str]]]:
+            for sample, row in zip(samples, *wait(), strict=True):
+                told = plain.latents_metadata(scale, shift, sample.original, (width, height))
+                yield {plain.LATENTS: row}, told
+
+        return results()
 
     return Loaded(encode, size)
 

@@ -7,7 +7,7 @@ library/strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.plain import ImageEncoder, text
+from latentmake.caches.encoders.transfer import download
 from latentmake.caches.inputs import Sample
 from latentmake.config import Model
 from latentmake.files import npz
@@ -49,22 +50,25 @@ def latents(
             for kind, flipped in kinds.items()
         }
         height, width = made["latents"].shape[2:]
-        results: Encoded = []
-        for index, sample in enumerate(samples):
-            target = Size(sample.shape[1], sample.shape[0])
-            crop = crop_ltrb(target, Size(*sample.original))
-            arrays = {kind: rows[index].clone() for kind, rows in made.items()} | {
-                "original_size": torch.tensor(sample.original),
-                "crop_ltrb": torch.tensor(crop, dtype=torch.float64),
-            }
-            if sample.alpha is not None:
-                arrays["alpha_mask"] = torch.from_numpy(sample.alpha.astype(np.float32) / 255.0)
-            named = {
-                array_name(kind, architecture, height, width): array
-                for kind, array in arrays.items()
-            }
-            results.append((named, {}))
-        return results
+        wait = download([*made.values()])
+
+        def results() -> Iterator[tuple[dict[str, torch.Tensor], dict[str, str]]]:
+            for sample, *rows in zip(samples, *wait(), strict=True):
+                target = Size(sample.shape[1], sample.shape[0])
+                crop = crop_ltrb(target, Size(*sample.original))
+                arrays = dict(zip(made, rows, strict=True)) | {
+                    "original_size": torch.tensor(sample.original),
+                    "crop_ltrb": torch.tensor(crop, dtype=torch.float64),
+                }
+                if sample.alpha is not None:
+                    arrays["alpha_mask"] = torch.from_numpy(sample.alpha.astype(np.float32) / 255.0)
+                named = {
+                    array_name(kind, architecture, height, width): array
+                    for kind, array in arrays.items()
+                }
+                yield named, {}
+
+        return results()
 
     return Loaded(encode, size)
 

@@ -11,6 +11,7 @@ from diffusers import AutoencoderKL
 from safetensors.torch import load_file
 
 from latentmake.caches.encoders.local_state import pretrained, refusing
+from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
 from latentmake.models.files import network_config, weights_files
 
@@ -112,18 +113,18 @@ def encode_images(
         seeds: of the noise, to sample each posterior; None: its mean.
 
     Returns:
-        [N, C, H / factor, W / factor], float32, on the CPU.
+        [N, C, H / factor, W / factor], float32, on the VAE's device.
     """
-    images = pixels.to(vae.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
+    images = upload(pixels, vae.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
     # With interleaved channels a CPU's convolutions and normalisations are many times less exact
     # (tests/bench/exactness.py).
     images = images.contiguous()
     posterior = vae.encode(images.to(vae.dtype)).latent_dist
-    latents: torch.Tensor = posterior.mean.float().cpu()
+    latents: torch.Tensor = posterior.mean.float()
     if seeds is None:
         return latents
     # From the CPU's generator, so that noise is the same on every device.
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     noise = torch.stack([torch.randn(latents.shape[1:], generator=each) for each in generators])
-    deviation: torch.Tensor = posterior.std.float().cpu()
-    return latents + deviation * noise
+    deviation: torch.Tensor = posterior.std.float()
+    return latents + deviation * upload(noise, latents.device)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
-from latentmake.caches.encoders.wan_vae import load_wan_vae
+from latentmake.caches.encoders.transfer import download, stacked
+from latentmake.caches.encoders.wan_vae import WanVae, load_wan_vae
 from latentmake.caches.inputs import Sample
 from latentmake.layouts import musubi
 from latentmake.models.tokenizers import CutCaptions
@@ -38,39 +39,30 @@ def latents(
         half = torch.float32 if device.type == "cpu" else torch.float16
         clip = load_clip_vision(model.clip, device, half)
 
-    def encode(samples: list[Sample]) -> Encoded:
-        pixels = _stacked([np.asarray(sample.content) for sample in samples])
+    def encode(samples: list[Sample], vae: WanVae = vae) -> Encoded:
+        pixels = stacked([np.asarray(sample.content) for sample in samples], device)
         made = {"latents": vae.encode(pixels, stored)}
         if model.image_to_video:
             made["latents_image"] = vae.encode_first_frame(pixels, stored)
         if samples[0].control is not None:
-            control = _stacked([np.asarray(sample.control) for sample in samples])
+            control = stacked([np.asarray(sample.control) for sample in samples], device)
             made["latents_control"] = vae.encode(control, stored)
-        seen = None if clip is None else clip.encode(pixels[:, 0], stored)
-        results: Encoded = []
-        for index, sample in enumerate(samples):
-            tensors = {
-                musubi.latents_key(kind, tuple(rows.shape[1:]), name): rows[index].to(stored)
-                for kind, rows in made.items()
-            }
-            if seen is not None:
-                tensors[f"clip_{name}"] = seen[index]
-            frames, height, width = pixels.shape[1:4]
-            named = (width, height, frames) if sample.clip else (*sample.original, None)
-            results.append((tensors, musubi.latents_metadata(*named)))
-        return results
+        names = [musubi.latents_key(kind, tuple(x.shape[1:]), name) for kind, x in made.items()]
+        rows = [each.to(stored) for each in made.values()]
+        if clip is not None:
+            names.append(f"clip_{name}")
+            rows.append(clip.encode(pixels[:, 0], stored))
+        frames, height, width = pixels.shape[1:4]
+        wait = download(rows)
 
-    def frugal(samples: list[Sample]) -> Encoded:
-        with vae.features_on_cpu():
-            return encode(samples)
+        def results() -> Iterator[tuple[dict[str, torch.Tensor], dict[str, str]]]:
+            for sample, *tensors in zip(samples, *wait(), strict=True):
+                named = (width, height, frames) if sample.clip else (*sample.original, None)
+                yield dict(zip(names, tensors, strict=True)), musubi.latents_metadata(*named)
 
-    return Loaded(encode, size, frugal)
+        return results()
 
-
-def _stacked(pixels: list[NDArray[np.uint8]]) -> torch.Tensor:
-    """Return [N, F, H, W, 3]; one clip, which may be large, is not copied."""
-    alone = len(pixels) == 1 and pixels[0].flags.writeable  # torch warns about others
-    return torch.from_numpy(pixels[0][None] if alone else np.stack(pixels))
+    return Loaded(encode, size, partial(encode, vae=vae.frugal()))
 
 
 def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:

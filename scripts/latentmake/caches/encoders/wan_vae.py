@@ -6,9 +6,8 @@ release (Wan2.1_VAE.pth, or .safetensors of the same names).
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
 from numpy.typing import NDArray
 
 from latentmake.caches.encoders.local_state import Kind, State, load_network
+from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
 from latentmake.errors import ModelError
 
@@ -69,27 +69,42 @@ class _FeaturesOnCpu(list[Any]):
 
 
 class WanVae:
-    """Wan's VAE; `rocm` for AMD's devices. It decodes if it was loaded with its decoder."""
+    """Wan's VAE, for several threads at once. It decodes if it was loaded with its decoder.
 
-    def __init__(self, network: AutoencoderKLWan, *, rocm: bool = False) -> None:
+    Args:
+        network: to encode or decode with.
+        rocm: whether it is on one of AMD's devices.
+        features_on_cpu: keep features of earlier frames in the CPU's memory: bit-equal, less memory
+            of the GPU, slower.
+    """
+
+    def __init__(
+        self, network: AutoencoderKLWan, *, rocm: bool = False, features_on_cpu: bool = False
+    ) -> None:
         self._network = network
         self._rocm = rocm
+        self._features_on_cpu = features_on_cpu
 
-    @contextmanager
-    def features_on_cpu(self) -> Iterator[None]:
-        """Keep features of earlier frames in the CPU's memory: bit-equal, less GPU memory."""
-        network, clear = self._network, self._network.clear_cache
+    def frugal(self) -> WanVae:
+        """Return one of the same weights that keeps features in the CPU's memory."""
+        return WanVae(self._network, rocm=self._rocm, features_on_cpu=True)
 
-        def clear_cache() -> None:
-            clear()
-            network._enc_feat_map = _FeaturesOnCpu(network._enc_feat_map, network.device)
+    def _own_network(self) -> AutoencoderKLWan:
+        """Return a copy for one call, which shares the weights.
 
-        network.clear_cache = clear_cache
-        try:
-            yield
-        finally:
-            del network.clear_cache  # back to the class's own
-            network.clear_cache()
+        diffusers keeps the features of earlier frames in attributes of the network. They are gone
+        with the copy, also where an encoding fails.
+        """
+        network = copy.copy(self._network)
+        if self._features_on_cpu:
+            clear = network.clear_cache
+
+            def clear_cache() -> None:
+                clear()
+                network._enc_feat_map = _FeaturesOnCpu(network._enc_feat_map, network.device)
+
+            network.clear_cache = clear_cache
+        return network
 
     @torch.inference_mode()
     def encode(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
@@ -100,7 +115,7 @@ class WanVae:
             stored: dtype of the cache. Pixels are cast to it first, as by musubi-tuner.
 
         Returns:
-            [N, 16, n + 1, h, w], float32, on the CPU.
+            [N, 16, n + 1, h, w], float32, on the device.
         """
         return self._latents(self._signal(pixels, stored), stored)
 
@@ -109,15 +124,15 @@ class WanVae:
         """Encode the condition of image-to-video: the first frame, with grey ones after it.
 
         Returns:
-            [N, 20, n + 1, h, w], float32, on the CPU: 4 channels of a mask, 1 on the first latent
-            frame and 0 on the others, then the 16 of the latents.
+            [N, 20, n + 1, h, w], float32, on the device: 4 channels of a mask, 1 on the first
+            latent frame and 0 on the others, then the 16 of the latents.
         """
         signal = self._signal(pixels, stored)
         signal[:, :, 1:] = 0.0  # the middle of -1 to 1
         latents = self._latents(signal, stored)
-        mask = torch.zeros(len(latents), _MASK_CHANNELS, *latents.shape[2:])
+        mask = latents.new_zeros(len(latents), _MASK_CHANNELS, *latents.shape[2:])
         # Latents of a broken network, nothing but zeros, get no mask and are refused later.
-        mask[latents.flatten(1).any(dim=1), :, 0] = 1.0
+        mask[:, :, 0] = _not_empty(latents)[:, :, 0]
         return torch.cat([mask, latents], dim=1)
 
     @torch.inference_mode()
@@ -127,14 +142,11 @@ class WanVae:
         Returns:
             [4n + 1, 8h, 8w, 3], 0 to 255.
         """
-        network = self._network
-        mean, deviation = _moments()
+        network = self._own_network()
+        mean, deviation = _moments(torch.device("cpu"))
         values = (latents.float().cpu() * deviation + mean).to(network.device, network.dtype)
-        try:
-            with torch.autocast(values.device.type, enabled=False):
-                (signal,) = network.decode(values[None], return_dict=False)[0]
-        finally:
-            network.clear_cache()
+        with torch.autocast(values.device.type, enabled=False):
+            (signal,) = network.decode(values[None], return_dict=False)[0]
         frames = [  # one at a time: all of them in float32 would take as much again
             ((frame.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
             for frame in signal.permute(1, 2, 3, 0)
@@ -153,29 +165,30 @@ class WanVae:
             # diffusers would drop frames and edges silently.
             raise ValueError(f"{frames} frames of {height} x {width} are not 4n + 1 of 8k x 8m")
         network = self._network
-        signal = pixels.to(network.device).permute(0, 4, 1, 2, 3).to(stored) / 127.5 - 1.0
+        signal = upload(pixels, network.device).permute(0, 4, 1, 2, 3).to(stored) / 127.5 - 1.0
         return signal.contiguous().to(network.dtype)
 
     def _latents(self, signal: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
-        try:
-            with torch.autocast(signal.device.type, enabled=False):
-                mode = self._network.encode(signal).latent_dist.mode()
-        finally:
-            self._network.clear_cache()  # a failed encoding leaves features behind
-        mean, deviation = _moments()
-        mode = mode.float().cpu()
-        latents: torch.Tensor = (mode - mean) / deviation
+        with torch.autocast(signal.device.type, enabled=False):
+            mode = self._own_network().encode(signal).latent_dist.mode().float()
+        mean, deviation = _moments(mode.device)
         # Zeros of a broken network stay zeros: normalised, they would look like a picture.
-        latents[~mode.flatten(1).any(dim=1)] = 0.0
+        latents = torch.where(_not_empty(mode), (mode - mean) / deviation, 0.0)
         return clamp_to(latents, stored) if self._rocm else latents
 
 
-def _moments() -> tuple[torch.Tensor, torch.Tensor]:
+def _moments(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and deviation, each [16, 1, 1, 1], for [N, 16, f, h, w]."""
     mean, deviation = (
-        torch.tensor(each)[:, None, None, None] for each in (LATENTS_MEAN, LATENTS_STD)
+        upload(torch.tensor(each), device)[:, None, None, None]
+        for each in (LATENTS_MEAN, LATENTS_STD)
     )
     return mean, deviation
+
+
+def _not_empty(values: torch.Tensor) -> torch.Tensor:
+    """Return which of N tensors hold more than zeros, [N, 1, 1, 1, 1]; a GPU is not waited for."""
+    return values.flatten(1).any(dim=1)[:, None, None, None, None]
 
 
 def load_wan_vae(

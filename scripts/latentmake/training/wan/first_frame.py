@@ -47,9 +47,10 @@ def condition_of(order: GenerationOrder, device: torch.device) -> Condition | No
     pixels = frame.new_zeros(1, order.frames, *frame.shape[1:])
     pixels[:, 0] = frame
     vae = load_wan_vae(model.vae, device, torch.float32, tiled=model.vae_cache_cpu)
-    latents = vae.encode_first_frame(pixels, torch.float32)[0]
+    latents = vae.encode_first_frame(pixels, torch.float32)[0].cpu()
     del vae
     if model.clip is None:
         return Condition(latents)
     half = torch.float32 if device.type == "cpu" else torch.float16
-    return Condition(latents, load_clip_vision(model.clip, device, half).encode(frame)[0].float())
+    seen = load_clip_vision(model.clip, device, half).encode(frame)[0]
+    return Condition(latents, seen.float().cpu())
