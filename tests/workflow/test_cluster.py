@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import world
 from latentmake.index.memo import Memo
+from latentmake.index.rates import Work
 from project import Project
 
 TOOLS = ("sbatch", "squeue", "sacct", "sinfo", "scancel", "srun", "scontrol", "sacctmgr")
@@ -66,9 +67,9 @@ def test_past_jobs_tell_how_large_the_next_shall_be(fresh: Callable[[], Project]
     project.run("-n", "latents_tiny")  # takes the receipts in
     with Memo(project / ".latentmake/memo.sqlite") as memo:
         known = memo.rate("latents micro")
-        assert known is not None and known.targets > 0 and known.starting > 0
+        assert known is not None and known.seconds(1, 64**2) > 0 and known.starting > 0
         for _ in range(40):  # a slow model's jobs, which outweigh the first
-            memo.learn_rate("latents micro", 2, 3.0, 0.01)
+            memo.learn_rate("latents micro", Work(2, 3.0, 0.01))
     project.configure(lambda values: values["models"]["micro"].update(dtype="float16"))
     again = project.run("-n", "latents_tiny").output
     # 6.6 s at two targets in 3 s are four targets: two items of two resolutions.

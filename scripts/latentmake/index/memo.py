@@ -20,12 +20,12 @@ from latentmake import digest
 from latentmake.files.cachefile import Picture
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
+from latentmake.index.rates import Rate, Work, old_rate, rate_of, sums_with
 
 __all__ = [
     "Entry",
     "Listed",
     "Memo",
-    "Rate",
     "SourceStat",
     "Table",
     "TargetStat",
@@ -37,7 +37,9 @@ _VERSION = 7
 _AT_ONCE = 500  # names looked for by one query
 _VERDICT_NS = 90 * 24 * 3600 * 10**9  # after which a verdict is forgotten
 # Kinds of facts, by number.
-_SOURCE, _TARGET, _MEDIA, _TEXT, _LIST, _PICTURE, _VERDICT, _RATE, _RECEIPT = range(1, 10)
+_SOURCE, _TARGET, _MEDIA, _TEXT, _LIST, _PICTURE, _VERDICT, _OLD_RATE, _RECEIPT, _RATE = range(
+    1, 11
+)
 _INDEXES = {"size": "INDEXED BY source_sizes", "value": "INDEXED BY target_keys"}
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS facts (
@@ -84,13 +86,6 @@ def source_stat(stat: os.stat_result) -> SourceStat:
 def target_stat(stat: os.stat_result) -> TargetStat:
     """Return what identifies a cache file's content."""
     return TargetStat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
-
-
-class Rate(NamedTuple):
-    """Speed of past jobs: targets in a second, and seconds from start to the first encoded item."""
-
-    targets: float
-    starting: float
 
 
 class Entry(NamedTuple):
@@ -233,8 +228,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self._lists = Table(*place, _LIST, SourceStat)  # number of a list, and its length
         # Whether it is turned as EXIF says, and digest -> width and height.
         self._pictures = Table(*place, _PICTURE, _NoStat)
-        # Sums over past jobs: targets, seconds, seconds before, jobs.
-        self._rates = Table(*place, _RATE, _NoStat)
+        self._rates = Table(*place, _RATE, _NoStat)  # sums over past jobs
+        self._old_rates = Table(*place, _OLD_RATE, _NoStat)  # of former versions
         self._sums: dict[str, str] = {}  # those that were learnt just now
         self.is_new = not self.sources.any()
 
@@ -321,21 +316,15 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
 
     def rate(self, name: str) -> Rate | None:
         """Return the speed of past jobs of a name (kind and model), if there were any."""
-        if (found := self._rates.get(name)) is None:
-            return None
-        targets, seconds, starting, jobs = map(float, found.split())
-        return Rate(targets / seconds, starting / jobs)
+        if found := self._rates.get(name):
+            return rate_of(found)
+        old = self._old_rates.get(name)
+        return None if old is None else old_rate(old)
 
-    def learn_rate(self, name: str, targets: int, seconds: float, starting: float) -> None:
-        """Remember how many targets a job encoded, in how many seconds, after how many at start.
-
-        Each job halves the weight of those before; one without targets counts for nothing.
-        """
-        if targets > 0 and seconds > 0:
-            past = (self._sums.get(name) or self._rates.get(name) or "0 0 0 0").split()
-            new = (targets, seconds, starting, 1)
-            sums = (float(a) / 2 + b for a, b in zip(past, new, strict=True))
-            self._sums[name] = " ".join(map(str, sums))
+    def learn_rate(self, name: str, work: Work) -> None:
+        """Remember the result of a job of a name; one without targets counts for nothing."""
+        if work.targets > 0 and work.seconds > 0:
+            self._sums[name] = sums_with(self._sums.get(name) or self._rates.get(name), work)
             self._rates.learn(name, None, self._sums[name])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from latentmake.config import Dataset
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
+from latentmake.plan.amounts import amount_of, order_amount
 from latentmake.plan.facts import Facts
 from latentmake.plan.keys import Source, resolution_of
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
@@ -54,12 +55,12 @@ def batches(
         work = [
             work_item(source, targets, contents.get(source)) for source, targets in group.items()
         ]
-        size = _REUSED_ITEMS if at_hand else _batch_size(facts, f"{kind} {model}", work)
+        size = _REUSED_ITEMS if at_hand else _batch_size(facts, dataset, model, kind, work)
         for start in range(0, len(work), size):
             yield work_order(facts, dataset, model, kind, work[start : start + size]), runs
 
 
-def _batch_size(facts: Facts, name: str, work: Sequence[WorkItem]) -> int:
+def _batch_size(facts: Facts, dataset: str, model: str, kind: str, work: Sequence[WorkItem]) -> int:
     """Return the number of items of a job: as configured, or by the speed of past jobs.
 
     Starting a job shall be a tenth of it at most, however short the time asked for.
@@ -67,12 +68,14 @@ def _batch_size(facts: Facts, name: str, work: Sequence[WorkItem]) -> int:
     batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
-    rate = facts.memo.rate(name)
+    rate = facts.memo.rate(f"{kind} {model}")
     if rate is None or not work:
         return _UNKNOWN_ITEMS
     seconds = max(batch.minutes * 60 - rate.starting, 9 * rate.starting)
-    each = sum(len(item.targets) for item in work) / len(work)
-    return max(1, int(seconds * rate.targets / each))
+    settings = facts.config.datasets.get(dataset, _PROMPTS), facts.config.models[model]
+    targets = sum(len(item.targets) for item in work)
+    all_ = rate.seconds(targets, amount_of(kind, *settings, work))
+    return max(1, int(seconds * len(work) / all_)) if all_ else _UNKNOWN_ITEMS
 
 
 def minutes_of(memo: Memo, order: WorkOrder) -> float | None:
@@ -80,7 +83,7 @@ def minutes_of(memo: Memo, order: WorkOrder) -> float | None:
     rate = memo.rate(order.work)
     if rate is None:
         return None
-    return (rate.starting + len(order.paths) / rate.targets) / 60
+    return (rate.starting + rate.seconds(len(order.paths), order_amount(order))) / 60
 
 
 def work_item(source: Source, targets: Sequence[Target], content: str | None = None) -> WorkItem:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from latentmake.config import Model
-from latentmake.errors import ModelError, SourceError
+from latentmake.errors import SourceError
 from latentmake.files.cachefile import BYTES, size_of, stamp
 from latentmake.files.disk import Need, device_of, human
 from latentmake.geometry import sdscripts_buckets
@@ -23,8 +22,15 @@ from latentmake.geometry.buckets import Size, target_size, wan_size
 from latentmake.index.memo import Memo
 from latentmake.layouts import musubi, plain
 from latentmake.models.flops import latents_flops, text_flops
-from latentmake.models.shapes import T5_LENGTH, Latents, latents_shape, text_tokens, text_width
+from latentmake.models.shapes import Latents, latents_shape, text_width
 from latentmake.models.weight_kinds import content_of, weight_file
+from latentmake.plan.amounts import (
+    BYTES_A_TOKEN,
+    caption_bytes,
+    caption_tokens,
+    fact_of,
+    order_amount,
+)
 from latentmake.plan.batches import minutes_of
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import Plan
@@ -41,12 +47,8 @@ _CONDITION_CHANNELS = 20  # of image-to-video
 _CLIP_VISION = ("F16", (257, 1280))  # ViT-H/14: tokens and width
 _UMT5_WIDTH, _UMT5_BYTES = 4096, 1 << 30  # umT5-XXL, whose single file is larger than that
 _EMBEDDINGS = ("token_embedding.weight", "shared.weight")
-_BYTES_A_TOKEN = 4  # of English, about
-_SAMPLED = 256  # captions that stand for all of a job
 _ARRAY = 256  # bytes of an npz archive for an array, besides its numbers
 
-_Place = TypeVar("_Place")
-_Fact = TypeVar("_Fact")
 Shape = tuple[int, ...]
 Tensors = dict[str, tuple[str, Shape]]
 
@@ -60,6 +62,7 @@ class CacheEstimate:
         count: files to be encoded; equal captions may make it fewer.
         size: their bytes; those of unknown shape are left out.
         unknown: number of these.
+        measured: whether some bytes are those of files that past jobs wrote.
         minutes: expected; None where no job of the kind and model has run here.
         work: floating-point operations; None where nobody knows.
         shapes: (frames, height, width) of clips or images -> number.
@@ -70,6 +73,7 @@ class CacheEstimate:
     count: int = 0
     size: int = 0
     unknown: int = 0
+    measured: bool = False
     minutes: float | None = 0.0
     work: float | None = 0.0
     shapes: Counter[Shape] = field(default_factory=Counter)
@@ -79,6 +83,7 @@ class CacheEstimate:
         self.count += other.count
         self.size += other.size
         self.unknown += other.unknown
+        self.measured |= other.measured
         known = self.minutes is not None and other.minutes is not None
         self.minutes = (self.minutes or 0.0) + (other.minutes or 0.0) if known else None
         worked = self.work is not None and other.work is not None
@@ -93,7 +98,7 @@ class CacheEstimate:
     @property
     def line(self) -> str:
         """The estimate in a line."""
-        about = "about " * (self.kind == "text")
+        about = "about " * (self.kind == "text" or self.measured)
         amount = "size unknown" if self.unknown == self.count else f"{about}{human(self.size)}"
         time = guessed(self.work)
         if self.minutes is not None:
@@ -166,6 +171,10 @@ def built_orders(plan: Plan, targets: Sequence[str]) -> list[WorkOrder]:
 def _estimate(memo: Memo, order: WorkOrder) -> CacheEstimate:
     found = CacheEstimate(order.kind, order.model, minutes=minutes_of(memo, order))
     (_add_text if order.kind == "text" else _add_latents)(order, found)
+    rate = memo.rate(order.work) if found.unknown else None
+    if rate is not None and (each := rate.size(len(order.paths), order_amount(order))):
+        found.size += round(each * found.unknown / len(order.paths))
+        found.unknown, found.measured = 0, True
     return found
 
 
@@ -257,7 +266,7 @@ def _wan_bytes(order: WorkOrder) -> _Sizes:
 
 def _image_bytes(order: WorkOrder) -> _Sizes:
     model, settings = order.model_settings, order.dataset_settings
-    known, stamps = _known(latents_shape, model.vae), _stamp(order)
+    known, stamps = fact_of(latents_shape, model.vae), _stamp(order)
     dtype, strategies = _FORMATS[model.vae_dtype or model.dtype], model.spec.strategies
     if strategies is not None and strategies.channels:  # arrays of sd-scripts' own, in float32
         known, dtype = Latents(strategies.channels, strategies.pixels, 1.0, 0.0), "F32"
@@ -279,14 +288,6 @@ def _image_bytes(order: WorkOrder) -> _Sizes:
     return size
 
 
-def _known(find: Callable[[_Place], _Fact | None], place: _Place) -> _Fact | None:
-    """Return a fact about a network; None where its configuration, which the job names, is bad."""
-    try:
-        return find(place)
-    except ModelError:
-        return None
-
-
 def _stamp(order: WorkOrder) -> dict[str, str]:
     return stamp(key=_DIGEST, source=_DIGEST, recipe=order.recipe)
 
@@ -304,8 +305,8 @@ def _add_text(order: WorkOrder, estimate: CacheEstimate) -> None:
     # A text beside each resolution is one file with several names, unless it reads controls.
     count = sum(len({each.size for each in x.targets if not each.at_hand}) for x in items)
     estimate.count += count
-    length, flops = _caption_bytes(items), text_flops(order.model_settings)
-    estimate.work = None if flops is None else flops * count * (length / _BYTES_A_TOKEN + 1)
+    length, flops = caption_bytes(items), text_flops(order.model_settings)
+    estimate.work = None if flops is None else flops * count * (length / BYTES_A_TOKEN + 1)
     strategies = order.model_settings.spec.strategies
     if strategies is not None and strategies.caption:
         estimate.size += count * strategies.caption
@@ -322,11 +323,8 @@ def _text_tensors(order: WorkOrder, widths: Sequence[int], length: float) -> Ten
     name = model.caption_dtype
     dtype = "F32" if order.layout.npz and name == "bfloat16" else _FORMATS[name]
     found: Tensors = {}
-    for number, (place, width) in enumerate(zip(model.text, widths, strict=True)):
-        tokens = _known(text_tokens, place)
-        count = min(round(length / _BYTES_A_TOKEN) + 1, place.max_length or T5_LENGTH)
-        if tokens is not None and (tokens.padded or order.layout.pads_t5):
-            count = tokens.longest
+    counts = caption_tokens(model, length)
+    for number, (count, width) in enumerate(zip(counts, widths, strict=True)):
         found[plain.hidden_state(number)] = (dtype, (count, width))
     return found
 
@@ -334,7 +332,7 @@ def _text_tensors(order: WorkOrder, widths: Sequence[int], length: float) -> Ten
 def _width(model: Model, number: int) -> int | None:
     """Return the width of a text encoder's embeddings; None where nobody knows."""
     place = model.text[number]
-    width = _known(text_width, place)
+    width = fact_of(text_width, place)
     if width is not None or not model.spec.original_files or place.path is None:
         return width
     try:  # umT5's single file; one of torch tells no shapes without being read
@@ -345,18 +343,3 @@ def _width(model: Model, number: int) -> int | None:
         return _UMT5_WIDTH if path.stat().st_size >= _UMT5_BYTES else None
     except (OSError, ValueError):
         return None
-
-
-def _caption_bytes(items: Sequence[WorkItem]) -> float:
-    """Return the mean length of captions, from some of them."""
-    sample = items[:: -(-len(items) // _SAMPLED)]
-    total = 0
-    for item in sample:
-        if item.text is not None:
-            total += len(item.text.encode())
-        elif item.source is not None:
-            try:
-                total += Path(item.source).stat().st_size
-            except OSError:
-                continue  # on S3, or gone
-    return total / len(sample)

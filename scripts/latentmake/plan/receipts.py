@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.index.memo import Memo, SourceStat, TargetStat
+from latentmake.index.rates import Work
 from latentmake.plan.orders import FOLDER
 
 __all__ = ["GONE", "Receipt", "check_listed", "learn_receipts", "read_receipt", "receipts"]
@@ -33,8 +34,11 @@ class Receipt:
         faults: skipped items: stem, path and digest of the faulty file, and the fault in a line.
         counts: targets `encoded`, `spooled`, `linked` to an equal one, `kept`.
         began: seconds since 1970, by the clock of its machine.
-        starting: seconds from its start to the first encoded item.
+        starting: seconds from its start to the first encoded item; None where its process had
+            encoded for another order.
         work: of the order; "" where nothing was encoded.
+        amount: of work in what was encoded, as in `plan.amounts`; 0 where unknown.
+        stages: seconds in which the device encoded, and waited for `reading` and `writing`.
     """
 
     sources: dict[str, list[Any]]
@@ -43,8 +47,25 @@ class Receipt:
     counts: dict[str, int]
     seconds: float
     began: float = 0.0
-    starting: float = 0.0
+    starting: float | None = 0.0
     work: str = ""
+    amount: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def result(self) -> Work:
+        """What the job did, for estimates of later ones."""
+        encoded = self.counts.get("encoded", 0)
+        seconds = self.seconds - (self.starting or 0.0)
+        size = sum(target[0] for target in self.targets.values())
+        return Work(
+            targets=encoded,
+            seconds=seconds,
+            starting=self.starting,
+            amount=self.amount,
+            encoding=self.stages.get("encoding"),
+            size=encoded * size / max(1, len(self.targets)),
+        )
 
     def write(self, path: Path) -> None:
         """Write it."""
@@ -95,9 +116,7 @@ def learn_receipts(memo: Memo) -> None:
             for target, (*stat, key) in receipt.targets.items():
                 memo.targets.learn(target, TargetStat(*stat), key)
             if receipt.work:
-                encoding = receipt.seconds - receipt.starting
-                encoded = receipt.counts.get("encoded", 0)
-                memo.learn_rate(receipt.work, encoded, encoding, receipt.starting)
+                memo.learn_rate(receipt.work, receipt.result)
         except (OSError, ValueError, TypeError):
             continue  # it spares work, no more
         memo.receipts.learn(path.name, None, "")

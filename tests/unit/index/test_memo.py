@@ -131,21 +131,6 @@ def test_a_folder_does_not_take_in_those_whose_names_it_begins() -> None:
         assert set(memo.sources.below("a/b")) == {"a/b/x", "a/b/y/z"}
 
 
-# -- rates ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("saved", [False, True])
-def test_each_job_halves_the_weight_of_those_before(saved: bool) -> None:
-    with Memo(None) as memo:
-        for targets, seconds, starting in ((100, 10.0, 8.0), (0, 5.0, 99.0), (100, 40.0, 2.0)):
-            memo.learn_rate("latents", targets, seconds, starting)
-            if saved:
-                memo.save()
-        memo.save()
-        assert memo.rate("latents") == (150 / 45, 6 / 1.5)
-        assert memo.rate("text") is None
-
-
 # -- digests of files -----------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from latentmake.files.disk import Need, free, human, refuse, shortages
 from latentmake.files.media import Media, probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
+from latentmake.index.rates import Work
 from latentmake.layouts import size_of
 from latentmake.models import recipe
 from latentmake.plan.estimates import Estimates
@@ -114,7 +115,7 @@ def test_time_is_that_of_past_jobs_and_before_them_a_guess_by_size(
     assert re.search(
         r"latents of tiny: 4 images of up to 128 x 64, .* if it does \S+ TFLOP/s$", line
     )
-    memo.learn_rate(order.work, 2, 360.0, 60.0)
+    memo.learn_rate(order.work, Work(2, 360.0, 60.0))
     memo.save()
     (line,) = Estimates(memo, [order]).lines()
     assert line.endswith("; about 13 min at the rate measured here")
@@ -127,7 +128,7 @@ def test_of_caches_in_shapes_of_other_scripts_the_number_and_time_are_said(
     monkeypatch.chdir(tmp_path)
     memo = Memo(None)
     for kind in ("latents", "text"):
-        memo.learn_rate(f"{kind} tiny", 2, 360.0, 60.0)
+        memo.learn_rate(f"{kind} tiny", Work(2, 360.0, 60.0))
     memo.save()
     values = {"vae": "vae", "text": ["text"], "task": "edit-2509", "dit": "dit"}
     model = Model.model_validate({**values, "architecture": "qwen_image_edit"})
