@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -41,7 +42,13 @@ def environment() -> dict[str, str]:
 
 
 class Progress(_Bar):
-    """tqdm's bar on a terminal; elsewhere a line every 30 s, none in the first 30."""
+    """tqdm's bar on a terminal; elsewhere a line every 30 s, none in the first 30.
+
+    Attributes:
+        status: returns words for the end of the bar or line, whenever that is drawn.
+    """
+
+    status: Callable[[], str] | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._lines = not _on_terminal()
@@ -60,11 +67,13 @@ class Progress(_Bar):
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         """Draw the bar, or write a line where one is due; return True where something was drawn."""
+        now = time.monotonic()
+        if self._lines and now < self._due:
+            return False
+        if self.status is not None:
+            self.set_postfix_str(self.status(), refresh=False)
         if not self._lines:
             return super().display(msg, pos)
-        now = time.monotonic()
-        if now < self._due:
-            return False
         self._due = now + _SECONDS
         self.fp.write(f"{self}\n")
         self.fp.flush()

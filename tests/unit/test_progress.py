@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,29 @@ def test_what_ends_within_30_seconds_shows_no_progress(
     for _ in range(20):
         clock.rounds(Progress(range(59), desc="short"), said_each=10)
     assert {line.split()[0] for line in capsys.readouterr().err.splitlines()} == {"said"}
+
+
+@pytest.mark.parametrize("terminal", ["0", "1"])
+def test_a_status_ends_each_line_and_is_asked_for_when_one_is_drawn(
+    terminal: str,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LATENTMAKE_TERMINAL", terminal)
+    asked: list[str] = []
+
+    def status() -> str:
+        asked.append(f"asked {len(asked) + 1} times")
+        return asked[-1]
+
+    bar = cats()
+    bar.status = status
+    clock.rounds(bar)
+    drawn = [line for line in re.split(r"[\r\n]+", capsys.readouterr().err) if line.strip()]
+    lines = [line for line in drawn if re.search(r", asked \d+ times\]?$", line.rstrip())]
+    assert len(asked) == len(lines) >= len(drawn) - 2  # before it was given, and a bar's end
+    assert terminal == "1" or len(lines) < 20
 
 
 def test_behind_a_pipe_to_a_terminal_progress_is_a_bar(
