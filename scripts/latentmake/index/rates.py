@@ -1,4 +1,4 @@
-"""Speed of past jobs: what a target costs besides encoding, and what its pixels or bytes cost.
+"""Speed of past jobs: what a target costs besides encoding, and what its pixels or tokens cost.
 
 Sums over past jobs, of which each halves the weight of those before. Encoding takes
 a * targets + b * amount seconds, by least squares with a, b >= 0; files' bytes likewise.
@@ -21,9 +21,10 @@ class Work(NamedTuple):
         targets: number that it encoded.
         seconds: from the first encoded item to its end.
         starting: seconds before; None where its process had encoded for another job.
-        amount: pixels x frames of all images or clips, or bytes of captions; 0 where unknown.
+        amount: pixels x frames of all images or clips, or tokens of captions; 0 where unknown.
         encoding: seconds in which the device encoded; None where unknown.
         size: bytes of the files.
+        words: on its bottleneck; "" of a short job.
     """
 
     targets: int
@@ -32,6 +33,7 @@ class Work(NamedTuple):
     amount: float = 0.0
     encoding: float | None = None
     size: float = 0.0
+    words: str = ""
 
 
 class Rate(NamedTuple):
@@ -40,9 +42,11 @@ class Rate(NamedTuple):
     Attributes:
         starting: seconds from the start of a job to its first encoded item.
         target: seconds of each target.
-        unit: further seconds of each pixel of a frame, or byte of a caption.
+        unit: further seconds of each pixel of a frame, or token of a caption.
         target_size: bytes of each target.
-        unit_size: further bytes of each pixel or byte.
+        unit_size: further bytes of each pixel or token.
+        speed: targets in a second, of whatever size they were.
+        words: on the bottleneck of the last job that was not short.
     """
 
     starting: float
@@ -50,6 +54,8 @@ class Rate(NamedTuple):
     unit: float = 0.0
     target_size: float = 0.0
     unit_size: float = 0.0
+    speed: float = 0.0
+    words: str = ""
 
     def seconds(self, targets: float, amount: float) -> float:
         """Return the time that some targets take in a job that has started."""
@@ -79,8 +85,8 @@ class _Sums(NamedTuple):
 
 
 def sums_with(past: str | None, work: Work) -> str:
-    """Return the sums over past jobs and one more, as text."""
-    before = _Sums(*json.loads(past)) if past else _Sums()
+    """Return, as text, the sums over past jobs and one more, and the words of the last one."""
+    before, words = _read(past) if past else (_Sums(), "")
     if work.amount and not before.p:
         before = _Sums(before.starts, before.starting)  # nobody knew the amounts
     n, p, s = work.targets, work.amount, work.size
@@ -100,25 +106,33 @@ def sums_with(past: str | None, work: Work) -> str:
     # A job that does not tell a start-up takes no weight from those that did.
     kept = [0.5 if work.starting is not None else 1.0] * 2 + [0.5] * (len(new) - 2)
     weighted = zip(kept, before, new, strict=True)
-    return json.dumps([weight * old + add for weight, old, add in weighted])
+    sums = [weight * old + add for weight, old, add in weighted]
+    return json.dumps([sums, work.words or words])
+
+
+def _read(text: str) -> tuple[_Sums, str]:
+    sums, words = json.loads(text)
+    return _Sums(*sums), words
 
 
 def rate_of(sums: str) -> Rate:
     """Return the rate from the sums over past jobs."""
-    all_ = _Sums(*json.loads(sums))
+    all_, words = _read(sums)
     target, unit = _fitted(all_, all_.e, all_.ne_p)
     return Rate(
         all_.starting / all_.starts if all_.starts else 0.0,
         target + all_.other_seconds / all_.n,
         unit,
         *_fitted(all_, all_.s, all_.ns_p),
+        all_.n / (all_.e + all_.other_seconds),
+        words,
     )
 
 
 def old_rate(sums: str) -> Rate:
     """Return the rate from sums of targets alone, as a former version wrote them."""
     targets, seconds, starting, jobs = map(float, sums.split())
-    return Rate(starting / jobs, seconds / targets)
+    return Rate(starting / jobs, seconds / targets, speed=targets / seconds)
 
 
 def _fitted(sums: _Sums, y: float, ny_p: float) -> tuple[float, float]:

@@ -39,6 +39,7 @@ class Receipt:
         work: of the order; "" where nothing was encoded.
         amount: of work in what was encoded, as in `plan.amounts`; 0 where unknown.
         stages: seconds in which the device encoded, and waited for `reading` and `writing`.
+        words: on its bottleneck; "" of a short job.
     """
 
     sources: dict[str, list[Any]]
@@ -51,6 +52,7 @@ class Receipt:
     work: str = ""
     amount: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
+    words: str = ""
 
     @property
     def result(self) -> Work:
@@ -65,6 +67,7 @@ class Receipt:
             amount=self.amount,
             encoding=self.stages.get("encoding"),
             size=encoded * size / max(1, len(self.targets)),
+            words=self.words,
         )
 
     def write(self, path: Path) -> None:

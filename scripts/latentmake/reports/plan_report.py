@@ -52,8 +52,8 @@ def report(
         sys.stderr.write(f"warning: {shortage}\n")
     for name, run in plan.runs.items():
         if f"status_{name}" in targets:
-            lines = [*status_lines(run, facts.config.store.keep), *program_changes(facts, [run])]
-            lines.append("")
+            lines = [*status_lines(run, facts.config.store.keep, facts.memo)]
+            lines += [*program_changes(facts, [run]), ""]
             atomic.write(status_path(name), "\n".join(lines).encode())
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pydantic import ByteSize
 from tabulate import tabulate
 
+from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan import store
 from latentmake.plan.parts import Plan, RunPlan
@@ -57,12 +58,13 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
     return "\n".join([*lines, ""])
 
 
-def status_lines(run: RunPlan, keep: int) -> Iterator[str]:
+def status_lines(run: RunPlan, keep: int, memo: Memo) -> Iterator[str]:
     """Yield a run's stale targets with their reasons, and its faulty items.
 
     Args:
         run: its plan.
         keep: bound of the store, in bytes.
+        memo: knows the speed of past jobs.
     """
     stale = 0
     for state in run.parts.values():
@@ -76,6 +78,10 @@ def status_lines(run: RunPlan, keep: int) -> Iterator[str]:
             yield f"{'faulty':15} {fault.line}"
     fresh = sum(state.fresh for state in run.parts.values())
     yield f"{run.name}: {fresh} targets fresh, {stale} stale"
+    for work in dict.fromkeys((kind_of(part.name), part.model) for part in run.parts):
+        if rate := memo.rate(" ".join(work)):
+            words = rate.words and f", {rate.words}"
+            yield f"past jobs of {' of '.join(work)}: {_speed(rate.speed)} targets/s{words}"
     if run.manifest_order is not None:
         yield f"{run.name}: the manifest is to be written"
     if run.training_order is not None:
@@ -84,3 +90,7 @@ def status_lines(run: RunPlan, keep: int) -> Iterator[str]:
         ByteSize(size).human_readable(decimal=True, separator=" ") for size in (store.used(), keep)
     )
     yield f"store: {used} of {bound} used (store.keep)"
+
+
+def _speed(targets: float) -> str:
+    return f"{targets:,.0f}" if targets >= 10 else f"{targets:.2g}"

@@ -37,7 +37,7 @@ def test_each_job_halves_the_weight_of_those_before(saved: bool) -> None:
                 memo.save()
         memo.save()
         rate = memo.rate("latents")
-        assert rate == Rate(6 / 1.5, 45 / 150)
+        assert rate == Rate(6 / 1.5, 45 / 150, speed=150 / 45)
         assert rate.seconds(300, 0) == pytest.approx(90)
         assert memo.rate("text") is None
 
@@ -100,7 +100,7 @@ def test_rates_of_a_former_version_count_until_a_job_has_run(tmp_path: Path) -> 
         row = (8, "latents tiny", 0, "150.0 45.0 6.0 1.5")
         database.execute("INSERT INTO facts (kind, name, mtime_ns, value) VALUES (?, ?, ?, ?)", row)
     with Memo(place) as memo:
-        assert memo.rate("latents tiny") == Rate(4.0, 45 / 150)
+        assert memo.rate("latents tiny") == Rate(4.0, 45 / 150, speed=150 / 45)
         memo.learn_rate("latents tiny", Work(10, 1.0, 2.0))
     with Memo(place) as memo:
-        assert memo.rate("latents tiny") == Rate(2.0, 0.1)
+        assert memo.rate("latents tiny") == Rate(2.0, 0.1, speed=10.0)

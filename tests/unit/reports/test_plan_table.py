@@ -1,0 +1,38 @@
+"""The status of a run says how fast past jobs were, and what kept them from being faster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from latentmake.config import parse
+from latentmake.index.memo import Memo
+from latentmake.index.rates import Work
+from latentmake.plan.facts import Facts
+from latentmake.plan.planner import make_plan
+from latentmake.reports.plan_table import status_lines
+
+CONFIG = {
+    "datasets": {"cats": {"path": "data"}},
+    "models": {"tiny": {"vae": "vae", "text": "text"}},
+    "runs": {"first": {"datasets": "cats", "model": "tiny", "resolutions": [64, 96]}},
+}
+
+
+def test_status_names_the_bottleneck_of_past_jobs_once_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for ending in ("png", "txt"):
+        Path(f"data/a.{ending}").write_text("a")
+    with Memo(None) as memo:
+        words = "device busy 40%, bottleneck: reading"
+        memo.learn_rate("latents tiny", Work(9000, 6.0, 1.0, amount=1e6, words=words))
+        memo.learn_rate("latents tiny", Work(3000, 3.0, 1.0, amount=1e6))  # a short one
+        memo.save()
+        plan = make_plan(Facts(parse(CONFIG), memo, buildable=["vae", "text"]), ["first"])
+        lines = [*status_lines(plan.runs["first"], 0, memo)]
+    assert [line for line in lines if line.startswith("past jobs")] == [
+        "past jobs of latents of tiny: 1,250 targets/s, device busy 40%, bottleneck: reading"
+    ]
