@@ -110,7 +110,7 @@ def fitted(name: str) -> np.ndarray:
     ]
     image = Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
     resolution, changes = FITS[name]
-    return pixels.fit(image, resolution, DATASET.model_copy(update=changes))
+    return pixels.fit(np.array(image), resolution, DATASET.model_copy(update=changes))
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_golden_files_are_those_of_this_format() -> None:
     title = (HERE / "README.md").read_text(encoding="utf-8").splitlines()[0]
-    for kind in ("autoencoder_kl", "text"):
+    for kind in ("plain", "text"):
         assert f"{kind} {FORMAT_VERSIONS[kind]}" in title
 
 

@@ -57,7 +57,6 @@ class Architecture:
         bucket_divisor: `bucket_reso_steps` must be a multiple of this, in pixels.
         original_files: whether encoders may be files of the original release, which need no
             configuration beside them.
-        latents_format: key of its version in `models.recipe.FORMAT_VERSIONS`.
         video: whether its VAE encodes videos, in tiles with `vae_cache_cpu`.
         cleans_captions: whether captions are cleaned of HTML and repeated blanks (umT5).
         scripts: what musubi-tuner knows about it; None where its trainer is another.
@@ -79,7 +78,6 @@ class Architecture:
     bucket_steps: int = 64
     bucket_divisor: int = 64
     original_files: bool = False
-    latents_format: Literal["autoencoder_kl", "wan"] = "autoencoder_kl"
     video: bool = False
     cleans_captions: bool = False
     scripts: Scripts | None = None
@@ -96,7 +94,6 @@ WAN = Architecture(
     side=16,
     bucket_steps=16,
     original_files=True,
-    latents_format="wan",
     video=True,
     cleans_captions=True,
     scripts=MUSUBI["wan"],

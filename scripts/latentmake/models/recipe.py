@@ -35,9 +35,10 @@ __all__ = [
     "weights_digest",
 ]
 
-FORMAT_VERSIONS = {"autoencoder_kl": 2, "wan": 1, "text": 1}
-"""By kind of bytes; raised when the same source and settings would give others, and every cache of
-that kind is then stale. 2: pictures lie contiguous before an AutoencoderKL."""
+FORMAT_VERSIONS = {"plain": 3, "sdscripts": 2, "wan": 1, "text": 1}
+"""By kind of bytes: latents by the encoding of their layout, and text. Raised when the same source
+and settings would give others, and every cache of that kind is then stale. plain and sdscripts 2:
+pictures lie contiguous before an AutoencoderKL. plain 3: torch's Lanczos instead of Pillow's."""
 
 NEW = "new"
 """In place of a projection's path: it begins with random weights."""
@@ -147,8 +148,9 @@ def latents_recipe(
 
     The placement of each image is in its target's own key (`Layout.variant`).
     """
+    layout = layouts.of(model.layout_name)
     recipe: dict[str, object] = {
-        "format": FORMAT_VERSIONS[model.spec.latents_format],
+        "format": FORMAT_VERSIONS[layout.encoding],
         "kind": "latents",
         "layout": model.layout,
         "weights": weights,
@@ -156,7 +158,7 @@ def latents_recipe(
         **shaping(dataset, "latents", model.layout, defaults=False),
         **_without(shaping(model, "latents", model.layout, defaults=False), "architecture", "task"),
     }
-    if layouts.of(model.layout_name).names_architecture:
+    if layout.names_architecture:
         recipe["architecture"] = model.architecture
     if model.image_to_video:
         recipe["image_to_video"] = True

@@ -32,7 +32,6 @@ from latentmake.plan.orders import FOLDER, WorkOrder
 from latentmake.plan.parts import RunPlan
 from latentmake.plan.receipts import read_receipt
 from order_world import order, put_image, silent, target
-from PIL import Image
 from safetensors.torch import load_file
 
 LATENTS, T5, CLIP = ".img_sdxl", ".txt_t5cache", ".txt_clipl"
@@ -265,7 +264,7 @@ def test_latents_fit_just_where_encoding_would_give_their_shape(
 ) -> None:
     shutil.rmtree("cache", ignore_errors=True)
     settings_ = Dataset(path="data", fit=fit, bucket_no_upscale=no_upscale)
-    wanted = plain.fit(Image.new("RGB", size), (16, 16), settings_).shape
+    wanted = plain.fit(np.zeros((*size[::-1], 3), np.uint8), (16, 16), settings_).shape
     work = order(
         "latents",
         {"a": put_image(Path("data/a.png"), (1, 2, 3), size)},

@@ -189,7 +189,7 @@ def test_what_does_not_shape_embeddings_is_not_in_their_recipe(change: dict[str,
 
 
 def test_both_recipes_name_the_format() -> None:
-    assert latents()["format"] == recipe.FORMAT_VERSIONS["autoencoder_kl"]
+    assert latents()["format"] == recipe.FORMAT_VERSIONS["plain"]
     assert text()["format"] == recipe.FORMAT_VERSIONS["text"]
 
 

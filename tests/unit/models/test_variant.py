@@ -17,7 +17,6 @@ from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip
 from latentmake.geometry.sdscripts_buckets import placement
-from PIL import Image
 
 SIDES = st.integers(24, 160)
 SIZES = st.builds(Size, SIDES, SIDES)
@@ -41,7 +40,7 @@ def noise(size: Size) -> np.ndarray:
 
 
 def plain(image: np.ndarray, resolution: Size, settings: Dataset) -> np.ndarray:
-    return pixels.fit(Image.fromarray(image), resolution, settings)
+    return pixels.fit(image, resolution, settings)
 
 
 def sdscripts(image: np.ndarray, resolution: Size, settings: Dataset) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Pixels of an image for the encoders of the plain layout, by Pillow alone."""
+"""Pixels of an image for the encoders of the plain layout: decoded by Pillow, scaled by Lanczos."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import io
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageColor
 
 from latentmake.caches.inputs import Sample, SourceBytes
+from latentmake.caches.pixels.arrays import Array, array_of, lanczos
 from latentmake.config import Dataset
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Size, placement
@@ -41,12 +41,13 @@ def samples_of(
     """
     settings, path = order.dataset_settings, source.item.source or ""
     image = decode(source.data, path, settings)
+    pixels = array_of(image)
     return [
         Sample(
             key,
             source.digest,
             source.item,
-            fit(image, target.size or (0, 0), settings, path),
+            fit(pixels, target.size or (0, 0), settings, path),
             image.size,
         )
         for target, key in missing.items()
@@ -86,9 +87,10 @@ def _exif(image: Image.Image, data: bytes) -> Image.Exif:
     Pillow decodes all pixels of a PNG for EXIF that may follow them; not here, where no such chunk
     follows.
     """
-    behind = data.find(b"IDAT")
-    if image.format == "PNG" and all(data.find(name, behind) < 0 for name in _PNG_TEXTS):
-        return Image.Image.getexif(image)
+    if image.format == "PNG":
+        behind = data.find(b"IDAT")
+        if all(data.find(name, behind) < 0 for name in _PNG_TEXTS):
+            return Image.Image.getexif(image)
     return image.getexif()
 
 
@@ -108,17 +110,25 @@ def _to_rgb(image: Image.Image, background: str) -> Image.Image:
     return image.convert("RGB")
 
 
-def fit(
-    image: Image.Image, resolution: tuple[int, int], settings: Dataset, path: str = ""
-) -> NDArray[np.uint8]:
+def fit(pixels: Array, resolution: tuple[int, int], settings: Dataset, path: str = "") -> Array:
     """Scale an image by Lanczos to cover its target size, and cut it around its centre.
+
+    The pixels of a resolution are the same whichever others are made of the image.
+
+    Args:
+        pixels: [height, width, 3], writable.
+        resolution: width and height asked for.
+        settings: of the dataset.
+        path: of the image.
+
+    Returns:
+        [height, width, 3], contiguous.
 
     Raises:
         SourceError: it is too narrow.
     """
-    resized, left, top, target = placement(Size(*image.size), resolution, settings, path)
-    if image.size != resized:
-        image = image.resize(resized, Image.Resampling.LANCZOS)
-    if image.size != target:
-        image = image.crop((left, top, left + target.width, top + target.height))
-    return np.asarray(image)
+    size = Size(pixels.shape[1], pixels.shape[0])
+    resized, left, top, target = placement(size, resolution, settings, path)
+    if size != resized:
+        pixels = lanczos(pixels, resized)
+    return np.ascontiguousarray(pixels[top : top + target.height, left : left + target.width])

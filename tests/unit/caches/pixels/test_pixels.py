@@ -273,7 +273,7 @@ def test_the_pixels_have_the_size_that_the_arithmetic_says(
     width: int, height: int, resolution: tuple[int, int], how: str, keep: bool
 ) -> None:
     image = Image.new("RGB", (width, height), (10, 20, 30))
-    found = fit(image, resolution, Dataset(path="data", fit=how, bucket_no_upscale=keep))
+    found = fit(np.array(image), resolution, Dataset(path="data", fit=how, bucket_no_upscale=keep))
     expected = target_size(Size(width, height), Size(*resolution), fit=how, no_upscale=keep)
     assert found.shape == (expected.height, expected.width, 3)
     assert found.dtype == np.uint8
@@ -281,18 +281,18 @@ def test_the_pixels_have_the_size_that_the_arithmetic_says(
 
 
 def test_the_centre_is_kept(scene: Image.Image) -> None:
-    found = fit(scene, (20, 20), SETTINGS)
+    found = fit(np.array(scene), (20, 20), SETTINGS)
     assert np.array_equal(found, np.asarray(scene)[:, 5:25])
 
 
 def test_a_picture_of_the_right_size_is_not_touched() -> None:
-    assert np.array_equal(fit(noise(), (31, 23), SETTINGS), np.asarray(noise()))
+    assert np.array_equal(fit(np.array(noise()), (31, 23), SETTINGS), np.asarray(noise()))
 
 
 def test_turning_a_picture_turns_its_pixels() -> None:
     turned = ImageOps.mirror(noise())
-    difference = fit(turned, (16, 16), SETTINGS).astype(int)[:, ::-1] - fit(
-        noise(), (16, 16), SETTINGS
+    difference = fit(np.array(turned), (16, 16), SETTINGS).astype(int)[:, ::-1] - fit(
+        np.array(noise()), (16, 16), SETTINGS
     )
     assert np.abs(difference).max() <= 40  # the cut is one pixel off where the rest is odd
 
@@ -308,4 +308,4 @@ def test_a_text_chunk_that_unpacks_to_a_bomb_is_one_bad_file_or_ignored() -> Non
 
 def test_a_hair_of_a_picture_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(SourceError, match=r"hair\.png: is too narrow \(1 x 20000\)"):
-        fit(Image.new("RGB", (1, 20_000)), (512, 512), SETTINGS, "hair.png")
+        fit(np.array(Image.new("RGB", (1, 20_000))), (512, 512), SETTINGS, "hair.png")

@@ -1,0 +1,128 @@
+"""Pixels of the plain layout are those of Lanczos over the whole picture, decoded in full."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake.caches.inputs import SourceBytes
+from latentmake.caches.pixels import plain, sdscripts, wan
+from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos
+from latentmake.config import Dataset, Model
+from latentmake.geometry.buckets import Size, place, placement
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
+from picture_world import HARD, PHOTOGRAPHS, Pixels, Shape, encoded, noise, psnr
+from PIL import Image
+
+LEAST = 50.0  # dB
+LEVELS = 2  # of 255
+MODEL = Model(vae="vae", text=["text_encoder"])  # type: ignore[arg-type, list-item]
+SAMPLE = Path(__file__).parents[4] / "data" / "michael_gove"
+SIZES = [Size(64, 64), Size(96, 96), Size(160, 128), Size(512, 512), Size(700, 700)]
+
+
+def made(data: bytes, sizes: Iterable[Size], **changes: Any) -> list[Pixels]:
+    """Return the pixels of some resolutions of one file, made in one job."""
+    targets = [Target(f"{size}", f"{size}.safetensors", None, size) for size in sizes]
+    item = WorkItem("a", "a.jpg", None, tuple(targets))
+    dataset = Dataset(path="data", **changes)
+    order = WorkOrder("latents", "data", "tiny", dataset, MODEL, {}, (item,))
+    missing = {target: str(number) for number, target in enumerate(targets)}
+    found = plain.samples_of(order, SourceBytes(item, data, "digest"), missing)
+    assert all(not isinstance(sample.content, str) for sample in found)
+    return [np.asarray(sample.content) for sample in found]
+
+
+def full_lanczos(data: bytes, size: Size, **changes: Any) -> Pixels:
+    """Return the same by Pillow alone."""
+    dataset = Dataset(path="data", **changes)
+    image = plain.decode(data, "a.jpg", dataset)
+    resized, left, top, target = placement(Size(*image.size), size, dataset)
+    pixels = by_pillow(np.asarray(image), resized)
+    return pixels[top : top + target.height, left : left + target.width]
+
+
+def compare(data: bytes, sizes: Iterable[Size] = SIZES, **changes: Any) -> None:
+    for size, found in zip(sizes, made(data, sizes, **changes), strict=True):
+        wanted = full_lanczos(data, size, **changes)
+        assert found.shape == wanted.shape
+        assert found.flags.c_contiguous
+        assert np.abs(found.astype(int) - wanted).max() <= LEVELS
+        assert psnr(found, wanted) > LEAST
+
+
+@pytest.mark.parametrize("subsampling", [0, 2], ids=["4:4:4", "4:2:0"])
+@pytest.mark.parametrize("draw", [*PHOTOGRAPHS.values(), *HARD.values()], ids=[*PHOTOGRAPHS, *HARD])
+def test_any_picture_is_near_full_lanczos(
+    draw: Callable[[Shape], Pixels], subsampling: int
+) -> None:
+    compare(encoded(draw((480, 600)), quality=90, subsampling=subsampling))
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLE.glob("*.[jpw]*[gp]")), ids=lambda path: path.name)
+def test_the_sample_is_near_full_lanczos(path: Path) -> None:
+    compare(path.read_bytes(), fit="bucket")
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
+@pytest.mark.parametrize("shape", [(90, 1500), (1500, 90), (401, 403)], ids=str)
+def test_any_mode_and_ratio_is_near_full_lanczos(mode: str, shape: Shape) -> None:
+    image = Image.fromarray(PHOTOGRAPHS["leaves"](shape)).convert(mode)
+    compare(encoded(image), SIZES[:3], fit="bucket")
+    compare(encoded(image, progressive=True), SIZES[:3])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 300), st.integers(1, 300))
+def test_any_size_is_near_full_lanczos(width: int, height: int, across: int, down: int) -> None:
+    pixels, size = noise((height, width)), place(Size(width, height), Size(across, down)).resized
+    if size.width * size.height > 500_000:
+        return
+    wanted = by_pillow(pixels, size)
+    assert np.abs(lanczos(pixels, size).astype(int) - wanted).max() <= LEVELS
+
+
+def test_a_picture_wider_than_high_is_near_what_pillow_makes_in_one_go() -> None:
+    pixels, size = HARD["zone plate"]((300, 400)), Size(80, 60)
+    wanted = Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS)
+    assert np.abs(lanczos(pixels, size).astype(int) - np.asarray(wanted)).max() <= LEVELS
+
+
+def test_a_resolution_has_the_same_pixels_whichever_others_are_made() -> None:
+    data = encoded(PHOTOGRAPHS["leaves"]((300, 400)))
+    for size, together in zip(SIZES, made(data, SIZES), strict=True):
+        assert np.array_equal(*made(data, [size]), together)
+        assert np.array_equal(made(data, [Size(32, 48), size])[1], together)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+@pytest.mark.parametrize("size", [(1, 1), (3, 5), (700, 900), (300_000, 2), (2, 300_000)], ids=str)
+def test_an_array_of_an_image_is_the_image(mode: str, size: tuple[int, int]) -> None:
+    image = Image.fromarray(noise(size[::-1])).convert(mode)
+    found = array_of(image)
+    assert np.array_equal(found, np.asarray(image))
+    assert found.flags.writeable
+
+
+@pytest.mark.parametrize("target", [(64, 48), (200, 200), (600, 300)], ids=str)
+def test_the_other_layouts_pixels_are_what_they_have_always_been(target: tuple[int, int]) -> None:
+    """By the steps of the trainers themselves: OpenCV's area where no side grows, else Pillow."""
+    import cv2
+
+    data = encoded(PHOTOGRAPHS["leaves"]((500, 601)))
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    resized, left, top, size = found = place(Size(*image.size), Size(*target))
+    if resized.width <= image.width:
+        scaled = cv2.resize(np.array(image), resized, interpolation=cv2.INTER_AREA)
+    else:
+        scaled = np.array(image.resize(resized, Image.Resampling.LANCZOS))
+    wanted = scaled[top : top + size.height, left : left + size.width]
+    opened = sdscripts.open_image(data, "a.jpg", 10**9, alpha=False)
+    assert np.array_equal(sdscripts.fit(opened, found), wanted)
+    assert np.array_equal(wan.fit(wan.open_image(data, "a.jpg", 10**9), size), wanted)
