@@ -1,6 +1,6 @@
 # Needs: work orders (.latentmake/orders), and the model where a rule has yet to make it.
-# Makes: cache files; for bulk, one job a work order. Declared is its receipt alone, since Snakemake
-#        deletes what a failed job declares; and the files that the command asks for by their names.
+# Makes: cache files; for bulk, a job for the work orders of one model. Declared are their receipts
+#        alone, since Snakemake deletes what a failed job declares; and files asked for by name.
 
 import re
 
@@ -8,23 +8,23 @@ from latentmake import layouts
 
 CACHE_FILE = "cache/{dataset}/{model}/{part}/{stem}{ending}"
 
-for order in SESSION.plan.orders:
+for job in SESSION.plan.jobs:
 
     rule:
         name:
-            order.rule
+            job.rule
         input:
-            **SESSION.order_inputs(order),
+            **SESSION.order_inputs(job.orders),
         output:
-            receipt=str(order.receipt),
-            named=SESSION.named(order),
+            receipts=job.receipts,
+            named=SESSION.named(job),
         log:
-            order.log,
+            job.log,
         conda:
             "../envs/encode.yaml"
         threads: threads_of("encode")
         resources:
-            **resources_of("encode", order),
+            **resources_of("encode", job),
         script:
             "../scripts/encode.py"
 

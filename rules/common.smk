@@ -26,6 +26,12 @@ def as_written(values):
     return {**values, "prompt": texts[-1]} if texts else values
 
 
+# On this machine as many jobs run side by side as there are GPUs; a cluster's jobs ask for theirs.
+ON_CLUSTER = workflow.remote_exec or not workflow.resource_settings.cores
+GPUS = [] if ON_CLUSTER else visible()
+if GPUS and "gpu" not in workflow.global_resources:
+    workflow.register_resource("gpu", len(GPUS))
+
 SESSION = Session(
     as_written(config),
     targets=ASKED.targets or [],
@@ -37,6 +43,7 @@ SESSION = Session(
     deployed=bool(workflow.deployment_settings.deployment_method),
     allowed=ASKED.allowed_rules or [],
     imported=IMPORTED,
+    side_by_side=None if ON_CLUSTER else max(1, len(GPUS)),
 )
 
 # Snakemake keeps no records here (see profiles/default), which it would remark on in each dry run.
@@ -50,13 +57,6 @@ envvars:
     VARIABLE,
 
 
-# On this machine as many jobs run side by side as there are GPUs; a cluster's jobs ask for theirs.
-ON_CLUSTER = workflow.remote_exec or not workflow.resource_settings.cores
-GPUS = [] if ON_CLUSTER else visible()
-if GPUS and "gpu" not in workflow.global_resources:
-    workflow.register_resource("gpu", len(GPUS))
-
-
 def threads_of(kind):
     """Return the cores of an encoding job or a training: all there are, or what a cluster gives."""
     if ON_CLUSTER:
@@ -65,15 +65,15 @@ def threads_of(kind):
     return max(1, cores // max(1, len(GPUS))) if kind == "encode" else cores
 
 
-def resources_of(kind, order=None):
+def resources_of(kind, job=None):
     """Return what an encoding job or a training needs: its GPUs, and what it asks of a cluster."""
     if ON_CLUSTER:
         gpus = getattr(SESSION.config.cluster, kind).gpus
     else:
         gpus = min(1, len(GPUS)) if kind == "encode" else len(GPUS)
-        if order and order.reuses:
+        if job and job.reuses:
             gpus = 0  # it links files; where one of them is not what it seemed, it waits for a GPU
-    return {**SESSION.resources(kind, order), "gpu": gpus}
+    return {**SESSION.resources(kind, job.orders if job else ()), "gpu": gpus}
 
 
 def check_targets():

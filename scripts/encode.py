@@ -1,24 +1,20 @@
-"""Rules encode_*, latents and text: carry out a work order."""
+"""Rules encode_*, reuse_*, latents and text: carry out work orders of one model."""
 
 from pathlib import Path
 
 from latentmake.backends import encoder_of
-from latentmake.caches.encode import carry_out
 from latentmake.caches.gpu import lease
+from latentmake.caches.several import carry_out_all
 from latentmake.entry import logged
 from latentmake.plan.orders import WorkOrder
 
 with logged(snakemake.log[0]) as say:
-    order = WorkOrder.read(Path(snakemake.input.order))
-    # What a job declares besides its receipt was asked for by its name, and cannot be skipped.
-    batch = [*snakemake.output] == [str(order.receipt)]
-    carry_out(
-        order,
-        order.receipt,
+    carry_out_all(
+        (WorkOrder.read(Path(path)) for path in snakemake.input.orders),
         say=say,
         threads=snakemake.threads,
-        may_skip=batch,
-        alone=True,
-        encoder=encoder_of(order),
+        # A cache file that a job declares was asked for by its name, and cannot be skipped.
+        may_skip=all(path.endswith(".receipt.json") for path in snakemake.output),
+        encoder_of=encoder_of,
         lease=lease,
     )

@@ -25,6 +25,7 @@ from latentmake.files.disk import Need
 from latentmake.index.memo import Memo
 from latentmake.plan import spool, workspace
 from latentmake.plan.facts import Facts
+from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import WorkOrder, run_order
 from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.plan_file import PlanFile
@@ -85,6 +86,7 @@ class Session:
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
         imported: the run that an import makes; there is no configuration then.
+        side_by_side: how many jobs encode at a time on this machine; None on a cluster.
     """
 
     def __init__(
@@ -100,9 +102,11 @@ class Session:
         deployed: bool = False,
         allowed: Collection[str] = (),
         imported: str | None = None,
+        side_by_side: int | None = 1,
     ) -> None:
         self._main = main
         self._imports = imported is not None
+        self._side_by_side = side_by_side
         self._buildable = dict(buildable or {})
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self.pages: list[Page] = []
@@ -118,7 +122,7 @@ class Session:
             archives.check_plugin(self.config)
             if not main:
                 self._file = PlanFile.read()
-                self.plan = Plan({}, self._file.orders(allowed))
+                self.plan = Plan({}, self._file.encoding_jobs(allowed))
                 return
             self._facts = Facts(
                 self.config,
@@ -153,7 +157,7 @@ class Session:
         from latentmake.exchange.datasets_toml.order import plan_import
 
         order = plan_import(run, values).write()
-        self._file = PlanFile(batches={}, singles={}, runs={run: {"import": str(order)}})
+        self._file = PlanFile(runs={run: {"import": str(order)}})
         self._file.write(time.time_ns())
 
     def _plan_runs(self, targets: Sequence[str], *, force: bool) -> list[str]:
@@ -171,7 +175,13 @@ class Session:
                     if is_asked(name, targets):
                         refuse(self.config, name)
                         following.append(name)
-            self.plan = make_plan(self._facts, names, force=force, generated=following)
+            self.plan = make_plan(
+                self._facts,
+                names,
+                force=force,
+                generated=following,
+                side_by_side=self._side_by_side,
+            )
             for name, plan in self.plan.runs.items():
                 backends.plan_training(self._facts, plan, train=name in trained)
             self._facts.memo.save()
@@ -249,7 +259,7 @@ class Session:
             }
             runs[name] |= {kind: str(path) for kind, path in orders.items() if path is not None}
         return PlanFile(
-            batches={order.rule: order.name for order in self.plan.orders},
+            jobs={job.rule: [each.name for each in job.orders] for job in self.plan.jobs},
             singles={path: order.name for path, (order, _) in self._singles.items()},
             runs=runs,
         )
@@ -289,7 +299,7 @@ class Session:
         return self._file.runs.get(run, {}).get(kind)
 
     def receipts(self, run: str, *kinds: str) -> list[str]:
-        """Return the receipts of a run's batch jobs of some kinds."""
+        """Return the receipts of a run's batches of some kinds."""
         plan = self.plan.runs.get(run)
         return [] if plan is None else plan.receipts(*kinds)
 
@@ -304,31 +314,33 @@ class Session:
             }
         )
 
-    def order_inputs(self, order: WorkOrder) -> Inputs:
-        """Return the inputs of a batch job: its order, and the model if a rule makes it."""
-        model = order.model_settings
+    def order_inputs(self, orders: Sequence[WorkOrder]) -> Inputs:
+        """Return the inputs of an encoding job: its orders, and the model if a rule makes it."""
+        model, pending = orders[0].model_settings, any(order.pending for order in orders)
         places = [model.vae.path, *(text.path for text in model.text)]
-        return {"order": str(order.path), "model": self.marker(*places) if order.pending else []}
+        paths = [str(order.path) for order in orders]
+        return {"orders": paths, "model": self.marker(*places) if pending else []}
 
-    def named(self, order: WorkOrder) -> list[str]:
-        """Return the targets of a batch job that the command asks for by their names.
+    def named(self, job: EncodingJob) -> list[str]:
+        """Return the targets of an encoding job that the command asks for by their names.
 
         Its rule declares them, so that no job of their own makes them beside it. Braces would be a
         pattern to Snakemake.
         """
         asked = [path for path in self._singles if not set("{}") & set(path)]
-        return sorted({*asked} & {*order.paths}) if asked else []
+        made = (path for order in job.orders for path in order.paths) if asked else ()
+        return sorted({*asked}.intersection(made))
 
     def single(self, path: str) -> tuple[Inputs, bool]:
         """Return the inputs of the job of one cache file, and whether the file is stale."""
         if not self._main:
             order = self._file.single(path)
-            return (self.order_inputs(order), True) if order else ({}, False)
+            return (self.order_inputs([order]), True) if order else ({}, False)
         if path not in self._singles:
             with exit_on_mistake():
                 self._singles[path] = single(self._facts, path)
         order, stale = self._singles[path]
-        return self.order_inputs(order), stale
+        return self.order_inputs([order]), stale
 
     def manifest_inputs(self, run: str) -> Inputs:
         """Return the inputs of the manifest job; none where manifest and lock are fresh."""
@@ -392,11 +404,11 @@ class Session:
         """Return the path of what `status_{run}` prints."""
         return status_path(run)
 
-    def resources(self, kind: str, order: WorkOrder | None = None) -> Resources:
-        """Return the cluster resources of a job of a kind (`encode`, `train`), or of an order."""
+    def resources(self, kind: str, orders: Sequence[WorkOrder] = ()) -> Resources:
+        """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders."""
         planning = self._main and not self._imports
         memo = self._facts.memo if planning else None
-        return resources_of(self.config.cluster, kind, order, memo)
+        return resources_of(self.config.cluster, kind, orders, memo)
 
 
 def _write_order(run: str, kind: str, order: object) -> str:

@@ -24,8 +24,7 @@ def test_as_many_jobs_run_as_there_are_gpus_each_with_its_own(fresh: Callable[[]
     project.meet_in_script("encode.py", 3)
     done = project.run("--cores", "4", "latents_tiny", CUDA_VISIBLE_DEVICES="0,1,2")
     gpus = project.met()
-    assert len(gpus) == 4
-    assert sorted(gpus[:3]) == ["0", "1", "2"]
+    assert sorted(gpus) == ["0", "1", "2"]
     logs = [path.read_text() for path in (project / "logs/latents/shapes").glob("*.log")]
     assert sorted(re.findall(r"^GPU: (\d)$", "\n".join(logs), re.MULTILINE)) == sorted(gpus)
     assert "waiting for a GPU" not in done.output
@@ -59,11 +58,17 @@ def test_a_dry_run_under_the_profile_asks_no_cluster(
     assert re.search(r"shapes\s+micro\s+latents 16\s+\.\s+\.\s+6", done.stderr)
 
 
+def _orders(output: str) -> list[int]:
+    """Return how many work orders each job for latents has."""
+    inputs = re.findall(r"^(?:local)?rule encode_latents\S+:\n +input: (.*)$", output, re.MULTILINE)
+    return [len(each.split(", ")) for each in inputs]
+
+
 def test_past_jobs_tell_how_large_the_next_shall_be(fresh: Callable[[], Project]) -> None:
     project = fresh()
     project.configure(lambda values: values.update(batch={"items": "auto", "minutes": 0.11}))
     first = project.run("latents_tiny").output
-    assert len(re.findall(r"rule encode_latents", first)) == 1  # nothing is known yet
+    assert _orders(first) == [1]  # nothing is known yet
     project.run("-n", "latents_tiny")  # takes the receipts in
     with Memo(project / ".latentmake/memo.sqlite") as memo:
         known = memo.rate("latents micro")
@@ -73,7 +78,7 @@ def test_past_jobs_tell_how_large_the_next_shall_be(fresh: Callable[[], Project]
     project.configure(lambda values: values["models"]["micro"].update(dtype="float16"))
     again = project.run("-n", "latents_tiny").output
     # 6.6 s at two targets in 3 s are four targets: two items of two resolutions.
-    assert len(re.findall(r"^rule encode_latents", again, re.MULTILINE)) == 3
+    assert _orders(again) == [3]
 
 
 def test_a_source_edited_after_the_plan_is_reported_and_has_its_own_key(

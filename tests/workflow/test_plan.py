@@ -87,7 +87,7 @@ def test_a_process_that_snakemake_starts_never_plans(built: Project) -> None:
     orders = sorted(path.name for path in (built / ".latentmake").rglob("*.json"))
     before = built.snapshot()
     (order,) = (built / ".latentmake/orders").glob(f"{rule[-12:]}*.items.json")
-    plan = PlanFile(batches={rule: order.name.removesuffix(".items.json")})
+    plan = PlanFile(jobs={rule: [order.name.removesuffix(".items.json")]})
     (built / "plan.json").write_text(plan.model_dump_json())
     arguments = ["--mode", "subprocess", "--nolock", "--target-jobs", f"{rule}:"]
     result = built.run(*arguments, **{VARIABLE: "plan.json"})
@@ -111,6 +111,6 @@ def test_the_sample_can_be_planned_before_anything_is_made(tmp_path: Path) -> No
     shutil.copytree(ROOT / "data", project / "data")
     result = project.run("-n")
     kinds = {job.rpartition("_")[0] or job for job in result.jobs}
-    assert {"sample", "encode_latents_michael_gove", "encode_text_michael_gove"} <= kinds
+    assert {"sample", "encode_latents_michael_gove", "encode_text_tiny-sd"} <= kinds
     assert {"manifest", "train", "all"} <= kinds
     assert project.cache_files() == []

@@ -21,9 +21,10 @@ from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
-__all__ = ["carry_out"]
+__all__ = ["Lease", "carry_out", "load_encoder"]
 
 Lease = Callable[[Say], AbstractContextManager[object]]
+Load = Callable[[WorkOrder, int, Say, bool], Loaded]
 
 
 def carry_out(
@@ -36,6 +37,7 @@ def carry_out(
     alone: bool = False,
     encoder: Loaded | ExternalEncoder | None = None,
     lease: Lease = contextlib.nullcontext,
+    load: Load | None = None,
 ) -> Receipt:
     """Carry out a work order and leave its receipt.
 
@@ -48,6 +50,7 @@ def carry_out(
         alone: whether this process does nothing else.
         encoder: used instead of the model's own.
         lease: holds a GPU; entered when there is something to encode, and not before.
+        load: used instead of `load_encoder`.
 
     Raises:
         SourceError: items were faulty and the dataset says `on_error: fail`; all are named.
@@ -66,14 +69,13 @@ def carry_out(
     def take_gpu() -> None:
         nonlocal began
         asked = time.monotonic()
-        device = held.enter_context(lease(say))
+        held.enter_context(lease(say))
         began += time.monotonic() - asked  # waiting for other jobs says nothing about this one
-        say(f"GPU: {device}" if isinstance(device, str) else "no GPU")
 
-    def load() -> Loaded:
+    def loaded() -> Loaded:
         if not ready:
             take_gpu()
-            ready.append(_load(order, threads, say, alone))
+            ready.append((load or load_encoder)(order, threads, say, alone))
         if not started:
             started.append(time.monotonic() - began)
         return ready[0]
@@ -88,7 +90,7 @@ def carry_out(
             with Progress(total=total, desc=name, unit="target") as progress:
                 while todo:
                     if encoder is None or isinstance(encoder, Loaded):
-                        job.make(todo, load, threads, progress)
+                        job.make(todo, loaded, threads, progress)
                     else:
                         if not order.reuses:
                             take_gpu()
@@ -124,7 +126,7 @@ def carry_out(
     return done
 
 
-def _load(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
+def load_encoder(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
     """Load the encoder of an order; torch is imported here, and not before it has work."""
     # Imports make many objects that stay: the garbage collector would take a tenth of the time.
     gc.disable()
@@ -132,13 +134,13 @@ def _load(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
         from latentmake.caches.encoders import load
         from latentmake.caches.encoders.device import within_memory
 
-        loaded = within_memory(load.encoder, order, threads=threads, say=say, alone=alone)
+        found = within_memory(load.encoder, order, threads=threads, say=say, alone=alone)
     finally:
         gc.enable()
-    if loaded is None:
+    if found is None:
         raise ModelError(
             f"memory does not suffice for the encoders of {order.kind}",
             where=f"models.{order.model}",
             hint="end other programs and give the same command again",
         )
-    return loaded
+    return found

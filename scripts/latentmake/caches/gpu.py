@@ -56,6 +56,7 @@ def lease(say: Callable[[str], None] = lambda line: None) -> Iterator[str | None
     found = visible()
     uuids = dict(_LISTED.findall(_output(["nvidia-smi", "-L"]))) if found else {}
     if not found or (len(found) == 1 and found[0] not in (*uuids, *uuids.values())):
+        say(f"GPU: {found[0]}" if found else "no GPU")
         yield found[0] if found else None
         return
     variable = next((name for name in _VARIABLES if name in os.environ), _VARIABLES[0])
@@ -73,6 +74,7 @@ def lease(say: Callable[[str], None] = lambda line: None) -> Iterator[str | None
         time.sleep(_POLL_SECONDS)
         taken = _first(locks)
     os.environ[variable] = taken
+    say(f"GPU: {taken}")
     try:
         yield taken
     finally:

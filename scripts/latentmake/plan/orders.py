@@ -151,6 +151,22 @@ class WorkOrder:
         return all(target.at_hand for item in self.items for target in item.targets)
 
     @property
+    def is_external(self) -> bool:
+        """Whether another program encodes."""
+        return self.musubi_tuner is not None or self.sd_scripts is not None
+
+    @property
+    def shared_encoder(self) -> tuple[object, ...]:
+        """All that a loaded encoder depends on: orders with the same can share one."""
+        return self.kind, self.model, self.dataset_settings.flip_aug
+
+    @property
+    def largest(self) -> int:
+        """Pixels of its largest target, as asked for; of a clip those of all frames."""
+        targets = (target for item in self.items for target in item.targets if target.size)
+        return max((_pixels(target) for target in targets), default=0)
+
+    @property
     def paths(self) -> list[str]:
         """Paths of all targets."""
         return [target.path for item in self.items for target in item.targets]
@@ -171,14 +187,8 @@ class WorkOrder:
         return FOLDER / f"{self.name}.receipt.json"
 
     @property
-    def rule(self) -> str:
-        """Name of its rule."""
-        verb = "reuse" if self.reuses else "encode"
-        return f"{verb}_{self.kind}_{self.dataset}_{self.name[:12]}"
-
-    @property
     def log(self) -> str:
-        """Path of the job's log."""
+        """Path of the log of a job that carries out nothing else."""
         return f"logs/{self.kind}/{self.dataset}/{self.name[:12]}.log"
 
     @cached_property
@@ -238,6 +248,11 @@ class WorkOrder:
                 values[name] = section.model_validate(values[name])
         items = json.loads(path.with_suffix(".items.json").read_bytes())
         return cls(**values | {"items": tuple(map(_item, items))})
+
+
+def _pixels(target: Target) -> int:
+    assert target.size is not None
+    return target.size.width * target.size.height * (target.clip.frames if target.clip else 1)
 
 
 def _values(item: WorkItem) -> list[Any]:

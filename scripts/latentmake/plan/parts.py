@@ -11,6 +11,7 @@ from latentmake import digest, layouts
 from latentmake.config import Config, Dataset, Run
 from latentmake.layouts import kind_of
 from latentmake.plan import manifest
+from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.keys import Source
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.staleness import PartState
@@ -58,7 +59,7 @@ class RunPlan:
     """Plan of one run.
 
     Attributes:
-        orders: batch jobs that make its stale targets.
+        orders: of the batches that make its stale targets.
         faults: dataset -> faults of its items.
         manifest_order: of the manifest job; None where manifest and lock are fresh.
         training_order: of the trainer; None where the run is trained, or has no trainer.
@@ -79,16 +80,21 @@ class RunPlan:
     estimate: TrainingEstimate | None = None
 
     def receipts(self, *kinds: str) -> list[str]:
-        """Return the receipts of its batch jobs of some kinds."""
+        """Return the receipts of its batches of some kinds."""
         return [str(order.receipt) for order in self.orders if order.kind in kinds]
 
 
 @dataclass
 class Plan:
-    """Plans of the runs asked for; `orders` are their batch jobs, none twice."""
+    """Plans of the runs asked for; `jobs` encode for them, none twice."""
 
     runs: dict[str, RunPlan]
-    orders: list[WorkOrder]
+    jobs: list[EncodingJob]
+
+    @property
+    def orders(self) -> list[WorkOrder]:
+        """Work orders of all jobs."""
+        return [order for job in self.jobs for order in job.orders]
 
 
 def run_folder(run: str) -> Path:

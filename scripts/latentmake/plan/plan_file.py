@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from latentmake.errors import LatentmakeError
 from latentmake.files import atomic
+from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import FOLDER, RUNS, WorkOrder
 
 __all__ = ["VARIABLE", "PlanFile"]
@@ -26,13 +27,13 @@ class PlanFile(BaseModel):
     """Orders of a plan.
 
     Attributes:
-        batches: name of a batch rule -> name of its work order.
+        jobs: name of an encoding job's rule -> names of its work orders.
         singles: cache file asked for by its name -> name of its work order.
         runs: run -> kind of an order (`manifest`, `train`, `adopt`, ...) -> path.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    batches: dict[str, str] = {}
+    jobs: dict[str, list[str]] = {}
     singles: dict[str, str] = {}
     runs: dict[str, dict[str, str]] = {}
 
@@ -53,10 +54,12 @@ class PlanFile(BaseModel):
         except (OSError, ValueError) as error:
             raise LatentmakeError(f"{path} is not a plan: {error}") from None
 
-    def orders(self, allowed: Collection[str] = ()) -> list[WorkOrder]:
-        """Read the work orders of the batch rules, or of those in `allowed` if there are any."""
+    def encoding_jobs(self, allowed: Collection[str] = ()) -> list[EncodingJob]:
+        """Read the encoding jobs, or those of the rules in `allowed` if there are any."""
         return [
-            _read(name) for rule, name in self.batches.items() if not allowed or rule in allowed
+            EncodingJob(tuple(map(_read, names)))
+            for rule, names in self.jobs.items()
+            if not allowed or rule in allowed
         ]
 
     def single(self, path: str) -> WorkOrder | None:

@@ -17,6 +17,7 @@ from latentmake.layouts import kind_of
 from latentmake.plan import manifest, reuse, staleness
 from latentmake.plan.batches import batches
 from latentmake.plan.facts import Facts
+from latentmake.plan.jobs import jobs_of
 from latentmake.plan.keys import PENDING, Source, unreadable
 from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.manifest_job import plan_manifest
@@ -45,15 +46,21 @@ _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 
 
 def make_plan(
-    facts: Facts, names: Iterable[str], *, force: bool = False, generated: Collection[str] = ()
+    facts: Facts,
+    names: Iterable[str],
+    *,
+    force: bool = False,
+    generated: Collection[str] = (),
+    side_by_side: int | None = 1,
 ) -> Plan:
-    """Plan some runs, and write the orders of the batch and manifest jobs that have work to do.
+    """Plan some runs, and write the orders of batches and manifests that have work to do.
 
     Args:
         facts: of the configuration.
         names: of the runs.
         force: whether manifests have work to do in any case.
         generated: runs whose clips are asked for, so that the prompts of these are encoded.
+        side_by_side: how many jobs run at a time on this machine; None on a cluster.
     """
     runs = {name: facts.config.runs[name] for name in names}
     learn_receipts(facts.memo)
@@ -81,17 +88,17 @@ def make_plan(
         )
         for name, run in runs.items()
     }
-    orders = []
+    wanted = []
     for (dataset, model), asked in needed.items():
         for order, wanting in batches(facts, dataset, model, asked, states[dataset, model]):
             order.write()
-            orders.append(order)
+            wanted.append((order, wanting))
             for name in wanting:
                 plans[name].orders.append(order)
     for name, plan in plans.items():
         plan_manifest(facts, plan, runs[name], force=force)
     facts.memo.save()
-    return Plan(plans, orders)
+    return Plan(plans, jobs_of(wanted, side_by_side))
 
 
 def _evaluate_all(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from latentmake.config import Cluster, TrainingJob
 from latentmake.index.memo import Memo
@@ -17,16 +17,17 @@ _UNKNOWN_SECONDS = 2.0  # an item of a model without any measured speed
 
 
 def resources_of(
-    cluster: Cluster, kind: str, order: WorkOrder | None, memo: Memo | None
+    cluster: Cluster, kind: str, orders: Sequence[WorkOrder], memo: Memo | None
 ) -> Resources:
-    """Return the cluster resources of a job of a kind (`encode`, `train`), or of an order.
+    """Return the cluster resources of a job of a kind (`encode`, `train`) with some work orders.
 
     `memo` knows the speed of past jobs; None in a process that does not plan.
     """
     asked = cluster.encode if kind == "encode" else cluster.train
-    minutes = minutes_of(memo, order) if memo and order else None
-    if minutes is None:
-        minutes = (len(order.items) if order else 1) * _UNKNOWN_SECONDS / 60
+    minutes = 0.0 if orders else _UNKNOWN_SECONDS / 60
+    for order in orders:
+        known = minutes_of(memo, order) if memo else None
+        minutes += len(order.items) * _UNKNOWN_SECONDS / 60 if known is None else known
     limit = asked.runtime + (2 * minutes if kind == "encode" else 0)
     found: Resources = {
         "mem_mb": lambda wildcards, attempt: int(asked.mem_mb * (1 + (attempt - 1) / 2)),

@@ -53,7 +53,7 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
     if total:
         at_hand = sum(len(order.paths) for order in plan.orders if order.reuses)
         beside = f", {at_hand} of them at hand" * bool(at_hand)
-        lines.append(f"{total} targets to make{beside}, in {len(plan.orders)} jobs")
+        lines.append(f"{total} targets to make{beside}, in {len(plan.jobs)} jobs")
     lines += estimates
     return "\n".join([*lines, ""])
 

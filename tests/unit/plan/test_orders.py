@@ -245,8 +245,7 @@ def test_forgetting_what_is_not_there_does_nothing() -> None:
 
 @settings(deadline=None)
 @given(st.text("abc/.", min_size=1, max_size=9))
-def test_names_of_rules_and_logs_are_those_of_the_order(dataset: str) -> None:
+def test_names_of_files_and_logs_are_those_of_the_order(dataset: str) -> None:
     order = work_order(dataset=dataset)
-    assert order.name[:12] in order.rule
     assert order.name[:12] in order.log
     assert order.path.parent == order.receipt.parent == FOLDER

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from latentmake.errors import LatentmakeError
+from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.plan_file import VARIABLE, PlanFile
 from order_world import order
@@ -33,33 +34,34 @@ def test_a_process_without_a_plan_has_no_orders() -> None:
 def test_a_plan_is_handed_on_through_the_environment() -> None:
     one, other = written("a", "b")
     runs = {"first": {"train": ".latentmake/runs/first.5.train.json"}}
-    batches = {one.rule: one.name, other.rule: other.name}
-    before = PlanFile(batches=batches, singles={"cache/x": one.name}, runs=runs)
+    jobs = {"encode_a": [one.name], "encode_b": [other.name, one.name]}
+    before = PlanFile(jobs=jobs, singles={"cache/x": one.name}, runs=runs)
     before.write(5)
     given = PlanFile.read()
     assert given == before
-    assert given.orders() == [one, other]
-    assert given.orders([other.rule, "manifest"]) == [other]
+    both = EncodingJob((other, one))
+    assert given.encoding_jobs() == [EncodingJob((one,)), both]
+    assert given.encoding_jobs(["encode_b", "manifest"]) == [both]
     assert given.single("cache/x") == one and given.single("cache/y") is None
 
 
 def test_orders_of_another_plan_are_none_of_its_business() -> None:
     one, other = written("a", "b")
-    PlanFile(batches={one.rule: one.name}).write(5)
+    PlanFile(jobs={"encode_a": [one.name]}).write(5)
     given = PlanFile.read()
-    assert given.orders() == [one]
+    assert given.encoding_jobs() == [EncodingJob((one,))]
     other.path.write_text("{")  # whatever becomes of it
-    assert given.orders() == [one]
+    assert given.encoding_jobs() == [EncodingJob((one,))]
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("{")])
 def test_an_order_that_is_gone_or_damaged_is_named(damage: Callable[[Path], object]) -> None:
     (one,) = written("a")
-    PlanFile(batches={one.rule: one.name}).write(5)
+    PlanFile(jobs={"encode_a": [one.name]}).write(5)
     damage(one.path)
     given = PlanFile.read()
     with pytest.raises(LatentmakeError, match=f"{one.name}.json is not a work order"):
-        given.orders()
+        given.encoding_jobs()
 
 
 def test_a_plan_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

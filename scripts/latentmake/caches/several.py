@@ -1,0 +1,68 @@
+"""Carrying out several work orders of one model, whose encoder is loaded once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from latentmake.caches.encode import Lease, carry_out, load_encoder
+from latentmake.caches.encoders import Loaded
+from latentmake.caches.job import ExternalEncoder, Say
+from latentmake.errors import SourceError
+from latentmake.plan.orders import WorkOrder
+
+__all__ = ["carry_out_all"]
+
+
+def carry_out_all(
+    orders: Iterable[WorkOrder],
+    *,
+    say: Say,
+    threads: int,
+    may_skip: bool,
+    encoder_of: Callable[[WorkOrder], Loaded | ExternalEncoder | None],
+    lease: Lease,
+) -> None:
+    """Carry out the work orders of a job one after the other, and leave their receipts.
+
+    Args:
+        orders: to carry out, read one by one: those of a large dataset are large together.
+        say: told of faults and of the outcomes, a line each.
+        threads: that read and decode, and on a CPU encode.
+        may_skip: whether `on_error: skip` counts.
+        encoder_of: returns what is used instead of an order's own encoder, if anything.
+        lease: holds a GPU; entered once, when there is something to encode.
+
+    Raises:
+        SourceError: orders had faulty items; all are named, and all orders were carried out.
+        ModelError: the model is missing or incomplete.
+        StorageError: the disk is full or cannot be written.
+    """
+    loaded: list[Loaded] = []
+    faults: list[SourceError] = []
+
+    def load(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
+        if not loaded:
+            loaded.append(load_encoder(order, threads, say, alone))
+        return loaded[0]
+
+    with contextlib.ExitStack() as held:
+        device = cache(lambda: held.enter_context(lease(say)))
+        for order in orders:
+            try:
+                carry_out(
+                    order,
+                    order.receipt,
+                    say=say,
+                    threads=threads,
+                    may_skip=may_skip,
+                    alone=True,
+                    encoder=encoder_of(order),
+                    lease=lambda _: contextlib.nullcontext(device()),
+                    load=load,
+                )
+            except SourceError as error:
+                faults.append(error)
+    if faults:
+        raise SourceError(" | ".join(each.what for each in faults), hint=faults[0].hint)
