@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from latentmake.config import Model, TextWeights
 from latentmake.errors import ModelError, first_line
@@ -26,9 +28,9 @@ __all__ = [
     "CutCaptions",
     "Limit",
     "Row",
+    "TokenCache",
     "chunked",
     "chunks_needed",
-    "count",
     "cut",
     "limits",
     "load",
@@ -39,6 +41,7 @@ CHUNK = 75
 
 _CLIP_SPECIAL, _T5_SPECIAL = 2, 1
 _NAMED = 3  # captions that a line about many of them names
+_REMEMBERED = 8192  # captions; those that wait to be encoded are half as many at most
 
 
 def load(weights: TextWeights) -> PreTrainedTokenizerBase:
@@ -71,6 +74,52 @@ def load(weights: TextWeights) -> PreTrainedTokenizerBase:
         ) from None
 
 
+class TokenCache:
+    """Tokens of captions, each tokenized once while it is remembered; for any number of threads.
+
+    transformers changes the settings of a tokenizer by the arguments of each call, and a tokenizer
+    that encodes in another thread refuses that ("Already borrowed"). Here it is set once, to
+    neither cut nor pad, and captions are cut afterwards: what is kept are the first tokens of the
+    text between BOS and EOS, as with `truncation=True`.
+
+    Args:
+        tokenizer: which no other part of the program may use at the same time.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._lock = threading.Lock()
+        bare = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+        ids = list(tokenizer("a")["input_ids"])
+        places = range(len(ids) - len(bare) + 1)
+        self._before = next((at for at in places if ids[at : at + len(bare)] == bare), 0)
+        self._special = len(ids) - len(bare)
+        if tokenizer.is_fast:
+            backend: Any = tokenizer.backend_tokenizer
+            backend.no_padding()
+            backend.no_truncation()
+        self._whole = lru_cache(_REMEMBERED)(self._tokenized)
+
+    def _tokenized(self, caption: str) -> list[int]:
+        if self.tokenizer.is_fast:
+            backend: Any = self.tokenizer.backend_tokenizer
+            return list(backend.encode(caption).ids)
+        with self._lock:
+            return list(self.tokenizer(caption, truncation=False, verbose=False)["input_ids"])
+
+    def ids(self, caption: str, longest: int | None = None) -> list[int]:
+        """Return a caption's tokens with BOS and EOS, `longest` of all at the most."""
+        ids = self._whole(caption)
+        if longest is None or len(ids) <= longest:
+            return list(ids)
+        end = self._special - self._before
+        return ids[: longest - end] + ids[len(ids) - end :]
+
+    def count(self, caption: str) -> int:
+        """Return how many tokens a caption has, before it is cut."""
+        return len(self._whole(caption)) - self._special
+
+
 # -- CLIP's chunks --------------------------------------------------------------------------------
 
 
@@ -89,24 +138,21 @@ class Row(NamedTuple):
 
 
 def chunks_needed(
-    text: str,
-    tokenizers: Iterable[PreTrainedTokenizerBase],
-    max_token_length: int | Literal["auto"],
+    text: str, tokens: Iterable[TokenCache], max_token_length: int | Literal["auto"]
 ) -> int:
     """Return the number of chunks of a caption.
 
     Args:
         text: the caption.
-        tokenizers: of all CLIPs of a model, whose hidden states must have one length.
+        tokens: of all CLIPs of a model, whose hidden states must have one length.
         max_token_length: 75 for each chunk; auto: as many as the longest needs.
     """
     if isinstance(max_token_length, int):
         return max_token_length // CHUNK
-    longest = max(count(text, tokenizer) for tokenizer in tokenizers)
-    return max(1, math.ceil(longest / CHUNK))
+    return max(1, math.ceil(max(each.count(text) for each in tokens) / CHUNK))
 
 
-def chunked(text: str, tokenizer: PreTrainedTokenizerBase, number: int) -> Row:
+def chunked(text: str, tokens: TokenCache, number: int) -> Row:
     """Cut a caption into tokens for CLIP, as sd-scripts does for its `--max_token_length`.
 
     Each chunk has the whole row's first and last token around it. Where padding is not by EOS
@@ -115,22 +161,17 @@ def chunked(text: str, tokenizer: PreTrainedTokenizerBase, number: int) -> Row:
 
     Args:
         text: the caption.
-        tokenizer: of a CLIP.
+        tokens: of a CLIP.
         number: of chunks; further tokens are cut off.
     """
-    found = tokenizer(
-        text,
-        padding="max_length",
-        padding_side="right",
-        max_length=number * CHUNK + 2,
-        truncation=True,
-        verbose=False,
-    )
-    ids, mask = list(found["input_ids"]), list(found["attention_mask"])
+    length = number * CHUNK + 2
+    ids = tokens.ids(text, length)
+    end, padding = tokens.tokenizer.eos_token_id, tokens.tokenizer.pad_token_id
+    mask = [1] * len(ids) + [0] * (length - len(ids))
+    ids += [padding] * (length - len(ids))
     chunks = [
         [ids[0], *ids[start : start + CHUNK], ids[-1]] for start in range(1, len(ids) - 1, CHUNK)
     ]
-    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     if number > 1 and padding != end:
         for chunk in chunks:
             if chunk[-2] not in (end, padding):
@@ -157,12 +198,6 @@ class Cut(NamedTuple):
     kept: int
     rest: str
     words: tuple[str, ...]
-
-
-def count(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return how many tokens a text has."""
-    found = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
-    return len(found["input_ids"])
 
 
 def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut:
@@ -256,7 +291,7 @@ class CutCaptions:
         found = []
         for (encoder, limit), names in self._found.items():
             many = "1 caption is" if len(names) == 1 else f"{len(names)} captions are"
-            first = ", ".join(list(names.values())[:_NAMED])
+            first = ", ".join(sorted(names.values())[:_NAMED])
             more = " ..." if len(names) > _NAMED else ""
             found.append(f"{many} cut to the first {limit} tokens by {encoder}: {first}{more}")
         return found

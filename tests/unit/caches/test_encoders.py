@@ -21,7 +21,6 @@ from latentmake.caches.encoders.vae import encode_images, load_vae
 from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model, TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.models import tokenizers as tokens
 from latentmake.plan.orders import WorkItem, WorkOrder
 from order_world import silent
 from safetensors.torch import load_file, save_file
@@ -397,7 +396,7 @@ def test_clip_is_padded_to_its_77_tokens(bundle: Path, kind: str) -> None:
 
 def test_an_empty_caption_has_a_token_where_the_tokenizer_adds_none(bundle: Path) -> None:
     text_encoder = loaded(bundle, "t5")
-    text_encoder.tokenizer.backend_tokenizer.post_processor = None
+    text_encoder.tokens.tokenizer.backend_tokenizer.post_processor = None
     (alone,) = text_encoder.encode([""])
     assert alone["hidden_state"].shape == (1, 16)
     beside, longer = text_encoder.encode(["", "a red circle"])
@@ -410,7 +409,7 @@ def test_t5_keeps_each_captions_own_length(bundle: Path, kind: str) -> None:
     text_encoder = loaded(bundle, kind)
     assert text_encoder.max_length == 512
     for caption, tensors in zip(CAPTIONS, text_encoder.encode(CAPTIONS), strict=True):
-        own = tokens.count(caption, text_encoder.tokenizer)
+        own = text_encoder.tokens.count(caption)
         assert len(tensors["hidden_state"]) == own + 1  # EOS
     short = loaded(bundle, kind, max_length=5).encode([CAPTIONS[1]])[0]["hidden_state"]
     assert short.shape == (5, 16)

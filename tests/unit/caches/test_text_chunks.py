@@ -119,7 +119,7 @@ def test_chunks_put_together_again_are_the_truncated_tokens(
     text: str, number: int, kind: str
 ) -> None:
     tokenizer = tokenizer_of(kind)
-    row = tokenizers.chunked(text, tokenizer, number)
+    row = tokenizers.chunked(text, tokenizers.TokenCache(tokenizer), number)
     expected, length = plain_row(kind, text, number)
     assert row.ids == expected
     assert row.mask == [1] * length + [0] * (len(expected) - length)
@@ -293,7 +293,7 @@ def test_a_text_is_what_is_kept_of_it_and_the_rest(text: str, limit: int) -> Non
     assert found.kept == min(found.tokens, limit)
     assert text.strip().endswith(found.rest)
     assert bool(found.rest) == (found.tokens > limit)
-    assert tokenizers.count(found.rest, tokenizer) >= found.tokens - found.kept
+    assert tokenizers.TokenCache(tokenizer).count(found.rest) >= found.tokens - found.kept
 
 
 def test_a_tokenizer_that_knows_no_places_tells_the_rest_as_it_spells_it() -> None:
@@ -327,8 +327,8 @@ def test_counting_needs_no_network(root: Path, tmp_path: Path) -> None:
         (tmp_path / "clip" / name).symlink_to(root / "clip" / name)
     for architecture in ("sd1", None):
         model = model_of(tmp_path, architecture)
-        tokenizer = tokenizers.load(model.text[0])
-        assert [tokenizers.count(letters(length), tokenizer) for length in LENGTHS] == list(LENGTHS)
+        tokens = tokenizers.TokenCache(tokenizers.load(model.text[0]))
+        assert [tokens.count(letters(length)) for length in LENGTHS] == list(LENGTHS)
         assert tokenizers.limits(model) == [("text_encoder", 75)]
 
 
@@ -368,7 +368,7 @@ def test_a_job_names_what_it_cut_at_its_end_and_writes_masks_as_whole_numbers(
     said: list[str] = []
     carry_out(order, Path("receipt.json"), say=said.append)
     assert [line for line in said if " cut to " in line] == [
-        f"4 captions are cut to the first 75 tokens by {name}: 80.txt, 90.txt, 100.txt ..."
+        f"4 captions are cut to the first 75 tokens by {name}: 100.txt, 200.txt, 80.txt ..."
         for name in ("text_encoder", "text_encoder_2")
     ]
     with safe_open("10.safetensors", "pt") as file:

@@ -89,25 +89,25 @@ def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str],
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = order.model_settings
-    stored = DTYPES[model.caption_dtype]
-    encoders = TextEncoders(model, device, compute_dtype(device, model.caption_dtype, say))
+    encoders = TextEncoders(
+        model,
+        device,
+        compute_dtype(device, model.caption_dtype, say),
+        stored=DTYPES[model.caption_dtype],
+    )
     cut = CutCaptions()
 
     def encode(samples: list[Sample]) -> Encoded:
         captions = [str(sample.content) for sample in samples]
-        found = encoders.encode(captions)
+        begun = encoders.queue(captions)
         for sample, caption in zip(samples, captions, strict=True):
             for name, limit in encoders.cutting(caption):
                 cut.note(name, limit, sample.key, sample.item.place)
-        return [
-            (
-                {
-                    name: value.to(stored) if value.is_floating_point() else value
-                    for name, value in tensors.items()
-                },
-                {"caption": caption},
-            )
-            for tensors, caption in zip(found, captions, strict=True)
-        ]
+
+        def results() -> Encoded:
+            for caption, tensors in zip(captions, begun(), strict=True):
+                yield tensors, {"caption": caption}
+
+        return results()
 
     return Loaded(encode, size, remarks=cut.lines)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from latentmake import layouts
-from latentmake.caches.encoders.clip_text import ClipTextEncoder, load_clip_text
+from latentmake.caches.encoders.clip_text import CLIP_LENGTH, ClipTextEncoder, load_clip_text
 from latentmake.caches.encoders.text_model import load_text_model
+from latentmake.caches.encoders.together import BitEqual, Results, groups, padded
+from latentmake.caches.encoders.transfer import download, upload
 from latentmake.config import Model, TextWeights
 from latentmake.layouts.plain import encoder_name
 from latentmake.models import tokenizers
 from latentmake.models.shapes import T5_LENGTH
+from latentmake.models.tokenizers import TokenCache
 
 __all__ = ["TextEncoder", "TextEncoders", "load_text_encoder"]
 
@@ -23,16 +26,31 @@ __all__ = ["TextEncoder", "TextEncoders", "load_text_encoder"]
 class TextEncoders:
     """A model's text encoders, as its architecture uses them.
 
+    Args:
+        model: whose encoders they are.
+        device: that they compute on.
+        dtype: that they compute in.
+        stored: dtype of what they return.
+
     Raises:
         ModelError: something is missing, incomplete or of another kind.
     """
 
-    def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: Model,
+        device: torch.device,
+        dtype: torch.dtype,
+        stored: torch.dtype = torch.float32,
+    ) -> None:
         self._max_token_length = model.max_token_length
         self._encoders = {
-            encoder_name(index): _load(model, index, device, dtype)
+            encoder_name(index): _load(model, index, device, dtype, stored)
             for index in range(len(model.text))
         }
+        self._clips = [
+            each.tokens for each in self._encoders.values() if isinstance(each, ClipTextEncoder)
+        ]
 
     def encode(self, captions: Sequence[str]) -> list[dict[str, torch.Tensor]]:
         """Encode captions.
@@ -42,38 +60,54 @@ class TextEncoders:
             them, `text_encoder.pooled` [D] and `text_encoder.attention_mask` [T], int64;
             `text_encoder_2...` and so on.
         """
-        clips = [each for each in self._encoders.values() if isinstance(each, ClipTextEncoder)]
-        chunks = [
-            tokenizers.chunks_needed(
-                caption, [each.tokenizer for each in clips], self._max_token_length
-            )
-            for caption in captions
-            if clips
-        ]
-        found: list[dict[str, torch.Tensor]] = [{} for _ in captions]
-        for name, each in self._encoders.items():
-            if isinstance(each, ClipTextEncoder):
-                made = each.encode(captions, chunks)
-            else:
-                made = each.encode(captions)
-            for tensors, own in zip(found, made, strict=True):
-                tensors |= {f"{name}.{key}": value for key, value in own.items()}
-        return found
+        return self.queue(captions)()
+
+    def queue(self, captions: Sequence[str]) -> Results:
+        """Begin to encode captions; what is returned waits for the device."""
+        chunks = [self._chunks(caption) for caption in captions]
+        begun = {
+            name: each.queue(captions, chunks)
+            if isinstance(each, ClipTextEncoder)
+            else each.queue(captions)
+            for name, each in self._encoders.items()
+        }
+
+        def wait() -> list[dict[str, torch.Tensor]]:
+            found: list[dict[str, torch.Tensor]] = [{} for _ in captions]
+            for name, results in begun.items():
+                for tensors, own in zip(found, results(), strict=True):
+                    tensors |= {f"{name}.{key}": value for key, value in own.items()}
+            return found
+
+        return wait
+
+    def _chunks(self, caption: str) -> int:
+        if not self._clips:
+            return 0
+        return tokenizers.chunks_needed(caption, self._clips, self._max_token_length)
+
+    def lengths(self, caption: str) -> tuple[int, ...]:
+        """Return how many tokens of a caption each encoder gets, with its padding."""
+        chunks = self._chunks(caption)
+        return tuple(
+            chunks * CLIP_LENGTH if isinstance(each, ClipTextEncoder) else each.length(caption)
+            for each in self._encoders.values()
+        )
 
     def cutting(self, caption: str) -> Iterator[tuple[str, int]]:
         """Yield each encoder that cuts a caption, and the number of tokens it keeps."""
         for name, each in self._encoders.items():
-            if each.limit is not None and tokenizers.count(caption, each.tokenizer) > each.limit:
+            if each.limit is not None and each.tokens.count(caption) > each.limit:
                 yield name, each.limit
 
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Any CLIP, T5 or UMT5 encoder: its last hidden states.
+    """Any CLIP, T5 or UMT5 encoder: its last hidden states. Any number of threads may encode.
 
     Attributes:
         model: the network.
-        tokenizer: of the network.
+        tokens: of captions.
         projection: of the hidden states, if any.
         padded: whether captions are padded to `max_length` tokens (CLIP, whose padding the UNet
             attends to) or keep their own length (T5).
@@ -81,89 +115,127 @@ class TextEncoder:
         masked: whether padding is hidden from the network. CLIP was trained without a mask, and
             Stable Diffusion uses none either.
         tells_mask: whether embeddings come with their `attention_mask`.
+        stored: dtype of embeddings.
     """
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokens: TokenCache
     projection: torch.nn.Module | None
     padded: bool
     max_length: int
     masked: bool = True
     tells_mask: bool = False
+    stored: torch.dtype = torch.float32
 
     @property
     def limit(self) -> int:
         """Tokens kept of a caption, without BOS and EOS."""
-        return self.max_length - int(self.tokenizer.num_special_tokens_to_add())
+        return self.max_length - int(self.tokens.tokenizer.num_special_tokens_to_add())
 
-    @torch.inference_mode()
+    @cached_property
+    def _equal(self) -> BitEqual | None:
+        on_cpu = self.model.device.type == "cpu"
+        return BitEqual(self.model, self.projection) if on_cpu else None
+
+    def length(self, caption: str) -> int:
+        """Return how many tokens of a caption the network gets at least, with padding."""
+        return self.max_length if self.padded else len(self._ids(caption))
+
+    def _ids(self, caption: str) -> list[int]:
+        # Empty captions without EOS get one token of padding, which is not hidden.
+        return self.tokens.ids(caption, self.max_length) or [self._padding]
+
+    @property
+    def _padding(self) -> int:
+        return int(self.tokens.tokenizer.pad_token_id or 0)
+
     def encode(self, captions: Sequence[str]) -> list[dict[str, torch.Tensor]]:
         """Encode captions.
 
         Returns:
             Of each caption `hidden_state` [T, D]; for CLIP `pooled` [D], the network's vector of
-            the last token; float32, on the CPU. With `tells_mask`, `attention_mask` [T], 1 for
-            tokens and 0 for padding, int64.
+            the last token; on the CPU. With `tells_mask`, `attention_mask` [T], 1 for tokens and 0
+            for padding, int64.
         """
-        tokens = self.tokenizer(
-            list(captions),
-            padding="max_length" if self.padded else "longest",
-            max_length=self.max_length,
-            padding_side="right",
-            truncation=True,
-            return_tensors="pt",
-        ).to(self.model.device)
-        if not self.padded:
-            _give_one_token(tokens, self.tokenizer.pad_token_id or 0)
-        mask = tokens.attention_mask if self.masked else None
-        output = self.model(input_ids=tokens.input_ids, attention_mask=mask)
+        return self.queue(captions)()
+
+    def queue(self, captions: Sequence[str]) -> Results:
+        """Begin to encode captions; what is returned waits for the device."""
+        rows = [self._ids(caption) for caption in captions]
+        lengths = [self.max_length if self.padded else len(row) for row in rows]
+        begun = [
+            (group, self._queue([rows[index] for index in group], [lengths[i] for i in group]))
+            for group in groups(lengths, self._equal)
+        ]
+
+        def wait() -> list[dict[str, torch.Tensor]]:
+            found: list[dict[str, torch.Tensor]] = [{} for _ in captions]
+            for group, results in begun:
+                for index, tensors in zip(group, results(), strict=True):
+                    found[index] = tensors
+            return found
+
+        return wait
+
+    @torch.inference_mode()
+    def _queue(self, rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> Results:
+        """Begin to encode the tokens of captions, padded to one length; so many states are kept."""
+        ids, mask = padded(rows, max(lengths), self._padding)
+        device = self.model.device
+        output = self.model(
+            input_ids=upload(ids, device),
+            attention_mask=upload(mask, device) if self.masked else None,
+        )
         hidden = output.last_hidden_state
         if self.projection is not None:
             hidden = self.projection(hidden)
-        hidden, masks = hidden.float().cpu(), tokens.attention_mask.cpu()
-        lengths = [hidden.shape[1]] * len(hidden) if self.padded else masks.sum(dim=1).tolist()
         pooled = output.text_embeds if "text_embeds" in output else output.get("pooler_output")
-        found = []
-        for index, length in enumerate(lengths):
-            tensors = {"hidden_state": hidden[index, :length].clone()}
-            if pooled is not None:
-                tensors["pooled"] = pooled[index].float().cpu().clone()
-            if self.tells_mask:
-                tensors["attention_mask"] = masks[index, :length].clone()
-            found.append(tensors)
-        return found
+        made = [hidden] if pooled is None else [hidden, pooled]
+        copied = download([each.to(self.stored) for each in made])
 
+        def wait() -> list[dict[str, torch.Tensor]]:
+            states, *vectors = copied()
+            found = []
+            for index, length in enumerate(lengths):
+                tensors = {"hidden_state": states[index, :length]}
+                if vectors:
+                    tensors["pooled"] = vectors[0][index]
+                if self.tells_mask:
+                    tensors["attention_mask"] = mask[index, :length]
+                found.append(tensors)
+            return found
 
-def _give_one_token(tokens: Any, padding: int) -> None:
-    """Give captions without any token, such as empty ones, one token of padding."""
-    if tokens.input_ids.shape[1] == 0:
-        shape = (len(tokens.input_ids), 1)
-        tokens["input_ids"] = torch.full(shape, padding, device=tokens.input_ids.device).long()
-        tokens["attention_mask"] = torch.ones_like(tokens["input_ids"])
-    tokens["attention_mask"][:, 0] = 1
+        return wait
 
 
 def _load(
-    model: Model, index: int, device: torch.device, dtype: torch.dtype
+    model: Model, index: int, device: torch.device, dtype: torch.dtype, stored: torch.dtype
 ) -> TextEncoder | ClipTextEncoder:
     place = model.text[index]
     if model.architecture is None:
-        return load_text_encoder(place, device, dtype)
+        return load_text_encoder(place, device, dtype, stored)
     if model.spec.text_encoders[index] != "T5":
-        return load_clip_text(model, index, device, dtype)
+        return load_clip_text(model, index, device, dtype, stored)
     # sd-scripts pads T5's captions and shows it the padding, unless told otherwise.
-    padded = layouts.of(model.layout_name).pads_t5
+    pads = layouts.of(model.layout_name).pads_t5
+    loaded = load_text_model(place, device, dtype, "T5")
     return TextEncoder(
-        *load_text_model(place, device, dtype, "T5"),
-        padded=padded,
+        loaded.network,
+        TokenCache(loaded.tokenizer),
+        loaded.projection,
+        padded=pads,
         max_length=place.max_length or T5_LENGTH,
-        masked=model.apply_t5_attn_mask or not padded,
+        masked=model.apply_t5_attn_mask or not pads,
         tells_mask=True,
+        stored=stored,
     )
 
 
 def load_text_encoder(
-    weights: TextWeights, device: torch.device, dtype: torch.dtype
+    weights: TextWeights,
+    device: torch.device,
+    dtype: torch.dtype,
+    stored: torch.dtype = torch.float32,
 ) -> TextEncoder:
     """Load a text encoder of any kind and its tokenizer for inference.
 
@@ -177,4 +249,12 @@ def load_text_encoder(
     if clip:
         positions = int(getattr(config, "text_config", config).max_position_embeddings)
         limit = min(weights.max_length or positions, positions)
-    return TextEncoder(*loaded, padded=clip, max_length=limit, masked=not clip)
+    return TextEncoder(
+        loaded.network,
+        TokenCache(loaded.tokenizer),
+        loaded.projection,
+        padded=clip,
+        max_length=limit,
+        masked=not clip,
+        stored=stored,
+    )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import ftfy
@@ -16,7 +17,10 @@ import torch
 from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 
 from latentmake.caches.encoders.local_state import Kind, State, load_network
+from latentmake.caches.encoders.together import BitEqual, groups, padded
+from latentmake.caches.encoders.transfer import Wait, download, upload
 from latentmake.config import TextWeights
+from latentmake.models.tokenizers import TokenCache
 from latentmake.models.tokenizers import load as load_tokenizer
 
 __all__ = ["Umt5Encoder", "clean_caption", "load_umt5"]
@@ -45,6 +49,7 @@ _FOREIGN = r"decoder\.|lm_head\.|spiece_model"
 _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
 
 
+@lru_cache(8192)
 def clean_caption(caption: str) -> str:
     """Clean a caption as Wan's tokenizer does (source: Wan 2.1, wan/modules/tokenizers.py).
 
@@ -55,58 +60,67 @@ def clean_caption(caption: str) -> str:
 
 
 class Umt5Encoder:
-    """umT5 with its tokenizer; keeps `max_length` tokens of a caption."""
+    """umT5 with its tokenizer; keeps `max_length` tokens. Any number of threads may encode."""
 
     def __init__(
         self, network: UMT5EncoderModel, tokenizer: PreTrainedTokenizerBase, max_length: int
     ) -> None:
         self.max_length = max_length
         self._network = network
-        self._tokenizer = tokenizer
+        self._tokens = TokenCache(tokenizer)
+        self._padding = int(tokenizer.pad_token_id or 0)
+        self._equal = BitEqual(network) if network.device.type == "cpu" else None
 
     def count_tokens(self, caption: str) -> int:
         """Count a caption's tokens before truncation, with the end token."""
-        tokens = self._tokenizer(clean_caption(caption), truncation=False, verbose=False)
-        return len(tokens["input_ids"])
+        return len(self._ids(caption, None))
 
-    @torch.inference_mode()
+    def length(self, caption: str) -> int:
+        """Return how many tokens of a caption are encoded."""
+        return len(self._ids(caption, self.max_length))
+
+    def _ids(self, caption: str, longest: int | None) -> list[int]:
+        return self._tokens.ids(clean_caption(caption), longest)
+
     def encode(self, captions: Sequence[str]) -> list[torch.Tensor]:
         """Encode captions.
 
         Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change only the
-        order of sums, so here captions are padded to the longest of the batch. On a CPU each is
-        encoded alone: no neighbour changes a bit of it.
+        order of sums, so here captions are padded to the longest of the batch. On a CPU no
+        neighbour changes a bit of a caption: see `together`.
 
         Returns:
             Of each caption the last hidden state of its T tokens, [T, D], bfloat16, on the CPU.
         """
-        cleaned = [clean_caption(caption) for caption in captions]
-        size = 1 if self._network.device.type == "cpu" else max(len(cleaned), 1)
-        return [
-            row
-            for start in range(0, len(cleaned), size)
-            for row in self._encode_together(cleaned[start : start + size])
+        return self.queue(captions)()
+
+    def queue(self, captions: Sequence[str]) -> Callable[[], list[torch.Tensor]]:
+        """Begin to encode captions; what is returned waits for the device."""
+        rows = [self._ids(caption, self.max_length) for caption in captions]
+        begun = [
+            (group, self._queue([rows[index] for index in group]))
+            for group in groups([len(row) for row in rows], self._equal)
         ]
 
-    def _encode_together(self, captions: list[str]) -> list[torch.Tensor]:
-        tokens = self._tokenizer(
-            captions,
-            padding="longest",
-            padding_side="right",
-            max_length=self.max_length,
-            truncation=True,
-            add_special_tokens=True,
-            return_tensors="pt",
-        )
-        lengths = tokens.attention_mask.sum(dim=1).tolist()
+        def wait() -> list[torch.Tensor]:
+            found = {
+                index: hidden[: len(rows[index])]
+                for group, copied in begun
+                for index, hidden in zip(group, copied()[0], strict=True)
+            }
+            return [found[index] for index in range(len(rows))]
+
+        return wait
+
+    @torch.inference_mode()
+    def _queue(self, rows: list[list[int]]) -> Wait:
         device = self._network.device
+        ids, mask = padded(rows, max(map(len, rows)), self._padding)
         with torch.autocast(device.type, enabled=False):
             output = self._network(
-                input_ids=tokens.input_ids.to(device),
-                attention_mask=tokens.attention_mask.to(device),
+                input_ids=upload(ids, device), attention_mask=upload(mask, device)
             )
-        hidden = output.last_hidden_state.to(torch.bfloat16).cpu()
-        return [row[:length].clone() for row, length in zip(hidden, lengths, strict=True)]
+        return download([output.last_hidden_state.to(torch.bfloat16)])
 
 
 class _EightBitLinear(torch.nn.Module):

@@ -79,13 +79,16 @@ def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str],
 
     def encode(samples: list[Sample]) -> Encoded:
         captions = [str(sample.content) for sample in samples]
+        begun = encoder.queue(captions)
         for sample, caption in zip(samples, captions, strict=True):
             if encoder.count_tokens(caption) > encoder.max_length:
                 kept = encoder.max_length - 1  # without EOS
                 cut.note("umT5", kept, sample.key, sample.item.place)
-        return [
-            ({"varlen_t5_bfloat16": embedding}, musubi.text_metadata(caption))
-            for embedding, caption in zip(encoder.encode(captions), captions, strict=True)
-        ]
+
+        def results() -> Encoded:
+            for caption, embedding in zip(captions, begun(), strict=True):
+                yield {"varlen_t5_bfloat16": embedding}, musubi.text_metadata(caption)
+
+        return results()
 
     return Loaded(encode, size, remarks=cut.lines)

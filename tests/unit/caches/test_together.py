@@ -1,0 +1,244 @@
+"""Results of a batch equal those of samples alone: to a tolerance, and on a CPU to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from demo.text import clip_tokenizer, t5_tokenizer
+from exact_world import error, narrow_vae, pictures
+from hypothesis import given
+from hypothesis import strategies as st
+from latentmake.caches.encoders import clip_text, text, umt5
+from latentmake.caches.encoders.together import TOLERANCE, BitEqual, groups
+from latentmake.caches.encoders.vae import encode_images
+from latentmake.caches.encoders.wan_vae import WanVae
+from latentmake.config import TextWeights
+from latentmake.models.tokenizers import TokenCache
+from text_world import letters, make_texts, model_of
+from transformers import ByT5Tokenizer
+from wan_world import tiny_wan_vae, write_umt5
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+COUNTS = (2, 4, 8)
+WORDS = [letters(7 * number)[-7:] for number in range(1, 9)]
+CAPTIONS = ["", *(" ".join(WORDS[:count]) for count in range(1, 8))]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("together")
+    make_texts(folder)
+    write_umt5(folder / "wan")
+    return folder
+
+
+def t5(root: Path, dtype: torch.dtype = torch.float32) -> text.TextEncoder:
+    return text.load_text_encoder(TextWeights(path=f"{root}/t5/text_encoder"), CPU, dtype)
+
+
+def of_wan(root: Path, dtype: torch.dtype = torch.float32) -> umt5.Umt5Encoder:
+    folder = root / "wan"
+    weights = TextWeights(path=f"{folder}/text_encoder", tokenizer=f"{folder}/tokenizer")
+    return umt5.load_umt5(weights, CPU, dtype)
+
+
+# -- in every dtype, padded to the longest --------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """An encoder: eight inputs, and its results for some of them in one batch."""
+
+    inputs: Sequence[Any]
+    encode: Callable[[Sequence[Any]], list[torch.Tensor]]
+
+
+def of_pictures(name: str, dtype: torch.dtype) -> Case:
+    noise = torch.randint(0, 256, (5, 64, 64, 3), generator=torch.Generator().manual_seed(1))
+    inputs = torch.cat([*pictures(64).values(), noise.to(torch.uint8)])
+    network = tiny_wan_vae(4) if name == "VAE of Wan" else narrow_vae(flux=name == "VAE of Flux")
+    torch.nn.Module.to(network, dtype)  # diffusers' own warns
+    if name != "VAE of Wan":
+        return Case(inputs, lambda some: list(encode_images(network, torch.stack(list(some)))))
+    vae = WanVae(network)
+    return Case(
+        inputs, lambda some: list(vae.encode(torch.stack(list(some))[:, None], torch.float32))
+    )
+
+
+def of_captions(root: Path, kind: str, dtype: torch.dtype) -> Case:
+    if kind == "umT5":
+        encoder = of_wan(root, dtype)
+        encoder._network.to(dtype)
+
+        def umt5_states(some: Sequence[str]) -> list[torch.Tensor]:
+            rows = [encoder._ids(caption, 512) for caption in some]
+            (hidden,) = encoder._queue(rows)()
+            return [each[: len(row)] for each, row in zip(hidden, rows, strict=True)]
+
+        return Case(CAPTIONS, umt5_states)
+    if kind == "CLIP":
+        clip = clip_text.load_clip_text(model_of(root, "sd1"), 0, CPU, dtype)
+        chunks = lambda some: [text.tokenizers.chunked(each, clip.tokens, 1) for each in some]  # noqa: E731
+        return Case(
+            CAPTIONS, lambda some: [each["hidden_state"] for each in clip._queue(chunks(some))()]
+        )
+    plain = t5(root, dtype)
+
+    def states(some: Sequence[str]) -> list[torch.Tensor]:
+        rows = [plain._ids(caption) for caption in some]
+        found = plain._queue(rows, [len(row) for row in rows])()
+        return [each["hidden_state"] for each in found]
+
+    return Case(CAPTIONS, states)
+
+
+def case_of(root: Path, name: str, dtype: torch.dtype) -> Case:
+    of_a_vae = name.startswith("VAE")
+    return of_pictures(name, dtype) if of_a_vae else of_captions(root, name, dtype)
+
+
+ENCODERS = ("VAE", "VAE of Flux", "VAE of Wan", "CLIP", "T5", "umT5")
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.inference_mode()
+def test_a_batch_differs_from_samples_alone_by_less_than_the_tolerance(
+    root: Path, name: str
+) -> None:
+    exact = case_of(root, name, torch.float64)
+    truth = [exact.encode([each])[0] for each in exact.inputs]
+    for dtype, tolerance in TOLERANCE.items():
+        if name == "umT5":
+            tolerance = TOLERANCE[torch.bfloat16]  # in which its results are stored
+        case = case_of(root, name, dtype)
+        alone = [case.encode([each])[0] for each in case.inputs]
+        off = max(error(one, two) for one, two in zip(alone, truth, strict=True))
+        for count in COUNTS:
+            batch = case.encode(case.inputs[:count])
+            for one, two, three in zip(batch, alone, truth, strict=False):
+                assert error(one, two.double()) < tolerance
+                assert error(one, three) < off + tolerance / 2  # as near to the truth
+
+
+# -- on a CPU, to the bit -------------------------------------------------------------------------
+
+# Of several lengths, each of them several times.
+MIXED = [" ".join(WORDS[at % 7 : at % 7 + 1 + at % 3]) for at in range(24)]
+
+
+def counted(network: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Note the shapes of ids that a network gets."""
+    shapes: list[tuple[int, ...]] = []
+    forward = network.forward
+
+    def noting(*, input_ids: torch.Tensor, **options: Any) -> Any:
+        shapes.append(tuple(input_ids.shape))
+        return forward(input_ids=input_ids, **options)
+
+    monkeypatch.setattr(network, "forward", noting)
+    return shapes
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_captions_of_one_length_go_together_where_bits_are_equal(
+    root: Path, monkeypatch: pytest.MonkeyPatch, equal: bool
+) -> None:
+    encoder = t5(root)
+    if not equal:  # a library whose products depend on the number of rows
+        layer = encoder.model.encoder.block[0].layer[0].SelfAttention.q
+        forward = layer.forward
+        monkeypatch.setattr(layer, "forward", lambda rows: forward(rows) * (1 + rows.numel()))
+    alone = [encoder.encode([caption])[0]["hidden_state"] for caption in MIXED]
+    shapes = counted(encoder.model, monkeypatch)
+    found = encoder.encode(MIXED)
+    assert all(
+        torch.equal(each["hidden_state"], one) for each, one in zip(found, alone, strict=True)
+    )
+    assert sum(count for count, _ in shapes) == len(MIXED)
+    if not equal:
+        assert {count for count, _ in shapes} == {1}
+
+
+@pytest.mark.parametrize("lengths", [[5, 9, 5, 5, 9, 5, 5], [600, 600], [1], []])
+def test_groups_hold_each_caption_once_and_those_of_one_length_together(lengths: list[int]) -> None:
+    linear = torch.nn.Linear(8, 8)
+    for equal in (None, BitEqual(linear)):
+        found = groups(lengths, equal)
+        assert sorted(index for group in found for index in group) == list(range(len(lengths)))
+        if equal is not None:
+            assert all(len({lengths[index] for index in group}) == 1 for group in found)
+    assert groups([600, 600], BitEqual(linear)) == [[0], [1]]  # rows enough
+
+
+def test_rows_are_tried_in_every_kind_of_linear_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[int, ...]] = []
+
+    class Noting(torch.nn.Linear):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            tried.append(tuple(rows.shape))
+            return super().forward(rows)
+
+    equal = BitEqual(torch.nn.Sequential(Noting(8, 8), Noting(8, 8), Noting(8, 4)))
+    first = equal(3, 5)
+    assert tried == [(3, 5, 8), *[(1, 5, 8)] * 3] * 2 or not first
+    tried.clear()
+    assert equal(3, 5) == first
+    assert tried == []
+
+
+def test_threads_that_encode_side_by_side_change_nothing(root: Path) -> None:
+    def bits(found: Any) -> list[bytes]:
+        return [each.float().numpy().tobytes() for each in found]
+
+    plain, wan = t5(root), of_wan(root)
+    several = text.TextEncoders(model_of(root, "flux", t5_length=12), CPU, torch.float32)
+    jobs: list[Callable[[str], list[bytes]]] = [
+        lambda caption: bits(plain.encode([caption])[0].values()),
+        lambda caption: bits(wan.encode([caption])),
+        lambda caption: bits(several.encode([caption])[0].values()),
+        lambda caption: [repr(list(several.cutting(caption))).encode()],
+    ]
+    work = [(job, caption) for caption in [*MIXED, letters(30)] for job in jobs]
+    expected = [job(caption) for job, caption in work]
+    with ThreadPoolExecutor(6, initializer=lambda: torch.set_num_threads(1)) as pool:
+        found = list(pool.map(lambda each: each[0](each[1]), work))
+    assert found == expected
+
+
+# -- tokens ---------------------------------------------------------------------------------------
+
+TOKENIZERS = {
+    "CLIP": clip_tokenizer(CAPTIONS), "T5": t5_tokenizer(CAPTIONS), "ByT5": ByT5Tokenizer()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(caption=st.text("ab </s>é,\n<|endoftext|>", max_size=40), longest=st.integers(3, 30))
+def test_tokens_are_cut_as_transformers_cuts_them(kind: str, caption: str, longest: int) -> None:
+    tokenizer = TOKENIZERS[kind]
+    whole = tokenizer(caption)["input_ids"]
+    cut = tokenizer(caption, truncation=True, max_length=longest, padding="max_length")
+    kept = [
+        token for token, own in zip(cut["input_ids"], cut["attention_mask"], strict=True) if own
+    ]
+    cache = TokenCache(tokenizer)  # whose tokenizer was set to cut and pad
+    assert cache.ids(caption, longest) == kept
+    assert cache.ids(caption) == whole
+    bare = tokenizer(caption, add_special_tokens=False)["input_ids"]
+    assert cache.count(caption) == len(bare)
+
+
+def test_a_caption_is_tokenized_once_while_it_is_remembered(root: Path) -> None:
+    encoder = t5(root)
+    for caption in MIXED * 2:
+        encoder.length(caption)
+        encoder.encode([caption])
+        encoder.tokens.count(caption)
+    assert encoder.tokens._whole.cache_info().misses == len(set(MIXED))
