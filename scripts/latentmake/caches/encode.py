@@ -128,13 +128,15 @@ def carry_out(
 
 def load_encoder(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
     """Load the encoder of an order; torch is imported here, and not before it has work."""
-    # Imports make many objects that stay: the garbage collector would take a tenth of the time.
+    # Imports make many objects that stay: the garbage collector would take a third of the time.
     gc.disable()
     try:
         from latentmake.caches.encoders import load
         from latentmake.caches.encoders.device import within_memory
 
         found = within_memory(load.encoder, order, threads=threads, say=say, alone=alone)
+        if alone:
+            gc.freeze()  # it never searches them
     finally:
         gc.enable()
     if found is None:

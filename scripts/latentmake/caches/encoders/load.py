@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 
 import torch
 
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import pick_device
+from latentmake.caches.encoders.imports import encoding_only
 from latentmake.config import Model
 from latentmake.models.files import encoder_files
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["encoder", "without"]
+__all__ = ["encoder"]
 
 _OVERHEAD = 1_000_000_000  # bytes of memory besides the weights, at the least
 _BATCH = {  # samples at once on a GPU; (Wan, kind)
@@ -31,7 +31,7 @@ def encoder(
 ) -> Loaded:
     """Load the encoder of an order: one sample at a time on a CPU, several on a GPU.
 
-    A process that works on this order `alone` leaves out optional imports.
+    A process that works on this order `alone` leaves out imports that encoding does not need.
 
     Raises:
         ModelError: the model is missing or incomplete.
@@ -43,11 +43,10 @@ def encoder(
     say(f"encoding on {device.type}, {size} at once")
     if line := _too_little_memory(model, order.kind, device):
         say(line)
-    hidden: list[str] = []
-    if alone and order.kind == "latents" and model.clip is None:
-        # Single files of Wan's VAE are loaded with accelerate's help.
-        hidden = ["transformers", "peft", *([] if model.spec.video else ["accelerate"])]
-    with without(*hidden):
+    unused: tuple[str, ...] = ()
+    if order.kind == "latents" and model.clip is None:
+        unused = ("transformers", "peft", "accelerate")
+    with encoding_only(*unused) if alone else nullcontext():
         module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
         load = module.latents if order.kind == "latents" else module.text
         loaded: Loaded = load(order, device, size, say)
@@ -68,21 +67,3 @@ def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | N
         f"the GPU has {free / 1e9:.1f} of {total / 1e9:.1f} GB free, and the weights alone take "
         f"about {size / 1e9:.1f}: end other programs on it if memory runs out"
     )
-
-
-@contextmanager
-def without(*names: str) -> Iterator[None]:
-    """Hide modules that are not imported yet, as if they were not installed.
-
-    diffusers imports transformers, peft and accelerate wherever they are. A VAE needs none of them,
-    and a process that only encodes images starts in little more than half the time without. It must
-    never need them: modules imported meanwhile may remember their absence.
-    """
-    hidden = [name for name in names if name not in sys.modules]
-    modules: dict[str, object] = sys.modules  # type: ignore[assignment]
-    modules.update(dict.fromkeys(hidden))  # None there: an import fails, a search finds nothing
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del modules[name]
