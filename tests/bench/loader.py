@@ -101,7 +101,7 @@ def by_get_tensor(caches: Caches, batches: list[list[int]], *, copy: bool = Fals
             example = caches.examples[index]
             for stored in (example.latents, example.text):
                 with safe_open(stored.path, framework="pt") as file:
-                    tensor = file.get_tensor(stored.name)
+                    tensor = file.get_tensor(stored.sought.name)
                     if copy:
                         tensor.clone()
 
@@ -169,7 +169,8 @@ def main() -> None:
                 mine = found[f"{threads} threads"]
                 ratios = [mine / found[name] for name in ("load_file", "get_tensor", "clone")]
                 cost = statistics.median(costs[f"{threads} threads"])
-                ratios.append(cost / statistics.median(costs["load_file"]))
+                # os.times counts in hundredths of a second
+                ratios.append(cost / max(statistics.median(costs["load_file"]), 0.01))
                 rows.append([batch_size, threads, *ratios])
         head = ["batch", "threads", "rate / load_file", "/ get_tensor", "/ clone", "processor time"]
         print(f"{options.items} items, {options.dtype}, text {options.text}, {size / 1e9:.1f} GB")

@@ -1,0 +1,321 @@
+"""Speed of encoders on a GPU: whole jobs and bare loops, and numbers against float64.
+
+    python tests/bench/gpu_encoders.py STEP [--cpu] [--json FILE]
+
+Steps: `vae512` and `vae1024` (Stable Diffusion's), `wan` (pictures and clips), `t5` (XXL's size),
+`clip`, `exactness`. gpu.sh runs them all. A job reads files with 8 threads and writes cache files;
+its start, until the first batch is ready, is left out. The bare loop runs the same encoder in
+the same dtype over pixels or tokens that lie in memory, at the fastest of some batch sizes, and
+copies what it makes to the CPU. `busy` is the share of a job's time in which the device was at work
+on batches, by its own clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import gpu_world as world
+from exact_world import error, pictures
+from latentmake.caches.batch_sizes import BatchSizes
+from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import load
+from latentmake.caches.encoders.device import DTYPES, pick_device
+from latentmake.caches.encoders.wan_vae import WanVae
+from latentmake.config import Model
+from latentmake.plan.orders import WorkOrder
+
+Row = dict[str, object]
+SIZES = (1, 2, 4, 8, 16, 32)
+THREADS = 8
+
+
+class Busy:
+    """Seconds in which the device was at work on batches, and the batch sizes in use."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.sizes: list[int] = []
+
+    def watch(self) -> None:
+        """Listen to what the batch sizes are told."""
+        told = BatchSizes.encoded
+
+        def encoded(sizes: BatchSizes, shape: tuple[int, ...], count: int, seconds: float) -> None:
+            self.seconds += seconds
+            self.sizes.append(count)
+            told(sizes, shape, count, seconds)
+
+        BatchSizes.encoded = encoded  # type: ignore[method-assign]
+
+
+BUSY = Busy()
+
+
+def job(order: WorkOrder) -> Row:
+    """Carry out an order twice; the second time batch sizes are known."""
+    row: Row = {}
+    for known in (False, True):
+        for made in ("cache", ".latentmake/spool"):
+            shutil.rmtree(made, ignore_errors=True)
+        BUSY.seconds, BUSY.sizes = 0.0, []
+        lines: list[str] = []
+        receipt = carry_out(
+            order, Path("receipt.json"), say=lines.append, threads=THREADS, alone=True
+        )
+        count = len(order.items)
+        if receipt.counts["encoded"] != count:
+            raise RuntimeError(f"{receipt.counts}: {lines[-1]}")
+        starting = receipt.starting or 0.0
+        seconds = receipt.seconds - starting
+        row |= {f"job{' again' * known} /s": count / seconds, "start [s]": starting}
+        if BUSY.seconds:
+            row |= {"busy": BUSY.seconds / seconds, "batch": statistics.mode(BUSY.sizes)}
+    return row
+
+
+def compared(row: Row, bare: dict[int, float]) -> Row:
+    """Add the fastest bare loop to a row, and its ratio to the job."""
+    size = max(bare, key=lambda each: bare[each])
+    ratio = bare[size] / float(str(row["job again /s"]))
+    return row | {"bare /s": bare[size], "bare batch": size, "bare / job": ratio}
+
+
+def rates(
+    work: Callable[[int], Callable[[], object]], device: torch.device, cpu: bool
+) -> dict[int, float]:
+    """Return samples per second by batch size, as far as memory goes."""
+    found: dict[int, float] = {}
+    for size in SIZES[:2] if cpu else SIZES:
+        try:
+            found[size] = world.rate(work(size), size, device, 0.02 if cpu else 0.7)
+        except torch.OutOfMemoryError:
+            break
+        if size > 4 and found[size] < 1.02 * found[size // 2]:
+            break
+    world.free_memory()
+    return found
+
+
+def images(side: int, cpu: bool, device: torch.device) -> Iterator[Row]:
+    """Yield rows of Stable Diffusion's VAE at a number of pixels a side."""
+    vae = world.sd_vae(device, tiny=cpu)
+    vae.save_pretrained("vae")
+    for name in ("float32",) if cpu else ("bfloat16", "float16", "float32"):
+        network = torch.nn.Module.to(vae, device, DTYPES[name])  # diffusers' own warns of nothing
+
+        def bare(size: int, network: Any = network, name: str = name) -> Callable[[], object]:
+            made = world.pixels(size, side, side)
+            given = made.pin_memory() if device.type == "cuda" else made
+
+            @torch.inference_mode()
+            def run() -> torch.Tensor:
+                signal = given.to(device, non_blocking=True).permute(0, 3, 1, 2).float()
+                signal = (signal / 127.5 - 1.0).contiguous().to(DTYPES[name])
+                mean: torch.Tensor = network.encode(signal).latent_dist.mean
+                return mean.to("cpu", non_blocking=True)
+
+            return run
+
+        found = rates(bare, device, cpu)
+        count = 6 if cpu else max(64, min(int(4 * max(found.values())), 4096))
+        sources = world.write_pictures(Path("data"), count, (side, side))
+        model = Model(vae="vae", text=["text"], dtype=name)  # type: ignore[arg-type, list-item]
+        row = compared(job(world.order_of("latents", model, sources, str(side))), found)
+        yield {"encoder": f"SD VAE, {side} px", "dtype": name, "unit": "images", **row}
+
+
+def wan(cpu: bool, device: torch.device) -> Iterator[Row]:
+    """Yield rows of Wan's VAE: a job over pictures, and clips that lie in memory."""
+    width, height = (64, 48) if cpu else (832, 480)
+    vae = world.wan_vae(device, tiny=cpu)
+    vae.save_pretrained("vae")
+    vae.decoder = vae.post_quant_conv = None
+    name = "float32" if cpu else "bfloat16"
+    torch.nn.Module.to(vae, dtype=DTYPES[name])
+    ours = WanVae(vae)
+    model = Model(vae="vae", text=["text"], task="t2v-1.3B", dtype=name)  # type: ignore[arg-type, list-item]
+
+    def bare(frames: int) -> Callable[[int], Callable[[], object]]:
+        def of(size: int) -> Callable[[], object]:
+            made = world.pixels(size, frames, height, width)
+            signal = made.to(device).permute(0, 4, 1, 2, 3).to(DTYPES[name]) / 127.5 - 1.0
+            signal = signal.contiguous()
+
+            @torch.inference_mode()
+            def run() -> torch.Tensor:
+                return vae.encode(signal).latent_dist.mode().to("cpu", non_blocking=True)
+
+            return run
+
+        return of
+
+    found = rates(bare(1), device, cpu)
+    count = 4 if cpu else max(64, min(int(4 * max(found.values())), 2048))
+    sources = world.write_pictures(Path("data"), count, (width, height))
+    order = world.order_of("latents", model, sources, f"{width}x{height}")
+    unit = f"pictures of {width} x {height}"
+    yield {"encoder": "Wan VAE", "dtype": name, "unit": unit, **compared(job(order), found)}
+    frames = 5 if cpu else 33
+    clip = world.pixels(1, frames, height, width)
+    mine = world.rate(lambda: ours.encode(clip, DTYPES[name]), 1, device, 0.02 if cpu else 4.0)
+    found = {1: world.rate(bare(frames)(1), 1, device, 0.02 if cpu else 4.0)}
+    row = compared({"job again /s": mine}, found)
+    yield {"encoder": "Wan VAE", "dtype": name, "unit": f"clips of {frames} frames", **row}
+
+
+def text(kind: str, cpu: bool, device: torch.device) -> Iterator[Row]:
+    """Yield a row of a text encoder, in tokens without padding."""
+    from transformers import AutoTokenizer
+
+    (world.save_t5 if kind == "t5" else world.save_clip)(Path(kind), device, tiny=cpu)
+    world.free_memory()
+    name = "float32" if cpu else "bfloat16"
+    count = 12 if cpu else 3000
+    given = world.captions(count)
+    tokenizer = AutoTokenizer.from_pretrained(f"{kind}/tokenizer")
+    limit = {"truncation": True, "max_length": 512 if kind == "t5" else 77}
+    lengths = [len(ids) for ids in tokenizer(given, **limit).input_ids]
+    tokens = sum(lengths)
+    places: Any = [f"{kind}/text_encoder"]
+    model = Model(vae="vae", text=places, dtype=name)  # type: ignore[arg-type]
+    order = world.order_of("text", model, given, "text")
+    row = job(order)
+    loaded = load.encoder(order, threads=THREADS, say=lambda line: None)
+    network = _network_of(loaded.encode)
+    width = 77 if kind == "clip" else int(statistics.median(lengths))
+
+    def bare(size: int) -> Callable[[], object]:
+        ids = torch.randint(5, 90, (size, width), device=device)
+
+        @torch.inference_mode()
+        def run() -> torch.Tensor:
+            state: torch.Tensor = network(input_ids=ids).last_hidden_state
+            return state.to("cpu", non_blocking=True)
+
+        return run
+
+    found = rates(bare, device, cpu)
+    scale = tokens / count  # of captions, and in the bare loop of rows
+    found = {size: each * (width if kind == "t5" else scale) for size, each in found.items()}
+    shown = {key: float(str(v)) * scale if key.endswith("/s") else v for key, v in row.items()}
+    yield {"encoder": kind, "dtype": name, "unit": "tokens", **compared(shown, found)}
+
+
+def _network_of(encode: Callable[..., Any]) -> Any:
+    """Return the first network among what an encoder's function has at hand."""
+    waiting, seen = [encode], set[int]()
+    while waiting:
+        each: Any = waiting.pop(0)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.nn.Module):
+            return each
+        cells = [cell.cell_contents for cell in getattr(each, "__closure__", None) or ()]
+        inner = each.values() if isinstance(each, dict) else getattr(each, "__dict__", {}).values()
+        waiting += [*cells, *getattr(each, "args", ()), *inner]
+    raise LookupError("the encoder holds no network")
+
+
+def exactness(cpu: bool, device: torch.device) -> Iterator[Row]:
+    """Yield error and speed of Stable Diffusion's VAE by dtype, layout and kernels."""
+    side = 64 if cpu else 256
+    vae = world.sd_vae(device, tiny=cpu)
+    signals = {
+        name: (each.permute(0, 3, 1, 2).float() / 127.5 - 1.0).contiguous().to(device)
+        for name, each in pictures(side).items()
+    }
+
+    @torch.inference_mode()
+    def latents(network: Any, signal: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = network.encode(signal).latent_dist.mean
+        return found
+
+    double = copy.deepcopy(vae).double()
+    exact = {name: latents(double, each.double()) for name, each in signals.items()}
+    del double
+    many = 2 if cpu else 8
+    ways: list[tuple[str, str, dict[str, Any]]] = [
+        (dtype, way, options)
+        for dtype in ("float32", "bfloat16", "float16")
+        for way, options in (
+            ("contiguous", {}),
+            ("channels_last", {"memory_format": torch.channels_last}),
+            ("TF32", {"tf32": True}),
+            ("cudnn.benchmark", {"benchmark": True}),
+            ("torch.compile", {"compiled": True}),
+        )
+        if dtype == "float32" or way != "TF32"
+        if device.type == "cuda" or way in ("contiguous", "channels_last")
+    ]
+    first: dict[str, float] = {}
+    for dtype, way, options in ways:
+        layout = options.get("memory_format", torch.contiguous_format)
+        torch.backends.cudnn.allow_tf32 = options.get("tf32", False)
+        torch.backends.cudnn.benchmark = options.get("benchmark", False)
+        network: Any = torch.nn.Module.to(copy.deepcopy(vae), DTYPES[dtype], memory_format=layout)
+        if options.get("compiled"):
+            network.encoder = torch.compile(network.encoder)
+
+        def given(signal: torch.Tensor, dtype: str = dtype, layout: Any = layout) -> torch.Tensor:
+            return signal.to(DTYPES[dtype]).contiguous(memory_format=layout)
+
+        errors = {
+            name: error(latents(network, given(each)), exact[name])
+            for name, each in signals.items()
+        }
+        batch = given(signals["noise"].expand(many, -1, -1, -1))
+        speed = world.rate(
+            lambda network=network, batch=batch: latents(network, batch),  # type: ignore[misc]
+            many, device, 0.02 if cpu else 0.7,
+        )  # fmt: skip
+        first.setdefault(dtype, speed)
+        ratio = speed / first[dtype]
+        yield {"dtype": dtype, "way": way, **errors, "images /s": speed, "to contiguous": ratio}
+    torch.backends.cudnn.benchmark = False
+
+
+STEPS: dict[str, Callable[[bool, torch.device], Iterator[Row]]] = {
+    "vae512": lambda cpu, device: images(64 if cpu else 512, cpu, device),
+    "vae1024": lambda cpu, device: images(96 if cpu else 1024, cpu, device),
+    "wan": wan,
+    "t5": lambda cpu, device: text("t5", cpu, device),
+    "clip": lambda cpu, device: text("clip", cpu, device),
+    "exactness": exactness,
+}
+
+
+def run(step: str, *, cpu: bool, path: Path | None) -> None:
+    """Run a step in a folder of its own."""
+    device = torch.device("cpu") if cpu else pick_device()
+    with world.folder():
+        world.tell(STEPS[step](cpu, device), path)
+
+
+def main() -> None:
+    """Run a step."""
+    parser = argparse.ArgumentParser(description="Measure encoders.")
+    parser.add_argument("step", choices=list(STEPS))
+    parser.add_argument("--cpu", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--json", type=Path, help="write the rows there, too")
+    options = parser.parse_args()
+    BUSY.watch()
+    run(options.step, cpu=options.cpu, path=options.json and options.json.absolute())
+
+
+if __name__ == "__main__":
+    main()
