@@ -1,16 +1,20 @@
-"""What a cold build costs besides encoding, a target, and how much memory the encoder holds.
+"""What a cold build costs besides encoding, a target, and how much memory its processes hold.
 
-    python tests/bench/build.py --model models/tiny-sd [--images 1000 10000] [--folder FOLDER]
+    python tests/bench/build.py [--images 10000 100000] [--resolutions 64] [--folder FOLDER]
+    python tests/bench/build.py --model models/tiny-sd [--images 1000 10000]
 
-Generated images at three resolutions with a caption each, encoded by a real model through real
-Snakemake. `outside` is the wall time without any encoding process, a target; `memory` the most
-that an encoding process held. The model is the sample's.
+Generated images with a caption each, through real Snakemake on all cores. The encoder does nothing,
+in jobs that are real otherwise (they import torch, read, check and write), or is that of a model.
+Printed, a target: the wall time of all, that without any encoding process, and the processor time
+of all; and the most memory that the planning process and a job held.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import random
 import shutil
 import sys
@@ -18,15 +22,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import plan as planning
 import psutil
 from PIL import Image
 from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = 4
+CORES = len(os.sched_getaffinity(0))
 
 
-def make_project(folder: Path, images: int, model: Path) -> None:
+def make_project(folder: Path, images: int, resolutions: list[int], model: Path) -> None:
     """Write a project of pictures in random colours."""
     for name in ("Snakefile", "rules", "scripts", "profiles", "envs"):
         (folder / name).symlink_to(ROOT / name)
@@ -39,7 +44,7 @@ def make_project(folder: Path, images: int, model: Path) -> None:
             "generated": {
                 "datasets": "generated",
                 "model": "tiny-sd",
-                "resolutions": [16, 24, 32],
+                "resolutions": resolutions,
             }
         },
     }
@@ -54,18 +59,23 @@ def make_project(folder: Path, images: int, model: Path) -> None:
         (folder / f"data/{number:06d}.txt").write_text(f"colour number {number}")
 
 
-def watch(folder: Path) -> tuple[float, float, float]:
-    """Build, and return wall time, the time in which an encoder lived, and its most memory (MB)."""
-    began = time.monotonic()
+def watch(folder: Path) -> list[float]:
+    """Build; return wall time, the time in which an encoder lived, processor time, memory (MB).
+
+    Memory is that of the planning process, then of the job that held most.
+    """
+    began, before = time.monotonic(), os.times()
     with (folder / "output.txt").open("w") as output:
-        command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "all"]
+        command = [sys.executable, "-m", "snakemake", "--cores", str(CORES), "--quiet", "all"]
         build = psutil.Popen([*command, "--", "caches_generated"], cwd=folder, stderr=output)
-        encoding = memory = 0.0
+        encoding = planner = memory = 0.0
         last = time.monotonic()
         while build.poll() is None:
             time.sleep(0.05)
             now = time.monotonic()
             sizes = [0.0]
+            with contextlib.suppress(psutil.Error):
+                planner = max(planner, build.memory_info().rss / 1e6)
             for child in build.children(recursive=True):
                 try:
                     if any(".encode.py" in part for part in child.cmdline()):
@@ -78,31 +88,41 @@ def watch(folder: Path) -> tuple[float, float, float]:
             last = now
     if build.returncode:
         sys.exit((folder / "output.txt").read_text()[-3000:])
-    return time.monotonic() - began, encoding, memory
+    used = sum(os.times()[2:4]) - sum(before[2:4])
+    return [time.monotonic() - began, encoding, used, planner, memory]
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--images", type=int, nargs="+", default=[1000, 10_000])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="a folder of diffusers; else nothing is encoded")
+    parser.add_argument("--images", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--resolutions", type=int, nargs="+", default=[64])
     parser.add_argument("--folder", type=Path, default=None, help="where to work")
     options = parser.parse_args()
     rows = []
     for images in options.images:
         folder = Path(tempfile.mkdtemp(prefix="latentmake-bench-", dir=options.folder))
         try:
-            make_project(folder, images, options.model)
-            wall, encoding, memory = watch(folder)
-            targets = images * TARGETS
-            rows.append([images, targets, wall, (wall - encoding) / targets * 1000, memory])
+            if options.model:
+                make_project(folder, images, options.resolutions, options.model)
+            else:
+                planning.make_idle_project(folder, images, options.resolutions)
+            wall, encoding, used, *memory = watch(folder)
+            targets = images * (len(options.resolutions) + 1)
+            each = [1000 * value / targets for value in (wall, wall - encoding, used)]
+            rows.append([images, targets, wall, *each, *memory])
+            print(tabulate(rows[-1:], tablefmt="plain", floatfmt=".2f"), flush=True)
             made = sum(1 for _ in (folder / "cache").rglob("*.safetensors"))
             if made != targets:
                 sys.exit(f"{made} targets were made, not {targets}")
         finally:
             shutil.rmtree(folder)
-    head = ["images", "targets", "wall [s]", "outside [ms a target]", "memory [MB]"]
-    print(tabulate(rows, headers=head, floatfmt=".2f"))
+    head = ["images", "targets", "wall [s]", "ms a target", "without jobs", "processor time"]
+    head += ["planner [MB]", "job [MB]"]
+    print("\n" + tabulate(rows, headers=head, floatfmt=".2f"))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ the whole, each a target; and the most memory that the submitting process held.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -22,41 +21,7 @@ import plan as planning
 import psutil
 from tabulate import tabulate
 
-ROOT = Path(__file__).resolve().parents[2]
 TARGETS = 2
-ENTRY = """
-import sys
-from pathlib import Path
-import torch
-from latentmake.caches.encode import carry_out
-from latentmake.caches.encoders import Loaded
-from latentmake.entry import logged
-from latentmake.plan.orders import WorkOrder
-
-def nothing(samples):
-    return [({"latents": torch.ones(4, 8, 8)}, {}) for _ in samples]
-
-with logged(snakemake.log[0]) as say:
-    order = WorkOrder.read(Path(snakemake.input.order))
-    carry_out(order, order.receipt, say=say, encoder=Loaded(nothing, 1))
-"""
-
-
-def make_project(folder: Path, images: int, items: int) -> None:
-    """Write a project whose encoding jobs do nothing but files."""
-    planning.make_project(folder, images)
-    for name in ("rules", "scripts"):  # no links: a rule finds its script where it lies itself
-        (folder / name).unlink()
-        shutil.copytree(ROOT / name, folder / name)
-    (folder / "Snakefile").unlink()
-    shutil.copy(ROOT / "Snakefile", folder)
-    (folder / "scripts/encode.py").write_text(ENTRY)
-    path = folder / "config/config.yaml"
-    config = json.loads(path.read_text())
-    config["runs"]["generated"]["resolutions"] = [64]
-    config["batch"] = {"items": items}
-    config["cluster"] = {"encode": {"gpus": 0, "cpus": 1, "mem_mb": 1500, "runtime": 5}}
-    path.write_text(json.dumps(config))
 
 
 def build(folder: Path, profile: str | None) -> list[float]:
@@ -94,7 +59,9 @@ def main() -> None:
     for images in options.images:
         folder = Path(tempfile.mkdtemp(prefix="latentmake-bench-", dir=options.folder))
         try:
-            make_project(folder, images, options.items)
+            job = {"encode": {"gpus": 0, "cpus": 1, "mem_mb": 1500, "runtime": 5}}
+            batch = {"items": options.items}
+            planning.make_idle_project(folder, images, [64], batch=batch, cluster=job)
             jobs, first, whole, memory = build(folder, options.profile)
             targets = images * TARGETS
             each = [1000 * first / targets, 1000 * whole / targets]
