@@ -131,7 +131,7 @@ class Session:
                 runs_jobs=not deployed,
                 program_digest=backends.program_digest,
             )
-            trained = self._plan_runs(targets, force=force)
+            trained = self._plan_runs(targets, force=force, dry=dry)
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
             for path in targets:
                 if path.startswith("cache/"):
@@ -160,7 +160,7 @@ class Session:
         self._file = PlanFile(runs={run: {"import": str(order)}})
         self._file.write(time.time_ns())
 
-    def _plan_runs(self, targets: Sequence[str], *, force: bool) -> list[str]:
+    def _plan_runs(self, targets: Sequence[str], *, force: bool, dry: bool) -> list[str]:
         """Plan the runs that targets need; return those whose training is asked for."""
         cached = [target for target in targets if not is_uncached(target, self.config)]
         names = runs_asked_for(cached, self.runs) if cached or not targets else []
@@ -181,6 +181,7 @@ class Session:
                 force=force,
                 generated=following,
                 side_by_side=self._side_by_side,
+                dry=dry,
             )
             for name, plan in self.plan.runs.items():
                 backends.plan_training(self._facts, plan, train=name in trained)

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from latentmake import digest
 from latentmake.files.cachefile import Picture
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.index.rates import Rate, Work, old_rate, rate_of, sums_with
+from latentmake.index.table import (
+    NoStat,
+    SourceStat,
+    Table,
+    TargetStat,
+    Unsaved,
+    matching,
+    source_stat,
+    target_stat,
+)
 
 __all__ = [
     "Entry",
@@ -34,13 +43,12 @@ __all__ = [
 ]
 
 _VERSION = 7
-_AT_ONCE = 500  # names looked for by one query
 _VERDICT_NS = 90 * 24 * 3600 * 10**9  # after which a verdict is forgotten
 # Kinds of facts, by number.
 _SOURCE, _TARGET, _MEDIA, _TEXT, _LIST, _PICTURE, _VERDICT, _OLD_RATE, _RECEIPT, _RATE = range(
     1, 11
 )
-_INDEXES = {"size": "INDEXED BY source_sizes", "value": "INDEXED BY target_keys"}
+_SNAPSHOT = 11
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS facts (
     kind INT, name TEXT, size INT, mtime_ns INT, ctime_ns INT, inode INT, value TEXT,
@@ -53,39 +61,6 @@ CREATE TABLE IF NOT EXISTS entries (
 ) WITHOUT ROWID;
 PRAGMA user_version = {_VERSION};
 """
-
-
-class SourceStat(NamedTuple):
-    """Same stat, same bytes. The change time notices an edit whose mtime was set back."""
-
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-
-
-class TargetStat(NamedTuple):
-    """The same for cache files, without the change time: giving one a second name alters it."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-
-
-class _NoStat(NamedTuple):
-    """In place of a stat, of a fact about no file: when it was learnt."""
-
-    mtime_ns: int
-
-
-def source_stat(stat: os.stat_result) -> SourceStat:
-    """Return what identifies a source's content."""
-    return SourceStat(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-
-
-def target_stat(stat: os.stat_result) -> TargetStat:
-    """Return what identifies a cache file's content."""
-    return TargetStat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 class Entry(NamedTuple):
@@ -105,7 +80,7 @@ class Listed:
     def find(self, names: Iterable[str]) -> dict[str, Entry]:
         """Return the entries of some names."""
         query = "SELECT name, caption, tags FROM entries WHERE list = ? AND name"
-        rows = _matching(self._database, query, [self._number], names)
+        rows = matching(self._database, query, [self._number], names)
         return {row[0]: Entry(*row) for row in rows}
 
     def entries(self) -> Iterator[Entry]:
@@ -119,91 +94,6 @@ class Listed:
         return (row[0] for row in self._database.execute(query, (self._number,)))
 
 
-Stat = TypeVar("Stat", SourceStat, TargetStat, _NoStat)
-_Unsaved = defaultdict[str, list[tuple[object, ...]]]
-"""Statement -> the rows to carry it out with."""
-
-
-class Table(Generic[Stat]):
-    """Facts of one kind: from a name, as a rule a path, to a stat and a text.
-
-    What is learnt or forgotten is seen once the memo is saved.
-    """
-
-    def __init__(
-        self, database: sqlite3.Connection, unsaved: _Unsaved, kind: int, stat: type[Stat]
-    ) -> None:
-        self._database, self._unsaved = database, unsaved
-        self._stat: type[Stat] = stat
-        columns = f"name, {', '.join(stat._fields)}, value"
-        self._those = f"FROM facts WHERE kind = {kind} AND"
-        self._select = f"SELECT {columns} {self._those}"
-        marks = ", ?" * (len(stat._fields) + 2)
-        into = f"INTO facts (kind, {columns})"
-        self._insert = f"INSERT OR REPLACE {into} VALUES ({kind}{marks})"  # noqa: S608
-
-    def learn(self, name: str, stat: Stat | None, value: str) -> None:
-        """Remember a fact; `stat` is None of one about no file."""
-        self._unsaved[self._insert].append((name, *(stat or (time.time_ns(),)), value))
-
-    def forget(self, names: Iterable[str]) -> None:
-        """Forget facts, of files that are gone."""
-        self._unsaved[f"DELETE {self._those} name = ?"] += [(name,) for name in names]
-
-    def get(self, name: str, stat: Stat | None = None) -> str | None:
-        """Return a value, if it is known and of this stat, where one is given."""
-        for row in self._rows(f"{self._select} name = ?", name):
-            if stat is None or row[1:-1] == stat:
-                return str(row[-1])
-        return None
-
-    def below(self, folder: str) -> dict[str, tuple[Stat, str]]:
-        """Return stat and value of every known path below a folder."""
-        rows = self._rows(f"{self._select} name > ? AND name < ?", *_range(folder))
-        return {row[0]: (row[1:-1], row[-1]) for row in rows}  # type: ignore[misc]
-
-    def where(self, column: str, values: Iterable[object]) -> Iterator[tuple[str, Stat, str]]:
-        """Yield name, stat and value of the facts that have one of some values in a column."""
-        # Without statistics SQLite would rather go through all facts of the kind.
-        index = f"FROM facts {_INDEXES.get(column, '')} WHERE"
-        query = self._select.replace("FROM facts WHERE", index)
-        with contextlib.suppress(sqlite3.Error):
-            for row in _matching(self._database, f"{query} {column}", [], values):
-                yield row[0], self._stat._make(row[1:-1]), row[-1]
-
-    def names(self) -> set[str]:
-        """Return all names."""
-        return {row[0] for row in self._rows(f"SELECT name {self._those} true")}
-
-    def any(self, folder: str = "") -> bool:
-        """Whether there is a fact, below a folder if one is named."""
-        return bool(
-            self._rows(f"SELECT 1 {self._those} name > ? AND name < ? LIMIT 1", *_range(folder))
-        )
-
-    def _rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
-        try:
-            return self._database.execute(query, values).fetchall()
-        except sqlite3.Error:
-            return []
-
-
-def _range(folder: str) -> tuple[str, str]:
-    # Paths below a folder are one range of the primary key: "/" is followed by "0".
-    return (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
-
-
-def _matching(
-    database: sqlite3.Connection, query: str, first: Sequence[object], wanted: Iterable[object]
-) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query `... IN (...)` for any number of values, some at a time."""
-    values = list(wanted)
-    for start in range(0, len(values), _AT_ONCE):
-        some = values[start : start + _AT_ONCE]
-        marks = ",".join("?" * len(some))
-        yield from database.execute(f"{query} IN ({marks})", (*first, *some))
-
-
 class Memo(contextlib.AbstractContextManager["Memo"]):
     """A dictionary in an SQLite file, or in memory; what was learnt is written at the end.
 
@@ -213,23 +103,25 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         targets: path of a cache file -> key.
         texts: path of a file of text -> its content.
         receipts: names of those that were taken in.
+        snapshots: see `plan.snapshots`; forgotten after 90 days.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._database = _open(path)
-        self._unsaved: _Unsaved = defaultdict(list)
+        self._unsaved: Unsaved = defaultdict(list)
         place = self._database, self._unsaved
         self.sources = Table(*place, _SOURCE, SourceStat)
         self.targets = Table(*place, _TARGET, TargetStat)
         self.texts = Table(*place, _TEXT, SourceStat)
-        self.receipts = Table(*place, _RECEIPT, _NoStat)
-        self._verdicts = Table(*place, _VERDICT, _NoStat)
+        self.receipts = Table(*place, _RECEIPT, NoStat)
+        self._verdicts = Table(*place, _VERDICT, NoStat)
+        self.snapshots = Table(*place, _SNAPSHOT, NoStat)
         self._media = Table(*place, _MEDIA, SourceStat)
         self._lists = Table(*place, _LIST, SourceStat)  # number of a list, and its length
         # Whether it is turned as EXIF says, and digest -> width and height.
-        self._pictures = Table(*place, _PICTURE, _NoStat)
-        self._rates = Table(*place, _RATE, _NoStat)  # sums over past jobs
-        self._old_rates = Table(*place, _OLD_RATE, _NoStat)  # of former versions
+        self._pictures = Table(*place, _PICTURE, NoStat)
+        self._rates = Table(*place, _RATE, NoStat)  # sums over past jobs
+        self._old_rates = Table(*place, _OLD_RATE, NoStat)  # of former versions
         self._sums: dict[str, str] = {}  # those that were learnt just now
         self.is_new = not self.sources.any()
 
@@ -241,12 +133,14 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         """Write what was learnt; a memo that cannot be written is left as it is."""
         if not any(self._unsaved.values()):
             return
-        old = (_VERDICT, time.time_ns() - _VERDICT_NS)
+        old = (_VERDICT, _SNAPSHOT, time.time_ns() - _VERDICT_NS)
         with contextlib.suppress(sqlite3.Error):
             with _transaction(self._database):
                 for statement in sorted(self._unsaved):  # what is gone first
                     self._database.executemany(statement, self._unsaved[statement])
-                self._database.execute("DELETE FROM facts WHERE kind = ? AND mtime_ns < ?", old)
+                self._database.execute(
+                    "DELETE FROM facts WHERE kind IN (?, ?) AND mtime_ns < ?", old
+                )
             self._unsaved.clear()
 
     def digest_of_file(self, path: Path) -> str:
@@ -258,9 +152,9 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self.sources.learn(name, stat, content)
         return content
 
-    def media_below(self, folder: str) -> dict[str, tuple[SourceStat, Media]]:
-        """Return stat, size and length of every known image and video below a folder."""
-        found = self._media.below(folder).items()
+    def media(self, paths: Collection[str], *folders: str) -> dict[str, tuple[SourceStat, Media]]:
+        """Return stat, size and length of known images and videos; see `Table.known`."""
+        found = self._media.known(paths, *folders).items()
         known = {path: (stat, _media(text)) for path, (stat, text) in found}
         return {path: (stat, media) for path, (stat, media) in known.items() if media is not None}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import digest, layouts
@@ -20,7 +20,7 @@ from latentmake.sources import items as datasets
 from latentmake.sources import lists, metadata, s3
 from latentmake.sources.caption_files import texts_of
 from latentmake.sources.items import Fault, Item, Scan
-from latentmake.sources.probe import measured
+from latentmake.sources.probe import Measured, measured
 
 __all__ = ["Facts", "ProgramDigest"]
 
@@ -91,12 +91,12 @@ class Facts:
         layout = self.layout(model)
         asked = self._asked(dataset, model)
         if asked not in self._items:
-            settings, scan = self.config.datasets[dataset], self.scan(dataset)
-            found, faults = self._composed(dataset)
+            scan = self.scan(dataset)
+            if dataset not in self._found:
+                self._found[dataset] = self._composed(dataset, scan)
+            found, faults = self._found[dataset]
             if layout.names_media:
-                control = self.control(dataset)
-                section = self.config.models[model]
-                made = measured(layout, settings, scan, found, control, self.memo, section)
+                made = self._measured(dataset, model, scan, found)
                 for line in made.lines():
                     sys.stderr.write(f"note: datasets.{dataset}: {line}\n")
                 if made.short and not (made.found or made.faults or faults):
@@ -112,28 +112,51 @@ class Facts:
             self._items[asked] = found, sorted(faults)
         return self._items[asked]
 
-    def _composed(self, dataset: str) -> tuple[list[Item], list[Fault]]:
-        """Return the items with their texts, and the faults of the others."""
-        if dataset not in self._found:
-            settings, scan = self.config.datasets[dataset], self.scan(dataset)
-            entries, listed = None, None
-            if scan.rows is None:
-                found, faults = datasets.items(dataset, settings, scan)
-            else:
-                found, faults, entries = lists.items(dataset, settings, scan)
-            if settings.composed:
-                if settings.metadata_file is not None:
-                    place = settings.metadata_file
-                    listed = metadata.entries_of(dataset, place, scan.root, self.memo)
-                made = texts_of(settings, scan.roots, found, listed, self.memo, entries)
-                if note := made.note(dataset, settings.text_variants):
-                    sys.stderr.write(f"note: {note}\n")
-                texts, faults = made.found, faults + made.faults
-                found = [
-                    item._replace(texts=texts[x]) for item in found if (x := item.stem) in texts
-                ]
-            self._found[dataset] = found, faults
-        return self._found[dataset]
+    def items_among(
+        self, dataset: str, model: str, entries: list[tuple[str, int, int, int, int]]
+    ) -> list[Item] | None:
+        """Return the items of some entries of a dataset's listing, of all files of these items.
+
+        None where anything is wrong with one of them, or worth a note.
+        """
+        scan = self.scan(dataset)._replace(entries=entries)
+        if not entries:
+            return []
+        try:
+            found, faults = self._composed(dataset, scan)
+            if self.layout(model).names_media:
+                made = self._measured(dataset, model, scan, found)
+                found, faults = made.found, faults + made.faults
+                if made.short or made.notes:
+                    return None
+        except DatasetError:
+            return None
+        return None if faults else sorted(found)
+
+    def _composed(self, dataset: str, scan: Scan) -> tuple[list[Item], list[Fault]]:
+        """Return the items of a listing with their texts, and the faults of the others."""
+        settings = self.config.datasets[dataset]
+        entries, listed = None, None
+        if scan.rows is None:
+            found, faults = datasets.items(dataset, settings, scan)
+        else:
+            found, faults, entries = lists.items(dataset, settings, scan)
+        if settings.composed:
+            if settings.metadata_file is not None:
+                place = settings.metadata_file
+                listed = metadata.entries_of(dataset, place, scan.root, self.memo)
+            made = texts_of(settings, scan.roots, found, listed, self.memo, entries)
+            if note := made.note(dataset, settings.text_variants):
+                sys.stderr.write(f"note: {note}\n")
+            texts, faults = made.found, faults + made.faults
+            found = [item._replace(texts=texts[x]) for item in found if (x := item.stem) in texts]
+        return found, faults
+
+    def _measured(self, dataset: str, model: str, scan: Scan, found: Sequence[Item]) -> Measured:
+        """Return items with sizes and clips, as far as a layout's names contain these."""
+        settings, section = self.config.datasets[dataset], self.config.models[model]
+        control = self.control(dataset)
+        return measured(self.layout(model), settings, scan, found, control, self.memo, section)
 
     def known_faults(self, dataset: str, model: str) -> list[Fault]:
         """Return the faults of a dataset's items; none where a remembered verdict spared them."""

@@ -103,7 +103,7 @@ class Keys:
 
     Args:
         settings: the dataset's section of the configuration; None for prompts.
-        roots: folders of sources and control images.
+        known: path -> stat and digest of sources and control images.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Keys:
         layout: Layout,
         settings: Dataset | None,
         recipes: Mapping[str, str],
-        *roots: str,
+        known: dict[str, tuple[SourceStat, str]] | None = None,
     ) -> None:
         self.recipes = recipes
         self.unreadable: dict[str, SourceError] = {}
@@ -120,12 +120,10 @@ class Keys:
         self._layout = layout
         self._settings = settings
         self._upright = settings is not None and settings.exif_rotation
-        self._known: dict[str, tuple[SourceStat, str]] = {}
+        self._known = {} if known is None else known
         self._alike: dict[tuple[int, str, int], set[str]] = {}
         self._lost: dict[str, SourceError] = {}
         self._sizes: dict[str, Size] = {}
-        for root in filter(None, roots):
-            self._known |= memo.sources.below(root)
 
     # -- digests of sources -------------------------------------------------------------------
 

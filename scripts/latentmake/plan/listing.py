@@ -22,14 +22,17 @@ class Folder:
     circles, and what they lead to has a name of its own.
 
     Attributes:
-        fingerprint: digest of all names and stats.
+        folders: each folder's path, and name, size, mtime_ns and inode of each of its files.
+        fingerprint: digest of all that.
+        has_links: whether any of them is a symbolic link.
 
     Raises:
         CacheError: a folder in it cannot be read.
     """
 
     def __init__(self, path: str) -> None:
-        self._folders: list[tuple[str, list[tuple[str, int, int, int]]]] = []
+        self.folders: list[tuple[str, list[tuple[str, int, int, int]]]] = []
+        self.has_links = False
         self._places = [_real(path)]
         pending = [path]
         while pending:
@@ -39,12 +42,13 @@ class Folder:
                 # Plain tuples and little else: this loop is what doing nothing costs.
                 with os.scandir(folder) as found:
                     for entry in found:
-                        if not entry.is_file(follow_symlinks=False) and (
-                            entry.is_dir(follow_symlinks=False)
-                            or (entry.is_symlink() and self._leads_out(entry.path))
-                        ):
-                            pending.append(entry.path)
-                            continue
+                        if not entry.is_file(follow_symlinks=False):
+                            self.has_links |= entry.is_symlink()
+                            if entry.is_dir(follow_symlinks=False) or (
+                                entry.is_symlink() and self._leads_out(entry.path)
+                            ):
+                                pending.append(entry.path)
+                                continue
                         try:
                             stat = entry.stat(follow_symlinks=False)
                         except FileNotFoundError:
@@ -55,8 +59,8 @@ class Folder:
             except OSError as error:
                 what = f"cannot be read ({error.strerror})"
                 raise CacheError(what, where=folder, hint="check its permissions") from None
-            self._folders.append((folder, entries))
-        digests = [(folder, fingerprint(entries)) for folder, entries in self._folders]
+            self.folders.append((folder, entries))
+        digests = [(folder, fingerprint(entries)) for folder, entries in self.folders]
         self.fingerprint = fingerprint(sorted(digests))
 
     def _leads_out(self, link: str) -> bool:
@@ -73,7 +77,7 @@ class Folder:
         """Return the path and stat of every file."""
         return {
             f"{folder}/{name}": TargetStat(*stat)
-            for folder, entries in self._folders
+            for folder, entries in self.folders
             for name, *stat in entries
         }
 

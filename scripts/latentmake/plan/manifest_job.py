@@ -12,16 +12,20 @@ from latentmake.plan import holdout, manifest
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import PROMPTS, Part, RunPlan, part_names, read_lock, run_folder
 from latentmake.plan.spool import unfinished
+from latentmake.plan.staleness import PartState
 
 __all__ = ["manifest_items", "plan_manifest"]
 
 _Skipped = dict[str, list[dict[str, str]]]
 
 
-def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False) -> None:
+def plan_manifest(
+    facts: Facts, plan: RunPlan, run: Run, *, force: bool = False, dry: bool = False
+) -> None:
     """Decide whether a run's manifest and lock fit; where not, or with `force`, write the order.
 
-    The plan of the run gets its faults, and the order or the lock's digest.
+    The plan of the run gets its faults, and the order or the lock's digest. The order of a `dry`
+    run, which nobody reads, lists no items.
     """
     datasets = {name: facts.config.datasets[name] for name in run.datasets}
     faults = {name: facts.known_faults(name, run.model) for name in datasets}
@@ -34,20 +38,15 @@ def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False)
     skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
     texts = {name: _text_digests(facts, run, name) for name in datasets}
-    keys = {
-        f"{name}/{part}": plan.parts[Part(name, run.model, part)].keys
+    states = {
+        f"{name}/{part}": plan.parts[Part(name, run.model, part)]
         for name in datasets
         for part in part_names(facts.config, run, name)
-    } | {
-        f"{name}/{manifest.CAPTIONS}": manifest.keys_digest(found.items())
-        for name, found in texts.items()
-        if found
     }
-    complete = {name: found for name, found in keys.items() if found is not None}
     lock = read_lock(plan.name)
     fresh = (
-        len(complete) == len(keys)
-        and lock.digest == manifest.lock_digest(complete, repeats, validation)
+        not any(state.stale for state in states.values())
+        and lock.digest == _digest_of(states, texts, repeats, validation)
         and _stems(lock.aside) == _stems(skipped)
         and lock.images == {name: plan.images[name] for name in datasets}
         and lock.manifest == facts.digest_of(run_folder(plan.name) / "manifest.jsonl")
@@ -58,16 +57,15 @@ def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False)
     if fresh and not force:
         plan.lock = lock.data
         return
-    states = plan.parts.values()
-    orphans = [path for state in states for path in state.orphans]
-    replaced = [stale.found for state in states for stale in state.stale]
-    known = {part: state.known for part, state in plan.parts.items()}
+    orphans = [path for state in plan.parts.values() for path in state.orphans]
+    replaced = [stale.found for state in plan.parts.values() for stale in state.stale]
+    known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
     plan.manifest_order = manifest.ManifestOrder(
         run=plan.name,
         model=run.model,
         repeats=repeats,
         skip=skip,
-        items=list(manifest_items(facts, run, known, texts)),
+        items=[] if dry else [*manifest_items(facts, run, known, texts)],
         faults=skipped,
         orphans=sorted(orphans + unfinished()),
         planned=time.time_ns(),
@@ -75,6 +73,21 @@ def plan_manifest(facts: Facts, plan: RunPlan, run: Run, *, force: bool = False)
         replaced=[each.partition("@")[0] for each in replaced if each is not None],
         validation=validation,
     ).write()
+
+
+def _digest_of(
+    states: Mapping[str, PartState],
+    texts: Mapping[str, Mapping[str, str]],
+    repeats: Mapping[str, int],
+    validation: int,
+) -> str:
+    """Return the digest of a lock of parts in which all is fresh."""
+    keys = {part: state.keys or "" for part, state in states.items()} | {
+        f"{name}/{manifest.CAPTIONS}": manifest.keys_digest(found.items())
+        for name, found in texts.items()
+        if found
+    }
+    return manifest.lock_digest(keys, repeats, validation)
 
 
 def _skipped(facts: Facts, plan: RunPlan, run: Run) -> _Skipped:
@@ -126,7 +139,7 @@ def manifest_items(
     Args:
         facts: of its datasets and model.
         run: its section of the configuration.
-        known: part -> path of a cache file -> its key.
+        known: part -> name of a target (`Layout.identity`) -> its key.
         texts: dataset -> stem -> digest of its text, where that is not cached.
     """
     layout = facts.layout(run.model)
@@ -139,7 +152,7 @@ def manifest_items(
         for item in facts.items(name, run.model)[0]:
             targets = {
                 part: [
-                    (named.path, keys.get(named.path))
+                    (named.path, keys.get(layout.identity(item.stem, named.path)))
                     for named in layout.named(
                         folder, part, item.stem, item.media, settings, item.span
                     )

@@ -14,7 +14,7 @@ from latentmake.config import Run
 from latentmake.errors import SourceError
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
-from latentmake.plan import manifest, reuse, staleness
+from latentmake.plan import changes, manifest, reuse, snapshots, staleness
 from latentmake.plan.batches import batches
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import jobs_of
@@ -35,6 +35,7 @@ from latentmake.plan.parts import (
 )
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.run_checks import check_run
+from latentmake.plan.snapshots import Asked
 from latentmake.plan.staleness import Evaluation
 from latentmake.sources import metadata, s3
 from latentmake.sources.items import Item
@@ -52,6 +53,7 @@ def make_plan(
     force: bool = False,
     generated: Collection[str] = (),
     side_by_side: int | None = 1,
+    dry: bool = False,
 ) -> Plan:
     """Plan some runs, and write the orders of batches and manifests that have work to do.
 
@@ -61,6 +63,7 @@ def make_plan(
         force: whether manifests have work to do in any case.
         generated: runs whose clips are asked for, so that the prompts of these are encoded.
         side_by_side: how many jobs run at a time on this machine; None on a cluster.
+        dry: whether no job will read the orders of manifests, which then list no items.
     """
     runs = {name: facts.config.runs[name] for name in names}
     learn_receipts(facts.memo)
@@ -96,7 +99,7 @@ def make_plan(
             for name in wanting:
                 plans[name].orders.append(order)
     for name, plan in plans.items():
-        plan_manifest(facts, plan, runs[name], force=force)
+        plan_manifest(facts, plan, runs[name], force=force, dry=dry)
     facts.memo.save()
     return Plan(plans, jobs_of(wanted, side_by_side))
 
@@ -133,6 +136,7 @@ def evaluate(
     *,
     owned: set[str],
     found: Listing,
+    gone: Collection[str] | None = None,
 ) -> Evaluation:
     """Return the state of some parts of a dataset or the prompts; see `staleness.evaluate`."""
     return staleness.evaluate(
@@ -146,6 +150,7 @@ def evaluate(
         found=found,
         layout=facts.layout(model),
         settings=facts.config.datasets.get(dataset),
+        gone=gone,
     )
 
 
@@ -158,39 +163,55 @@ def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[st
     """Return the state of some parts, by a remembered verdict where nothing changed."""
     settings, layout = facts.config.datasets[dataset], facts.layout(model)
     recipes = {part: _recipe_digest(facts, dataset, model, part) for part in parts}
-    folder = Folder(f"cache/{dataset}/{model}")
     control, skipped = facts.control(dataset), facts.skipped(dataset)
-    listings: list[str | None] = [facts.scan(dataset).fingerprint, folder.fingerprint]
-    listings.append(control and control.fingerprint)
+    listings: list[str | None] = [control and control.fingerprint]
     if settings.metadata_file is not None:
         listings.append(str(metadata.metadata_stat(dataset, settings.metadata_file)))
     version = [latentmake.__version__, latentmake.PLAN_VERSION]
-    question = digest.of_value(
-        [version, dataset, model, layout.name, recipes, listings, settings.model_dump()]
-    )
-    complete = not skipped and dataset not in facts.unreadable
-    if complete and (answer := facts.memo.verdict(question)):
-        return staleness.recall(answer)
+    base = [version, dataset, model, layout.name, recipes, listings, settings.model_dump()]
+
+    def evaluated(
+        items: Sequence[Item], owned: set[str], found: Listing, gone: Collection[str] | None
+    ) -> Evaluation:
+        sources = {
+            part: [source_of(part, item, controlled_text=layout.controlled_text) for item in items]
+            for part in parts
+        }
+        state = evaluate(facts, dataset, model, sources, owned=owned, found=found, gone=gone)
+        if not any(kind_of(part) == "text" for part in parts):  # the trainer encodes it
+            state.unreadable |= _unreadable_captions(facts.memo, items)
+        return state
+
+    folder = Folder(f"cache/{dataset}/{model}")
+    asked = Asked(dataset, model, tuple(parts), digest.of_value(base), facts.scan(dataset), folder)
+    if not skipped and dataset not in facts.unreadable:
+        snapshot = snapshots.latest(facts.memo, asked)
+        if answer := facts.memo.verdict(asked.question):
+            return staleness.recall(answer, snapshot.lines_of(asked) if snapshot else None)
+        if snapshot and (found := changes.changed(facts, asked, snapshot, evaluated)):
+            if _learn_verdict(facts, asked, found[0]):
+                snapshots.keep(facts.memo, asked, found[1], found[0])
+            return found[0]
     items, faults = facts.items(dataset, model)
     without = {fault["stem"] for fault in skipped}
     wanted = [item for item in items if item.stem not in without]
     owned = {item.stem for item in items} | {fault.stem for fault in faults}
     if layout.drops_skipped and settings.on_error == "skip":
         owned = {item.stem for item in wanted}
-    controlled = layout.controlled_text
-    sources = {
-        part: [source_of(part, item, controlled_text=controlled) for item in wanted]
-        for part in parts
-    }
-    state = evaluate(facts, dataset, model, sources, owned=owned, found=folder.listing())
-    state.images = manifest.images_digest(
-        manifest.place_of(item, item.image, layout) for item in wanted
-    )
-    if not any(kind_of(part) == "text" for part in parts):  # the trainer encodes it
-        state.unreadable |= _unreadable_captions(facts.memo, wanted)
-    if not faults and not skipped and (verdict := staleness.remember(state)):
-        facts.memo.learn_verdict(question, verdict)
+    state = evaluated(wanted, owned, folder.listing(), None)
+    places = {item.stem: manifest.place_of(item, item.image, layout) for item in wanted}
+    state.images = manifest.images_digest(places.values())
+    if not faults and not skipped:
+        _learn_verdict(facts, asked, state)
+        snapshots.keep(facts.memo, asked, places, state)
     return state
+
+
+def _learn_verdict(facts: Facts, asked: Asked, state: Evaluation) -> bool:
+    """Remember the answer to a question; return False where anything is to do."""
+    if verdict := staleness.remember(state):
+        facts.memo.learn_verdict(asked.question, verdict)
+    return verdict is not None
 
 
 def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceError]:

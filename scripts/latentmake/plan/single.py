@@ -102,7 +102,8 @@ def _single(
     kind, path = kind_of(part), named.path
     there = os.path.lexists(path) and not Path(path).is_dir()
     found = {path: target_stat(Path(path).lstat())} if there else {}
-    state = evaluate(facts, dataset, model, {part: [source]}, owned={source.stem}, found=found)
+    sources, owned = {part: [source]}, {source.stem}
+    state = evaluate(facts, dataset, model, sources, owned=owned, found=found, gone=())
     for error in state.unreadable.values():
         raise error
     facts.memo.save()

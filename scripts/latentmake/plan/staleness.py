@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from latentmake import layouts
+from latentmake import digest, layouts
 from latentmake.config import Dataset
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
@@ -22,7 +23,6 @@ from latentmake.files.cachefile import Header, read_header, target_key
 from latentmake.geometry.clips import AnyClip
 from latentmake.index.memo import Memo, TargetStat
 from latentmake.layouts import Layout, Named, kind_of
-from latentmake.plan import manifest
 from latentmake.plan.keys import PENDING, Keys, Source
 from latentmake.plan.listing import Listing
 from latentmake.sources import s3
@@ -60,16 +60,31 @@ class PartState:
 
     Attributes:
         fresh: number of fresh targets.
-        keys: digest of all keys; None while a target is stale.
-        known: path -> key of the fresh ones; empty where a remembered verdict answered.
         orphans: cache files whose items are gone.
+        lines: returns stem -> a line with name and key (`manifest.keys_digest`) of each of its
+            fresh targets, in the order of stems; nothing where a remembered verdict has only their
+            digest.
     """
 
     fresh: int = 0
     stale: list[Stale] = field(default_factory=list)
-    keys: str | None = None
-    known: dict[str, str] = field(default_factory=dict)
     orphans: list[str] = field(default_factory=list)
+    lines: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)
+    remembered: str | None = field(default=None, compare=False)
+
+    @cached_property
+    def keys(self) -> str | None:
+        """Digest of all keys; None while a target is stale."""
+        if self.stale:
+            return None
+        return self.remembered or digest.of_lines(self.lines().values())
+
+    def known(self) -> dict[str, str]:
+        """Return name (`Layout.identity`) -> key of the fresh targets, as far as `lines` tells."""
+        pairs = (
+            line.rpartition("\t") for lines in self.lines().values() for line in lines.split("\n")
+        )
+        return {name: key for name, _, key in pairs}
 
 
 @dataclass
@@ -93,9 +108,12 @@ class Evaluation:
 class _Targets:
     """Keys of cache files; a header is read only if its stat is new."""
 
-    def __init__(self, memo: Memo, folder: str, found: Listing) -> None:
+    def __init__(
+        self, memo: Memo, folder: str, found: Listing, gone: Collection[str] | None
+    ) -> None:
         self._memo = memo
-        self._known = memo.targets.below(folder)
+        known = memo.targets
+        self._known = known.below(folder) if gone is None else known.known([*found, *gone], folder)
         self.found = found
 
     def key(self, path: str, stat: TargetStat) -> str:
@@ -128,8 +146,9 @@ def evaluate(
     found: Listing,
     layout: Layout = _PLAIN,
     settings: Dataset | None = None,
+    gone: Collection[str] | None = None,
 ) -> Evaluation:
-    """Find the stale targets of one dataset and model.
+    """Find the stale targets of one dataset and model, or of some of its items.
 
     Args:
         dataset: its name.
@@ -139,17 +158,24 @@ def evaluate(
         owned: stems of all items, faulty ones too: their cache files are no orphans.
         recipes: part -> digest of its recipe, or `PENDING`.
         memo: knows files; learns more.
-        found: listing of the cache folder.
+        found: listing of the cache folder, or of the files that may be of these items.
         layout: of the targets.
         settings: the dataset's section of the configuration; None for prompts.
+        gone: cache files that were there before, where `found` lists not the whole folder.
 
     Raises:
         CacheError: something that is no cache lies in the place of one, or of a folder of them.
     """
     control = settings.control_directory if settings else None
-    folders = (*roots, s3.normalized(control) if control else "")
-    keys = Keys(memo, layout, settings, recipes, *folders)
-    targets = _Targets(memo, f"cache/{dataset}/{model}", found)
+    folders = [*roots, *([s3.normalized(control)] if control else [])]
+    if gone is None:
+        known = {path: fact for each in folders for path, fact in memo.sources.below(each).items()}
+    else:
+        several = (source for wanted in sources.values() for source in wanted)
+        paths = {path for source in several for path, _ in source.files}
+        known = memo.sources.known(paths, *folders)
+    keys = Keys(memo, layout, settings, recipes, known)
+    targets = _Targets(memo, f"cache/{dataset}/{model}", found, gone)
     parts: dict[str, PartState] = {}
     expected: set[str] = set()
     for part, wanted in sources.items():
@@ -193,7 +219,7 @@ def _part(
     targets: _Targets,
 ) -> PartState:
     state, recipe = PartState(), keys.recipes[part]
-    fresh: list[tuple[str, str]] = []
+    lines: dict[str, str] = {}
     for source, several in wanted:
         for path, clip in several:
             stat = targets.found.get(path)
@@ -219,8 +245,9 @@ def _part(
                 variant = keys.variant(part, source, content, clip, targets.header(path))
             if variant is not None and key == target_key(content, recipe, variant):
                 state.fresh += 1
-                state.known[path] = key
-                fresh.append((layout.identity(source.stem, path), key))
+                line = f"{layout.identity(source.stem, path)}\t{key}"
+                before = lines.get(source.stem)
+                lines[source.stem] = line if before is None else f"{before}\n{line}"
             else:
                 header = targets.header(path)
                 edited = header.recipe == recipe and header.source != content
@@ -229,8 +256,7 @@ def _part(
                 state.stale.append(
                     Stale(source, path, reason, found, clip, content, recipe=header.recipe)
                 )
-    if not state.stale:
-        state.keys = manifest.keys_digest(fresh)
+    state.lines = lambda: lines
     return state
 
 
@@ -283,16 +309,17 @@ def _orphans(
 def remember(evaluation: Evaluation) -> str | None:
     """Return a verdict to remember: every part's count and digest; None if anything is to do."""
     parts = evaluation.parts
-    if evaluation.unreadable or any(
-        state.keys is None or state.orphans for state in parts.values()
-    ):
+    if evaluation.unreadable or any(state.stale or state.orphans for state in parts.values()):
         return None
     states = {part: [state.fresh, state.keys] for part, state in parts.items()}
     return json.dumps([states, evaluation.images])
 
 
-def recall(answer: str) -> Evaluation:
-    """Return the evaluation of a remembered verdict."""
+def recall(answer: str, lines: Callable[[str], Mapping[str, str]] | None = None) -> Evaluation:
+    """Return the evaluation of a remembered verdict; `lines` returns those of a part."""
     states, images = json.loads(answer)
-    parts = {part: PartState(fresh=count, keys=keys) for part, (count, keys) in states.items()}
+    parts = {
+        part: PartState(fresh, lines=partial(lines, part) if lines else dict, remembered=keys)
+        for part, (fresh, keys) in states.items()
+    }
     return Evaluation(parts, images)

@@ -125,14 +125,14 @@ class _Files:
 
     def __init__(self, memo: Memo, roots: Iterable[str], items: Iterable[Item]) -> None:
         self._memo = memo
-        self._known: dict[str, tuple[SourceStat, str]] = {}
-        for root in roots:
-            self._known |= memo.texts.below(root)
-        new = sum(
-            path is not None and self._known.get(path, (None,))[0] != stat
+        files = {
+            path: stat
             for item in items
             for path, stat in ((item.caption, item.caption_stat), (item.tags, item.tags_stat))
-        )
+            if path is not None
+        }
+        self._known = memo.texts.known(files, *roots)
+        new = sum(self._known.get(path, (None,))[0] != stat for path, stat in files.items())
         self.progress = Progress(total=new, desc="captions", unit="file", disable=new < _LOOKS_LONG)
 
     def read(self, path: str | None, stat: SourceStat | None) -> str:

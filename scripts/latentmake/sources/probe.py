@@ -144,12 +144,10 @@ def _note(paths: list[str], what: str, key: str) -> Iterator[str]:
 
 
 def _probed(
-    roots: Iterable[str], stats: Mapping[str, SourceStat], memo: Memo, *, video: bool
+    roots: Iterable[str], stats: dict[str, SourceStat], memo: Memo, *, video: bool
 ) -> Mapping[str, Media | SourceError]:
     """Return size and length of files below some folders; the memo learns new ones."""
-    known: dict[str, tuple[SourceStat, Media]] = {}
-    for root in roots:
-        known |= memo.media_below(root)
+    known = memo.media(stats, *roots)
     found: dict[str, Media | SourceError] = {}
     new: list[str] = []
     for path, stat in stats.items():

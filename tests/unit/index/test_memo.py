@@ -57,7 +57,7 @@ def test_sizes_and_timestamps_are_known_and_videos_without_them_are_not(place: P
         memo._media.learn("data/c.mp4", SOURCE, "64 48 9")
         memo._media.learn("data/d.png", SOURCE, "30 20 0")
     with Memo(place) as memo:
-        assert memo.media_below("data") == {
+        assert memo.media([f"data/{name}" for name in ("a.mp4", "b.png", "c.mp4", "d.png")]) == {
             "data/a.mp4": (SOURCE, video),
             "data/b.png": (SOURCE, image),
             "data/d.png": (SOURCE, image),
