@@ -48,7 +48,7 @@ def carry_out(
         threads: that read and decode, and on a CPU encode.
         may_skip: whether the dataset's `on_error: skip` counts; not for a file asked for by name.
         alone: whether this process does nothing else.
-        encoder: used instead of the model's own.
+        encoder: used instead of the model's own, or that, loaded for an order before.
         lease: holds a GPU; entered when there is something to encode, and not before.
         load: used instead of `load_encoder`.
 
@@ -119,7 +119,7 @@ def carry_out(
         counts=counts,
         began=since,
         seconds=time.monotonic() - began,
-        starting=started[0] if started else 0.0,
+        starting=None if isinstance(encoder, Loaded) else started[0] if started else 0.0,
         work=order.work if started else "",
     )
     done.write(receipt)

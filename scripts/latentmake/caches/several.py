@@ -43,8 +43,7 @@ def carry_out_all(
     faults: list[SourceError] = []
 
     def load(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
-        if not loaded:
-            loaded.append(load_encoder(order, threads, say, alone))
+        loaded.append(load_encoder(order, threads, say, alone))
         return loaded[0]
 
     with contextlib.ExitStack() as held:
@@ -58,7 +57,7 @@ def carry_out_all(
                     threads=threads,
                     may_skip=may_skip,
                     alone=True,
-                    encoder=encoder_of(order),
+                    encoder=loaded[0] if loaded else encoder_of(order),
                     lease=lambda _: contextlib.nullcontext(device()),
                     load=load,
                 )

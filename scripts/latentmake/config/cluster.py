@@ -13,15 +13,15 @@ __all__ = ["Batch", "Cluster", "ClusterJob", "TrainingJob"]
 
 
 class Batch(Closed):
-    """Size of encoding jobs."""
+    """Size of batches: encoding jobs of a cluster, parts of jobs on one machine."""
 
     shapes: ClassVar[Shapes] = MACHINE
 
     items: Annotated[Number, Field(ge=1)] | Literal["auto"] = 1024
-    """Items (images, captions) of one encoding job; auto: as many as past jobs of the same model
-    did in `minutes`."""
+    """Items (images, captions) of one batch; auto: as many as past jobs of the same model did in
+    `minutes`."""
     minutes: float = Field(10, gt=0)
-    """With `items: auto`: how long an encoding job shall take."""
+    """With `items: auto`: how long a batch shall take."""
 
 
 class ClusterJob(Closed):
