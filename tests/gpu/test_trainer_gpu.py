@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +45,36 @@ def test_a_bfloat16_training_on_cuda_learns(tmp_path: Path, adapter: str) -> Non
     assert {value.dtype for value in weights.values()} == {torch.float32}
     with Image.open(RunFiles(order).grid) as grid:
         assert grid.height > 5 * 64
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
+def test_a_deterministic_training_resumes_to_the_bit(tmp_path: Path, optimizer: str) -> None:
+    if optimizer == "adamw8bit" and find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed")
+    settings: dict[str, Any] = {
+        "steps": 9,
+        "learning_rate": 1e-2,
+        "optimizer": optimizer,
+        "mixed_precision": "bf16",
+        "deterministic": True,
+        "checkpointing_steps": 5,
+        "dataloader_num_workers": 2,
+    }
+    order = make_order(tmp_path, **settings)
+    path, files = write_order(order, tmp_path / "order.json"), RunFiles(order)
+    log, receipt = tmp_path / "train.log", tmp_path / "receipt.json"
+    train(path, log=log, receipt=receipt)
+    expected = files.weights.read_bytes()
+    files.record.unlink()
+    files.weights.unlink()
+    train(path, log=log, receipt=receipt)  # goes on from step 5
+    assert files.weights.read_bytes() == expected
+    assert "resumed from step 5" in log.read_text()
+
+
+def test_a_compiled_network_learns(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=40, learning_rate=3e-3, torch_compile=True, adapter="full")
+    path, receipt = write_order(order, tmp_path / "order.json"), tmp_path / "receipt.json"
+    train(path, log=tmp_path / "train.log", receipt=receipt)
+    result = json.loads(receipt.read_text())
+    assert result["loss_end"] < result["loss_start"]

@@ -225,9 +225,11 @@ class BatchSizes:
 
     def _like(self, shape: Shape) -> Found:
         """Return a size at which a batch is no larger than one of a similar shape."""
-        own = math.prod(shape)
+        own = max(math.prod(shape), 1)
         ratios = {
-            other: own / math.prod(other) for other in self._found if len(other) == len(shape)
+            other: own / max(math.prod(other), 1)
+            for other in self._found
+            if len(other) == len(shape)
         }
         near = [each for each in ratios if 1 / _SIMILAR <= ratios[each] <= _SIMILAR]
         if not shape or not near:

@@ -79,9 +79,11 @@ def test_a_size_near_the_fastest_is_found(launch: float, sample: float, noise: f
     assert device.failures == 0
 
 
-@given(memory=st.integers(1, 100_000), constant=st.integers(0, 50_000), each=st.integers(1, 20_000))
-def test_no_batch_is_tried_that_would_surely_not_fit(memory: int, constant: int, each: int) -> None:
-    device = Device(memory, launch=100.0, constant=constant, each=each)
+@given(memory=st.integers(1, 100_000), constant=st.floats(0, 4), each=st.integers(1, 20_000))
+def test_no_batch_is_tried_that_would_surely_not_fit(
+    memory: int, constant: float, each: int
+) -> None:
+    device = Device(memory, launch=100.0, constant=round(constant * each), each=each)
     size = device.encode(BatchSizes(64, free=memory))
     if device.taken(1) <= memory:
         assert device.failures == 0

@@ -1,0 +1,247 @@
+"""Encoding on a CUDA device: nothing waits for it, memory that runs out, batch sizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from latentmake.caches.batch_sizes import BatchSizes
+from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import Loaded, load
+from latentmake.caches.encoders.measured import free_memory, watch_of
+from latentmake.caches.encoders.transfer import download, stacked, upload
+from latentmake.caches.inputs import Sample
+from latentmake.config import Model
+from latentmake.plan.orders import WorkItem, WorkOrder
+from order_world import order, silent
+from PIL import Image
+from wan_world import write_wan_vae
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+LONG = 2_000_000_000  # cycles: about a second
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def little_memory() -> Iterator[Callable[[int], None]]:
+    """Limit what torch may take of the device, in bytes besides what is in use."""
+    total = torch.cuda.get_device_properties(CUDA).total_memory
+
+    def limit(size: int) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + size) / total)
+
+    yield limit
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def queued() -> torch.cuda.Event:
+    """Give the device work for a second; return an event that is reached afterwards."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    done = torch.cuda.Event()
+    done.record()
+    return done
+
+
+def pictures(count: int, side: int, frames: int = 0) -> list[Sample]:
+    shape = (side, side, 3) if not frames else (frames, side, side, 3)
+    return [
+        Sample(
+            f"{number:064x}",
+            "source",
+            WorkItem(f"{number:02}", None, None, ()),
+            np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8),
+            (side, side),
+            clip=frames > 1,
+        )
+        for number in range(count)
+    ]
+
+
+def latents_order(model: Model, paths: dict[str, Path], side: int) -> WorkOrder:
+    made = order("latents", dict(paths), parts=(str(side),))
+    return WorkOrder(**{**vars(made), "model_settings": model, "recipe": {"dtype": model.dtype}})
+
+
+def vae(dtype: str, channels: tuple[int, ...] = (32, 64, 64)) -> Model:
+    torch.manual_seed(0)
+    AutoencoderKL(
+        block_out_channels=channels,
+        down_block_types=("DownEncoderBlock2D",) * len(channels),
+        up_block_types=("UpDecoderBlock2D",) * len(channels),
+        latent_channels=4,
+    ).save_pretrained("vae")
+    return Model(vae="vae", text=["clip"], dtype=dtype)  # type: ignore[arg-type, list-item]
+
+
+def wan(dtype: str) -> Model:
+    path = str(write_wan_vae(Path("wan"), base_dim=16)["folder"])
+    return Model(vae=path, text=["t5"], task="t2v-1.3B", dtype=dtype)  # type: ignore[arg-type, list-item]
+
+
+def loaded(model: Model) -> Loaded:
+    return load.encoder(latents_order(model, {}, 64), threads=2, say=silent)
+
+
+def images(count: int, side: int) -> dict[str, Path]:
+    found = {f"{number:03}": Path(f"data/{number:03}.png") for number in range(count)}
+    Path("data").mkdir()
+    for sample, path in zip(pictures(count, side), found.values(), strict=True):
+        Image.fromarray(np.asarray(sample.content)).save(path)
+    return found
+
+
+# -- transfers ------------------------------------------------------------------------------------
+
+
+def test_what_is_on_its_way_is_never_overwritten() -> None:
+    arrays = [
+        [np.full((256, 256, 3), (number + row) % 251, np.uint8) for row in range(4)]
+        for number in range(100)
+    ]
+    queued()
+    waits = [download([stacked(each, CUDA) + 1]) for each in arrays]
+    for wait, each in zip(waits, arrays, strict=True):
+        (found,) = wait()
+        assert found.is_pinned()
+        assert np.array_equal(found.numpy(), np.stack(each) + 1)
+
+
+def test_no_copy_waits_for_the_device() -> None:
+    values = torch.arange(1000)
+    download([upload(values, CUDA)])()  # pinned memory is there
+    done = queued()
+    wait = download([upload(values, CUDA) * 2])
+    assert not done.query()
+    assert torch.equal(wait()[0], values * 2) and done.query()
+
+
+@pytest.mark.parametrize("make", [vae, wan])
+def test_an_encoder_returns_before_the_device_is_done(make: Callable[[str], Model]) -> None:
+    encoder = loaded(make("bfloat16"))
+    samples = pictures(2, 64, frames=int(make is wan))
+    for _ in range(2):  # kernels are loaded, and memory is reserved
+        list(encoder.encode(samples))
+    done = queued()
+    results = encoder.encode(samples)
+    assert not done.query()
+    assert len(list(results)) == 2 and done.query()
+
+
+def test_a_watch_counts_its_own_batch_and_none_before_it() -> None:
+    queued()
+    watch = watch_of(CUDA)
+    kept = torch.zeros(1 << 20, device=CUDA)
+    taken, free = watch.stop()
+    assert taken >= kept.nbytes and free > 0
+    assert watch.seconds() < 0.2  # the work before it takes a second
+
+
+# -- results --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "difference"), [("float32", 1e-4), ("bfloat16", 3e-2), ("float16", 4e-3)]
+)
+@pytest.mark.parametrize("make", [vae, wan])
+def test_results_are_those_of_batches_of_one(
+    make: Callable[[str], Model], dtype: str, difference: float
+) -> None:
+    encoder = loaded(make(dtype))
+    samples = pictures(8, 96, frames=int(make is wan))
+    together = list(encoder.encode(samples))
+    for sample, (tensors, metadata) in zip(samples, together, strict=True):
+        ((alone, told),) = encoder.encode([sample])
+        assert metadata == told and list(tensors) == list(alone)
+        for name, value in tensors.items():
+            expected = alone[name].float()
+            error = (value.float() - expected).abs().max() / expected.abs().max()
+            assert error < difference
+
+
+def test_float32_is_not_computed_in_tf32() -> None:
+    model = vae("float32")
+    encoder = loaded(model)
+    (sample,) = pictures(1, 64)
+    (((found, _),),) = (list(encoder.encode([sample])),)
+    exact = AutoencoderKL.from_pretrained("vae").double()
+    signal = torch.from_numpy(np.asarray(sample.content)).permute(2, 0, 1)[None].double()
+    with torch.no_grad():
+        expected = exact.encode(signal / 127.5 - 1.0).latent_dist.mean[0]
+    error = (found["latents"].double() - expected).abs().max() / expected.abs().max()
+    assert error < 1e-5  # in TF32 it is about a hundred times as large
+
+
+# -- memory and batch sizes -----------------------------------------------------------------------
+
+
+def peak_of(encoder: Loaded, samples: list[Sample]) -> int:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    list(encoder.encode(samples))
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_memory_that_runs_out_halves_batches_and_loses_nothing(
+    little_memory: Callable[[int], None],
+) -> None:
+    model, side = vae("float32"), 256
+    work = latents_order(model, images(16, side), side)
+    encoder = load.encoder(work, threads=2, say=silent)
+    peak = peak_of(encoder, pictures(16, side))
+    little_memory(int(0.6 * peak))
+    said: list[str] = []
+    fixed = encoder._replace(sizes=None, size=16)
+    receipt = carry_out(work, Path("receipt.json"), say=said.append, threads=2, encoder=fixed)
+    assert receipt.counts["encoded"] == 16
+    assert any("half as many" in line for line in said)
+
+
+def test_batch_sizes_keep_within_memory_and_are_remembered(
+    little_memory: Callable[[int], None],
+) -> None:
+    model, side = vae("float32"), 256
+    work = latents_order(model, images(48, side), side)
+    encoder = load.encoder(work, threads=2, say=silent)
+    peak = max(peak_of(encoder, pictures(1, side)) for _ in range(2))
+    little_memory(6 * peak)
+    free = free_memory(CUDA)
+    said: list[str] = []
+    receipt = carry_out(work, Path("receipt.json"), say=said.append, threads=2)
+    assert receipt.counts["encoded"] == 48
+    assert not any("out of memory" in line for line in said)
+    (of_encoder,) = json.loads(Path(".latentmake/batch_sizes.json").read_bytes()).values()
+    size, taken, _ = of_encoder[f"{side}x{side}x3"]
+    assert 1 <= size <= 4 and 0 < taken < free
+    again = load.encoder(work, threads=2, say=silent)
+    assert again.sizes is not None and again.sizes.of((side, side, 3)) == size
+
+
+def test_a_job_keeps_the_device_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, side = vae("bfloat16", (128, 256, 512, 512)), 512
+    work = latents_order(model, images(96, side), side)
+    busy: list[float] = []
+    told: Any = BatchSizes.encoded
+
+    def encoded(sizes: BatchSizes, shape: tuple[int, ...], count: int, seconds: float) -> None:
+        busy.append(seconds)
+        told(sizes, shape, count, seconds)
+
+    monkeypatch.setattr(BatchSizes, "encoded", encoded)
+    receipt = carry_out(work, Path("receipt.json"), say=silent, threads=8)
+    assert sum(busy) > 0.3 * (receipt.seconds - (receipt.starting or 0.0))
