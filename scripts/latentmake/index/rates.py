@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 __all__ = ["Rate", "Work", "old_rate", "rate_of", "sums_with"]
 
+_CALL, _CALL_SHARE = 1e-3, 0.25  # guess at seconds of a call, while jobs do not tell
 _VARIED = 1e-3  # relative determinant above which jobs tell targets and amounts apart
 
 
@@ -119,6 +120,9 @@ def rate_of(sums: str) -> Rate:
     """Return the rate from the sums over past jobs."""
     all_, words = _read(sums)
     target, unit = _fitted(all_, all_.e, all_.ne_p)
+    if not target and unit:  # a small network takes its time whatever the size
+        target = min(_CALL, _CALL_SHARE * all_.e / all_.n)
+        unit = (all_.e - target * all_.n) / all_.p
     return Rate(
         all_.starting / all_.starts if all_.starts else 0.0,
         target + all_.other_seconds / all_.n,
