@@ -19,6 +19,7 @@ from latentmake import CachedClipDataset, ClipDataset, collate_fn
 from latentmake.errors import UserError
 from latentmake.index.memo import Memo
 from latentmake.plan.estimates import Estimates
+from latentmake.plan.jobs import jobs_of
 from latentmake.plan.orders import WorkOrder
 from project import Project
 from safetensors.torch import load_file
@@ -302,7 +303,7 @@ def test_estimated_bytes_of_latents_are_those_of_the_files(built: Project) -> No
         if len(path.suffixes) == 1
     ]
     latents = [order for order in orders if order.kind == "latents"]
-    (need,) = Estimates(Memo(None), latents).needs(latents)
+    (need,) = Estimates(Memo(None), jobs_of([(order, []) for order in latents], 1)).needs(latents)
     sizes = [(built / path).stat().st_size for order in latents for path in order.paths]
     assert len(sizes) == 6
     assert need.folder == "cache" and need.size == pytest.approx(sum(sizes), rel=0.01)

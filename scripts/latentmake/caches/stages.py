@@ -46,7 +46,7 @@ class Stages:
         self._last: float | None = None  # when that changed
         self._used = 0.0  # processor time of all threads before
         self._encoding = self._reading = self._writing = 0.0  # seconds of all slots of the device
-        self._own = 0.0  # processor time of workers
+        self._own = 0.0  # processor time of workers, at most
         self._lost = 0.0  # seconds in which encoding waited for a core
 
     def begin(self, workers: int, queues: bool) -> None:
@@ -58,7 +58,7 @@ class Stages:
 
     def encoding(self) -> _Stage:
         """Return a context in which a worker encodes, from the call to the results."""
-        return _Stage(self, 1, 0)
+        return (_Stage if self._queues else _Shared)(self, 1, 0)
 
     def writing(self) -> _Stage:
         """Return a context in which a worker checks, serializes and writes results."""
@@ -67,8 +67,7 @@ class Stages:
     def change(self, encoders: int, writers: int, own: float = 0.0, lost: float = 0.0) -> float:
         """Note that so many more workers encode or write now; return the time.
 
-        `own` is the processor time of a worker in a stage that ended, `lost` what it waited for a
-        core while it encoded.
+        `own` is the processor time of a worker that encoded, and `lost` what it waited for a core.
         """
         with self._lock:
             now = self.clocks.wall()
@@ -87,6 +86,7 @@ class Stages:
         slots = 1 if self._queues else self._workers
         busy = min(slots, self._encoders)
         unfed = min(slots - busy, max(0, self._workers - self._encoders - self._writers))
+        self._own += seconds * self._writers
         self._encoding += seconds * busy
         self._reading += seconds * unfed
         self._writing += seconds * (slots - busy - unfed)
@@ -106,9 +106,14 @@ class Stages:
         return {stage: each / slots for stage, each in found.items()}
 
     @property
+    def _cores(self) -> float:
+        """Processor time of all threads."""
+        return self.clocks.process() - self._used
+
+    @property
     def _others(self) -> float:
         """Processor time of all threads but the workers."""
-        return max(0.0, self.clocks.process() - self._used - self._own)
+        return max(0.0, self._cores - self._own)
 
     @property
     def bottleneck(self) -> str:
@@ -138,7 +143,7 @@ class Stages:
         stage = self.bottleneck
         if total < _SHORTEST or stage == "encoding":
             return ""
-        cores = (self._own + self._others) / total / self._threads
+        cores = self._cores / total / self._threads
         if cores > _BUSY_CORES:
             return " (all its cores are busy: give it more)"
         return f" (slow storage: its cores are {1 - cores:.0%} idle)" if cores < _IDLE_CORES else ""
@@ -153,11 +158,22 @@ class _Stage:
         self._of, self._encoders, self._writers = of, encoders, writers
 
     def __enter__(self) -> None:
+        self._of.change(self._encoders, self._writers)
+
+    def __exit__(self, *error: object) -> None:
+        self._of.change(-self._encoders, -self._writers)
+
+
+class _Shared(_Stage):
+    """A worker's stay in encoding on cores that others use too."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
         self._used = self._of.clocks.thread()
         self._began = self._of.change(self._encoders, self._writers)
 
     def __exit__(self, *error: object) -> None:
-        clocks = self._of.clocks
-        own = clocks.thread() - self._used
-        lost = max(0.0, clocks.wall() - self._began - own) * self._encoders
+        own = self._of.clocks.thread() - self._used
+        lost = max(0.0, self._of.clocks.wall() - self._began - own)
         self._of.change(-self._encoders, -self._writers, own, lost)

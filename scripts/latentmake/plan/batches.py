@@ -78,12 +78,16 @@ def _batch_size(facts: Facts, dataset: str, model: str, kind: str, work: Sequenc
     return max(1, int(seconds * len(work) / all_)) if all_ else _UNKNOWN_ITEMS
 
 
-def minutes_of(memo: Memo, order: WorkOrder) -> float | None:
-    """Return the expected duration of a job, where past jobs of its kind and model tell."""
+def minutes_of(memo: Memo, order: WorkOrder, *, starts: bool = True) -> float | None:
+    """Return the expected duration of an order, where past jobs of its kind and model tell.
+
+    `starts` tells whether its job starts with it.
+    """
     rate = memo.rate(order.work)
     if rate is None:
         return None
-    return (rate.starting + rate.seconds(len(order.paths), order_amount(order))) / 60
+    starting = rate.starting if starts else 0.0
+    return (starting + rate.seconds(len(order.paths), order_amount(order))) / 60
 
 
 def work_item(source: Source, targets: Sequence[Target], content: str | None = None) -> WorkItem:

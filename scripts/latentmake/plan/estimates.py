@@ -32,6 +32,7 @@ from latentmake.plan.amounts import (
     order_amount,
 )
 from latentmake.plan.batches import minutes_of
+from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import Plan
 from latentmake.plan.spool import SPOOL
@@ -126,11 +127,16 @@ class Estimates:
 
     Args:
         memo: knows the speed of past jobs.
-        orders: of the jobs.
+        jobs: of the plan.
     """
 
-    def __init__(self, memo: Memo, orders: Iterable[WorkOrder]) -> None:
-        self._found = {order.name: _estimate(memo, order) for order in orders if not order.reuses}
+    def __init__(self, memo: Memo, jobs: Iterable[EncodingJob]) -> None:
+        self._found = {
+            order.name: _estimate(memo, order, starts=not number)
+            for job in jobs
+            for number, order in enumerate(job.orders)
+            if not order.reuses
+        }
 
     def lines(self) -> list[str]:
         """Return a line for each kind and model of which anything is known."""
@@ -168,8 +174,9 @@ def built_orders(plan: Plan, targets: Sequence[str]) -> list[WorkOrder]:
     ]
 
 
-def _estimate(memo: Memo, order: WorkOrder) -> CacheEstimate:
-    found = CacheEstimate(order.kind, order.model, minutes=minutes_of(memo, order))
+def _estimate(memo: Memo, order: WorkOrder, *, starts: bool) -> CacheEstimate:
+    minutes = minutes_of(memo, order, starts=starts)
+    found = CacheEstimate(order.kind, order.model, minutes=minutes)
     (_add_text if order.kind == "text" else _add_latents)(order, found)
     rate = memo.rate(order.work) if found.unknown else None
     if rate is not None and (each := rate.size(len(order.paths), order_amount(order))):

@@ -25,8 +25,8 @@ def resources_of(
     """
     asked = cluster.encode if kind == "encode" else cluster.train
     minutes = 0.0 if orders else _UNKNOWN_SECONDS / 60
-    for order in orders:
-        known = minutes_of(memo, order) if memo else None
+    for number, order in enumerate(orders):
+        known = minutes_of(memo, order, starts=not number) if memo else None
         minutes += len(order.items) * _UNKNOWN_SECONDS / 60 if known is None else known
     limit = asked.runtime + (2 * minutes if kind == "encode" else 0)
     found: Resources = {

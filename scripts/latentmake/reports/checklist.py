@@ -13,6 +13,7 @@ from latentmake.config import Run
 from latentmake.files.disk import free, human, shortages
 from latentmake.plan.estimates import Estimates
 from latentmake.plan.facts import Facts
+from latentmake.plan.jobs import jobs_of
 from latentmake.plan.parts import Part, RunPlan
 from latentmake.plan.staleness import PartState
 from latentmake.training.checks import Finding, of_faults
@@ -56,7 +57,7 @@ def plan_check(facts: Facts, plan: RunPlan, run: Run) -> CheckOrder:
 
 def _estimated(facts: Facts, plan: RunPlan) -> list[Finding]:
     """Return estimates of what is to be encoded and trained, and whether the disk has room."""
-    estimates = Estimates(facts.memo, plan.orders)
+    estimates = Estimates(facts.memo, jobs_of(((order, ()) for order in plan.orders), 1))
     needs = estimates.needs(plan.orders)
     found = [Finding("to encode", "ok", line) for line in estimates.lines()]
     if plan.estimate is not None:

@@ -34,7 +34,7 @@ def report(
     Raises:
         StorageError: what is to be built has no room.
     """
-    estimates = Estimates(facts.memo, plan.orders)
+    estimates = Estimates(facts.memo, plan.jobs)
     trainings = [
         run.estimate
         for name, run in plan.runs.items()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from latentmake.plan.amounts import amount_of, order_amount
 from latentmake.plan.batches import minutes_of
 from latentmake.plan.estimates import Estimates
 from latentmake.plan.facts import Facts
+from latentmake.plan.jobs import jobs_of
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import Receipt, learn_receipts
@@ -97,8 +100,20 @@ def test_the_time_of_a_larger_resolution_follows_from_a_smaller_one() -> None:
     minutes = minutes_of(memo, large)
     assert minutes is not None
     assert 1 / 1.5 < (60 * minutes - 2.0) / seconds(large) < 1.5
-    (line,) = Estimates(memo, [large]).lines()
+    (line,) = Estimates(memo, jobs_of([(large, [])], 1)).lines()
     assert line.endswith("at the rate measured here")
+
+
+def test_orders_that_share_a_process_start_once() -> None:
+    first, second = latents(TINY, 64), latents(TINY, 96)
+    started = replace(receipt_of(first, 0.0), starting=600.0, seconds=630.0)
+    warm = replace(receipt_of(second, 0.0), starting=None, seconds=60.0)
+    memo = learnt(started, warm)
+    for side_by_side, starts in ((1, 1), (2, 2)):
+        estimates = Estimates(memo, jobs_of([(first, []), (second, [])], side_by_side))
+        (line,) = estimates.lines()
+        minutes = re.findall(r"about (\d+) min at the rate", line)
+        assert int(minutes[0]) == pytest.approx(10 * starts, abs=3)
 
 
 def test_a_receipt_of_a_former_version_tells_the_time_of_a_target() -> None:
@@ -118,9 +133,9 @@ def test_bytes_in_shapes_of_other_scripts_are_those_of_past_files() -> None:
     order = latents(SCRIPTED, 64)
     memo = learnt(receipt_of(order, 5.0, size=1000))
     twice = latents(SCRIPTED, 64, 128)
-    (line,) = Estimates(memo, [twice]).lines()
+    (line,) = Estimates(memo, jobs_of([(twice, [])], 1)).lines()
     assert ": 200 images of up to 128 x 128, about 0.5 MB; " in line
-    (need,) = Estimates(memo, [twice]).needs([twice])
+    (need,) = Estimates(memo, jobs_of([(twice, [])], 1)).needs([twice])
     assert need.size == 100 * 5000
 
 

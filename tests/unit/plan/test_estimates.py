@@ -22,6 +22,7 @@ from latentmake.index.rates import Work
 from latentmake.layouts import size_of
 from latentmake.models import recipe
 from latentmake.plan.estimates import Estimates
+from latentmake.plan.jobs import jobs_of
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from order_world import put_image
 from wan_world import tiny_wan_vae
@@ -84,7 +85,7 @@ def test_estimated_bytes_are_those_of_the_caches(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     order = order_of(vaes, **MODELS[name])
-    (need,) = Estimates(Memo(None), [order]).needs([order])
+    (need,) = Estimates(Memo(None), jobs_of([(order, [])], 1)).needs([order])
     carry_out(order, order.receipt, say=lambda line: None)
     written = sum(Path(path).stat().st_size for path in order.paths)
     exact = order.model_settings.spec.video
@@ -98,12 +99,12 @@ def test_what_a_job_will_name_stops_no_estimate(
     order = order_of(vaes, **MODELS["flux"])
     first = order.items[0]._replace(media=Media(60_000, 1, 0))  # too narrow
     narrow = replace(order, items=(first, *order.items[1:]))
-    (line,) = Estimates(Memo(None), [narrow]).lines()
+    (line,) = Estimates(Memo(None), jobs_of([(narrow, [])], 1)).lines()
     assert line.startswith("latents of tiny: 4 images of ")
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae/config.json").write_text("{")
     broken = replace(order, model_settings=order.model_settings.model_copy(update={"vae": BROKEN}))
-    assert not Estimates(Memo(None), [broken]).lines()
+    assert not Estimates(Memo(None), jobs_of([(broken, [])], 1)).lines()
 
 
 def test_time_is_that_of_past_jobs_and_before_them_a_guess_by_size(
@@ -111,13 +112,13 @@ def test_time_is_that_of_past_jobs_and_before_them_a_guess_by_size(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     order, memo = order_of(vaes), Memo(None)
-    (line,) = Estimates(memo, [order]).lines()
+    (line,) = Estimates(memo, jobs_of([(order, [])], 1)).lines()
     assert re.search(
         r"latents of tiny: 4 images of up to 128 x 64, .* if it does \S+ TFLOP/s$", line
     )
     memo.learn_rate(order.work, Work(2, 360.0, 60.0))
     memo.save()
-    (line,) = Estimates(memo, [order]).lines()
+    (line,) = Estimates(memo, jobs_of([(order, [])], 1)).lines()
     assert line.endswith("; about 13 min at the rate measured here")
     assert not Estimates(memo, []).lines()
 
@@ -144,7 +145,7 @@ def test_of_caches_in_shapes_of_other_scripts_the_number_and_time_are_said(
         item = WorkItem("a", None, "a cat", targets, media=media)
         settings = Dataset(path="data", fit="bucket")
         order = WorkOrder(kind, "data", "tiny", settings, model, {"format": 1}, (item,))
-        (line,) = Estimates(memo, [order]).lines()
+        (line,) = Estimates(memo, jobs_of([(order, [])], 1)).lines()
         assert line.startswith(said)
 
 

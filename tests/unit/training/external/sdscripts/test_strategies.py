@@ -15,6 +15,7 @@ from latentmake.errors import ConfigError, ModelError, SourceError, TrainingErro
 from latentmake.files import cachefile
 from latentmake.index.memo import Memo
 from latentmake.plan.estimates import Estimates
+from latentmake.plan.jobs import jobs_of
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.planner import make_plan
 from latentmake.reports.program_changes import program_changes
@@ -131,7 +132,10 @@ def test_options_reach_the_tokenizer_and_an_empty_caption_may_be_zeros() -> None
 
 
 def test_a_plan_says_how_large_the_caches_will_be() -> None:
-    found = Estimates(Memo(Path(".latentmake/memo.sqlite")), orders(make()).values()).lines()
+    found = Estimates(
+        Memo(Path(".latentmake/memo.sqlite")),
+        jobs_of([(order, []) for order in orders(make()).values()], 1),
+    ).lines()
     (latents,), (text,) = ([x for x in found if x.startswith(kind)] for kind in ("latents", "text"))
     assert "6 images of 64 x 64, 3" in latents and "kB" in latents
     assert "6 captions, about 14.2 MB" in text
