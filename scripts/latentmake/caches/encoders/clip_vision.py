@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
-from latentmake.caches.encoders.local_state import Kind, State, load_network
+from latentmake.caches.encoders.local_state import Kind, State, load_network, place
 from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
 
@@ -93,9 +93,7 @@ def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype)
         ModelError: it is missing, incomplete, or of another kind.
     """
     network = load_network(_KIND, weights)
-    positions = network.embeddings.num_positions
-    network.embeddings.position_ids = torch.arange(positions)[None]  # in no file
-    return ClipVision(network.to(device=device, dtype=dtype).eval().requires_grad_(False))
+    return ClipVision(place(network, device, dtype))
 
 
 def _converted(state: State) -> State:

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -29,12 +29,15 @@ __all__ = [
     "fill",
     "load_network",
     "local_state",
+    "place",
     "pretrained",
     "refuse_faults",
     "refusing",
+    "without_weights",
 ]
 
 State = dict[str, torch.Tensor]
+Network = TypeVar("Network", bound=torch.nn.Module)
 
 
 class Kind(NamedTuple):
@@ -93,14 +96,30 @@ def load_network(kind: Kind, weights: Weights) -> Any:
             raise ValueError(f"it is a {found[0]}")
         state = kind.convert(state)
         config = config or kind.infer(state)
-        try:
-            with torch.device("meta"):  # without memory for weights
-                network = kind.build(config)
-        except Exception as error:  # each library has its own for this
-            what = "has a configuration that no network can have"
-            raise ValueError(f"{what}: {first_line(error)}") from None
+        network = without_weights(lambda: kind.build(config))
         fill(network, state)
     return network
+
+
+def without_weights(build: Callable[[], Network]) -> Network:
+    """Build a network on the meta device, where weights take no memory and no time.
+
+    Raises:
+        ValueError: its configuration is wrong.
+    """
+    functions = vars(torch.nn.init).items()
+    drawn = {name: each for name, each in functions if re.fullmatch("[a-z].*_", name)}
+    for name in drawn:
+        setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+    try:
+        with torch.device("meta"):
+            return build()
+    except Exception as error:  # each library has its own for this
+        what = "has a configuration that no network can have"
+        raise ValueError(f"{what}: {first_line(error)}") from None
+    finally:
+        for name, each in drawn.items():
+            setattr(torch.nn.init, name, each)
 
 
 def pretrained(
@@ -206,7 +225,13 @@ def _read(path: Path) -> State:
 
 
 def fill(network: torch.nn.Module, state: State) -> None:
-    """Give a network on the meta device exactly its weights, in their own dtype."""
+    """Give a network on the meta device exactly its weights, in their own dtype.
+
+    Files may hold a weight of several names once. What is mapped from a file stays so.
+    """
+    tied: dict[str, str] = getattr(network, "all_tied_weights_keys", None) or {}
+    for name, other in tied.items():
+        state = {a: state[b] for a, b in ((name, other), (other, name)) if b in state} | state
     expected = network.state_dict()
     refuse_faults(
         (name for name in expected if name not in state),
@@ -219,3 +244,20 @@ def fill(network: torch.nn.Module, state: State) -> None:
     )
     network.requires_grad_(False)
     network.load_state_dict(state, strict=True, assign=True)
+    for name, other in tied.items():
+        if state[name] is state[other] or torch.equal(state[name], state[other]):
+            folder, _, last = name.rpartition(".")
+            setattr(network.get_submodule(folder), last, network.get_parameter(other))
+    for name, buffer in list(network.named_buffers()):
+        if name.endswith("position_ids"):  # in no file
+            network.get_submodule(name.rpartition(".")[0]).position_ids = torch.arange(
+                buffer.shape[-1]
+            )[None]
+
+
+def place(network: Network, device: torch.device, dtype: torch.dtype) -> Network:
+    """Move a network for inference; a GPU gets weights as the file has them, and converts them."""
+    # Module's own `to`: diffusers' warns about layers to keep in float32, of which there are none.
+    on_gpu = device.type == "cuda"  # else it is the CPU that converts, at a blocking copy
+    torch.nn.Module.to(network, device=device, dtype=dtype, non_blocking=on_gpu)
+    return network.eval().requires_grad_(False)

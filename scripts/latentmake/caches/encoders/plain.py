@@ -38,7 +38,7 @@ class ImageEncoder:
         logging.set_verbosity_error()
         self._model = model
         dtype = compute_dtype(device, model.vae_dtype or model.dtype, say)
-        self.vae: AutoencoderKL = load_vae(model.vae, device, dtype)
+        self.vae: AutoencoderKL = load_vae(model.vae, device, dtype, decoder=False)
 
     def encode(self, samples: list[Sample], *, flipped: bool = False) -> torch.Tensor:
         """Encode samples, or their mirror images, to unscaled latents [N, C, h, w], float32.

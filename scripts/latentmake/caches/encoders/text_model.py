@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     CLIPTextModel,
@@ -17,7 +15,15 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from latentmake.caches.encoders.local_state import pretrained, refuse_faults, refusing
+from latentmake.caches.encoders.local_state import (
+    State,
+    fill,
+    local_state,
+    place,
+    pretrained,
+    refusing,
+    without_weights,
+)
 from latentmake.caches.encoders.projection import text_projection
 from latentmake.config import TextWeights
 from latentmake.errors import ModelError
@@ -60,7 +66,7 @@ def load_text_model(
         tokenizer = tokenizers.load(weights)
         projection = text_projection(weights)
     return TextModel(
-        network.to(device=device, dtype=dtype).eval().requires_grad_(False),
+        place(network, device, dtype),
         tokenizer,
         None if projection is None else projection.to(device=device, dtype=dtype),
     )
@@ -80,24 +86,26 @@ def _load(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTra
         config = AutoConfig.from_pretrained(
             weights.hub, revision=weights.revision, subfolder=weights.subfolder or ""
         )
-    else:
-        files, config_path = weights_files(weights), config_file(weights)
-        if config_path is None:
-            raise ModelError(
-                "a single file does not say what network it holds",
-                where=weights.path or "",
-                hint="name the folder of its config.json as `config`",
-            )
-        config = AutoConfig.from_pretrained(config_path.parent, local_files_only=True)
-    model_class = _model_class(config, kind)
-    if not Path(weights.path or "").is_file():
+        model_class = _model_class(config, kind)
         loaded: PreTrainedModel = pretrained(model_class.from_pretrained, weights, dtype=dtype)
         return loaded
-    model = model_class(config)
-    state = load_file(files[-1])
-    if not any(name.startswith(_PREFIX) for name in model.state_dict()):
+    weights_files(weights)  # names what is missing
+    config_path = config_file(weights)
+    if config_path is None:
+        raise ModelError(
+            "a single file does not say what network it holds",
+            where=weights.path or "",
+            hint="name the folder of its config.json as `config`",
+        )
+    config = AutoConfig.from_pretrained(config_path.parent, local_files_only=True)
+    model_class = _model_class(config, kind)
+    config = model_class.config_class.from_pretrained(config_path.parent, local_files_only=True)
+    model = without_weights(lambda: model_class(config))
+    state = local_state(weights)
+    own: State = {}
+    for name in model.state_dict():
         # CLIP's names come with this prefix or without.
-        state = {name.removeprefix(_PREFIX): value for name, value in state.items()}
-    missing, _ = model.load_state_dict(state, strict=False)
-    refuse_faults(name for name in missing if name not in (model.all_tied_weights_keys or ()))
+        for other in (name.removeprefix(_PREFIX), f"{_PREFIX}{name}", name):
+            own |= {name: state[other]} if other in state else {}
+    fill(model, own)
     return model

@@ -16,7 +16,7 @@ import ftfy
 import torch
 from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 
-from latentmake.caches.encoders.local_state import Kind, State, load_network
+from latentmake.caches.encoders.local_state import Kind, State, load_network, place
 from latentmake.caches.encoders.together import BitEqual, groups, padded
 from latentmake.caches.encoders.transfer import Wait, download, upload
 from latentmake.config import TextWeights
@@ -152,15 +152,14 @@ def load_umt5(
         ModelError: something is missing, incomplete or of another kind.
     """
     network = load_network(_KIND, weights)
-    network.set_input_embeddings(network.shared)  # one tensor, which filling took apart
     tokenizer = load_tokenizer(weights)
     if fp8:
         for module in list(network.modules()):
             for name, child in module.named_children():
                 if isinstance(child, torch.nn.Linear):
                     setattr(module, name, _EightBitLinear(child.weight))
-    network = network.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    return Umt5Encoder(network, tokenizer, min(weights.max_length or _LENGTH, _LENGTH))
+    length = min(weights.max_length or _LENGTH, _LENGTH)
+    return Umt5Encoder(place(network, device, dtype), tokenizer, length)
 
 
 def _converted(state: State) -> State:

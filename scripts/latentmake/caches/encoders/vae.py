@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
-from safetensors.torch import load_file
 
-from latentmake.caches.encoders.local_state import pretrained, refusing
+from latentmake.caches.encoders.local_state import (
+    fill,
+    local_state,
+    place,
+    pretrained,
+    refusing,
+    without_weights,
+)
 from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
 from latentmake.models.files import network_config, weights_files
@@ -20,7 +25,9 @@ __all__ = ["encode_images", "load_vae"]
 _ANCIENT_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
-def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> AutoencoderKL:
+def load_vae(
+    weights: Weights, device: torch.device, dtype: torch.dtype, *, decoder: bool = True
+) -> AutoencoderKL:
     """Load a VAE for inference; float16 becomes float32 if its `force_upcast` asks for it.
 
     Raises:
@@ -28,18 +35,19 @@ def load_vae(weights: Weights, device: torch.device, dtype: torch.dtype) -> Auto
     """
     with refusing(weights, "an AutoencoderKL", "name the folder of a VAE, with all its files"):
         if weights.hub is None:
-            weights_files(weights)  # names what is missing
-        if Path(weights.path or "").is_file():
-            vae = _from_single_file(weights)
+            vae = _from_files(weights)
         else:
             vae = pretrained(AutoencoderKL.from_pretrained, weights, low_cpu_mem_usage=False)
     if dtype == torch.float16 and vae.config.get("force_upcast"):
         dtype = torch.float32
-    return vae.to(device, dtype).eval().requires_grad_(False)
+    if not decoder:
+        vae.decoder = vae.post_quant_conv = None  # more than half of the memory
+    return place(vae, device, dtype)
 
 
-def _from_single_file(weights: Weights) -> AutoencoderKL:
-    state = load_file(weights.path or "")
+def _from_files(weights: Weights) -> AutoencoderKL:
+    weights_files(weights)  # names what is missing
+    state = local_state(weights)
     prefix = "first_stage_model."
     inner = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
     state = inner or state
@@ -47,7 +55,7 @@ def _from_single_file(weights: Weights) -> AutoencoderKL:
         raise ValueError("it holds no image encoder")
     original = any(name.startswith("encoder.down.") for name in state)
     config = network_config(weights) or _infer_config(state, original)
-    vae = AutoencoderKL.from_config(config)
+    vae = without_weights(lambda: AutoencoderKL.from_config(config))
     if original:
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
@@ -62,7 +70,7 @@ def _from_single_file(weights: Weights) -> AutoencoderKL:
         else value
         for name, value in state.items()
     }
-    vae.load_state_dict(state, strict=True)
+    fill(vae, state)
     return vae
 
 

@@ -17,7 +17,7 @@ from diffusers import AutoencoderKLWan
 from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
 from numpy.typing import NDArray
 
-from latentmake.caches.encoders.local_state import Kind, State, load_network
+from latentmake.caches.encoders.local_state import Kind, State, load_network, place
 from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
 from latentmake.errors import ModelError
@@ -215,12 +215,11 @@ def load_wan_vae(
     else:
         network.decoder = network.post_quant_conv = None  # more than half of the memory
     rocm = device.type == "cuda" and torch.version.hip is not None
-    # Module's own `to`: diffusers' warns about layers to keep in float32, of which there are none.
-    torch.nn.Module.to(network, device=device, dtype=vae_dtype(rocm, dtype))
+    place(network, device, vae_dtype(rocm, dtype))
     if tiled:
         network.enable_tiling()
         network.enable_slicing()
-    return WanVae(network.eval().requires_grad_(False), rocm=rocm)
+    return WanVae(network, rocm=rocm)
 
 
 def _converted(state: State) -> State:
