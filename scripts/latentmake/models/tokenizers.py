@@ -270,7 +270,7 @@ def _limit(model: Model, kind: str, place: TextWeights) -> int | None:
 
 
 class CutCaptions:
-    """Captions of a job that were cut, reported in one line an encoder."""
+    """Captions of a work order that were cut, reported in one line an encoder."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], dict[str, str]] = {}
@@ -287,9 +287,13 @@ class CutCaptions:
         self._found.setdefault((encoder, limit), {})[key] = name
 
     def lines(self) -> list[str]:
-        """Return a line for each encoder that cut any, with the first few captions' names."""
+        """Return a line for each encoder that cut any since this was asked last.
+
+        It has the first few captions' names.
+        """
         found = []
-        for (encoder, limit), names in self._found.items():
+        noted, self._found = self._found, {}
+        for (encoder, limit), names in noted.items():
             many = "1 caption is" if len(names) == 1 else f"{len(names)} captions are"
             first = ", ".join(sorted(names.values())[:_NAMED])
             more = " ..." if len(names) > _NAMED else ""
