@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from latentmake.caches.inputs import Sample, SourceBytes, stored_size
+from latentmake.caches.pixels.arrays import array_of
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Placement
 from latentmake.geometry.sdscripts_buckets import placement
@@ -58,7 +59,7 @@ def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArr
     mode = "RGBA" if alpha else "RGB"
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
         image.load()
-        return np.array(image if image.mode == mode else image.convert(mode), np.uint8)
+        return array_of(image if image.mode == mode else image.convert(mode))
 
 
 def fit(pixels: NDArray[np.uint8], found: Placement) -> NDArray[np.uint8]:

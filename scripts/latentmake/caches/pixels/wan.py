@@ -10,19 +10,17 @@ import io
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from latentmake.caches.inputs import Sample, SourceBytes, stored_size
 from latentmake.caches.pixels import sdscripts
+from latentmake.caches.pixels.arrays import Array, array_of
 from latentmake.errors import SourceError
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
 from latentmake.plan.orders import Target, WorkOrder
 
 __all__ = ["MAX_PIXELS", "fit", "open_image", "samples_of", "target_size"]
-
-Array = NDArray[np.uint8]
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
@@ -44,7 +42,7 @@ def samples_of(
     sizes = [target_size(order, original, target.size or original) for target in missing]
     image = open_image(data, path, limit)
     stored_size(item, image.size)
-    made = [fit(image, size, path=path, max_pixels=limit)[None] for size in sizes]
+    made = _fitted(image, sizes, path, limit)
     controls: Sequence[Array | None] = [None] * len(missing)
     own = [] if order.layout.numbered_controls else item.controls[:1]
     others = [*zip(item.controls, source.controls, strict=True)]
@@ -57,11 +55,16 @@ def samples_of(
             raise SourceError("is a layer without an alpha channel", where=name, hint=hint)
     for name, content in others[: len(own)]:
         image = open_image(content, name, limit)
-        controls = [fit(image, size, path=name, max_pixels=limit)[None] for size in sizes]
+        controls = _fitted(image, sizes, name, limit)
     return [
         Sample(key, digest, item, pixels, original, other)
         for key, pixels, other in zip(missing.values(), made, controls, strict=True)
     ]
+
+
+def _fitted(image: Image.Image, sizes: Sequence[Size], path: str, limit: int) -> list[Array]:
+    pixels = array_of(image)
+    return [fit(pixels, size, path=path, max_pixels=limit)[None] for size in sizes]
 
 
 def target_size(order: WorkOrder, image: Size, resolution: Size) -> Size:
@@ -93,13 +96,14 @@ def fit(
     Alpha takes part in Lanczos' scaling up, and is dropped at the end.
 
     Returns:
-        [height, width, 3], contiguous.
+        [height, width, 3], contiguous, a copy.
 
     Raises:
         SourceError: it is so narrow that it would be scaled up to more than `max_pixels`.
     """
-    pixels = np.array(image)
+    pixels = array_of(image) if isinstance(image, Image.Image) else image
     size = Size(pixels.shape[1], pixels.shape[0])
     placement = place(size, target)
     refuse_narrow(size, placement, max_pixels, path)
-    return np.ascontiguousarray(sdscripts.fit(pixels, placement)[:, :, :3])
+    found = sdscripts.fit(pixels, placement)[:, :, :3]
+    return np.array(found, order="C") if placement.resized == size else np.ascontiguousarray(found)
