@@ -11,7 +11,7 @@ import pytest
 import torch
 from demo.text import clip_tokenizer, t5_tokenizer
 from exact_world import error, narrow_vae, pictures
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from latentmake.caches.encoders import clip_text, text, umt5
 from latentmake.caches.encoders.together import TOLERANCE, BitEqual, groups
@@ -222,6 +222,7 @@ TOKENIZERS = {
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(caption=st.text("ab </s>é,\n<|endoftext|>", max_size=40), longest=st.integers(3, 30))
 def test_tokens_are_cut_as_transformers_cuts_them(kind: str, caption: str, longest: int) -> None:
+    assume(kind != "ByT5" or "</s>" not in caption)  # it adds no second EOS
     tokenizer = TOKENIZERS[kind]
     whole = tokenizer(caption)["input_ids"]
     cut = tokenizer(caption, truncation=True, max_length=longest, padding="max_length")
