@@ -190,7 +190,7 @@ def test_an_object_that_went_since_the_plan_is_named_and_stops_no_other(
         carry_out(order, order.receipt, say=order_world.silent, encoder=Loaded(encoder, 1))
     bucket.put("p/b.txt", b"caption b")
     done = carry_out(order, order.receipt, say=order_world.silent, encoder=Loaded(encoder, 1))
-    assert (done.counts["encoded"], done.counts["spooled"]) == (1, 2)
+    assert (done.counts["encoded"], done.counts["kept"]) == (1, 2)
     folder = f"s3://{bucket.name}/p"
     stats = {path: SourceStat(*stat) for path, (*stat, _) in done.sources.items()}
     assert stats == {f"{folder}/{path}": stat for path, stat in listed(folder).items()}

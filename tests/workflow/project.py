@@ -54,7 +54,7 @@ sys.addaudithook(stop)
 _MEET = """
 import os, sys, time
 def meet(event, arguments):
-    if event == "os.rename" and os.path.dirname(os.fspath(arguments[1])).endswith("/spool"):
+    if event == "os.rename" and os.path.dirname(os.fspath(arguments[1])).endswith("/16"):
         mine = f"met/{{os.getpid()}}"
         if not os.path.exists(mine):
             os.makedirs("met", exist_ok=True)
@@ -190,14 +190,14 @@ class Project:
     def __truediv__(self, path: str) -> Path:
         return self.folder / path
 
-    def stop_in_script(self, name: str, folder: str, files: int) -> None:
+    def stop_in_script(self, name: str, folder: str | tuple[str, ...], files: int) -> None:
         """Let a job of a script stop when it has put a number of files into a folder.
 
         Another one stops once the file `stopped` is removed.
 
         Args:
             name: the script's.
-            folder: the end of the folder's path.
+            folder: the end of the path of the folder, or of several.
             files: how many.
         """
         self._begin_script(name, _STOP.format(folder=folder, files=files))

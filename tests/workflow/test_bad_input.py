@@ -188,8 +188,8 @@ def test_every_damaged_item_is_named_and_only_these_are_left_to_do(built: Projec
 
     _mend(built)
     result = built.run("caches_tiny")
-    assert result.encoded("latents") == Counts(encoded=10, spooled=4)
-    assert result.encoded("text") == Counts(encoded=2, spooled=5)
+    assert result.encoded("latents") == Counts(encoded=10)
+    assert result.encoded("text") == Counts(encoded=2)
     stems = [*FAULTS, *CAPTION_FAULTS]
     added = built.latents(*stems) | built.texts(*stems)
     assert built.changed(before) == NOTHING._replace(added=added)
@@ -325,23 +325,19 @@ def test_a_full_disk_is_named_and_costs_nothing_once_there_is_space(
     if os.name != "posix":
         pytest.skip("there is no tmpfs here")
     project = fresh()
-    spool, cache = project / ".latentmake/spool", project / "cache"
+    cache = project / "cache"
     page = os.sysconf("SC_PAGE_SIZE") // 1024
-    with _small_disk(spool, f"{5 * page}k"), _small_disk(cache, f"{4 * page}k"):
+    with _small_disk(cache, f"{5 * page}k"):
         words = ["error: ", "no space left on the disk", "give the same command again"]
-        _fails(project, *words, ".latentmake/spool/", target="latents_tiny")
-        kept = len(project.spool())
-        assert kept >= 3
+        _fails(project, *words, "cache/shapes/micro/", target="latents_tiny")
+        finished = len(project.cache_files())
+        assert finished >= 3
         project.assert_all_whole()
-
-        _resize(spool, "1m")
-        result = _fails(project, *words, "cache/shapes/micro/", target="latents_tiny")
-        assert result.encoded() == Counts(encoded=12 - kept, spooled=kept)
-        project.assert_all_whole()
+        assert project.temporaries() == []
 
         _resize(cache, "1m")
         result = project.run("latents_tiny")
-        assert result.encoded() == Counts(spooled=12)
+        assert result.encoded() == Counts(encoded=12 - finished)
         assert set(project.cache_files()) == project.latents(*world.CAPTIONS)
         project.assert_all_whole()
         assert project.temporaries() == []

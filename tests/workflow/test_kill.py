@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 import world
+from latentmake.files.atomic import TEMPORARY_SUFFIX
+from latentmake.files.cachefile import read_header
 from project import NOTHING, Counts, Project, kill_group, stopped
 
 STEMS = [f"item{number}" for number in range(8)]
-SPOOLED = 3
+FINISHED = 3
+CACHES = "cache/shapes/micro/16"
 
 
 @pytest.fixture
 def stopping(fresh: Callable[[], Project]) -> Project:
-    """A project whose encoding job stops where some items are in the spool."""
+    """A project whose encoding job stops where some items are finished."""
     project = fresh()
     folder = project / "data/shapes"
     for path in folder.iterdir():
@@ -28,14 +31,22 @@ def stopping(fresh: Callable[[], Project]) -> Project:
         world.draw(folder / f"{stem}.png", number)
         (folder / f"{stem}.txt").write_text(stem)
     project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16]))
-    project.stop_in_script("encode.py", ".latentmake/spool", SPOOLED)
+    project.stop_in_script("encode.py", CACHES, FINISHED)
     return project
+
+
+def sound(project: Project) -> list[str]:
+    """Return the cache files under their names, all of which must be whole."""
+    found = [name for name in project.cache_files() if not name.endswith(TEMPORARY_SUFFIX)]
+    for name in found:
+        read_header(project / name)
+    return found
 
 
 @contextmanager
 def halted(project: Project) -> Iterator[None]:
     """Build all caches; the first job of it halts meanwhile."""
-    project.stop_in_script("encode.py", ".latentmake/spool", 0)
+    project.stop_in_script("encode.py", "cache/shapes/micro/48", 0)
     running = project.start("caches_tiny")
     process = stopped(running)
     try:
@@ -45,11 +56,13 @@ def halted(project: Project) -> Iterator[None]:
     assert running.wait(timeout=600) == 0, (project / "started.txt").read_text()
 
 
-def _finishes(project: Project) -> None:
-    """The same command encodes what is not in the spool, and leaves everything in order."""
+def _finishes(project: Project, finished: int) -> None:
+    """The same command encodes what is not finished, and leaves everything in order."""
     result = project.run("latents_tiny")
-    assert result.encoded() == Counts(encoded=len(STEMS) - SPOOLED, spooled=SPOOLED)
-    assert len(project.cache_files()) == len(STEMS)
+    assert result.encoded() == Counts(encoded=len(STEMS) - finished)
+    assert len(sound(project)) == len(STEMS)
+    project.run("caches_tiny")
+    assert project.temporaries() == []
     project.assert_all_whole()
 
 
@@ -57,10 +70,10 @@ def test_a_killed_job_loses_at_most_the_item_in_hand(stopping: Project) -> None:
     running = stopping.start("latents_tiny")
     os.kill(stopped(running), signal.SIGKILL)
     assert running.wait(timeout=600) != 0
-    assert len(stopping.spool()) == SPOOLED
-    assert stopping.cache_files() == []
+    finished = len(sound(stopping))
+    assert FINISHED <= finished < len(STEMS)
     stopping.assert_all_whole()
-    _finishes(stopping)
+    _finishes(stopping, finished)
 
 
 def test_an_interrupted_build_goes_on_where_it_was(stopping: Project) -> None:
@@ -71,24 +84,26 @@ def test_an_interrupted_build_goes_on_where_it_was(stopping: Project) -> None:
     assert running.wait(timeout=600) != 0
     said = (stopping / "started.txt").read_text()
     assert "Traceback" not in said, said
-    assert len(stopping.spool()) == SPOOLED
+    finished = len(sound(stopping))
+    assert FINISHED <= finished < len(STEMS)  # those in hand were finished
     assert stopping.temporaries() == []
-    _finishes(stopping)
+    _finishes(stopping, finished)
 
 
 def test_killing_everything_at_once_costs_no_finished_item(stopping: Project) -> None:
-    running = stopping.start("latents_tiny")
+    running = stopping.start("caches_tiny")
     stopped(running)
     kill_group(running)
-    assert len(stopping.spool()) == SPOOLED
+    finished = len(sound(stopping))
+    assert FINISHED <= finished < len(STEMS)
     stopping.assert_all_whole()
     # Snakemake itself cannot know that nobody holds its lock any more, and says what to do.
-    locked = stopping.run("latents_tiny", check=False)
+    locked = stopping.run("caches_tiny", check=False)
     assert locked.returncode != 0
     locked.one_line("--unlock")
     stopping.run("--unlock")
-    assert len(stopping.spool()) == SPOOLED
-    _finishes(stopping)
+    assert len(sound(stopping)) == finished
+    _finishes(stopping, finished)
 
 
 def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(
@@ -111,14 +126,14 @@ def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(
 
 def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path: Path) -> None:
     before = built.copy(tmp_path / "before")
-    built.stop_in_script("encode.py", ".latentmake/spool", SPOOLED)
+    built.stop_in_script("encode.py", (CACHES, "cache/shapes/micro/text"), FINISHED)
     for number, stem in enumerate(world.CAPTIONS):
         world.draw(built / f"data/shapes/{stem}.png", number + 50)
         (built / f"data/shapes/{stem}.txt").write_text(f"{stem}, edited")
     running = built.start("caches_tiny")
     process = stopped(running)
     kept = built.spool()
-    assert len(kept) == 12 + 5 + SPOOLED  # what both jobs will replace, and what one has made
+    assert len(kept) == 12 + 5  # what both jobs will replace
     built.run("caches_tiny", check=False).one_line("Directory cannot be locked")
     built.run("cache/shapes/micro/16/fox.latents.safetensors")
     built.run("status_tiny")  # which Snakemake lets run beside it
@@ -126,11 +141,11 @@ def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path
     (built / "stopped").unlink()
     os.kill(process, signal.SIGCONT)
     stopped(running, after=process)
-    kill_group(running)  # in the other job, which has replaced nothing yet
+    kill_group(running)  # in the other job, that of texts
     for part in ("data", "scripts"):
         shutil.copytree(before / part, built / part, dirs_exist_ok=True)
     built.run("--unlock")
-    assert built.run("caches_tiny").encoded()[:2] == (0, 12)
+    assert built.run("caches_tiny").encoded()[:2] == (0, 12 + FINISHED)
     assert _bytes(built) == _bytes(before)
     assert built.run("caches_tiny").idle
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from latentmake.caches.inputs import Sample
+from latentmake.caches.pipeline import Release
 
 __all__ = ["Batches"]
 
-Release = Callable[[], object]
+_SHAPES = 4  # full batches of other shapes that may wait
 
 
 class Batches:
     """Collects samples by their shapes.
 
     Args:
-        encode: encodes samples of one shape.
-        size: tells how many it takes at once.
+        encode: takes samples of one shape, and what to call when they are no longer in memory.
+        size: tells how many of a shape it takes at once.
     """
 
-    def __init__(self, encode: Callable[[list[Sample]], None], size: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        encode: Callable[[list[Sample], Sequence[Release]], None],
+        size: Callable[[tuple[int, ...]], int],
+    ) -> None:
         self._encode = encode
         self._size = size
         self._waiting: dict[tuple[int, ...], tuple[list[Sample], list[Release]]] = {}
@@ -33,10 +38,11 @@ class Batches:
     def encode_full(self) -> None:
         """Encode batches that are complete, and the largest where many samples wait."""
         for shape in list(self._waiting):
-            if len(self._waiting[shape][0]) >= self._size():
+            if len(self._waiting[shape][0]) >= self._size(shape):
                 self._flush(shape)
-        if self._waiting and sum(map(len, self._samples())) > 4 * self._size():
-            self._flush(max(self._waiting, key=lambda shape: len(self._waiting[shape][0])))
+        largest = max(self._waiting, key=lambda shape: len(self._waiting[shape][0]), default=None)
+        if largest is not None and sum(map(len, self._samples())) > _SHAPES * self._size(largest):
+            self._flush(largest)
 
     def _samples(self) -> Iterator[list[Sample]]:
         return (samples for samples, _ in self._waiting.values())
@@ -47,8 +53,4 @@ class Batches:
             self._flush(shape)
 
     def _flush(self, shape: tuple[int, ...]) -> None:
-        samples, releases = self._waiting.pop(shape)
-        self._encode(samples)
-        samples.clear()
-        for release in releases:
-            release()
+        self._encode(*self._waiting.pop(shape))

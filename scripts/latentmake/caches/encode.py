@@ -1,7 +1,4 @@
-"""Carrying out a work order: encode missing targets, then link all targets to their names.
-
-They are linked together at the end: until then a killed job has changed no cache file.
-"""
+"""Carrying out a work order: encode missing targets, then link those of equal content."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from pathlib import Path
 
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.job import ExternalEncoder, Job, Say
+from latentmake.caches.stages import Stages
 from latentmake.errors import ModelError, SourceError
 from latentmake.models import recipe
 from latentmake.plan.orders import WorkOrder
@@ -60,7 +58,7 @@ def carry_out(
     began, since = time.monotonic(), time.time()
     # A model that was made after planning has a recipe only now.
     made = order.recipe or recipe.make(order.kind, order.dataset_settings, order.model_settings)
-    job = Job(order, made, say)
+    job = Job(order, made, say, stages=Stages(threads))
     ready = [encoder] if isinstance(encoder, Loaded) else []
     started: list[float] = []
     held = contextlib.ExitStack()
@@ -78,6 +76,7 @@ def carry_out(
             ready.append((load or load_encoder)(order, threads, say, alone))
         if not started:
             started.append(time.monotonic() - began)
+            job.stages.begin(ready[0].workers, ready[0].queues)
         return ready[0]
 
     name = f"{order.kind} of {order.dataset}"
@@ -86,35 +85,33 @@ def carry_out(
     fails = not (may_skip and order.skips)
     counts = job.counts
     with held:
-        while todo:
-            with Progress(total=total, desc=name, unit="target") as progress:
-                while todo:
-                    if encoder is None or isinstance(encoder, Loaded):
-                        job.make(todo, loaded, threads, progress)
-                    else:
-                        if not order.reuses:
-                            take_gpu()
-                        encoder(job, todo, threads, progress)
-                        if job.loaded is not None and not started:
-                            started.append(job.loaded - began)
-                    todo = job.lost()
-            for line in ready[0].remarks() if ready else []:
-                say(line)
-            say(
-                f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "
-                f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
-                f"{len(job.failed)} items faulty"
+        with Progress(total=total, desc=name, unit="target") as progress:
+            while todo:
+                if encoder is None or isinstance(encoder, Loaded):
+                    job.make(todo, loaded, threads, progress)
+                else:
+                    if not order.reuses:
+                        take_gpu()
+                    encoder(job, todo, threads, progress)
+                    if job.loaded is not None and not started:
+                        started.append(job.loaded - began)
+                todo = job.deliver()
+        for line in ready[0].remarks() if ready else []:
+            say(line)
+        say(
+            f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "
+            f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
+            f"{len(job.failed)} items faulty"
+        )
+        if job.failed and fails:
+            raise SourceError(
+                f"{len(job.failed)} of {len(order.items)} items are faulty: "
+                + " | ".join(job.failed.values()),
+                hint="the others are done and kept; fix these and give the same command again",
             )
-            if job.failed and fails:
-                raise SourceError(
-                    f"{len(job.failed)} of {len(order.items)} items are faulty: "
-                    + " | ".join(job.failed.values()),
-                    hint="the others are done and kept; fix these and give the same command again",
-                )
-            todo = job.deliver()
     done = Receipt(
         sources=job.sources,
-        targets=job.fresh(),
+        targets=job.fresh,
         faults=job.faults,
         counts=counts,
         began=since,

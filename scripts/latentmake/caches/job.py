@@ -1,11 +1,14 @@
-"""State of a job: sources are read once, finished targets go to the spool.
+"""State of a job: sources are read once, encoded targets get their names at once.
 
-The spool names files by key. Snakemake deletes the declared outputs of a failed job, but never the
-spool, so that the next job finds there whatever this one finished. One bad source stops no other.
+A batch job declares no target to Snakemake, which deletes the outputs of a failed job: the next
+plan finds what this one finished. One bad source stops no other.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,18 +19,19 @@ from typing import Any
 from latentmake import digest
 from latentmake.caches.batches import Batches
 from latentmake.caches.clip_jobs import make_clips, maker_of
-from latentmake.caches.encoders import Loaded
+from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.identify import identified
 from latentmake.caches.inputs import Sample, samples_of
 from latentmake.caches.keyed_files import fault_of, holds, link_of_key
+from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.reading import Reading, unreadable
+from latentmake.caches.stages import Stages
 from latentmake.errors import SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
 from latentmake.index.memo import target_stat
-from latentmake.plan.orders import WorkItem, WorkOrder
-from latentmake.plan.spool import spooled
-from latentmake.plan.store import stored
+from latentmake.plan import spool, store
+from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.progress import Progress
 from latentmake.sources import s3
 
@@ -35,7 +39,7 @@ __all__ = ["ExternalEncoder", "Job", "Say"]
 
 Say = Callable[[str], None]
 ExternalEncoder = Callable[["Job", Sequence[WorkItem], int, Progress], None]
-"""Puts the missing targets of some items into a job's spool, by another program and n threads."""
+"""Makes the missing targets of some items, by another program and n threads."""
 
 
 @dataclass
@@ -46,8 +50,9 @@ class Job:
         order: the work order.
         recipe: of its targets.
         say: told of faults, a line each.
-        kept: path -> key of the fresh targets.
+        fresh: path -> stat (size, mtime_ns, inode) and key of every finished target.
         places: key -> a file that holds it.
+        paths: key -> path of the target that its content is encoded for.
         wanted: path -> item and key of the targets to link.
         sources: path -> stat and digest of each source, for the receipt.
         faults: faulty items, for the receipt.
@@ -56,13 +61,15 @@ class Job:
             digest is "" if the next build shall retry.
         counts: of targets, for the receipt.
         loaded: moment (time.monotonic) when another program came to the first item.
+        stages: account of its time.
     """
 
     order: WorkOrder
     recipe: dict[str, object]
     say: Say
-    kept: dict[str, str] = field(default_factory=dict)
+    fresh: dict[str, list[Any]] = field(default_factory=dict)
     places: dict[str, Path] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
     wanted: dict[str, tuple[WorkItem, str]] = field(default_factory=dict)
     sources: dict[str, list[Any]] = field(default_factory=dict)
     faults: list[dict[str, str]] = field(default_factory=list)
@@ -72,9 +79,14 @@ class Job:
         default_factory=lambda: dict.fromkeys(("encoded", "spooled", "linked", "kept"), 0)
     )
     loaded: float | None = None
+    stages: Stages = field(default_factory=lambda: Stages(1))
 
     def __post_init__(self) -> None:
-        self.recipe_digest = digest.of_value(self.recipe)
+        self._recipe_text = digest.canonical(self.recipe)
+        self.recipe_digest = digest.of_bytes(self._recipe_text.encode())
+        self._spooled, self._stored = spool.keys(), store.keys()
+        self._lock = threading.RLock()  # of all that workers change
+        self._launch = threading.Lock()  # held while work is put into a device's queue
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -107,7 +119,9 @@ class Job:
         """
         progress.update(len(reading.item.targets) - len(reading.missing))
         making |= set(reading.missing.values())
-        self._take_in(reading, making)
+        self.paths |= {key: target.path for target, key in reading.missing.items()}
+        with self._lock:
+            self._take_in(reading, making)
         making |= set(reading.keys.values())
 
     def _read_ahead(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
@@ -156,7 +170,7 @@ class Job:
             if key in uncounted:
                 uncounted.remove(key)  # counted when it is encoded
                 continue
-            is_spooled = self.places.get(key) == spooled(key) and key not in making
+            is_spooled = self.places.get(key) == spool.spooled(key) and key not in making
             self.counts["spooled" if is_spooled else "linked"] += 1
 
     def read(self, item: WorkItem, known: dict[str, list[Any]] | None = None) -> Reading:
@@ -178,19 +192,26 @@ class Job:
     def _read(self, reading: Reading) -> None:
         keys, source = identified(self.order, self.recipe_digest, reading)
         for target, key in keys.items():
-            is_there = target.found is not None or target.path in self.kept
-            if is_there and holds(Path(target.path), key):
+            # Found while planning, or written since: by a job that was killed and is tried again.
+            if holds(Path(target.path), key):
                 reading.kept += 1
-                self.kept[target.path] = key
+                self._finish(target.path, key, Path(target.path).stat())
                 continue
             reading.keys[target] = key
-            places = (spooled(key), stored(key), *map(Path, target.at_hand))
-            if found := next((place for place in places if holds(place, key)), None):
+            if found := next((x for x in self._places(target, key) if holds(x, key)), None):
                 self.places[key] = found
             else:
                 reading.missing[target] = key
         if reading.missing and not self.cuts_clips:
             reading.samples = samples_of(self.order, source, reading.missing)
+
+    def _places(self, target: Target, key: str) -> Iterator[Path]:
+        """Yield the files besides its own that may hold a target; most often there are none."""
+        if key in self._spooled:
+            yield spool.spooled(key)
+        if key in self._stored:
+            yield store.stored(key)
+        yield from map(Path, target.at_hand)
 
     # -- encoding -----------------------------------------------------------------------------
 
@@ -201,39 +222,47 @@ class Job:
         threads: int,
         progress: Progress,
     ) -> None:
-        """Put the missing targets of some items into the spool; `load` is called when needed."""
+        """Make the missing targets of some items; `load` is called when needed."""
 
-        def encode(samples: list[Sample]) -> None:
-            self.encode(load(), samples)
-            progress.update(len(samples))
+        def encode(loaded: Loaded, samples: list[Sample]) -> None:
+            count = len(samples)
+            self.encode(loaded, samples)
+            with self._lock:
+                progress.update(count)
 
-        batches = Batches(encode, lambda: load().size)
-        if self.cuts_clips:
-            making: set[str] = set()
-
-            def fail(reading: Reading, left: int, fault: str) -> None:
-                progress.update(left)
-                self.fail(reading.item, reading.content, fault)
-
-            make_clips(
-                self.order,
-                items,
-                batches,
-                threads,
-                read_item=self.read,
-                count=lambda reading: self._count(reading, making, progress),
-                fail=fail,
-            )
-        else:
-            for reading in self.readings(items, threads, progress):
-                for sample in reading.samples:
-                    batches.add(sample)
-                    batches.encode_full()
-        batches.flush()
+        with Pipeline(load, encode) as pipeline:
+            batches = Batches(pipeline.submit, pipeline.size)
+            if self.cuts_clips:
+                self._make_clips(items, batches, threads, progress)
+            else:
+                for reading in self.readings(items, threads, progress):
+                    for sample in reading.samples:
+                        batches.add(sample)
+                        batches.encode_full()
+            batches.flush()
         self.refuse_equal()
 
+    def _make_clips(
+        self, items: Sequence[WorkItem], batches: Batches, threads: int, progress: Progress
+    ) -> None:
+        making: set[str] = set()
+
+        def fail(reading: Reading, left: int, fault: str) -> None:
+            progress.update(left)
+            self.fail(reading.item, reading.content, fault)
+
+        make_clips(
+            self.order,
+            items,
+            batches,
+            threads,
+            read_item=self.read,
+            count=lambda reading: self._count(reading, making, progress),
+            fail=fail,
+        )
+
     def encode(self, loaded: Loaded, samples: list[Sample]) -> None:
-        """Encode samples of one shape into the spool.
+        """Encode samples of one shape, and write their targets.
 
         Out of memory: retry with half of them, and with one alone in the frugal way. If that fails
         too, it is refused: no target's bytes depend on how much memory was free.
@@ -243,20 +272,36 @@ class Job:
         groups = [samples]
         while groups:
             group = groups.pop()
-            results = within_memory(loaded.encode, group)
+            # Less than when it was collected where memory did not suffice meanwhile.
+            size = len(group) if loaded.sizes is None else loaded.sizes.of(group[0].shape)
+            if len(group) > size:
+                groups += [group[size:], group[:size]]
+                continue
+            results = within_memory(self._results, loaded, loaded.encode, group)
             if results is None and len(group) > 1:
+                if loaded.sizes is not None:
+                    loaded.sizes.out_of_memory(group[0].shape, len(group))
                 half = len(group) // 2
                 self.say(f"out of memory with {len(group)} at once: trying half as many")
                 groups += [group[half:], group[:half]]
                 continue
             if results is None and loaded.frugal is not None:
                 self.say(f"out of memory with one of {group[0].shape}: trying it in less memory")
-                results = within_memory(loaded.frugal, group)
+                results = within_memory(self._results, loaded, loaded.frugal, group)
             if results is None:
                 self._refuse_too_large(group[0])
                 continue
-            for sample, (tensors, metadata) in zip(group, results, strict=True):
-                self.store(sample.item, sample.key, sample.source, tensors, metadata)
+            with self.stages.writing():
+                for sample, (tensors, metadata) in zip(group, results, strict=True):
+                    self.store(sample.item, sample.key, sample.source, tensors, metadata)
+
+    def _results(
+        self, loaded: Loaded, encode: Encoder, samples: list[Sample]
+    ) -> list[tuple[dict[str, Any], dict[str, str]]]:
+        with self.stages.encoding():
+            with self._launch if loaded.queues else contextlib.nullcontext():
+                encoded = encode(samples)
+            return list(encoded)
 
     def store(
         self,
@@ -267,10 +312,13 @@ class Job:
         metadata: dict[str, str],
         nonzero: Collection[str] | None = None,
     ) -> None:
-        """Put a finished target into the spool, or refuse it for NaN, infinity or all zeros.
+        """Write a finished target under its name, or refuse it for NaN, infinity or all zeros.
 
         `source` is the digest of what it was made from; `metadata` goes into its header; for
         `nonzero` see `fault_of`.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
         """
         if fault := fault_of(tensors, nonzero):
             hint = "use dtype: float32, or look at the picture and at the model"
@@ -278,21 +326,32 @@ class Job:
                 hint = "check its file, and the weights and arguments of the model"
             self.refuse(item, key, source, f"the encoder returned {fault}", hint)
             return
-        stamp = cachefile.stamp(key=key, source=source, recipe=self.recipe)
+        path = self.paths[key]
+        stamp = cachefile.stamp(key=key, source=source, recipe=self._recipe_text)
         if self.order.layout.npz:
             from latentmake.caches.encoders.sdscripts import file_bytes
 
             data = file_bytes(self.order.kind, self.order.model_settings, tensors, stamp)
+            stat = atomic.write(path, data)
         else:
-            data = cachefile.serialize(tensors, metadata | stamp)
-        atomic.write(spooled(key), data)
-        self.places[key] = spooled(key)
-        self.counts["encoded"] += 1
+            stat = atomic.write(path, *cachefile.pieces(tensors, metadata | stamp))
+        with self._lock:
+            self.places[key] = Path(path)
+            self.wanted.pop(path, None)
+            self._finish(path, key, stat)
+            self.counts["encoded"] += 1
+
+    def _finish(self, path: str, key: str, stat: os.stat_result) -> None:
+        self.fresh[path] = [*target_stat(stat), key]
 
     # -- faults -------------------------------------------------------------------------------
 
     def fail(self, item: WorkItem, content: str, line: str) -> None:
         """Note a faulty item; the job goes on with the others."""
+        with self._lock:
+            self._fail(item, content, line)
+
+    def _fail(self, item: WorkItem, content: str, line: str) -> None:
         self.say(f"faulty: {line}")
         self.failed[item.stem] = line
         order, beside = self.order, {"controls": item.controls, "layers": item.layers}
@@ -325,18 +384,8 @@ class Job:
 
     # -- linking ------------------------------------------------------------------------------
 
-    def lost(self) -> list[WorkItem]:
-        """Return the items whose files another build deleted since they were counted."""
-        return list(
-            {
-                (item.stem, item.text): item
-                for item, key in self.wanted.values()
-                if item.stem not in self.failed and not self.places.get(key, spooled(key)).is_file()
-            }.values()
-        )
-
     def deliver(self) -> list[WorkItem]:
-        """Link the files of all sound items to the names of their targets.
+        """Link what was found elsewhere or made for other targets to the names of its targets.
 
         Returns:
             Items whose files another build has just deleted: they must be made again.
@@ -346,17 +395,13 @@ class Job:
         for path, (item, key) in list(self.wanted.items()):
             if item.stem in self.failed:
                 continue
-            # Another plan may delete a spooled file as soon as it has been linked.
-            for place in (self.places.get(key), spooled(key), linked.get(key)):
+            for place in (self.places.get(key), linked.get(key)):
                 if place is not None and link_of_key(place, Path(path), key):
                     linked[key] = Path(path)
-                    self.kept[path] = key
+                    self._finish(path, key, Path(path).stat())
                     del self.wanted[path]
                     break
             else:
+                self.places.pop(key, None)
                 lost[item.stem, item.text] = item
         return list(lost.values())
-
-    def fresh(self) -> dict[str, list[Any]]:
-        """Return path -> stat (size, mtime_ns, inode) and key of every fresh target."""
-        return {path: [*target_stat(Path(path).stat()), key] for path, key in self.kept.items()}

@@ -33,6 +33,7 @@ __all__ = [
     "SOURCE",
     "Header",
     "Picture",
+    "pieces",
     "read_header",
     "read_recipe",
     "serialize",
@@ -87,13 +88,21 @@ def target_key(source: str, recipe: str, variant: str) -> str:
     return digest.of_bytes(f"{source}\n{recipe}\n{variant}".encode())
 
 
-def stamp(*, key: str, source: str, recipe: Mapping[str, object]) -> dict[str, str]:
-    """Return the metadata that make a file one of ours."""
-    return {KEY: key, SOURCE: source, RECIPE: digest.canonical(recipe)}
+def stamp(*, key: str, source: str, recipe: Mapping[str, object] | str) -> dict[str, str]:
+    """Return the metadata that make a file one of ours; `recipe` may be its canonical JSON."""
+    text = recipe if isinstance(recipe, str) else digest.canonical(recipe)
+    return {KEY: key, SOURCE: source, RECIPE: text}
 
 
 def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of a safetensors file of CPU tensors, metadata first and in order."""
+    return b"".join(pieces(tensors, metadata))
+
+
+def pieces(
+    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> list[bytes | memoryview]:
+    """Return the bytes of `serialize` in two pieces, the header's and the tensors'."""
     from safetensors.torch import save
 
     data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
@@ -101,7 +110,7 @@ def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) 
     header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(data[8 : 8 + length])}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as safetensors has it
-    return struct.pack("<Q", len(text)) + text + data[8 + length :]
+    return [struct.pack("<Q", len(text)) + text, memoryview(data)[8 + length :]]
 
 
 def size_of(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]) -> int:

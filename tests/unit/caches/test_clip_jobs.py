@@ -176,9 +176,8 @@ def test_what_was_encoded_before_the_job_died_is_kept(film: Path) -> None:
         carry(order_of(item), Encoder(dies), threads=2)
     assert "clips" not in {thread.name for thread in threading.enumerate()}
     assert not children()
-    assert not Path("cache").exists()
     again = Encoder()
-    assert carry(order_of(item), again).counts["spooled"] == 7
+    assert carry(order_of(item), again).counts["kept"] == 7
     assert len(again.stems) == len(item.targets) - 7
     check_caches(item, whole(film), scaled)
 
@@ -230,10 +229,10 @@ def test_a_damaged_video_is_named_and_the_others_are_finished(threads: int, tmp_
     assert fault in line and f"{films['d']}: is not a video" in line
     receipt = carry(order_of(*items.values(), on_error="skip"), again := Encoder())
     assert sorted(each["stem"] for each in receipt.faults) == ["b", "d"]
-    assert set(again.stems) <= {"b"}  # the others are in the spool
+    assert set(again.stems) <= {"b"}  # the others lie there
     for stem in "ac":
         check_caches(items[stem], whole(films[stem]), scaled)
-    assert not [*Path("cache").glob("[bd]_*")]
+    assert not [*Path("cache").glob("d_*")]
 
 
 def test_clips_that_another_program_encodes_are_made_before_and_dropped(tmp_path: Path) -> None:
@@ -307,7 +306,7 @@ def test_a_video_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(SourceError, match=r"a\.mp4: was changed while it was read"):
         carry(order_of(*items.values()), Encoder(change))
-    assert carry(order_of(items["b"]), Encoder()).counts["spooled"] == len(items["b"].targets)
+    assert carry(order_of(items["b"]), Encoder()).counts["kept"] == len(items["b"].targets)
 
 
 def test_a_video_that_is_shorter_than_when_it_was_planned_is_named(tmp_path: Path) -> None:

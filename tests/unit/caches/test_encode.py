@@ -52,6 +52,13 @@ def cache_of(stem: str, part: str = "16") -> Path:
     return Path(target(stem, part).path)
 
 
+def into_spool(path: Path) -> Path:
+    """Move a cache file to where a build keeps what it replaces."""
+    place = spooled(cachefile.read_header(path).key)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return path.rename(place)
+
+
 def caches() -> list[str]:
     return sorted(path.name.split(".")[0] for path in Path("cache").rglob("*.safetensors"))
 
@@ -123,7 +130,7 @@ def test_a_spooled_target_is_not_encoded_again() -> None:
     work = order("latents", cats(3))
     carry(work, Encoder())
     for stem in ("00", "01", "02"):
-        cache_of(stem).unlink()
+        into_spool(cache_of(stem))
     again = Encoder()
     assert carry(work, again).counts == {"encoded": 0, "spooled": 3, "linked": 0, "kept": 0}
     assert again.batches == []
@@ -140,19 +147,17 @@ def test_a_job_that_died_leaves_what_it_finished() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         carry(work, Encoder(dies))
-    assert not Path("cache").exists()
+    assert caches() == ["00", "01", "02"]
     again = Encoder()
-    assert carry(work, again).counts["spooled"] == 3
+    assert carry(work, again).counts["kept"] == 3
     assert again.stems == ["03", "04"]
 
 
 def test_a_damaged_file_in_the_spool_is_made_again() -> None:
     work = order("latents", cats(2))
     carry(work, Encoder())
-    key = cachefile.read_header(cache_of("00")).key
     whole = cache_of("00").read_bytes()
-    cache_of("00").unlink()
-    spooled(key).write_bytes(whole[:-5])  # as a power failure leaves it
+    into_spool(cache_of("00")).write_bytes(whole[:-5])  # as a power failure leaves it
     carry(work, Encoder())
     assert cache_of("00").read_bytes() == whole
 
@@ -163,6 +168,10 @@ def test_what_another_build_takes_from_the_spool_at_the_last_moment_is_made_agai
     put_image(Path("data/same.png"), (0, 2, 3))  # the content of 00
     sources = {**cats(3), "same": Path("data/same.png")}
     work, link = order("latents", sources, parts=("16", "32")), atomic.link
+    carry(work, Encoder())
+    before = {path: path.read_bytes() for path in Path("cache").rglob("*.*")}
+    for path in before:
+        into_spool(path)
     taken: list[Path] = []
 
     def another_build_tidies(existing: Path, path: Path) -> None:
@@ -175,24 +184,21 @@ def test_what_another_build_takes_from_the_spool_at_the_last_moment_is_made_agai
     monkeypatch.setattr(atomic, "link", another_build_tidies)
     receipt = carry(work, encoder := Encoder())
     assert taken
-    assert sorted(receipt.targets) == sorted(str(path) for path in Path("cache").rglob("*.*"))
     assert len(receipt.targets) == 8
-    assert encoder.stems.count("00") == 2  # stood already, under the names of 00
-    assert cache_of("same").read_bytes() == cache_of("00").read_bytes()
-    for path, (*_, key) in receipt.targets.items():
-        assert cachefile.read_header(path).key == key
+    assert sorted(encoder.stems) == ["01", "01", "02", "02"]  # 00 stands, under its names
+    assert {path: path.read_bytes() for path in before} == before
+    for name, (*_, key) in receipt.targets.items():
+        assert cachefile.read_header(name).key == key
 
 
 def test_a_target_found_fresh_is_kept_as_it_is() -> None:
     carry(order("latents", cats(2)), Encoder())
     before = cache_of("00").stat()
-    spooled(cachefile.read_header(cache_of("00")).key).unlink()
     header = cachefile.read_header(cache_of("00"))
     found = {"16/00": f"{header.key}@{before.st_mtime_ns}"}
     again = Encoder()
     receipt = carry(order("latents", cats(2), found=found), again)
-    assert receipt.counts["kept"] == 1
-    assert "00" not in again.stems
+    assert receipt.counts["kept"] == 2 and again.stems == []  # the other one was not looked for
     after = cache_of("00").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     assert receipt.targets[str(cache_of("00"))][-1] == header.key
@@ -249,7 +255,7 @@ def test_a_bad_image_is_named_and_the_others_are_finished() -> None:
     assert any(fault in each for each in said)
     assert encoder.stems == ["00", "03"]
     cats(4)
-    assert carry(order("latents", sources), Encoder()).counts["spooled"] == 2
+    assert carry(order("latents", sources), Encoder()).counts["kept"] == 2
 
 
 def test_where_bad_items_are_skipped_the_receipt_names_them_and_the_others_stand() -> None:
@@ -316,9 +322,8 @@ def test_values_that_no_encoder_should_give_are_refused_and_never_written(
         carry(work, Encoder(change), batch_size=2)
     assert "data/01.png: the encoder returned" in str(caught.value)
     assert fault in str(caught.value)
-    key = key_of(work, Path("data/01.png"), "16")
-    assert not spooled(key).exists()
-    assert len(list(spooled(key).parent.iterdir())) == 2
+    assert caches() == ["00", "02"]
+    assert not Path(".latentmake/spool").exists()
 
 
 def test_equal_images_that_cannot_be_encoded_are_all_set_aside() -> None:
@@ -335,7 +340,7 @@ def test_equal_images_that_cannot_be_encoded_are_all_set_aside() -> None:
     assert caches() == ["c"]
 
 
-def test_an_item_with_one_bad_resolution_gets_none() -> None:
+def test_an_item_with_one_bad_resolution_is_faulty() -> None:
     def change(sample: Sample, tensor: torch.Tensor) -> torch.Tensor:
         bad = sample.item.stem == "00" and tensor.shape[1] == 4
         return torch.zeros_like(tensor) if bad else tensor
@@ -343,7 +348,7 @@ def test_an_item_with_one_bad_resolution_gets_none() -> None:
     work = order("latents", cats(2), parts=("16", "32"), on_error="skip")
     receipt = carry(work, Encoder(change))
     assert [fault["stem"] for fault in receipt.faults] == ["00"]
-    assert caches() == ["01", "01"]
+    assert caches() == ["00", "01", "01"]  # the good one is found fresh when it is asked for
 
 
 # -- batches --------------------------------------------------------------------------------------
@@ -459,15 +464,14 @@ def test_a_file_at_hand_that_becomes_another_meanwhile_is_not_linked(
     carry(work, Encoder())
     first, second = (cache_of(stem) for stem in ("00", "01"))
     forget_delivered()
-    lost = Job.lost
+    deliver = Job.deliver
 
     def replaced(job: Job) -> list[Any]:
-        found = lost(job)
         if second.exists():
             second.replace(first)
-        return found
+        return deliver(job)
 
-    monkeypatch.setattr(Job, "lost", replaced)
+    monkeypatch.setattr(Job, "deliver", replaced)
     encoder = Encoder()
     carry(at_hand(order("latents", {"new": sources["00"]}), str(first)), encoder)
     assert encoder.stems == ["new"]

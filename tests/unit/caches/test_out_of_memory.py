@@ -20,7 +20,6 @@ from latentmake.config import Dataset, Model
 from latentmake.errors import ModelError, SourceError
 from latentmake.plan.orders import WorkItem, WorkOrder
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.spool import spooled
 from order_world import Encoded, Encoder, order, put_image, silent
 from test_encoders import tiny_vae
 from torch.nn.modules.module import register_module_forward_hook
@@ -87,6 +86,15 @@ def sample(number: int, layout: str, width: int = 32, height: int = 24) -> Sampl
     return Sample(f"{number:064x}", "source", item, pixels, (width, height))
 
 
+def encode(job: Job, loaded: Loaded, samples: list[Sample]) -> None:
+    job.paths |= {each.key: str(cache_of(each)) for each in samples}
+    job.encode(loaded, samples)
+
+
+def cache_of(sample: Sample) -> Path:
+    return Path(f"cache/{sample.item.stem}.safetensors")
+
+
 @contextmanager
 def memory_for(
     fits: Callable[[torch.Tensor], bool], error: tuple[type[Exception], str] = ERRORS["CUDA"]
@@ -123,7 +131,7 @@ def test_what_a_failed_encoding_held_is_free_when_half_as_many_are_tried(
     layout, said = layout_of(loaded), list[str]()
     job = job_of(layout, said.append)
     with memory_for(lambda output: len(output) <= 1, error) as failed:
-        job.encode(loaded, [sample(number, layout) for number in range(4)])
+        encode(job, loaded, [sample(number, layout) for number in range(4)])
     assert len(failed) == 3  # four at once, then two pairs
     assert job.counts["encoded"] == 4 and job.failed == {}
     assert sum("half as many" in line for line in said) == 3
@@ -133,21 +141,21 @@ def test_another_error_is_not_taken_for_too_little_memory(loaded: Loaded) -> Non
     layout = layout_of(loaded)
     job, error = job_of(layout), (RuntimeError, "shapes differ")
     with memory_for(lambda _: False, error), pytest.raises(RuntimeError, match="shapes differ"):
-        job.encode(loaded, [sample(0, layout), sample(1, layout)])
+        encode(job, loaded, [sample(0, layout), sample(1, layout)])
 
 
 def made(loaded: Loaded, samples: list[Sample]) -> dict[str, bytes]:
-    """Encode samples one after the other; return what the spool then holds."""
+    """Encode samples one after the other; return the bytes of their files."""
     job = job_of(layout_of(loaded))
     for each in samples:
-        job.encode(loaded, [each])
-    found = {each.key: spooled(each.key) for each in samples}
+        encode(job, loaded, [each])
+    found = {each.key: cache_of(each) for each in samples}
     return {key: path.read_bytes() for key, path in found.items() if path.exists()}
 
 
 def emptied(samples: list[Sample]) -> None:
     for each in samples:
-        spooled(each.key).unlink(missing_ok=True)
+        cache_of(each).unlink(missing_ok=True)
 
 
 def test_what_lay_beside_it_and_how_much_memory_was_free_never_change_a_targets_bytes(
@@ -177,9 +185,9 @@ def test_wans_features_on_the_cpu_change_no_byte(tmp_path: Path) -> None:
     job = job_of("musubi", said.append)
     tried: list[int] = []
     with memory_for(lambda _: bool(tried.append(1)) or len(tried) != 2) as failed:
-        job.encode(loaded, [sample_])
+        encode(job, loaded, [sample_])
     assert len(failed) == 1 and len(tried) == 2 + 3  # again from the first of three chunks
-    assert spooled(sample_.key).read_bytes() == expected[sample_.key]
+    assert cache_of(sample_).read_bytes() == expected[sample_.key]
     assert [line for line in said if "less memory" in line]
     # Afterwards features lie where they lay.
     with memory_for(lambda output: True):
@@ -225,14 +233,14 @@ def test_one_that_does_not_fit_alone_is_named_and_stops_no_other(batch_size: int
     assert "vae_cache_cpu" not in line  # which is about Wan
     assert sorted(again.stems) == ["00", "02", "03", "04"]
     receipt = carry(order("latents", cats(5)), Encoder())
-    assert receipt.counts["spooled"] == 4 and receipt.counts["encoded"] == 1
+    assert receipt.counts["kept"] == 4 and receipt.counts["encoded"] == 1
 
 
 def test_of_wan_the_line_names_what_takes_less_memory(tmp_path: Path) -> None:
     for settings, names in (({}, True), ({"vae_cache_cpu": True}, False)):
         model = Model(vae="vae", text=["t5"], task="t2v-1.3B", **settings)  # type: ignore[arg-type, list-item]
         job = Job(work_of(model), {}, silent)
-        job.encode(Loaded(Large("00"), 1), [sample(0, "musubi")])
+        encode(job, Loaded(Large("00"), 1), [sample(0, "musubi")])
         (line,) = job.failed.values()
         assert ("`vae_cache_cpu: true`" in line) == names and "1 x 24 x 32 pixels" in line
 

@@ -188,20 +188,18 @@ def test_an_image_is_neither_turned_nor_seen_through() -> None:
 def test_a_sample_of_the_posterior_is_the_same_again() -> None:
     which = model("sdxl", posterior="sample")
     first = made(which)["wide"].read_bytes()
-    for path in [*Path("cache").rglob("*.npz"), *Path(".latentmake/spool").iterdir()]:
+    for path in Path("cache").rglob("*.npz"):
         path.unlink()
     assert made(which)["wide"].read_bytes() == first
     assert made(model("sdxl"))["wide"].read_bytes() != first
 
 
-def test_a_killed_job_goes_on_from_the_spool() -> None:
+def test_a_job_that_is_tried_again_keeps_what_lies_there() -> None:
     path = made(model("sdxl"))["wide"]
-    before = path.read_bytes()
-    for each in Path("cache").rglob("*.npz"):
-        each.unlink()
+    before = path.stat()
     receipt = carry_out(order(model("sdxl")), Path("receipt.json"), say=silent)
-    assert receipt.counts["encoded"] == 0 and receipt.counts["spooled"] == len(SIZES)
-    assert path.read_bytes() == before
+    assert receipt.counts["encoded"] == 0 and receipt.counts["kept"] == len(SIZES)
+    assert path.stat() == before
 
 
 def test_every_setting_that_shapes_latents_is_in_their_recipe_and_no_other() -> None:

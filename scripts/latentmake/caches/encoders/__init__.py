@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from latentmake.caches.batch_sizes import BatchSizes
 from latentmake.caches.inputs import Sample
 
 __all__ = ["Encoded", "Encoder", "Loaded"]
@@ -26,12 +27,25 @@ class Loaded(NamedTuple):
 
     Attributes:
         encode: encodes samples of one shape.
-        size: samples in a batch.
+        size: samples in a batch, where `sizes` does not tell.
         frugal: encodes one sample in less memory and more time, to the same bytes.
         remarks: lines for the user when all is encoded.
+        workers: threads that call `encode` side by side.
+        threads: of torch in each of these; None: as many as it likes.
+        queues: whether `encode` puts work into a device's queue and returns before it is done: then
+            it is called by one thread at a time, while others wait for results and write them.
+        sizes: tells how many samples are in a batch, by their shape.
     """
 
     encode: Encoder
     size: int
     frugal: Encoder | None = None
     remarks: Callable[[], list[str]] = list
+    workers: int = 1
+    threads: int | None = None
+    queues: bool = False
+    sizes: BatchSizes | None = None
+
+    def size_of(self, shape: tuple[int, ...]) -> int:
+        """Return the number of samples of a shape in a batch."""
+        return self.size if self.sizes is None else self.sizes.of(shape)

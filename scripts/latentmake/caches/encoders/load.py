@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
 
+import psutil
 import torch
 
 from latentmake.caches.encoders import Loaded
@@ -15,9 +16,11 @@ from latentmake.config import Model
 from latentmake.models.files import encoder_files
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["encoder"]
+__all__ = ["encoder", "side_by_side"]
 
 _OVERHEAD = 1_000_000_000  # bytes of memory besides the weights, at the least
+_IMAGE, _CLIP = 3000, 16_000  # bytes that encoding takes a pixel of an image, or of a clip's frame
+_IN_FLIGHT = 3  # batches on their way through a GPU
 _BATCH = {  # samples at once on a GPU; (Wan, kind)
     (False, "latents"): 8,
     (False, "text"): 32,
@@ -29,18 +32,24 @@ _BATCH = {  # samples at once on a GPU; (Wan, kind)
 def encoder(
     order: WorkOrder, *, threads: int, say: Callable[[str], None], alone: bool = False
 ) -> Loaded:
-    """Load the encoder of an order: one sample at a time on a CPU, several on a GPU.
+    """Load the encoder of an order.
+
+    On a CPU several threads encode a sample each, side by side: batches would change the last bits,
+    and threads that share the work on one small sample wait for each other most of the time. On a
+    GPU batches are encoded one after the other, while results of those before are written.
 
     A process that works on this order `alone` leaves out imports that encoding does not need.
 
     Raises:
         ModelError: the model is missing or incomplete.
     """
-    torch.set_num_threads(threads)
     device = pick_device()
     model = order.model_settings
-    size = 1 if device.type == "cpu" else _BATCH[model.spec.video, order.kind]
-    say(f"encoding on {device.type}, {size} at once")
+    on_cpu = device.type == "cpu"
+    size = 1 if on_cpu else _BATCH[model.spec.video, order.kind]
+    workers = side_by_side(order, threads) if on_cpu else _IN_FLIGHT
+    torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)
+    say(f"encoding on {device.type}, {workers if on_cpu else size} at once")
     if line := _too_little_memory(model, order.kind, device):
         say(line)
     unused: tuple[str, ...] = ()
@@ -50,7 +59,23 @@ def encoder(
         module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
         load = module.latents if order.kind == "latents" else module.text
         loaded: Loaded = load(order, device, size, say)
-    return loaded
+    if on_cpu:
+        return loaded._replace(workers=workers, threads=torch.get_num_threads())
+    return loaded._replace(workers=_IN_FLIGHT, queues=True)
+
+
+def side_by_side(order: WorkOrder, threads: int) -> int:
+    """Return how many samples to encode at once on a CPU: one a thread, if memory suffices."""
+    if order.kind == "text":
+        return threads
+    sizes = [
+        target.size.width * target.size.height * (_CLIP if target.clip else _IMAGE)
+        for item in order.items
+        for target in item.targets
+        if target.size is not None
+    ]
+    available = psutil.virtual_memory().available // 2
+    return max(1, min(threads, available // max(sizes, default=1)))
 
 
 def _too_little_memory(model: Model, kind: str, device: torch.device) -> str | None:

@@ -24,7 +24,6 @@ from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.spool import SPOOL
 from latentmake.training.external.musubi import written
 from latentmake.training.external.musubi.encode import make_by_scripts
 from scripts_world import STEMS, calls, stems
@@ -57,8 +56,8 @@ def faults(order: WorkOrder) -> str:
     return str(caught.value)
 
 
-def spooled() -> int:
-    return len(list(SPOOL.glob("*.safetensors"))) if SPOOL.is_dir() else 0
+def finished() -> int:
+    return len(list(Path("cache").rglob("*.safetensors")))
 
 
 def runs(pid: int) -> bool:
@@ -133,12 +132,12 @@ def test_an_item_that_a_script_dies_of_is_named_and_stops_no_other(kind: str, mo
     line = faults(order)
     assert "1 of 6 items are faulty" in line and "cat" in line
     assert order.log in line  # where all of the output is
-    assert spooled() == 5
+    assert finished() == 5
     scripts_world.set_moods(TUNER)
     before = len(calls(TUNER))
     receipt, _ = carry_out(order)
     assert [stems(call) for call in calls(TUNER)[before:]] == [[["cat"]]]
-    assert receipt.counts["spooled"] == 5 and made(order) == list(STEMS)
+    assert receipt.counts["kept"] == 5 and made(order) == list(STEMS)
 
 
 def test_an_item_that_the_last_words_name_costs_one_further_call() -> None:
@@ -152,7 +151,7 @@ def test_several_bad_items_are_all_named() -> None:
     tuner = scripts_world.install(TUNER, ant="kill", cat="raise", fox="raise")
     line = faults(scripts_world.order("latents", tuner))
     assert "3 of 6" in line and all(f"data/{x}.png" in line for x in ("ant", "cat", "fox"))
-    assert spooled() == 3
+    assert finished() == 3
 
 
 def test_a_failure_of_all_items_blames_none_of_them() -> None:
@@ -216,13 +215,13 @@ def test_a_job_that_is_killed_keeps_what_was_finished(number: signal.Signals) ->
     try:
         hangs = TUNER / "src/musubi_tuner/hangs"
         deadline = time.monotonic() + 30
-        while not (hangs.exists() and spooled() == 2) and time.monotonic() < deadline:
+        while not (hangs.exists() and finished() == 2) and time.monotonic() < deadline:
             time.sleep(0.02)
         job.send_signal(number)
         assert job.wait(20) != 0
     finally:
         job.kill()
-    assert spooled() == 2
+    assert finished() == 2
     (call,) = calls(TUNER)
     deadline = time.monotonic() + 10
     while runs(call["pid"]) and time.monotonic() < deadline:
@@ -230,7 +229,7 @@ def test_a_job_that_is_killed_keeps_what_was_finished(number: signal.Signals) ->
     assert not runs(call["pid"])  # it would keep its GPU
     scripts_world.set_moods(TUNER)
     receipt, _ = carry_out(order)
-    assert receipt.counts["spooled"] == 2 and receipt.counts["encoded"] == 4
+    assert receipt.counts["kept"] == 2 and receipt.counts["encoded"] == 4
     assert not list(Path(".latentmake/musubi").iterdir())
 
 
@@ -263,7 +262,7 @@ def test_a_file_that_is_no_cache_is_named_with_its_item(mood: str) -> None:
     order = scripts_world.order("latents", tuner)
     line = faults(order)
     assert WRONG[mood] in line and "data/cat.png" in line and "1 of 6" in line
-    assert len(calls(TUNER)) == 1 and spooled() == 5
+    assert len(calls(TUNER)) == 1 and finished() == 5
     if mood == "zeros":  # a hint that can be followed: a script has no `dtype`
         assert "check its file, and the weights and arguments of the model" in line
 

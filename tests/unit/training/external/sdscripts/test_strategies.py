@@ -62,7 +62,7 @@ def test_each_bad_item_is_named_and_stops_no_other() -> None:
     assert loads(SCRIPTS) == ["ae.safetensors torch.bfloat16 " + str(driver())]
     set_moods(SCRIPTS)
     receipt = encode(orders(values)["latents"])
-    assert (receipt.counts["encoded"], receipt.counts["spooled"]) == (4, 2)
+    assert receipt.counts["encoded"] == 4
     assert stems() == {*STEMS} and "latents" not in orders(values)
     assert not list(Path(".latentmake/sdscripts").iterdir())
 
@@ -80,10 +80,10 @@ def test_a_killed_driver_leaves_what_it_had_finished() -> None:
     set_moods(SCRIPTS, **{victim: "kill"})
     with pytest.raises(ModelError, match=r"it was killed by SIGKILL.*finished caches are kept"):
         encode(order)
-    kept = len(list(Path(".latentmake/spool").iterdir()))
+    kept = len(list(Path("cache").rglob("*.npz")))
     set_moods(SCRIPTS)
     receipt = encode(orders(values)["latents"])
-    assert receipt.counts["spooled"] == kept and receipt.counts["encoded"] == 6 - kept
+    assert receipt.counts["encoded"] == 6 - kept
     assert stems() == {*STEMS}
 
 
@@ -100,7 +100,7 @@ def test_noise_of_a_sample_depends_on_the_item_and_the_seed_alone() -> None:
     values = make(posterior_seed=3)
     encode(orders(values)["latents"])
     before = {path: path.read_bytes() for path in Path("cache").rglob("*.npz")}
-    for path in [*before, *Path(".latentmake/spool").iterdir()]:
+    for path in before:
         path.unlink()
     Path("data/ant.png").unlink()
     encode(orders(values)["latents"])
