@@ -148,6 +148,7 @@ CHANGES: dict[Key, Change] = {
     ("models", "text_dtype"): refused("float32", "bfloat16"),
     ("models", "posterior"): refused("sample", "posterior"),
     ("models", "posterior_seed"): nothing(3, "nothing is drawn"),
+    ("models", "vae_tiling"): refused(True, "vae_tiling"),
     ("models", "adopt", "latents"): refused(".img_sdvae", "adopt"),
     ("models", "adopt", "text"): refused([".a"], "adopt"),
     # -- runs

@@ -150,6 +150,7 @@ CHANGES: dict[Key, Change] = {
     ("models", "text_dtype"): Change("float16"),
     ("models", "posterior"): Change("sample"),
     ("models", "posterior_seed"): Change(3, before={"posterior": "sample"}),
+    ("models", "vae_tiling"): Change(True),
     ("models", "adopt", "latents"): Change(".img_sdvae"),
     ("models", "adopt", "text"): Change([".txt_clipl"]),
     # -- runs

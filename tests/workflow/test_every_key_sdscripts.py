@@ -143,6 +143,7 @@ CHANGES: dict[Key, Change] = {
     ("models", "text_dtype"): Change("float16"),
     ("models", "posterior"): Change("sample"),
     ("models", "posterior_seed"): Change(3, before={"posterior": "sample"}),
+    ("models", "vae_tiling"): Change(True),
     ("models", "adopt", "latents"): refused(".img_sdxl", "adopt"),
     ("models", "adopt", "text"): refused([".a", ".b"], "adopt"),
     # -- runs

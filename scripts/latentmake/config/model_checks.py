@@ -100,6 +100,8 @@ def _check_adopted(model: ModelKeys) -> None:
         raise ValueError("`adopt.text` takes the last layer alone: leave out `architecture`")
     if model.adopt.latents is not None and model.posterior != "mean":
         raise ValueError("`adopt.latents` takes the posterior's mean: leave out `posterior`")
+    if model.adopt.latents is not None and model.vae_tiling:
+        raise ValueError("`adopt.latents` takes those of whole images: leave out `vae_tiling`")
 
 
 def _refuse_musubi_keys(model: ModelKeys) -> None:
@@ -125,6 +127,9 @@ def _check_scripted(model: ModelKeys) -> None:
         raise ValueError(f"a {title} model has a `dit` to train, and no `unet` or `scheduler`")
     if model.posterior != "mean":
         raise ValueError("musubi-tuner decides about the posterior: leave out `posterior`")
+    if model.vae_tiling:
+        instead = "`vae_cache_cpu`" if model.spec.encodes else "`latents_arguments`"
+        raise ValueError(f"{title}'s VAE has no `vae_tiling`: leave it out, or see {instead}")
     if model.spec.encodes and model.text_dtype not in (None, "bfloat16"):
         raise ValueError("musubi-tuner keeps embeddings in bfloat16: leave out `text_dtype`")
     if not model.scripted:

@@ -104,6 +104,10 @@ class ModelKeys(Closed):
     """Keep umT5's weights in 8 bits: less memory."""
     vae_cache_cpu: bool = Field(False, json_schema_extra=Shapes("latents", layouts=("musubi",)))
     """Encode with Wan's VAE in tiles and slices: less memory, more time."""
+    vae_tiling: bool = Field(
+        False, json_schema_extra=Shapes("latents", layouts=("plain", "sdscripts"))
+    )
+    """Encode images above 512 x 512 in tiles: less memory, slightly other latents."""
     encoder: Literal["latentmake", "musubi", "sdscripts"] = Field(
         "latentmake", json_schema_extra=Shapes("latents", "text", layouts=("musubi",))
     )

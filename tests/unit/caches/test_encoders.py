@@ -17,7 +17,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from latentmake.caches.encoders.device import compute_dtype
 from latentmake.caches.encoders.load import encoder
 from latentmake.caches.encoders.text import TextEncoder, load_text_encoder
-from latentmake.caches.encoders.vae import encode_images, load_vae
+from latentmake.caches.encoders.vae import TILE, encode_images, load_vae, tile
 from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model, TextWeights, Weights
 from latentmake.errors import ModelError
@@ -228,6 +228,20 @@ def test_samples_spread_as_the_posterior_says(vae: AutoencoderKL, pixels: torch.
     deviations = (drawn - posterior.mean) / posterior.std
     assert abs(deviations.mean()) < 0.05
     assert abs(deviations.std() - 1) < 0.05
+
+
+def test_tiles_change_large_pictures_alone_and_little(vae: AutoencoderKL) -> None:
+    tiled = tiny_vae()
+    tile(tiled)
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(1, 3, 10, 9, generator=generator) * 255
+    large = torch.nn.functional.interpolate(coarse, (TILE + 128, TILE + 64), mode="bicubic")
+    pixels = large.clamp(0, 255).byte().permute(0, 2, 3, 1)
+    whole, found = encode_images(vae, pixels), encode_images(tiled, pixels)
+    assert found.shape == whole.shape and not torch.equal(found, whole)
+    assert torch.cosine_similarity(found.flatten(), whole.flatten(), dim=0) > 0.9
+    small = pixels[:, :TILE, :TILE]
+    assert torch.equal(encode_images(tiled, small), encode_images(vae, small))
 
 
 def refuses_vae(weights: Weights) -> str:

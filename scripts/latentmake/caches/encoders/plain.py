@@ -33,12 +33,14 @@ class ImageEncoder:
     def __init__(self, model: Model, device: torch.device, say: Callable[[str], None]) -> None:
         from diffusers.utils import logging  # seconds of import, which text jobs do without
 
-        from latentmake.caches.encoders.vae import load_vae
+        from latentmake.caches.encoders.vae import load_vae, tile
 
         logging.set_verbosity_error()
         self._model = model
         dtype = compute_dtype(device, model.vae_dtype or model.dtype, say)
         self.vae: AutoencoderKL = load_vae(model.vae, device, dtype, decoder=False)
+        if model.vae_tiling:
+            tile(self.vae)
 
     def encode(self, samples: list[Sample], *, flipped: bool = False) -> torch.Tensor:
         """Encode samples, or their mirror images, to unscaled latents [N, C, h, w], float32.

@@ -20,7 +20,10 @@ from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
 from latentmake.models.files import network_config, weights_files
 
-__all__ = ["encode_images", "load_vae"]
+__all__ = ["TILE", "encode_images", "load_vae", "tile"]
+
+TILE = 512
+"""Pixels a side of a tile. Not the `sample_size` of a configuration, which single files lack."""
 
 _ANCIENT_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
@@ -43,6 +46,13 @@ def load_vae(
     if not decoder:
         vae.decoder = vae.post_quant_conv = None  # more than half of the memory
     return place(vae, device, dtype)
+
+
+def tile(vae: AutoencoderKL) -> None:
+    """Encode larger images in overlapping tiles from now on, and blend their latents."""
+    vae.enable_tiling()
+    vae.tile_sample_min_size = TILE
+    vae.tile_latent_min_size = TILE >> (len(vae.config.block_out_channels) - 1)
 
 
 def _from_files(weights: Weights) -> AutoencoderKL:
