@@ -35,12 +35,18 @@ CORES = len(os.sched_getaffinity(0))
 STAGES = ("cold", "nothing", "edit")
 NAMES = ("ours", "script", "--skip_existing")
 MODEL = {"task": "t2v-1.3B", "vae": "models/vae.safetensors"}
-WITHOUT_CUDA = """
-import sys
-import torch
-if not torch.cuda.is_available():  # musubi-tuner's modules ask when they are imported
-    torch.cuda.current_device = lambda: 0
+SITE = f"""
+import os, sys
+if any(each.endswith(".py") for each in sys.orig_argv):
+    import torch
+    if not torch.cuda.is_available():
+        torch.cuda.current_device = lambda: 0
+    sys.path.append({str(ROOT / "tests/trainers")!r})
+    sys.path.append({str(ROOT / "tests/workflow")!r})
+    import preloaded_trainers
+    preloaded_trainers._declare_operators(torch)
 """
+"""musubi-tuner asks for a device when it is imported; torchvision may be of another torch."""
 WEIGHTS = """
 import sys
 import torch
@@ -193,10 +199,11 @@ def main() -> None:
         make_project(folder, options.pictures, options.side)
         snakemake = [sys.executable, "-m", "snakemake", "--cores", str(CORES), "--quiet", "all"]
         (folder / "site").mkdir()
-        (folder / "site/sitecustomize.py").write_text(WITHOUT_CUDA)
+        (folder / "site/sitecustomize.py").write_text(SITE)
         environment["PYTHONPATH"] += f"{os.pathsep}{folder / 'site'}"
         vae = folder / MODEL["vae"]
-        run([python, "-c", WEIGHTS, str(vae)], folder, environment)
+        (folder / "weights.py").write_text(WEIGHTS)
+        run([python, "weights.py", str(vae)], folder, environment)
         script = [python, str(package / "wan_cache_latents.py"), "--device", "cpu", "--vae"]
         script += [str(vae), "--dataset_config", str(folder / "musubi.toml")]
         commands = {
