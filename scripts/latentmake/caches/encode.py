@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.job import ExternalEncoder, Job, Say
@@ -36,6 +37,7 @@ def carry_out(
     encoder: Loaded | ExternalEncoder | None = None,
     lease: Lease = contextlib.nullcontext,
     load: Load | None = None,
+    before: Mapping[str, str] = MappingProxyType({}),
 ) -> Receipt:
     """Carry out a work order and leave its receipt.
 
@@ -49,6 +51,7 @@ def carry_out(
         encoder: used instead of the model's own, or that, loaded for an order before.
         lease: holds a GPU; entered when there is something to encode, and not before.
         load: used instead of `load_encoder`.
+        before: key -> file of what was made for orders before.
 
     Raises:
         SourceError: items were faulty and the dataset says `on_error: fail`; all are named.
@@ -58,7 +61,7 @@ def carry_out(
     began, since = time.monotonic(), time.time()
     # A model that was made after planning has a recipe only now.
     made = order.recipe or recipe.make(order.kind, order.dataset_settings, order.model_settings)
-    job = Job(order, made, say, stages=Stages(threads))
+    job = Job(order, made, say, stages=Stages(threads), before=before)
     ready = [encoder] if isinstance(encoder, Loaded) else []
     started: list[float] = []
     held = contextlib.ExitStack()

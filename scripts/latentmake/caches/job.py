@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +62,7 @@ class Job:
         counts: of targets, for the receipt.
         loaded: moment (time.monotonic) when another program came to the first item.
         stages: account of its time.
+        before: key -> file of what this process has made for other orders.
     """
 
     order: WorkOrder
@@ -80,6 +81,7 @@ class Job:
     )
     loaded: float | None = None
     stages: Stages = field(default_factory=lambda: Stages(1))
+    before: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._recipe_text = digest.canonical(self.recipe)
@@ -211,6 +213,8 @@ class Job:
             yield spool.spooled(key)
         if key in self._stored:
             yield store.stored(key)
+        if key in self.before:
+            yield Path(self.before[key])
         yield from map(Path, target.at_hand)
 
     # -- encoding -----------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def carry_out_all(
         StorageError: the disk is full or cannot be written.
     """
     loaded: list[Loaded] = []
+    made: dict[str, str] = {}
     faults: list[SourceError] = []
 
     def load(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
@@ -50,7 +51,7 @@ def carry_out_all(
         device = cache(lambda: held.enter_context(lease(say)))
         for order in orders:
             try:
-                carry_out(
+                receipt = carry_out(
                     order,
                     order.receipt,
                     say=say,
@@ -60,7 +61,9 @@ def carry_out_all(
                     encoder=loaded[0] if loaded else encoder_of(order),
                     lease=lambda _: contextlib.nullcontext(device()),
                     load=load,
+                    before=made,
                 )
+                made |= {str(values[-1]): path for path, values in receipt.targets.items()}
             except SourceError as error:
                 faults.append(error)
     if faults:

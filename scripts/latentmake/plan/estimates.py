@@ -16,7 +16,7 @@ from pathlib import Path
 from latentmake.config import Model
 from latentmake.errors import SourceError
 from latentmake.files.cachefile import BYTES, size_of, stamp
-from latentmake.files.disk import Need, device_of, human
+from latentmake.files.disk import Need, human
 from latentmake.geometry import sdscripts_buckets
 from latentmake.geometry.buckets import Size, target_size, wan_size
 from latentmake.index.memo import Memo
@@ -35,7 +35,6 @@ from latentmake.plan.batches import minutes_of
 from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.parts import Plan
-from latentmake.plan.spool import SPOOL
 from latentmake.plan.targets import kinds_built
 from latentmake.plan.training_estimate import duration, guessed
 
@@ -143,18 +142,11 @@ class Estimates:
         return [each.line for each in self._merged(self._found) if each.is_known]
 
     def needs(self, orders: Iterable[WorkOrder]) -> list[Need]:
-        """Return the room that some of the jobs need.
-
-        Finished files of a job lie in the spool until its end: as links, if on one file system.
-        """
+        """Return the room that some of the jobs need."""
         names = dict.fromkeys(order.name for order in orders if order.name in self._found)
-        found = [
+        return [
             Need(f"{each.kind} of {each.model}", "cache", each.size) for each in self._merged(names)
         ]
-        if names and device_of("cache") != device_of(SPOOL):
-            largest = max(self._found[name].size for name in names)
-            found.append(Need("files of a job that runs", str(SPOOL), largest))
-        return found
 
     def _merged(self, names: Iterable[str]) -> list[CacheEstimate]:
         together: dict[tuple[str, str], CacheEstimate] = {}

@@ -55,6 +55,15 @@ def test_a_faulty_item_stops_no_other_order_and_all_are_named() -> None:
     assert sorted(carry(*orders)) == ["a", "d"]
 
 
+def test_what_an_order_has_made_is_linked_for_the_next() -> None:
+    orders = [latents("a", "b"), latents("c", "d")]
+    Path("data/c.png").write_bytes(Path("data/b.png").read_bytes())
+    assert sorted(carry(*orders)) == ["a", "b", "d"]
+    assert read_receipt(orders[1].receipt).counts["linked"] == 1
+    first, second = (list(read_receipt(each.receipt).targets) for each in orders)
+    assert any(Path(one).samefile(other) for one in first for other in second)
+
+
 def test_an_order_is_read_when_it_is_its_turn() -> None:
     first, second = latents("a"), latents("b")
 
