@@ -22,7 +22,7 @@ CACHES = "cache/shapes/micro/16"
 
 @pytest.fixture
 def stopping(fresh: Callable[[], Project]) -> Project:
-    """A project whose encoding job stops where some items are finished."""
+    """A project whose encoding job, of four work orders, stops where some items are finished."""
     project = fresh()
     folder = project / "data/shapes"
     for path in folder.iterdir():
@@ -31,6 +31,7 @@ def stopping(fresh: Callable[[], Project]) -> Project:
         world.draw(folder / f"{stem}.png", number)
         (folder / f"{stem}.txt").write_text(stem)
     project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16]))
+    project.configure(lambda config: config.update(batch={"items": 2}))
     project.stop_in_script("encode.py", CACHES, FINISHED)
     return project
 
