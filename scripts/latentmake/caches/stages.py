@@ -41,7 +41,7 @@ class Stages:
         self.clocks = clocks or Clocks()
         self._threads = threads
         self._lock = threading.Lock()
-        self._workers, self._queues = 1, False
+        self._workers, self._queues = 0, False  # none where another program encodes
         self._encoders = self._writers = 0  # workers that do so now
         self._last: float | None = None  # when that changed
         self._used = 0.0  # processor time of all threads before
@@ -83,7 +83,7 @@ class Stages:
             return now
 
     def _pass(self, seconds: float) -> None:
-        slots = 1 if self._queues else self._workers
+        slots = self._slots
         busy = min(slots, self._encoders)
         unfed = min(slots - busy, max(0, self._workers - self._encoders - self._writers))
         self._own += seconds * self._writers
@@ -92,10 +92,19 @@ class Stages:
         self._writing += seconds * (slots - busy - unfed)
 
     @property
+    def _slots(self) -> int:
+        """Parts of the device, each of which is busy or not."""
+        return 1 if self._queues else self._workers
+
+    @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of the device in each stage; their sum is the time since the first sample."""
+        """Seconds of the device in each stage; their sum is the time since the first sample.
+
+        None where another program encodes.
+        """
         with self._lock:
-            slots = 1 if self._queues else self._workers
+            if not (slots := self._slots):
+                return {}
             # Other programs take cores too: reading took no more than the time that it used.
             taken = 0.0 if self._queues else min(self._lost, self._encoding, self._others)
             found = {
@@ -119,8 +128,7 @@ class Stages:
     def bottleneck(self) -> str:
         """The stage that keeps the job from being faster."""
         found = self.seconds
-        slots = 1 if self._queues else self._workers
-        waited = {"reading": self._reading / slots}
+        waited = {"reading": self._reading / self._slots}
         if self._queues:  # elsewhere the device itself writes
             waited["writing"] = self._writing
         if sum(waited.values()) > _IDLE * sum(found.values()):
@@ -140,8 +148,7 @@ class Stages:
     def hint(self) -> str:
         """A hint against the bottleneck, as the end of a line; "" where none is known."""
         total = sum(self.seconds.values())
-        stage = self.bottleneck
-        if total < _SHORTEST or stage == "encoding":
+        if total < _SHORTEST or self.bottleneck == "encoding":
             return ""
         cores = self._cores / total / self._threads
         if cores > _BUSY_CORES:

@@ -127,6 +127,15 @@ def test_a_job_of_a_few_seconds_names_no_bottleneck(machine: Machine) -> None:
     assert stages.seconds["encoding"] == 2.0  # of half of the workers
 
 
+def test_of_another_program_nothing_is_known(machine: Machine) -> None:
+    stages = Stages(4, machine.clocks)
+    for _ in range(9):
+        machine.work(4)
+        with stages.writing():
+            machine.work(1)
+    assert (stages.words, stages.hint, stages.seconds) == ("", "", {})
+
+
 def test_threads_that_change_stages_at_once_are_all_counted(machine: Machine) -> None:
     stages = Stages(4, machine.clocks)
     stages.begin(workers=4, queues=False)

@@ -1,0 +1,55 @@
+"""A job names its bottleneck, and its receipt tells how much it encoded in which time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from latentmake.caches import stages
+from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import Loaded
+from latentmake.plan.orders import WorkOrder
+from latentmake.plan.receipts import Receipt, read_receipt
+from order_world import Encoder, order, put_image
+
+RECEIPT = Path(".latentmake/orders/receipt.json")
+PIXELS = 16 * 16 + 32 * 32  # of an item
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkOrder:
+    monkeypatch.chdir(tmp_path)
+    items = {f"{n}": put_image(Path(f"data/{n}.png"), (n, 2, 3)) for n in range(6)}
+    return order("latents", {**items}, parts=("16", "32"))
+
+
+def carried_out(work: WorkOrder) -> tuple[str, Receipt]:
+    said: list[str] = []
+    receipt = carry_out(work, RECEIPT, say=said.append, encoder=Loaded(Encoder(), 1))
+    assert read_receipt(RECEIPT) == receipt
+    return said[-1], receipt
+
+
+def test_the_last_line_ends_with_the_bottleneck(
+    work: WorkOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "_SHORTEST", 0.0)
+    line, receipt = carried_out(work)
+    words = r"device busy \d+%, bottleneck: (reading|encoding|writing)( \([^()]+\))?"
+    assert re.fullmatch(rf"latents of cats: 12 encoded, .*, 0 items faulty; {words}", line)
+    assert line.endswith(f"; {receipt.words}")
+
+
+def test_a_receipt_tells_pixels_and_seconds_of_what_was_encoded(work: WorkOrder) -> None:
+    line, receipt = carried_out(work)
+    assert line.endswith("0 items faulty")  # it was short
+    assert (receipt.amount, receipt.words) == (6 * PIXELS, "")
+    assert set(receipt.stages) == {"reading", "encoding", "writing"}
+    assert 0 < sum(receipt.stages.values()) <= receipt.seconds
+    for path in work.paths[:6]:
+        Path(path).unlink()
+    _, again = carried_out(work)
+    assert (again.counts["encoded"], again.amount) == (6, 3 * PIXELS)
+    _, idle = carried_out(work)
+    assert (idle.work, idle.amount) == ("", 0)
