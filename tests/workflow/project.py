@@ -28,7 +28,7 @@ PARTS = ("Snakefile", "rules", "scripts", "profiles", "envs")
 
 _COUNTS = re.compile(
     r"^(latents|text) of (\S+): (\d+) encoded, (\d+) taken from the spool, "
-    r"(\d+) linked to an equal one, (\d+) kept, (\d+) items faulty$",
+    r"(\d+) linked to an equal one, (\d+) kept, (\d+) items faulty(?:; device busy .*)?$",
     re.MULTILINE,
 )
 _TABLE = re.compile(r"^dataset\s+model\s+kind\s+fresh\s.*$", re.MULTILINE)

@@ -89,6 +89,7 @@ def carry_out(
     counts = job.counts
     with held:
         with Progress(total=total, desc=name, unit="target") as progress:
+            progress.status = lambda: job.stages.words
             while todo:
                 if encoder is None or isinstance(encoder, Loaded):
                     job.make(todo, loaded, threads, progress)
@@ -99,12 +100,15 @@ def carry_out(
                     if job.loaded is not None and not started:
                         started.append(job.loaded - began)
                 todo = job.deliver()
+        words = job.stages.words
+        if not job.cuts_clips:  # other processes read clips
+            words += job.stages.hint
         for line in ready[0].remarks() if ready else []:
             say(line)
         say(
             f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "
             f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
-            f"{len(job.failed)} items faulty"
+            f"{len(job.failed)} items faulty{words and f'; {words}'}"
         )
         if job.failed and fails:
             raise SourceError(
@@ -112,6 +116,8 @@ def carry_out(
                 + " | ".join(job.failed.values()),
                 hint="the others are done and kept; fix these and give the same command again",
             )
+    from latentmake.plan.amounts import order_amount  # not before it encodes
+
     done = Receipt(
         sources=job.sources,
         targets=job.fresh,
@@ -121,6 +127,9 @@ def carry_out(
         seconds=time.monotonic() - began,
         starting=None if isinstance(encoder, Loaded) else started[0] if started else 0.0,
         work=order.work if started else "",
+        amount=order_amount(order) * counts["encoded"] / len(order.paths) if started else 0.0,
+        stages=job.stages.seconds,
+        words=words,
     )
     done.write(receipt)
     return done
