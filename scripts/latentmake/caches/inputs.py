@@ -62,6 +62,7 @@ class Sample(NamedTuple):
         control: pixels of the control, of the same shape.
         clip: whether it is a clip of a video.
         alpha: transparency, [H, W], if it counts.
+        tokens: numbers of tokens that a caption takes in each encoder, with its padding.
     """
 
     key: str
@@ -72,11 +73,12 @@ class Sample(NamedTuple):
     control: NDArray[np.uint8] | None = None
     clip: bool = False
     alpha: NDArray[np.uint8] | None = None
+    tokens: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the pixels, the same for all samples of a batch; () for a caption."""
-        return () if isinstance(self.content, str) else self.content.shape
+        """Shape of the pixels, or `tokens` of a caption; the same for all samples of a batch."""
+        return self.tokens if isinstance(self.content, str) else self.content.shape
 
 
 class Maker(Protocol):

@@ -18,6 +18,7 @@ from typing import Any
 
 from latentmake import digest
 from latentmake.caches.batches import Batches
+from latentmake.caches.captions import CaptionBatches
 from latentmake.caches.clip_jobs import make_clips, maker_of
 from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.identify import identified
@@ -235,10 +236,15 @@ class Job:
                 progress.update(count)
 
         with Pipeline(load, encode) as pipeline:
-            batches = Batches(pipeline.submit, pipeline.size)
+            batches: Batches | CaptionBatches
             if self.cuts_clips:
+                batches = Batches(pipeline.submit, pipeline.size)
                 self._make_clips(items, batches, threads, progress)
             else:
+                if self.order.kind == "text":
+                    batches = CaptionBatches(pipeline.submit, pipeline.loaded)
+                else:
+                    batches = Batches(pipeline.submit, pipeline.size)
                 for reading in self.readings(items, threads, progress):
                     for sample in reading.samples:
                         batches.add(sample)
@@ -372,7 +378,7 @@ class Job:
     def _refuse_too_large(self, sample: Sample) -> None:
         what = "memory does not suffice to encode it, even alone"
         hint = "end other programs and give the same command again"
-        if sample.shape:
+        if not isinstance(sample.content, str):
             what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
             hint += ", or lower the resolution"
             model = self.order.model_settings

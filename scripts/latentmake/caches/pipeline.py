@@ -50,11 +50,11 @@ class Pipeline:
 
     def size(self, shape: tuple[int, ...]) -> int:
         """Return the number of samples of a shape in a batch."""
-        return self._started().size_of(shape)
+        return self.loaded().size_of(shape)
 
     def submit(self, samples: list[Sample], releases: Sequence[Release]) -> None:
         """Hand over samples of one shape; waits while as many batches wait as are encoded."""
-        self._started()
+        self.loaded()
         self._raise()
         self._waiting.put(_Batch(samples, releases))
         self._raise()
@@ -81,7 +81,8 @@ class Pipeline:
         if self._error is not None:
             raise self._error
 
-    def _started(self) -> Loaded:
+    def loaded(self) -> Loaded:
+        """Return the encoder; load it, and start the workers, if need be."""
         if self._loaded is None:
             self._loaded = self._load()
             count = self._loaded.workers

@@ -35,6 +35,9 @@ class Loaded(NamedTuple):
         queues: whether `encode` puts work into a device's queue and returns before it is done: then
             it is called by one thread at a time, while others wait for results and write them.
         sizes: tells how many samples are in a batch, by their shape.
+        lengths: tells the numbers of tokens that a caption takes in each of several encoders.
+        alike: tells how many captions of the same lengths, and of no others, are encoded at once;
+            None: captions of any lengths are, and padded to the longest.
     """
 
     encode: Encoder
@@ -45,6 +48,8 @@ class Loaded(NamedTuple):
     threads: int | None = None
     queues: bool = False
     sizes: BatchSizes | None = None
+    lengths: Callable[[str], tuple[int, ...]] | None = None
+    alike: Callable[[tuple[int, ...]], int] | None = None
 
     def size_of(self, shape: tuple[int, ...]) -> int:
         """Return the number of samples of a shape in a batch."""

@@ -87,6 +87,7 @@ def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str],
     from transformers.utils import logging
 
     from latentmake.caches.encoders.text import TextEncoders
+    from latentmake.caches.encoders.together import alike_on_cpu
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -112,4 +113,10 @@ def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str],
 
         return results()
 
-    return Loaded(encode, size, remarks=cut.lines)
+    return Loaded(
+        encode,
+        size,
+        remarks=cut.lines,
+        lengths=encoders.lengths,
+        alike=alike_on_cpu if device.type == "cpu" else None,
+    )

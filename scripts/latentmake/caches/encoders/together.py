@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["TOLERANCE", "BitEqual", "Results", "groups", "padded", "together_on_cpu"]
+__all__ = ["TOLERANCE", "BitEqual", "Results", "alike_on_cpu", "groups", "padded"]
 
 Results = Callable[[], list[dict[str, torch.Tensor]]]
 """Waits for the device; tensors by name, of each caption, on the CPU."""
@@ -30,13 +30,16 @@ TOLERANCE: dict[torch.dtype, float] = {
 """Largest difference of a result in a batch from the result alone, by the dtype that is computed
 in, as a share of the largest value of the result: for each encoder of pixels and captions."""
 
-_ROWS = 128  # of a matrix: with more of them a CPU's core gains little
+_ROWS = 256  # of a matrix: with more of them a CPU's core gains little
 _TOGETHER = 4
 
 
-def together_on_cpu(length: int) -> int:
-    """Return how many captions of so many tokens a CPU encodes at once, if bits stay equal."""
-    return max(1, min(_TOGETHER, _ROWS // length))
+def alike_on_cpu(lengths: Sequence[int]) -> int:
+    """Return how many captions of so many tokens a CPU encodes at once, if bits stay equal.
+
+    `lengths` are the numbers of tokens in several encoders.
+    """
+    return max(1, min(_TOGETHER, _ROWS // min(lengths)))
 
 
 def groups(lengths: Sequence[int], equal: BitEqual | None) -> list[list[int]]:
@@ -48,7 +51,7 @@ def groups(lengths: Sequence[int], equal: BitEqual | None) -> list[list[int]]:
         by_length.setdefault(length, []).append(index)
     found: list[list[int]] = []
     for length, indices in by_length.items():
-        most = together_on_cpu(length)
+        most = alike_on_cpu([length])
         for start in range(0, len(indices), most):
             some = indices[start : start + most]
             found += [some] if len(some) == 1 or equal(len(some), length) else [[i] for i in some]

@@ -69,6 +69,7 @@ def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str],
     """Load umT5."""
     from transformers.utils import logging
 
+    from latentmake.caches.encoders.together import alike_on_cpu
     from latentmake.caches.encoders.umt5 import load_umt5
 
     logging.set_verbosity_error()
@@ -91,4 +92,10 @@ def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str],
 
         return results()
 
-    return Loaded(encode, size, remarks=cut.lines)
+    return Loaded(
+        encode,
+        size,
+        remarks=cut.lines,
+        lengths=lambda caption: (encoder.length(caption),),
+        alike=alike_on_cpu if device.type == "cpu" else None,
+    )
