@@ -1,4 +1,4 @@
-"""Batches: the stale targets of a dataset and model, cut into jobs."""
+"""Batches: the stale targets of a dataset and model, cut into work orders."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ from latentmake.plan.staleness import Evaluation
 
 __all__ = ["batches", "minutes_of", "work_order"]
 
-_REUSED_ITEMS = 16_384  # of a job that encodes nothing
-_UNKNOWN_ITEMS = 1024  # of a job of unknown speed
+_REUSED_ITEMS = 16_384  # of a batch that encodes nothing
+_UNKNOWN_ITEMS = 1024  # of a batch of unknown speed
+_SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work
 _PROMPTS = Dataset(path=".", empty_caption="allow")  # an empty prompt is meant
 
 
 def batches(
-    facts: Facts, dataset: str, model: str, asked: Mapping[str, set[str]], state: Evaluation
+    facts: Facts,
+    dataset: str,
+    model: str,
+    asked: Mapping[str, set[str]],
+    state: Evaluation,
+    *,
+    side_by_side: int = 1,
 ) -> Iterator[tuple[WorkOrder, frozenset[str]]]:
-    """Cut the stale targets of a dataset and model into jobs.
+    """Cut the stale targets of a dataset and model into work orders.
 
-    Each job is of one kind, needed by the same runs, and has either all targets of an item that are
+    Each is of one kind, needed by the same runs, and has either all targets of an item that are
     to be encoded or all that are at hand.
 
     Args:
@@ -34,6 +41,7 @@ def batches(
         model: its name.
         asked: part -> the runs that need it.
         state: of the parts.
+        side_by_side: how many jobs run at a time on this machine.
 
     Yields:
         Work orders, each with the runs that need it.
@@ -56,12 +64,14 @@ def batches(
             work_item(source, targets, contents.get(source)) for source, targets in group.items()
         ]
         size = _REUSED_ITEMS if at_hand else _batch_size(facts, dataset, model, kind, work)
+        if side_by_side > 1 and not at_hand:
+            size = min(size, max(_SHARED_ITEMS, -(-len(work) // side_by_side)))
         for start in range(0, len(work), size):
             yield work_order(facts, dataset, model, kind, work[start : start + size]), runs
 
 
 def _batch_size(facts: Facts, dataset: str, model: str, kind: str, work: Sequence[WorkItem]) -> int:
-    """Return the number of items of a job: as configured, or by the speed of past jobs.
+    """Return the number of items of a batch: as configured, or by the speed of past jobs.
 
     Starting a job shall be a tenth of it at most, however short the time asked for.
     """

@@ -158,7 +158,8 @@ class WorkOrder:
     @property
     def shared_encoder(self) -> tuple[object, ...]:
         """All that a loaded encoder depends on: orders with the same can share one."""
-        return self.kind, self.model, self.dataset_settings.flip_aug
+        flipped = self.kind == "latents" and self.dataset_settings.flip_aug
+        return self.kind, self.model, flipped
 
     @property
     def largest(self) -> int:

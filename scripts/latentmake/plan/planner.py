@@ -93,7 +93,8 @@ def make_plan(
     }
     wanted = []
     for (dataset, model), asked in needed.items():
-        for order, wanting in batches(facts, dataset, model, asked, states[dataset, model]):
+        state, jobs = states[dataset, model], side_by_side or 1
+        for order, wanting in batches(facts, dataset, model, asked, state, side_by_side=jobs):
             order.write()
             wanted.append((order, wanting))
             for name in wanting:

@@ -151,3 +151,24 @@ def test_a_new_prompt_of_clips_leaves_those_of_the_training_as_they_are(cats: Pa
     assert awaits_prompts(plan, trainer.prompts)
     assert awaits_prompts(plan, ["a boat"])
     assert not awaits_prompts(plan, ["a car"])
+
+
+def test_one_dataset_is_cut_so_that_all_gpus_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for number in range(200):
+        for ending in ("png", "txt"):
+            (tmp_path / f"data/{number}.{ending}").write_text("a")
+
+    def items(side_by_side: int | None) -> list[list[int]]:
+        """Return the numbers of items of each order, for each job for latents."""
+        jobs = make_plan(facts_of(CONFIG), ["first"], side_by_side=side_by_side).jobs
+        found = [job.orders for job in jobs if job.orders[0].kind == "latents"]
+        return [[len(order.items) for order in orders] for orders in found]
+
+    assert items(1) == [[200]]
+    assert items(None) == [[200]]
+    assert items(2) == [[100], [100]]
+    assert items(8) == [[64], [64], [64], [8]]  # loading a model for a few takes longer
