@@ -382,8 +382,9 @@ class Job:
             what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
             hint += ", or lower the resolution"
             model = self.order.model_settings
-            if model.spec.video and not model.vae_cache_cpu:
-                hint += "; `vae_cache_cpu: true` in the model makes all its latents again, in tiles"
+            key = "vae_cache_cpu" if model.spec.video else "vae_tiling"
+            if not getattr(model, key):
+                hint += f"; `{key}: true` in the model makes all its latents again, in tiles"
         self.refuse(sample.item, sample.key, "", what, hint)
 
     def refuse_equal(self) -> None:

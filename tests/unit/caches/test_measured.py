@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from latentmake.caches.batch_sizes import BatchSizes
+from latentmake.caches.encode import carry_out
+from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.measured import measured, watch_of
 from latentmake.caches.inputs import Sample
 from latentmake.plan.orders import WorkItem
-from order_world import Encoder
+from order_world import Encoded, Encoder, order, put_image, silent
 
 CPU = torch.device("cpu")
 FREE = 10_000
@@ -80,3 +83,36 @@ def test_a_cpus_watch_stops_where_it_is_told_to() -> None:
     assert watch.stop() == (0, 0)
     seconds = watch.seconds()
     assert seconds >= 0 and watch.seconds() == seconds
+
+
+@pytest.mark.parametrize("fits", [100, 4])
+def test_the_batches_of_a_job_grow_until_memory_runs_out_and_never_again(
+    fits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tried: list[int] = []
+
+    class Full(Encoder):
+        def __call__(self, samples: list[Sample]) -> Encoded:
+            tried.append(len(samples))
+            if len(samples) > fits:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return super().__call__(samples)
+
+    encoder = Full()
+    sizes = BatchSizes(8, free=1_000_000)
+    loaded = Loaded(
+        measured(encoder, sizes, CPU, Gpu(encoder)), 1, workers=3, queues=True, sizes=sizes
+    )
+    images = {
+        f"{number:03}": put_image(Path(f"data/{number:03}.png"), (number, 200, 3))
+        for number in range(120)
+    }
+    receipt = carry_out(
+        order("latents", images), Path("receipt.json"), say=silent, threads=2, encoder=loaded
+    )
+    assert receipt.counts["encoded"] == 120
+    assert sorted(encoder.stems) == sorted(images)
+    assert max(len(batch) for batch in encoder.batches) == min(fits, 8)
+    # Other workers may hold a batch of the size that ran out; none is collected any more.
+    assert sum(count > fits for count in tried) in (range(1, 4) if fits < 8 else [0])

@@ -231,6 +231,7 @@ def test_one_that_does_not_fit_alone_is_named_and_stops_no_other(batch_size: int
     assert line.startswith("1 of 5 items are faulty: data/01.png: memory does not suffice")
     assert "16 x 16 pixels" in line and "lower the resolution" in line and "\n" not in line
     assert "vae_cache_cpu" not in line  # which is about Wan
+    assert "`vae_tiling: true`" in line
     assert sorted(again.stems) == ["00", "02", "03", "04"]
     receipt = carry(order("latents", cats(5)), Encoder())
     assert receipt.counts["kept"] == 4 and receipt.counts["encoded"] == 1

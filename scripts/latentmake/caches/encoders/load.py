@@ -12,6 +12,7 @@ import torch
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import pick_device
 from latentmake.caches.encoders.imports import encoding_only
+from latentmake.caches.encoders.measured import batch_sizes, measured
 from latentmake.config import Model
 from latentmake.models.files import encoder_files
 from latentmake.plan.orders import WorkOrder
@@ -21,7 +22,7 @@ __all__ = ["encoder", "side_by_side"]
 _OVERHEAD = 1_000_000_000  # bytes of memory besides the weights, at the least
 _IMAGE, _CLIP = 3000, 16_000  # bytes that encoding takes a pixel of an image, or of a clip's frame
 _IN_FLIGHT = 3  # batches on their way through a GPU
-_BATCH = {  # samples at once on a GPU; (Wan, kind)
+_BATCH = {  # samples at once where none are measured: on an Apple GPU; (Wan, kind)
     (False, "latents"): 8,
     (False, "text"): 32,
     (True, "latents"): 4,
@@ -36,7 +37,9 @@ def encoder(
 
     On a CPU several threads encode a sample each, side by side: batches would change the last bits,
     and threads that share the work on one small sample wait for each other most of the time. On a
-    GPU batches are encoded one after the other, while results of those before are written.
+    GPU batches are encoded one after the other, while results of those before are written; those of
+    a CUDA device grow while that is faster. There float32 is not computed in TF32, as cuDNN would:
+    its 10 bits of mantissa are those of float16.
 
     A process that works on this order `alone` leaves out imports that encoding does not need.
 
@@ -46,21 +49,27 @@ def encoder(
     device = pick_device()
     model = order.model_settings
     on_cpu = device.type == "cpu"
+    on_cuda = device.type == "cuda"
     size = 1 if on_cpu else _BATCH[model.spec.video, order.kind]
     workers = side_by_side(order, threads) if on_cpu else _IN_FLIGHT
     torch.set_num_threads(max(1, threads // workers) if on_cpu else threads)
-    say(f"encoding on {device.type}, {workers if on_cpu else size} at once")
+    number = "as many as is fastest" if on_cuda else workers if on_cpu else size
+    say(f"encoding on {device.type}, {number} at once")
     if line := _too_little_memory(model, order.kind, device):
         say(line)
     unused: tuple[str, ...] = ()
     if order.kind == "latents" and model.clip is None:
         unused = ("transformers", "peft", "accelerate")
+    torch.backends.cudnn.allow_tf32 = False
     with encoding_only(*unused) if alone else nullcontext():
         module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
         load = module.latents if order.kind == "latents" else module.text
         loaded: Loaded = load(order, device, size, say)
     if on_cpu:
         return loaded._replace(workers=workers, threads=torch.get_num_threads())
+    if on_cuda:
+        sizes = batch_sizes(order, device)
+        loaded = loaded._replace(encode=measured(loaded.encode, sizes, device), sizes=sizes)
     return loaded._replace(workers=_IN_FLIGHT, queues=True)
 
 
