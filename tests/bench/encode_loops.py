@@ -11,6 +11,7 @@ once for each line that it reads, and answers with seconds, processor time and t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -144,8 +145,8 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     """Return what carries out all work orders, and what warms the encoder up."""
     sys.path.insert(0, str(ROOT / "scripts"))
     os.chdir(folder)
-    from latentmake.caches.encode import carry_out
     from latentmake.caches.encoders import load
+    from latentmake.caches.several import carry_out_all
     from latentmake.config import parse
     from latentmake.index.memo import Memo
     from latentmake.plan.facts import Facts
@@ -162,9 +163,14 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     encoder = load.encoder(orders[0], threads=threads, say=say)
 
     def loop(limit: int | None = None) -> int:
-        for whole in orders:
-            order = replace(whole, items=whole.items[:limit])
-            carry_out(order, order.receipt, say=say, threads=threads, encoder=encoder)
+        carry_out_all(  # as a job does: what one order made is linked by the next
+            (replace(order, items=order.items[:limit]) for order in orders),
+            say=say,
+            threads=threads,
+            may_skip=False,
+            encoder_of=lambda _: encoder,
+            lease=contextlib.nullcontext,
+        )
         return sum(len(order.paths) for order in orders)
 
     return loop, lambda: loop(4)

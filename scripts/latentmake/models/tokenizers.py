@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+from array import array
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -100,12 +101,13 @@ class TokenCache:
             backend.no_truncation()
         self._whole = lru_cache(_REMEMBERED)(self._tokenized)
 
-    def _tokenized(self, caption: str) -> list[int]:
+    def _tokenized(self, caption: str) -> array[int]:
         if self.tokenizer.is_fast:
             backend: Any = self.tokenizer.backend_tokenizer
-            return list(backend.encode(caption).ids)
+            return array("i", backend.encode(caption).ids)
         with self._lock:
-            return list(self.tokenizer(caption, truncation=False, verbose=False)["input_ids"])
+            found = self.tokenizer(caption, truncation=False, verbose=False)
+        return array("i", found["input_ids"])
 
     def ids(self, caption: str, longest: int | None = None) -> list[int]:
         """Return a caption's tokens with BOS and EOS, `longest` of all at the most."""
@@ -113,7 +115,7 @@ class TokenCache:
         if longest is None or len(ids) <= longest:
             return list(ids)
         end = self._special - self._before
-        return ids[: longest - end] + ids[len(ids) - end :]
+        return [*ids[: longest - end], *ids[len(ids) - end :]]
 
     def count(self, caption: str) -> int:
         """Return how many tokens a caption has, before it is cut."""

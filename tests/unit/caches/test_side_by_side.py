@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from latentmake.caches.captions import CaptionBatches
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded, load
 from latentmake.caches.inputs import Sample
+from latentmake.caches.several import carry_out_all
 from latentmake.config import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
@@ -45,7 +47,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def orders(root: Path, layout: str) -> tuple[WorkOrder, ...]:
+def orders(root: Path, layout: str, **changes: Any) -> tuple[WorkOrder, ...]:
     texts = [f"{root}/clip/text_encoder", f"{root}/t5/text_encoder"]
     models: dict[str, dict[str, Any]] = {
         "plain": {"vae": f"{root}/vae", "text": texts},
@@ -61,9 +63,10 @@ def orders(root: Path, layout: str) -> tuple[WorkOrder, ...]:
     }  # fmt: skip
     sides = [32, 48] if layout == "plain" else [64]
     config = {
-        "datasets": {"d": {"path": f"{root}/data"}},
+        "datasets": {"d": {"path": f"{root}/data"} | changes},
         "models": {"m": models[layout]},
         "runs": {"r": {"datasets": ["d"], "model": "m", "resolutions": sides}},
+        "batch": {"items": 4},
     }
     with Memo(None) as memo:
         return tuple(make_plan(Facts(parse(config), memo), ["r"]).orders)
@@ -108,6 +111,33 @@ def delayed(loaded: Loaded) -> Any:
         return loaded.encode(samples)
 
     return encode
+
+
+def test_equal_captions_are_encoded_once_in_all_items_orders_and_variants(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Nothing to shuffle: the variants of a caption are equal.
+    options = {"variants": 3, "shuffle_caption": True}
+    texts = [order for order in orders(root, "plain", captions=options) if order.kind == "text"]
+    loaded = load.encoder(texts[0], threads=2, say=silent)
+    encoded: list[str] = []
+
+    def encode(samples: list[Sample]) -> Any:
+        encoded.extend(str(sample.content) for sample in samples)
+        return loaded.encode(samples)
+
+    ready = loaded._replace(encode=encode)
+    carry_out_all(
+        texts, say=silent, threads=2, may_skip=False,
+        encoder_of=lambda _: ready, lease=contextlib.nullcontext,
+    )  # fmt: skip
+    captions = [path.read_text() for path in (root / "data").glob("*.txt")]
+    assert sorted(encoded) == sorted(set(captions))
+    found = files(tmp_path / "cache")
+    assert len(texts) > 1
+    assert len(found) == 3 * len(LENGTHS)
+    assert len(set(found.values())) == len(set(captions)) < len(captions)
 
 
 # -- batches of captions --------------------------------------------------------------------------
