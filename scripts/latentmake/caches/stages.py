@@ -6,6 +6,7 @@ device is not, they write. On a CPU the device is the cores, which reading takes
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,15 +16,24 @@ __all__ = ["Clocks", "Stages"]
 
 _SHORTEST = 5.0  # seconds of encoding below which chance decides
 _IDLE = 0.15  # share of time in which the bottleneck of a pipeline may wait for others
-_BUSY_CORES, _IDLE_CORES = 0.75, 0.5
+_BUSY_CORES, _IDLE_CORES = 0.75, 0.5  # shares of its processor time
+_CROWDED = 1.5  # load of a core above which threads do not wait for storage alone
+
+
+def _load() -> float:
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 class Clocks(NamedTuple):
-    """Clocks in seconds: of the wall, of the processor time of this thread and of all threads."""
+    """Clocks in seconds: of the wall, of the processor time of this thread and of all threads.
+
+    `load` is the number of threads of all programs that want a core, a core.
+    """
 
     wall: Callable[[], float] = time.perf_counter
     thread: Callable[[], float] = time.thread_time
     process: Callable[[], float] = time.process_time
+    load: Callable[[], float] = _load
 
 
 class Stages:
@@ -153,6 +163,8 @@ class Stages:
         cores = self._cores / total / self._threads
         if cores > _BUSY_CORES:
             return " (all its cores are busy: give it more)"
+        if self.clocks.load() > _CROWDED:
+            return " (other programs take its cores)"
         return f" (slow storage: its cores are {1 - cores:.0%} idle)" if cores < _IDLE_CORES else ""
 
 

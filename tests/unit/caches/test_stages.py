@@ -14,7 +14,10 @@ class Machine:
 
     def __init__(self) -> None:
         self.wall = self.thread = self.process = 0.0
-        self.clocks = Clocks(lambda: self.wall, lambda: self.thread, lambda: self.process)
+        self.load = 1.0
+        self.clocks = Clocks(
+            lambda: self.wall, lambda: self.thread, lambda: self.process, lambda: self.load
+        )
 
     def work(self, seconds: float, thread: float = 0.0, others: float = 0.0) -> None:
         """Let time pass; `thread` is the share of a core that each worker gets."""
@@ -56,17 +59,19 @@ def test_a_device_that_always_has_work_queued_is_the_bottleneck(machine: Machine
 
 
 @pytest.mark.parametrize(
-    ("cores", "hint"),
+    ("cores", "load", "hint"),
     [
-        (3.9, " (all its cores are busy: give it more)"),
-        (1.0, " (slow storage: its cores are 75% idle)"),
-        (2.5, ""),
+        (3.9, 9.0, " (all its cores are busy: give it more)"),
+        (1.0, 1.0, " (slow storage: its cores are 75% idle)"),
+        (1.0, 9.0, " (other programs take its cores)"),
+        (2.5, 1.0, ""),
     ],
 )
 def test_a_device_whose_workers_are_idle_waits_for_reading(
-    machine: Machine, cores: float, hint: str
+    machine: Machine, cores: float, load: float, hint: str
 ) -> None:
     stages = gpu(machine)
+    machine.load = load
     for _ in range(4):
         with stages.encoding():
             machine.work(1, others=cores)
