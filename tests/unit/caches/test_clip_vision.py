@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from latentmake.caches.encoders.clip_vision import (
 from latentmake.config import Weights
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import (
     CLIPConfig,
     CLIPModel,
@@ -286,3 +289,25 @@ def test_configurations_that_do_not_fit_are_refused(
 ) -> None:
     copy = tmp_path / "clip"
     assert_configuration_is_refused(loaded, places["folder"], copy, change, "")
+
+
+def test_threads_that_encode_at_once_get_what_each_gets_alone(places: dict[str, Path]) -> None:
+    vision = loaded(places["folder"])
+    given = [frames(), frames(32, 32), frames(64, 48), frames(16, 80)]
+    alone = [vision.encode(each) for each in given]
+    met, waited = threading.Barrier(2, timeout=60), threading.local()
+
+    def meet(module: torch.nn.Module, inputs: object, output: object) -> None:
+        """Let each thread wait inside of the network until another is there too."""
+        if type(module).__name__ == "CLIPEncoderLayer" and not getattr(waited, "once", False):
+            waited.once = True
+            met.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        handle = register_module_forward_hook(meet)
+        try:
+            found = list(pool.map(vision.encode, given))
+        finally:
+            handle.remove()
+    for one, other in zip(found, alone, strict=True):
+        assert torch.equal(one, other)

@@ -81,7 +81,8 @@ def free_memory(device: torch.device) -> int:
     """
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    allowed = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
+    index = torch.cuda.current_device() if device.index is None else device.index
+    allowed = int(total * torch.cuda.get_per_process_memory_fraction(index)) - reserved
     return min(free, allowed) + reserved - torch.cuda.memory_allocated(device)
 
 
