@@ -1,4 +1,4 @@
-"""Work orders: the list of one batch job.
+"""Work orders: the list of one batch, which a job carries out with others of its model.
 
 An order is named by the digest of its content, found targets included, so that Snakemake never
 takes a new order for one that it has seen. The planning process writes it; jobs read it.
@@ -105,7 +105,7 @@ class WorkItem(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """Order of one batch job.
+    """Order of one batch.
 
     Attributes:
         kind: `latents` or `text`.

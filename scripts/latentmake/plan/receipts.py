@@ -1,4 +1,4 @@
-"""Receipts: what batch jobs read and wrote, for the next plan's memo."""
+"""Receipts: what jobs read and wrote for each batch, for the next plan's memo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GONE = "this cache file is gone"
 
 @dataclass(frozen=True)
 class Receipt:
-    """Result of a batch job.
+    """Result of a batch.
 
     Attributes:
         sources: path -> stat (size, mtime_ns, ctime_ns, inode) and digest of each file read; for an
@@ -89,7 +89,7 @@ def receipts() -> Iterator[Path]:
 
 
 def check_listed(paths: Iterable[str]) -> None:
-    """Refuse targets of batch jobs that are not there, for Snakemake does not know of them.
+    """Refuse targets of batches that are not there, for Snakemake does not know of them.
 
     On a network file system, opening a folder is what brings the list of its files up to date.
     """
