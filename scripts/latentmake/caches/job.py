@@ -128,8 +128,12 @@ class Job:
         making |= set(reading.keys.values())
 
     def _read_ahead(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
-        if any(s3.is_remote(item.source or "") for item in items):
+        remote = any(s3.is_remote(item.source or "") for item in items)
+        if remote:
             threads = max(threads, s3.SIDE_BY_SIDE // 2)  # they mostly wait
+        elif self.order.kind == "text" and not any(item.controls for item in items):
+            yield from map(self.read, items)  # a caption takes less time than a thread to wake up
+            return
         with ThreadPoolExecutor(threads) as pool, Workers() as workers:
             ahead: deque[Future[Reading]] = deque()
             try:
@@ -282,8 +286,8 @@ class Job:
         groups = [samples]
         while groups:
             group = groups.pop()
-            # Less than when it was collected where memory did not suffice meanwhile.
-            size = len(group) if loaded.sizes is None else loaded.sizes.of(group[0].shape)
+            # Small samples come several at a time; and a size is halved where memory is short.
+            size = loaded.size_of(group[0].shape)
             if len(group) > size:
                 groups += [group[size:], group[:size]]
                 continue

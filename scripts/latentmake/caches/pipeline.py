@@ -5,6 +5,7 @@ Few batches wait for them, so that memory does not grow with the number of items
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -20,13 +21,16 @@ Release = Callable[[], object]
 """Called when a sample is encoded and no longer in memory."""
 
 
+_SMALL, _AT_ONCE = 1 << 18, 8  # numbers in all samples handed over at once, and batches
+
+
 class _Batch(NamedTuple):
     samples: list[Sample]
     releases: Sequence[Release]
 
 
 class Pipeline:
-    """Encodes batches side by side; a context, at whose end all of them are done.
+    """Encodes samples side by side; a context, at whose end all of them are done.
 
     An error of a worker is raised by the next call, or at the end; the batches that wait are
     dropped.
@@ -49,8 +53,12 @@ class Pipeline:
         self._error: BaseException | None = None
 
     def size(self, shape: tuple[int, ...]) -> int:
-        """Return the number of samples of a shape in a batch."""
-        return self.loaded().size_of(shape)
+        """Return the number of samples of a shape to hand over at once.
+
+        Several batches if they are small: handing over takes as long as encoding a tiny one.
+        """
+        size = self.loaded().size_of(shape)
+        return size * max(1, min(_AT_ONCE, _SMALL // (size * math.prod(shape))))
 
     def submit(self, samples: list[Sample], releases: Sequence[Release]) -> None:
         """Hand over samples of one shape; waits while as many batches wait as are encoded."""

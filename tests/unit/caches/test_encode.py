@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from latentmake import digest
+from latentmake.caches import pipeline
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
@@ -366,7 +367,8 @@ def test_no_batch_is_larger_than_asked_or_of_two_shapes(threads: int) -> None:
     assert len(encoder.batches) == 9
 
 
-def test_pictures_of_many_shapes_do_not_pile_up() -> None:
+def test_pictures_of_many_shapes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_SMALL", 0)  # as if they were large
     sources: dict[str, Path | str] = {
         f"{number:02}": put_image(
             Path(f"data/{number:02}.png"), (number, 2, 3), (16, 16 + 8 * number)
@@ -387,8 +389,8 @@ def test_pictures_of_many_shapes_do_not_pile_up() -> None:
     assert sorted(encoder.stems) == sorted(sources)
     assert len({shape for batch in encoder.batches for _, shape in batch}) == 48
     assert alive[0] > 4  # they are counted
-    # Four batches that wait, one in the encoder, and what two threads have read ahead.
-    assert max(alive) <= 4 * 4 + 4 + 2 * 2 + 2
+    # Four batches that wait, one for the encoder and one in it, what two threads have read ahead.
+    assert max(alive) <= 4 * 4 + 2 * 4 + 2 * 2 + 2
 
 
 def test_an_order_without_work_still_leaves_its_receipt() -> None:

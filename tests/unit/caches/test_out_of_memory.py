@@ -56,7 +56,7 @@ def autoencoder_kl(tmp_path: Path) -> Loaded:
 
 
 def ready(model: Model) -> Loaded:
-    return encoder(work_of(model), threads=1, say=silent)
+    return encoder(work_of(model), threads=1, say=silent)._replace(size=4)
 
 
 def work_of(model: Model) -> WorkOrder:
