@@ -53,4 +53,6 @@ class Loaded(NamedTuple):
 
     def size_of(self, shape: tuple[int, ...]) -> int:
         """Return the number of samples of a shape in a batch."""
+        if shape and self.alike is not None:
+            return self.alike(shape)
         return self.size if self.sizes is None else self.sizes.of(shape)
