@@ -26,6 +26,7 @@ class Work(NamedTuple):
         encoding: seconds in which the device encoded; None where unknown.
         size: bytes of the files.
         words: on its bottleneck; "" of a short job.
+        handled: number of targets with those that it found or linked, which take time too.
     """
 
     targets: int
@@ -35,6 +36,7 @@ class Work(NamedTuple):
     encoding: float | None = None
     size: float = 0.0
     words: str = ""
+    handled: int = 0
 
 
 class Rate(NamedTuple):
@@ -68,13 +70,14 @@ class Rate(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Weighted sums over jobs: of n targets, amount p, e seconds of encoding, s bytes.
+    """Weighted sums over jobs: of m targets handled and n encoded, amount p, e seconds, s bytes.
 
     Residuals of a job weigh 1 / p: times vary the more, the longer a job is.
     """
 
     starts: float = 0.0
     starting: float = 0.0
+    m: float = 0.0
     n: float = 0.0
     other_seconds: float = 0.0
     p: float = 0.0
@@ -95,6 +98,7 @@ def sums_with(past: str | None, work: Work) -> str:
     new = _Sums(
         starts=work.starting is not None,
         starting=work.starting or 0.0,
+        m=max(n, work.handled),
         n=n,
         other_seconds=work.seconds - e,
         p=p,
@@ -125,10 +129,10 @@ def rate_of(sums: str) -> Rate:
         unit = (all_.e - target * all_.n) / all_.p
     return Rate(
         all_.starting / all_.starts if all_.starts else 0.0,
-        target + all_.other_seconds / all_.n,
+        target + all_.other_seconds / all_.m,
         unit,
         *_fitted(all_, all_.s, all_.ns_p),
-        all_.n / (all_.e + all_.other_seconds),
+        all_.m / (all_.e + all_.other_seconds),
         words,
     )
 

@@ -68,6 +68,7 @@ class Receipt:
             encoding=self.stages.get("encoding"),
             size=encoded * size / max(1, len(self.targets)),
             words=self.words,
+            handled=sum(self.counts.values()),
         )
 
     def write(self, path: Path) -> None:

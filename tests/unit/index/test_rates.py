@@ -76,6 +76,13 @@ def test_what_is_not_encoding_grows_with_the_targets_alone() -> None:
     assert rate.seconds(100, 100 * SMALL * 4) == pytest.approx(9.0 + 4.0, rel=0.05)
 
 
+def test_targets_that_are_linked_take_no_time_of_encoding() -> None:
+    """Of 400 captions one differs: reading all takes 4 s, and encoding one of 10 tokens 0.1 s."""
+    rate = rate_after(Work(1, 4.1, 1.0, amount=10, encoding=0.1, handled=400))
+    assert rate.seconds(400, 4000) == pytest.approx(4.0 + 40.0, rel=0.05)
+    assert rate.speed == pytest.approx(400 / 4.1)
+
+
 def test_bytes_grow_with_the_pixels_and_headers_with_the_targets() -> None:
     assert rate_after(Work(10, 1.0, 0.0)).size(5, 0) == 0
     rate = rate_after(
