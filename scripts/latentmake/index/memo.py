@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 _VERSION = 7
+_CACHE = 32_768  # KiB of pages
 _VERDICT_NS = 90 * 24 * 3600 * 10**9  # after which a verdict is forgotten
 # Kinds of facts, by number.
 _SOURCE, _TARGET, _MEDIA, _TEXT, _LIST, _PICTURE, _VERDICT, _OLD_RATE, _RECEIPT, _RATE = range(
@@ -129,9 +130,9 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self.save()
         self._database.close()
 
-    def save(self) -> None:
-        """Write what was learnt; a memo that cannot be written is left as it is."""
-        if not any(self._unsaved.values()):
+    def save(self, least: int = 1) -> None:
+        """Write what was learnt, if it is so many facts; a memo that cannot be written stays."""
+        if sum(map(len, self._unsaved.values())) < least:
             return
         old = (_VERDICT, _SNAPSHOT, time.time_ns() - _VERDICT_NS)
         with contextlib.suppress(sqlite3.Error):
@@ -263,6 +264,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
 def _connect(place: str) -> sqlite3.Connection:
     database = sqlite3.connect(place, timeout=1, isolation_level=None)
     try:
+        database.execute(f"PRAGMA cache_size = -{_CACHE}")
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version not in (0, _VERSION):
             raise sqlite3.DatabaseError("written by another version")

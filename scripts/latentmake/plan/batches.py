@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake.config import Dataset
 from latentmake.index.memo import Memo
-from latentmake.layouts import kind_of
+from latentmake.layouts import beside, kind_of, size_of
 from latentmake.plan.amounts import amount_of, order_amount
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import Source, resolution_of
+from latentmake.plan.keys import Source
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.staleness import Evaluation
 
 __all__ = ["batches", "minutes_of", "work_order"]
+
+_Name = tuple[str, str | None]
+"""Stem and text of a source: the sources of one kind with the same are equal."""
 
 _REUSED_ITEMS = 16_384  # of a batch that encodes nothing
 _UNKNOWN_ITEMS = 1024  # of a batch of unknown speed
@@ -46,22 +49,28 @@ def batches(
     Yields:
         Work orders, each with the runs that need it.
     """
-    groups: dict[tuple[str, frozenset[str], bool], dict[Source, list[Target]]] = {}
-    contents: dict[Source, str] = {}
+    groups: dict[tuple[str, frozenset[str], bool], dict[_Name, tuple[Source, list[Target]]]] = {}
+    contents: dict[tuple[str, _Name], str] = {}
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
     for part, wanting in asked.items():
         # A text that lies beside each resolution is encoded once for all of them.
         together = everyone if "@" in part else frozenset(wanting)
+        kind, own, other = kind_of(part), size_of(part), beside(part)
         for stale in state.parts[part].stale:
-            resolution = resolution_of(part, stale.source)
+            source = stale.source
+            resolution = own if source.image is None else other  # as `resolution_of` says
             target = Target(part, stale.path, stale.found, resolution, stale.clip, stale.at_hand)
-            group = groups.setdefault((kind_of(part), together, bool(stale.at_hand)), {})
-            group.setdefault(stale.source, []).append(target)
+            group = groups.setdefault((kind, together, bool(stale.at_hand)), {})
+            name = source.stem, source.text
+            if name not in group:
+                group[name] = source, []
+            group[name][1].append(target)
             if stale.content is not None:
-                contents[stale.source] = stale.content
+                contents[kind, name] = stale.content
     for (kind, runs, at_hand), group in groups.items():
         work = [
-            work_item(source, targets, contents.get(source)) for source, targets in group.items()
+            work_item(source, targets, contents.get((kind, name)))
+            for name, (source, targets) in group.items()
         ]
         size = _REUSED_ITEMS if at_hand else _batch_size(facts, dataset, model, kind, work)
         if side_by_side > 1 and not at_hand:

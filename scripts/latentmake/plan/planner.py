@@ -174,8 +174,11 @@ def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[st
     def evaluated(
         items: Sequence[Item], owned: set[str], found: Listing, gone: Collection[str] | None
     ) -> Evaluation:
+        latents = [source_of("latents", item) for item in items]  # the same at each resolution
         sources = {
-            part: [source_of(part, item, controlled_text=layout.controlled_text) for item in items]
+            part: latents
+            if kind_of(part) == "latents"
+            else [source_of(part, item, controlled_text=layout.controlled_text) for item in items]
             for part in parts
         }
         state = evaluate(facts, dataset, model, sources, owned=owned, found=found, gone=gone)

@@ -21,6 +21,7 @@ __all__ = ["GONE", "Receipt", "check_listed", "learn_receipts", "read_receipt", 
 
 
 GONE = "this cache file is gone"
+_MANY = 50_000  # facts that are written at once: memory holds no more
 
 
 @dataclass(frozen=True)
@@ -124,4 +125,5 @@ def learn_receipts(memo: Memo) -> None:
         except (OSError, ValueError, TypeError):
             continue  # it spares work, no more
         memo.receipts.learn(path.name, None, "")
+        memo.save(_MANY)
     memo.save()

@@ -264,14 +264,15 @@ def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:
     """Refuse a folder in the place of a missing cache file, or a file in that of its folders."""
     there: dict[str, bool] = {}
     for path in paths:
-        folder = Path(path).parent
-        if str(folder) not in there:
-            for each in (folder, *folder.parents):
+        folder = path.rpartition("/")[0]
+        if folder not in there:
+            place = Path(folder)
+            for each in (place, *place.parents):
                 if str(each) in found or (os.path.lexists(each) and not each.is_dir()):
                     what = f"{_kind(each)}, where a folder of caches belongs"
                     raise CacheError(what, where=each, hint="move it away or remove it")
-            there[str(folder)] = folder.is_dir()
-        if there[str(folder)] and Path(path).is_dir():
+            there[folder] = place.is_dir()
+        if there[folder] and os.path.isdir(path):  # noqa: PTH112 -- of many thousand paths
             what = "is a folder, where a cache file belongs"
             raise CacheError(what, where=path, hint="move it away or remove it")
 

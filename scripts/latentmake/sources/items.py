@@ -49,6 +49,8 @@ _ODD = {
     _FOLDER: ("is a folder without any file, though it has a file's name", "rename or remove it"),
 }
 
+_SHORT = 256 - len(LATENTS_ENDING)  # names of fewer characters need no closer look
+
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
 
@@ -286,8 +288,12 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             faults.append(wrong)
         else:
             item = Item(stem, *files[0], *chain(*own.values()))  # type: ignore[arg-type]
-            item = item._replace(layers=tuple(path for path, _ in further), span=span)
-            found.append(item._replace(layer_stats=tuple(stat for _, stat in further)))
+            if span is not None:
+                item = item._replace(span=span)
+            if further:
+                paths, stats = zip(*further, strict=True)
+                item = item._replace(layers=paths, layer_stats=stats)
+            found.append(item)
     article = "an" if kind == "image" else "a"
     for ending, left in texts.items():
         one = "a caption" if ending == dataset.caption_extension else "a file of tags"
@@ -375,6 +381,8 @@ def _no_images(kind: str, extensions: frozenset[str], scanned: Scan) -> str:
 
 def unusable_name(path: str) -> str | None:
     """Return why caches cannot be named after a file; None where they can."""
+    if len(path) < _SHORT and path.isascii() and path.isprintable() and "/" not in path:
+        return None
     stem = path.rpartition("/")[2].rpartition(".")[0]
     if len(stem.encode("utf-8", "surrogateescape")) > 255 - len(LATENTS_ENDING):
         return "has a name too long for its cache file"
