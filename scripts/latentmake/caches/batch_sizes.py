@@ -122,6 +122,12 @@ class _Trial:
     rate: float = 0.0
     settled: bool = False
 
+    @property
+    def fits(self) -> Found | None:
+        """Its size, if a batch of that size or of half of it was encoded."""
+        known = self.taken or self.batches or self.rate
+        return Found(self.size, self.taken) if known else None
+
     def resize(self, size: int, *, settled: bool) -> None:
         if size != self.size:
             self.taken = self.taken * size // self.size if size < self.size else 0
@@ -224,16 +230,16 @@ class BatchSizes:
         return _Trial(size, self._most, settled=settled and size == found.size)
 
     def _like(self, shape: Shape) -> Found:
-        """Return a size at which a batch is no larger than one of a similar shape."""
+        """Return a size at which a batch is hardly larger than one of a similar shape."""
+        tried = {other: trial.fits for other, trial in self._trials.items() if trial.fits}
+        found = tried | self._found
         own = max(math.prod(shape), 1)
         ratios = {
-            other: own / max(math.prod(other), 1)
-            for other in self._found
-            if len(other) == len(shape)
+            other: own / max(math.prod(other), 1) for other in found if len(other) == len(shape)
         }
         near = [each for each in ratios if 1 / _SIMILAR <= ratios[each] <= _SIMILAR]
         if not shape or not near:
             return Found(1)
         other = min(near, key=lambda each: abs(math.log(ratios[each])))
-        size = self._found[other].size / ratios[other]
-        return Found(2 ** int(math.log2(size)), self._found[other].taken) if size >= 2 else Found(1)
+        size = MARGIN * found[other].size / ratios[other]
+        return Found(2 ** int(math.log2(size)), found[other].taken) if size >= 2 else Found(1)

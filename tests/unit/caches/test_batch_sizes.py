@@ -124,6 +124,17 @@ def test_a_similar_shape_need_not_begin_with_one() -> None:
     assert sizes.of(()) == 1
 
 
+@pytest.mark.parametrize("batches", [1, 3, 4])
+@pytest.mark.parametrize("sides", [range(512, 256, -8), range(264, 520, 8)], ids=str)
+def test_of_many_shapes_each_goes_on_where_the_one_before_was(sides: range, batches: int) -> None:
+    device = Device(10**9, launch=1000.0)
+    sizes = BatchSizes(64, free=device.memory)
+    for side in sides:
+        device.encode(sizes, (side, 512, 3), batches)
+    assert device.sizes[-1] == (1 if batches < 3 else 64)  # a size is judged by three batches
+    assert device.failures == 0
+
+
 def test_batches_of_another_size_say_nothing_about_this_one() -> None:
     sizes = BatchSizes(64)
     for _ in range(10):
