@@ -47,7 +47,10 @@ PYTHON
 if [[ ${1-} == --install ]]; then
   folder=${2:?"--install takes a folder"}
   shift 2
-  "$python" -m venv --system-site-packages "$folder"
+  "$python" -m venv "$folder"
+  # What the Python has is seen too, after what is installed there; it may be a virtual environment itself.
+  "$python" -c 'import site; print(*site.getsitepackages(), sep="\n")' \
+    >"$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
   python=$folder/bin/python
   mapfile -t wanted < <(missing "$python")
   echo "installing ${#wanted[@]} packages into $folder"
