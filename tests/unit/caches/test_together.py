@@ -14,7 +14,7 @@ from exact_world import error, narrow_vae, pictures
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from latentmake.caches.encoders import clip_text, text, umt5
-from latentmake.caches.encoders.together import TOLERANCE, BitEqual, groups
+from latentmake.caches.encoders.together import TOLERANCE, BitEqual, groups, hiding, padded
 from latentmake.caches.encoders.vae import encode_images
 from latentmake.caches.encoders.wan_vae import WanVae
 from latentmake.config import TextWeights
@@ -125,6 +125,22 @@ def test_a_batch_differs_from_samples_alone_by_less_than_the_tolerance(
             for one, two, three in zip(batch, alone, truth, strict=False):
                 assert error(one, two.double()) < tolerance
                 assert error(one, three) < off + tolerance / 2  # as near to the truth
+
+
+@pytest.mark.parametrize("kind", ["T5", "umT5"])
+@pytest.mark.parametrize("lengths", [[4, 9, 2], [5, 5, 5]])
+@torch.inference_mode()
+def test_padding_is_hidden_as_by_a_mask_that_transformers_makes_itself(
+    root: Path, kind: str, lengths: list[int]
+) -> None:
+    network = t5(root).model if kind == "T5" else of_wan(root)._network
+    ids, mask = padded([list(range(3, 3 + length)) for length in lengths], max(lengths), 0)
+    theirs = network(input_ids=ids, attention_mask=mask).last_hidden_state
+    for implementation in ("sdpa", "eager"):
+        network.set_attn_implementation(implementation)
+        ours = network(input_ids=ids, attention_mask=hiding(mask, network)).last_hidden_state
+        assert torch.allclose(ours, theirs, atol=1e-5)
+        assert implementation == "eager" or torch.equal(ours, theirs)
 
 
 # -- on a CPU, to the bit -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from latentmake import layouts
 from latentmake.caches.encoders.clip_text import CLIP_LENGTH, ClipTextEncoder, load_clip_text
 from latentmake.caches.encoders.text_model import load_text_model
-from latentmake.caches.encoders.together import BitEqual, Results, groups, padded
+from latentmake.caches.encoders.together import BitEqual, Results, groups, hiding, padded
 from latentmake.caches.encoders.transfer import download, upload
 from latentmake.config import Model, TextWeights
 from latentmake.layouts.plain import encoder_name
@@ -181,10 +181,9 @@ class TextEncoder:
     def _queue(self, rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> Results:
         """Begin to encode the tokens of captions, padded to one length; so many states are kept."""
         ids, mask = padded(rows, max(lengths), self._padding)
-        device = self.model.device
         output = self.model(
-            input_ids=upload(ids, device),
-            attention_mask=upload(mask, device) if self.masked else None,
+            input_ids=upload(ids, self.model.device),
+            attention_mask=hiding(mask, self.model) if self.masked else None,
         )
         hidden = output.last_hidden_state
         if self.projection is not None:

@@ -16,8 +16,11 @@ import threading
 from collections.abc import Callable, Sequence
 
 import torch
+from transformers import PreTrainedModel
 
-__all__ = ["TOLERANCE", "BitEqual", "Results", "alike_on_cpu", "groups", "padded"]
+from latentmake.caches.encoders.transfer import upload
+
+__all__ = ["TOLERANCE", "BitEqual", "Results", "alike_on_cpu", "groups", "hiding", "padded"]
 
 Results = Callable[[], list[dict[str, torch.Tensor]]]
 """Waits for the device; tensors by name, of each caption, on the CPU."""
@@ -65,6 +68,20 @@ def padded(
     ids = torch.tensor([[*row, *[padding] * (length - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
     return ids, mask
+
+
+def hiding(mask: torch.Tensor, network: PreTrainedModel) -> torch.Tensor | None:
+    """Return the argument `attention_mask` of a T5 or umT5, for a mask of `padded`, on its device.
+
+    None where nothing is padded. transformers would look at a mask [N, T] on the device for that,
+    and wait until the work before it is done (`_ignore_bidirectional_mask_sdpa` of masking_utils).
+    A mask of four dimensions it takes as it is.
+    """
+    if bool(mask.all()):
+        return None
+    if network.config._attn_implementation != "sdpa":
+        return upload(mask, network.device)
+    return upload(mask.bool()[:, None, None], network.device)
 
 
 class BitEqual:

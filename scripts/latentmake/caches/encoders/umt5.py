@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, UMT5Config, UMT5EncoderModel
 
 from latentmake.caches.encoders.local_state import Kind, State, load_network, place
-from latentmake.caches.encoders.together import BitEqual, groups, padded
+from latentmake.caches.encoders.together import BitEqual, groups, hiding, padded
 from latentmake.caches.encoders.transfer import Wait, download, upload
 from latentmake.config import TextWeights
 from latentmake.models.tokenizers import TokenCache
@@ -118,7 +118,7 @@ class Umt5Encoder:
         ids, mask = padded(rows, max(map(len, rows)), self._padding)
         with torch.autocast(device.type, enabled=False):
             output = self._network(
-                input_ids=upload(ids, device), attention_mask=upload(mask, device)
+                input_ids=upload(ids, device), attention_mask=hiding(mask, self._network)
             )
         return download([output.last_hidden_state.to(torch.bfloat16)])
 
