@@ -64,7 +64,7 @@ def _tests(cpu: bool, rows: str) -> list[str]:
 
 
 STEPS = (
-    Step("tests", 200, _tests, rows=False),
+    Step("tests", 180, _tests, rows=False),
     Step("vae512", 90, _bench("gpu_encoders.py", "vae512")),
     Step("vae1024", 90, _bench("gpu_encoders.py", "vae1024")),
     Step("t5", 120, _bench("gpu_encoders.py", "t5")),

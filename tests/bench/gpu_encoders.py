@@ -114,7 +114,8 @@ def images(side: int, cpu: bool, device: torch.device) -> Iterator[Row]:
     """Yield rows of Stable Diffusion's VAE at a number of pixels a side."""
     vae = world.sd_vae(device, tiny=cpu)
     vae.save_pretrained("vae")
-    for name in ("float32",) if cpu else ("bfloat16", "float16", "float32"):
+    names = ("bfloat16", "float16", "float32") if side <= 512 else ("bfloat16",)
+    for name in ("float32",) if cpu else names:
         network = torch.nn.Module.to(vae, device, DTYPES[name])  # diffusers' own warns of nothing
 
         def bare(size: int, network: Any = network, name: str = name) -> Callable[[], object]:
@@ -131,7 +132,7 @@ def images(side: int, cpu: bool, device: torch.device) -> Iterator[Row]:
             return run
 
         found = rates(bare, device, cpu)
-        count = 6 if cpu else max(64, min(int(4 * max(found.values())), 4096))
+        count = 6 if cpu else max(64, min(int(3 * max(found.values())), 4096))
         sources = world.write_pictures(Path("data"), count, (side, side))
         model = Model(vae="vae", text=["text"], dtype=name)  # type: ignore[arg-type, list-item]
         row = compared(job(world.order_of("latents", model, sources, str(side))), found)
@@ -164,7 +165,7 @@ def wan(cpu: bool, device: torch.device) -> Iterator[Row]:
         return of
 
     found = rates(bare(1), device, cpu)
-    count = 4 if cpu else max(64, min(int(4 * max(found.values())), 2048))
+    count = 4 if cpu else max(64, min(int(3 * max(found.values())), 2048))
     sources = world.write_pictures(Path("data"), count, (width, height))
     order = world.order_of("latents", model, sources, f"{width}x{height}")
     unit = f"pictures of {width} x {height}"
