@@ -58,11 +58,8 @@ def encoder(
     say(f"encoding on {device.type}, {number} at once")
     if line := _too_little_memory(model, order.kind, device):
         say(line)
-    unused: tuple[str, ...] = ()
-    if order.kind == "latents" and model.clip is None:
-        unused = ("transformers", "peft", "accelerate")
     torch.backends.cudnn.allow_tf32 = False
-    with encoding_only(*unused) if alone else nullcontext():
+    with encoding_only(*_unused(model, order.kind)) if alone else nullcontext():
         module = import_module(f"latentmake.caches.encoders.{order.layout.encoding}")
         load = module.latents if order.kind == "latents" else module.text
         loaded: Loaded = load(order, device, size, say)
@@ -72,6 +69,15 @@ def encoder(
         sizes = batch_sizes(order, device)
         loaded = loaded._replace(encode=measured(loaded.encode, sizes, device), sizes=sizes)
     return loaded._replace(workers=_IN_FLIGHT, queues=True)
+
+
+def _unused(model: Model, kind: str) -> tuple[str, ...]:
+    """Return modules that diffusers and transformers import where they are, and need not."""
+    if kind == "latents":
+        return () if model.clip else ("transformers", "peft", "accelerate")
+    # Projections with code of their own are parts of pipelines.
+    plain = all(each.path is not None and each.projection is None for each in model.text)
+    return ("peft", "accelerate") if plain else ()
 
 
 def side_by_side(order: WorkOrder, threads: int) -> int:

@@ -1,0 +1,72 @@
+"""A process that carries out work orders imports what they need, and nothing where all is made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import world
+from latentmake.plan.orders import WorkOrder
+from order_world import key_of, order, put_image
+from trainer_world import make_vae
+from transformers import CLIPTextConfig, CLIPTextModel
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+JOB = """
+import json, runpy, sys
+from types import SimpleNamespace as Values
+
+folder, log, *orders = sys.argv[1:]
+sys.path.append(folder)
+job = Values(log=[log], threads=1, output=["a.receipt.json"], input=Values(orders=orders))
+runpy.run_path(f"{folder}/encode.py", {"snakemake": job})
+print(json.dumps(sorted(sys.modules)))
+"""
+UNUSED = {
+    *("accelerate", "av", "bitsandbytes", "boto3", "botocore", "cv2", "jinja2", "matplotlib"),
+    *("pandas", "peft", "scipy", "sklearn", "sympy", "tensorboard", "torch._dynamo"),
+    *("torch.distributed.tensor", "torchvision", "trio"),
+}
+
+
+def imported(order: WorkOrder) -> set[str]:
+    """Return the modules that a job of an order has imported when it ends."""
+    order.write()
+    command = [sys.executable, "-c", JOB, str(SCRIPTS), "log.txt", str(order.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_a_job_of_images_imports_no_more_than_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_vae(tmp_path / "vae")
+    image = put_image(tmp_path / "a.png", (1, 2, 3))
+    made = order("latents", {"a": image})
+    modules = imported(made)
+    assert {"torch", "diffusers"} <= modules
+    assert not modules & {*UNUSED, "transformers"}
+
+    fresh = order("latents", {"a": image}, found={"16/a": f"{key_of(made, image, '16')}@0"})
+    assert not imported(fresh) & {*UNUSED, "transformers", "torch", "diffusers"}
+
+
+def test_a_job_of_captions_imports_no_more_than_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = world.make_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    sizes |= {"num_hidden_layers": 1, "vocab_size": len(tokenizer)}
+    config = CLIPTextConfig(**sizes, bos_token_id=0, eos_token_id=tokenizer.eos_token_id)
+    CLIPTextModel(config).save_pretrained(tmp_path / "text_encoder")
+    modules = imported(order("text", {"a": "a cat"}))
+    assert {"torch", "transformers"} <= modules
+    # transformers' masks take a function from beside torch's compiler, which takes sympy.
+    assert modules & {*UNUSED, "diffusers"} <= {"sympy"}
