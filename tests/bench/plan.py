@@ -1,10 +1,11 @@
-"""What planning costs, as ratios to a bare Snakemake run that does nothing, measured beside it.
+"""Processor time of planning, as ratios to a Snakemake run that does nothing, measured beside it.
 
     python tests/bench/plan.py [--images 1000 10000 100000] [--folder FOLDER]
 
 For each size: `cold`, a dry run with every target missing; `nothing`, the command again when all
 is built; `edited`, a dry run after one caption changed; all with three resolutions and a caption an
-image. The caches are made by the project's own code with an encoder that does nothing.
+image. `memory` is that of the process, at most. The caches are made by the project's own code with
+an encoder that does nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ["TQDM_DISABLE"] = "1"
 
@@ -121,29 +122,38 @@ def build(folder: Path) -> None:
         os.chdir(before)
 
 
-def seconds(folder: Path, *arguments: str, times: int = 3, expect: str = "") -> float:
-    """Return the median wall time of a Snakemake command, in seconds."""
+class Cost(NamedTuple):
+    """Cost of a command: processor time in seconds, and peak memory in MB."""
+
+    seconds: float
+    memory: float
+
+
+def cost(folder: Path, *arguments: str, times: int = 3, expect: str = "") -> Cost:
+    """Return the median cost of a Snakemake command."""
     found = []
     for _ in range(times):
-        began = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "snakemake", "--cores", "1", *arguments],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        found.append(time.monotonic() - began)
-        if done.returncode or expect not in done.stdout + done.stderr:
-            sys.exit(f"{arguments} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return statistics.median(found)
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "snakemake", "--cores", "1", *arguments],
+                cwd=folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            _, status, used = os.wait4(process.pid, 0)
+            output.seek(0)
+            said = output.read()
+        if status or expect not in said:
+            sys.exit(f"{arguments} failed:\n{said[-3000:]}")
+        found.append(Cost(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024))
+    return Cost(*map(statistics.median, zip(*found, strict=True)))
 
 
 def bare(folder: Path) -> float:
-    """Return how long Snakemake takes to do nothing, in seconds."""
+    """Return the processor time that Snakemake takes to do nothing, in seconds."""
     (folder / "Snakefile").write_text('rule all:\n    input: "there.txt"\n')
     (folder / "there.txt").write_text("")
-    return seconds(folder, times=5, expect="Nothing to be done")
+    return cost(folder, times=5, expect="Nothing to be done").seconds
 
 
 def main() -> None:
@@ -161,20 +171,22 @@ def main() -> None:
             project.mkdir()
             make_project(project, images)
             unit = bare(folder / "bare")
-            cold = seconds(project, "-n", "--quiet", "all", "--", "caches_generated", times=1)
+            cold = cost(project, "-n", "--quiet", "all", "--", "caches_generated", times=1)
             build(project)
-            seconds(project, "caches_generated", times=1)
-            again = seconds(project, "caches_generated", expect="Nothing to be done")
+            cost(project, "caches_generated", times=1)
+            again = cost(project, "caches_generated", expect="Nothing to be done")
             unit = statistics.median([unit, bare(folder / "bare")])
             (project / "data/generated/000000.txt").write_text("another number")
-            edited = seconds(project, "-n", "--quiet", "all", "--", "caches_generated", times=1)
+            edited = cost(project, "-n", "--quiet", "all", "--", "caches_generated", times=1)
             found = [cold, again, edited]
-            rows.append([images, images * TARGETS, unit, *(f"{x / unit:.2f}" for x in found)])
+            figures = [f"{each.seconds / unit:.2f} ({each.memory:.0f})" for each in found]
+            rows.append([images, images * TARGETS, unit, *figures])
             print(tabulate(rows[-1:], tablefmt="plain"), flush=True)
         finally:
             shutil.rmtree(folder)
     print()
-    head = ["images", "targets", "bare [s]", "cold / bare", "nothing / bare", "edited / bare"]
+    ratios = [f"{each} / bare (memory [MB])" for each in ("cold", "nothing", "edited")]
+    head = ["images", "targets", "bare [s]", *ratios]
     print(tabulate(rows, headers=head, floatfmt=".2f"))
 
 
