@@ -76,7 +76,7 @@ def photographs(folder: Path, count: int, size: tuple[int, int], seed: int = 0) 
     dice = np.random.default_rng(seed)
     width, height = size
     across, down = np.fft.rfftfreq(width), np.fft.fftfreq(height)
-    falling = 1.0 / np.maximum(np.hypot(across[None], down[:, None]), 1.0 / width) ** 1.15
+    falling = 1.0 / np.maximum(np.hypot(across[None], down[:, None]), 1.0 / width) ** 1.4
     fields = []
     for _ in range(6):
         noise = np.fft.rfft2(dice.standard_normal((height, width)))
@@ -88,7 +88,6 @@ def photographs(folder: Path, count: int, size: tuple[int, int], seed: int = 0) 
             np.roll(fields[part], (dice.integers(height), dice.integers(width)), (0, 1))
             for part in parts
         )
-        light = light + 0.08 * dice.standard_normal((height, 1), dtype=np.float32)
         y, x, side = (int(dice.integers(limit // 2)) for limit in (height, width, height))
         light[y : y + side + 8, x : x + side + 8] *= -0.8
         pixels = np.stack([light, light + 0.3 * colours[0], light + 0.3 * colours[1]], axis=2)

@@ -102,7 +102,7 @@ def bare(case: dict[str, Any], folder: Path, _: Path) -> tuple[Loop, Loop]:
             encode(sample)
         return len(samples)
 
-    return loop, lambda: loop(8)
+    return loop, lambda: loop(2)
 
 
 def plain(case: dict[str, Any], folder: Path, out: Path) -> tuple[Loop, Loop]:
@@ -138,7 +138,7 @@ def plain(case: dict[str, Any], folder: Path, out: Path) -> tuple[Loop, Loop]:
         done = save_latents(limit) if "latents" in case["kinds"] else 0
         return done + (save_text(limit) if "text" in case["kinds"] else 0)
 
-    return loop, lambda: loop(4)
+    return loop, lambda: loop(1)
 
 
 def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
@@ -173,7 +173,7 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
         )
         return sum(len(order.paths) for order in orders)
 
-    return loop, lambda: loop(4)
+    return loop, lambda: loop(1)
 
 
 def serve(loop: Loop, warm_up: Loop, places: list[Path]) -> None:
