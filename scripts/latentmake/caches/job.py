@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,9 @@ from latentmake.caches.clip_jobs import make_clips, maker_of
 from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.identify import identified
 from latentmake.caches.inputs import Sample, samples_of
-from latentmake.caches.keyed_files import fault_of, holds, link_of_key
+from latentmake.caches.keyed_files import fault_of, has_files, holds, link_of_key
 from latentmake.caches.pipeline import Pipeline
-from latentmake.caches.reading import Reading, unreadable
+from latentmake.caches.reading import Reading, read_ahead, unreadable
 from latentmake.caches.stages import Stages
 from latentmake.errors import SourceError
 from latentmake.files import atomic, cachefile
@@ -87,7 +85,9 @@ class Job:
     def __post_init__(self) -> None:
         self._recipe_text = digest.canonical(self.recipe)
         self.recipe_digest = digest.of_bytes(self._recipe_text.encode())
-        self._spooled, self._stored = spool.keys(), store.keys()
+        # Asked for each target, unless the folder is empty, as it is most often.
+        kept = {spool.SPOOL: spool.spooled, store.STORE: store.stored}
+        self._kept = [path_of for folder, path_of in kept.items() if has_files(folder)]
         self._lock = threading.RLock()  # of all that workers change
         self._launch = threading.Lock()  # held while work is put into a device's queue
 
@@ -128,23 +128,13 @@ class Job:
         making |= set(reading.keys.values())
 
     def _read_ahead(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
-        remote = any(s3.is_remote(item.source or "") for item in items)
-        if remote:
+        if any(s3.is_remote(item.source or "") for item in items):
             threads = max(threads, s3.SIDE_BY_SIDE // 2)  # they mostly wait
         elif self.order.kind == "text" and not any(item.controls for item in items):
             yield from map(self.read, items)  # a caption takes less time than a thread to wake up
             return
-        with ThreadPoolExecutor(threads) as pool, Workers() as workers:
-            ahead: deque[Future[Reading]] = deque()
-            try:
-                for item in items:
-                    ahead.append(pool.submit(self._checked, item, workers))
-                    if len(ahead) > 2 * threads:
-                        yield ahead.popleft().result()
-                while ahead:
-                    yield ahead.popleft().result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        with Workers() as workers:
+            yield from read_ahead(items, lambda item: self._checked(item, workers), threads)
 
     def _checked(self, item: WorkItem, workers: Workers) -> Reading:
         """Read an item; make its clips, if it has any, and drop them."""
@@ -214,10 +204,8 @@ class Job:
 
     def _places(self, target: Target, key: str) -> Iterator[Path]:
         """Yield the files besides its own that may hold a target; most often there are none."""
-        if key in self._spooled:
-            yield spool.spooled(key)
-        if key in self._stored:
-            yield store.stored(key)
+        for path_of in self._kept:
+            yield path_of(key)
         if key in self.before:
             yield Path(self.before[key])
         yield from map(Path, target.at_hand)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,14 @@ from typing import Any
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 
-__all__ = ["fault_of", "holds", "link_of_key"]
+__all__ = ["fault_of", "has_files", "holds", "link_of_key"]
+
+
+def has_files(folder: Path) -> bool:
+    """Whether anything lies in a folder."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return any(True for _ in entries)
+    return False
 
 
 def holds(path: Path, key: str) -> bool:

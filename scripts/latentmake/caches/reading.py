@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,15 @@ from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Target, WorkItem
 from latentmake.sources import s3
 
-__all__ = ["Reading", "digest_source", "read_others", "read_source", "refuse_changed", "unreadable"]
+__all__ = [
+    "Reading",
+    "digest_source",
+    "read_ahead",
+    "read_others",
+    "read_source",
+    "refuse_changed",
+    "unreadable",
+]
 
 
 @dataclass
@@ -42,6 +52,23 @@ class Reading:
     kept: int = 0
     fault: str | None = None
     sources: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def read_ahead(
+    items: Iterable[WorkItem], read: Callable[[WorkItem], Reading], threads: int
+) -> Iterator[Reading]:
+    """Yield the readings of items in their order, few of which are made before they are taken."""
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: deque[Future[Reading]] = deque()
+        try:
+            for item in items:
+                ahead.append(pool.submit(read, item))
+                if len(ahead) > 2 * threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def read_source(path: str, sources: dict[str, list[Any]]) -> tuple[bytes, str]:

@@ -26,7 +26,6 @@ __all__ = [
     "forget_delivered",
     "forget_old",
     "keep_replaced",
-    "keys",
     "spooled",
     "unfinished",
 ]
@@ -38,11 +37,6 @@ _BUILDING = Path(".latentmake/building.lock")
 def spooled(key: str) -> Path:
     """Return the path of a finished target until its job ends."""
     return SPOOL / f"{key}.safetensors"
-
-
-def keys() -> set[str]:
-    """Return the keys of all files."""
-    return {entry.name.partition(".")[0] for entry in _entries()}
 
 
 def unfinished() -> list[str]:
