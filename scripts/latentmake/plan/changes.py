@@ -86,7 +86,13 @@ def changed(
     state = evaluate(items, {*places}, found, [path for path in caches if path not in found])
     if state.unreadable:
         return None
+    all_fresh = not any(each.stale for each in state.parts.values())
     for part in asked.parts:
+        # The digest of all keys is remembered: it must be of all lines. Another plan that runs
+        # beside this one may have replaced the snapshot meanwhile.
+        needed = all_fresh or snapshot.counts[part] is None
+        if needed and snapshot.lines(part) is None:
+            return None
         state.parts[part] = _joined(part, state.parts[part], snapshot, places, {*now})
     state.images = manifest.images_digest(places.values())
     return state, places
@@ -231,7 +237,7 @@ def _joined(
 
     @cache
     def lines() -> Mapping[str, str]:
-        known = snapshot.lines(part)
+        known = snapshot.lines(part) or {}
         found = {stem: evaluated.get(stem) if stem in now else known.get(stem) for stem in places}
         return {stem: line for stem, line in found.items() if line}
 

@@ -72,6 +72,7 @@ class Snapshot:
     _memo: Memo = field(repr=False)
     _name: str
     _stamp: bytes
+    _lines: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)
 
     @property
     def entries(self) -> list[tuple[str, int, int, int, int]] | None:
@@ -91,18 +92,20 @@ class Snapshot:
         found = self._row("items")
         return None if found is None else dict(zip(*found, strict=True))
 
-    def lines(self, part: str) -> dict[str, str]:
-        """Return stem -> lines of its fresh targets; nothing where they are not there any more."""
-        stems, found = self._row("items"), self._row(f"lines {part}")
-        if stems is None or found is None:
-            return {}
-        pairs = zip(stems[0], found, strict=True)
-        return {stem: line for stem, line in pairs if line}
+    def lines(self, part: str) -> dict[str, str] | None:
+        """Return stem -> lines of its fresh targets; None where a later snapshot replaced them."""
+        if part not in self._lines:
+            stems, found = self._row("items"), self._row(f"lines {part}")
+            if stems is None or found is None:
+                return None
+            pairs = zip(stems[0], found, strict=True)
+            self._lines[part] = {stem: line for stem, line in pairs if line}
+        return self._lines[part]
 
     def lines_of(self, asked: Asked) -> Callable[[str], Mapping[str, str]] | None:
         """Return `lines`, where the snapshot is of the very listings of a question."""
         same = (self.scan, self.folder) == (asked.scan.fingerprint, asked.folder.fingerprint)
-        return self.lines if same and not self.dirty else None
+        return (lambda part: self.lines(part) or {}) if same and not self.dirty else None
 
     def _row(self, row: str) -> Any:
         data = self._memo.snapshots.blob(f"{self._name}\n\n{row}")
