@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from pydantic_core import to_json
-
 from latentmake import backends
 from latentmake.config import Config, Run, parse
 from latentmake.entry import exit_on_mistake
@@ -20,13 +18,12 @@ from latentmake.exchange import archives
 from latentmake.exchange.adoption_kinds import plan_adoption
 from latentmake.exchange.ai_training.plan import plan_export, refuse_company
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
-from latentmake.files import atomic
 from latentmake.files.disk import Need
 from latentmake.index.memo import Memo
 from latentmake.plan import spool, workspace
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
-from latentmake.plan.orders import WorkOrder, run_order
+from latentmake.plan.orders import WorkOrder, write_order
 from latentmake.plan.parts import Plan, RunPlan
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan
@@ -140,7 +137,7 @@ class Session:
             self._plan_following(targets, asked, force=force)
             self._plan_pages(targets, trained, asked)
             report(self._facts, self.plan, targets, self._needs, dry=dry)
-            self._file = self._plan_file(asked)
+            self._file = PlanFile.of(self.plan, self._singles, asked)
             if not dry:
                 self._file.write(time.time_ns())
 
@@ -226,7 +223,7 @@ class Session:
             for kind, make in _REQUESTS.items():
                 if f"{kind}_{name}" in targets:
                     made = make(facts, plan, self.runs[name])
-                    asked[name][kind] = _write_order(name, kind, made)
+                    asked[name][kind] = write_order(name, kind, made)
                     self._needs += [made.need] if isinstance(made, ClipsOrder) else []
         for name in self.runs:
             target = f"publish_{name}"
@@ -249,21 +246,6 @@ class Session:
                 if backend is not None and is_asked(name, targets):
                     order = make(self._facts, plan, backend, force=force)
                     asked[name] |= {} if order is None else {word: str(order)}
-
-    def _plan_file(self, asked: Mapping[str, Mapping[str, str]]) -> PlanFile:
-        runs = {name: dict(kinds) for name, kinds in asked.items()}
-        for name, plan in self.plan.runs.items():
-            orders = {
-                "manifest": plan.manifest_order,
-                "train": plan.training_order,
-                "trainer": plan.trainer_order,
-            }
-            runs[name] |= {kind: str(path) for kind, path in orders.items() if path is not None}
-        return PlanFile(
-            jobs={job.rule: [each.name for each in job.orders] for job in self.plan.jobs},
-            singles={path: order.name for path, (order, _) in self._singles.items()},
-            runs=runs,
-        )
 
     # -- the build ----------------------------------------------------------------------------
 
@@ -410,10 +392,3 @@ class Session:
         planning = self._main and not self._imports
         memo = self._facts.memo if planning else None
         return resources_of(self.config.cluster, kind, orders, memo)
-
-
-def _write_order(run: str, kind: str, order: object) -> str:
-    """Write an order of a request; return its path."""
-    path = run_order(run, kind, time.time_ns())
-    atomic.write(path, to_json(order))
-    return str(path)

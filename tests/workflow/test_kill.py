@@ -171,10 +171,8 @@ def test_a_dry_run_of_another_configuration_meanwhile_changes_nothing(built: Pro
 
 
 def test_what_a_killed_writer_left_behind_is_removed(built: Project) -> None:
-    for folder in (".latentmake/spool", "cache/shapes/micro/16"):
-        path = built / folder / ".0123456789abcdef.99999999.1.latentmake-partial"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"half a file")
+    path = built / "cache/shapes/micro/16/.0123456789abcdef.99999999.1.latentmake-partial"
+    path.write_bytes(b"half a file")
     built.run("caches_tiny")
     assert built.temporaries() == []
     assert built.run("caches_tiny").idle

@@ -21,9 +21,10 @@ from latentmake.caches.clip_jobs import make_clips, maker_of
 from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.identify import identified
 from latentmake.caches.inputs import Sample, samples_of
-from latentmake.caches.keyed_files import fault_of, has_files, holds, link_of_key
+from latentmake.caches.keyed_files import has_files, holds, link_of_key
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.reading import Reading, read_ahead, unreadable
+from latentmake.caches.refusals import fault_of, too_large, wrong_values
 from latentmake.caches.stages import Stages
 from latentmake.errors import SourceError
 from latentmake.files import atomic, cachefile
@@ -120,12 +121,16 @@ class Job:
 
         `making` are the keys of all targets that this job has met, to which these are added.
         """
-        progress.update(len(reading.item.targets) - len(reading.missing))
+        self._advance(progress, len(reading.item.targets) - len(reading.missing))
         making |= set(reading.missing.values())
         self.paths |= {key: target.path for target, key in reading.missing.items()}
         with self._lock:
             self._take_in(reading, making)
         making |= set(reading.keys.values())
+
+    def _advance(self, progress: Progress, targets: int) -> None:
+        with self._lock:  # workers and the reading loop both do; tqdm counts no two at a time
+            progress.update(targets)
 
     def _read_ahead(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
         if any(s3.is_remote(item.source or "") for item in items):
@@ -224,8 +229,7 @@ class Job:
         def encode(loaded: Loaded, samples: list[Sample]) -> None:
             count = len(samples)
             self.encode(loaded, samples)
-            with self._lock:
-                progress.update(count)
+            self._advance(progress, count)
 
         with Pipeline(load, encode) as pipeline:
             batches: Batches | CaptionBatches
@@ -250,7 +254,7 @@ class Job:
         making: set[str] = set()
 
         def fail(reading: Reading, left: int, fault: str) -> None:
-            progress.update(left)
+            self._advance(progress, left)
             self.fail(reading.item, reading.content, fault)
 
         make_clips(
@@ -291,7 +295,8 @@ class Job:
                 self.say(f"out of memory with one of {group[0].shape}: trying it in less memory")
                 results = within_memory(self._results, loaded, loaded.frugal, group)
             if results is None:
-                self._refuse_too_large(group[0])
+                why = too_large(group[0], self.order.model_settings)
+                self.refuse(group[0].item, group[0].key, "", *why)
                 continue
             with self.stages.writing():
                 for sample, (tensors, metadata) in zip(group, results, strict=True):
@@ -323,10 +328,7 @@ class Job:
             StorageError: the disk is full or cannot be written.
         """
         if fault := fault_of(tensors, nonzero):
-            hint = "use dtype: float32, or look at the picture and at the model"
-            if self.order.model_settings.scripted:  # scripts know no `dtype`
-                hint = "check its file, and the weights and arguments of the model"
-            self.refuse(item, key, source, f"the encoder returned {fault}", hint)
+            self.refuse(item, key, source, *wrong_values(fault, self.order.model_settings))
             return
         path = self.paths[key]
         stamp = cachefile.stamp(key=key, source=source, recipe=self._recipe_text)
@@ -366,18 +368,6 @@ class Job:
         """Refuse the content of an item's target, named by its key; see `refused`."""
         self.refused[key] = (source, what, hint)
         self.fail(item, source, str(SourceError(what, where=item.place, hint=hint)))
-
-    def _refuse_too_large(self, sample: Sample) -> None:
-        what = "memory does not suffice to encode it, even alone"
-        hint = "end other programs and give the same command again"
-        if not isinstance(sample.content, str):
-            what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
-            hint += ", or lower the resolution"
-            model = self.order.model_settings
-            key = "vae_cache_cpu" if model.spec.video else "vae_tiling"
-            if not getattr(model, key):
-                hint += f"; `{key}: true` in the model makes all its latents again, in tiles"
-        self.refuse(sample.item, sample.key, "", what, hint)
 
     def refuse_equal(self) -> None:
         """Refuse the items whose content equals that of a refused one."""

@@ -1,17 +1,15 @@
-"""Cache files by their key: whether one holds it, links to it, faults of what would get it."""
+"""Cache files by their key: whether one holds it, links to it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 
-__all__ = ["fault_of", "has_files", "holds", "link_of_key"]
+__all__ = ["has_files", "holds", "link_of_key"]
 
 
 def has_files(folder: Path) -> bool:
@@ -39,17 +37,3 @@ def link_of_key(existing: Path, path: Path, key: str) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def fault_of(tensors: dict[str, Any], nonzero: Collection[str] | None = None) -> str | None:
-    """Return what is wrong with the tensors of a target: NaN, infinity, all zeros.
-
-    `nonzero` names those that cannot be all zeros; by default none can.
-    """
-    for name, tensor in tensors.items():
-        small = tensor.is_floating_point() and tensor.element_size() == 1
-        if not (tensor.float() if small else tensor).isfinite().all():  # torch has none for 8 bits
-            return f"NaN or infinity ({name})"
-        if (nonzero is None or name in nonzero) and not tensor.any():
-            return f"nothing but zeros ({name})"
-    return None

@@ -83,12 +83,12 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:
     """Write a file, whose bytes come in pieces; return its stat.
 
-    No name of it stays that another writer has, on this machine or another. With so few system
-    calls as can be: there are hundreds of thousands of cache files.
+    Its temporary name is unique over writers and machines. As few system calls as possible: there
+    are hundreds of thousands of cache files.
     """
     place = os.fspath(path)
     folder = os.path.dirname(place)  # noqa: PTH120 -- a Path takes as long as the system's calls
-    temporary = f"{folder}/" * bool(folder) + f".{_own_name()}{TEMPORARY_SUFFIX}"
+    temporary = f"{folder}/" * bool(folder) + f".{_new_name()}{TEMPORARY_SUFFIX}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         try:
@@ -113,11 +113,12 @@ def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:
     return stat
 
 
-def _own_name() -> str:
-    """Return a name that no other thread of any process has."""
+def _new_name() -> str:
+    """Return a name that no writer has or had: another build may remove it as a leftover."""
     if getattr(_own, "process", None) != os.getpid():  # a new thread, or a copy of its process
-        _own.process, _own.name = os.getpid(), uuid.uuid4().hex
-    return str(_own.name)
+        _own.process, _own.name, _own.count = os.getpid(), uuid.uuid4().hex, 0
+    _own.count += 1
+    return f"{_own.name}.{_own.count}"
 
 
 def _write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:

@@ -11,7 +11,6 @@ from latentmake.layouts import kind_of
 from latentmake.plan import holdout, manifest
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import PROMPTS, Part, RunPlan, part_names, read_lock, run_folder
-from latentmake.plan.spool import unfinished
 from latentmake.plan.staleness import PartState
 
 __all__ = ["manifest_items", "plan_manifest"]
@@ -67,7 +66,7 @@ def plan_manifest(
         skip=skip,
         items=[] if dry else [*manifest_items(facts, run, known, texts)],
         faults=skipped,
-        orphans=sorted(orphans + unfinished()),
+        orphans=sorted(orphans),
         planned=time.time_ns(),
         layout=facts.layout(run.model).name,
         replaced=[each.partition("@")[0] for each in replaced if each is not None],

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from latentmake import digest, layouts
 from latentmake.config import Dataset, ExternalProgram, Model, MusubiTuner
@@ -35,6 +36,7 @@ __all__ = [
     "all_of",
     "one_or_all",
     "run_order",
+    "write_order",
 ]
 
 FOLDER = Path(".latentmake/orders")
@@ -304,3 +306,10 @@ def _target(values: list[Any]) -> Target:
 def run_order(run: str, kind: str, planned: int) -> Path:
     """Return the path of a run's order of a kind (`manifest`, ...), of a plan of some time (ns)."""
     return RUNS / f"{run}.{planned}.{kind}.json"
+
+
+def write_order(run: str, kind: str, order: object) -> str:
+    """Write a run's order of a kind, planned now; return its path."""
+    path = run_order(run, kind, time.time_ns())
+    atomic.write(path, to_json(order))
+    return str(path)

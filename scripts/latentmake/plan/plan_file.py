@@ -7,7 +7,7 @@ planning process writes this file; the others find its path in an environment va
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -16,6 +16,7 @@ from latentmake.errors import LatentmakeError
 from latentmake.files import atomic
 from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import FOLDER, RUNS, WorkOrder
+from latentmake.plan.parts import Plan
 
 __all__ = ["VARIABLE", "PlanFile"]
 
@@ -36,6 +37,34 @@ class PlanFile(BaseModel):
     jobs: dict[str, list[str]] = {}
     singles: dict[str, str] = {}
     runs: dict[str, dict[str, str]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        singles: Mapping[str, tuple[WorkOrder, bool]],
+        asked: Mapping[str, Mapping[str, str]],
+    ) -> PlanFile:
+        """Return that of a plan.
+
+        Args:
+            plan: of the runs asked for.
+            singles: cache file asked for by its name -> its work order, and whether it is stale.
+            asked: run -> kind of a request -> path of its order.
+        """
+        runs = {name: dict(kinds) for name, kinds in asked.items()}
+        for name, own in plan.runs.items():
+            orders = {
+                "manifest": own.manifest_order,
+                "train": own.training_order,
+                "trainer": own.trainer_order,
+            }
+            runs[name] |= {kind: str(path) for kind, path in orders.items() if path is not None}
+        return cls(
+            jobs={job.rule: [each.name for each in job.orders] for job in plan.jobs},
+            singles={path: order.name for path, (order, _) in singles.items()},
+            runs=runs,
+        )
 
     def write(self, planned: int) -> None:
         """Write it for a plan of some time (ns), and set the environment variable."""

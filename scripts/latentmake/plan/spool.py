@@ -1,6 +1,7 @@
-"""The spool: finished targets of running jobs, and files that running jobs replace.
+"""The spool: cache files that a build replaces, kept until it has ended well.
 
-A file is named by its key. It is deleted when its target has been delivered, or after a week.
+A file is named by its key. It is deleted once it has another name, that of a target, or after a
+week.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import BinaryIO
 
 from latentmake.errors import CacheError
 from latentmake.files import cachefile
-from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Target, WorkOrder
 
@@ -27,7 +27,6 @@ __all__ = [
     "forget_old",
     "keep_replaced",
     "spooled",
-    "unfinished",
 ]
 
 SPOOL = Path(".latentmake/spool")
@@ -35,13 +34,8 @@ _BUILDING = Path(".latentmake/building.lock")
 
 
 def spooled(key: str) -> Path:
-    """Return the path of a finished target until its job ends."""
+    """Return the path that the file of a key has in the spool."""
     return SPOOL / f"{key}.safetensors"
-
-
-def unfinished() -> list[str]:
-    """Return the temporary files that killed writers left in the spool."""
-    return [str(path) for path in SPOOL.glob(f".*{TEMPORARY_SUFFIX}")]
 
 
 def begin(orders: Sequence[WorkOrder]) -> BinaryIO | None:
@@ -86,9 +80,8 @@ def end(held: BinaryIO | None, orders: Iterable[WorkOrder], keep: int) -> None:
 def keep_replaced(orders: Iterable[WorkOrder]) -> None:
     """Link the files under the names of some orders' targets into the spool.
 
-    Snakemake deletes a job's outputs before it runs. If the job fails, or its configuration is
-    taken back, the next job takes them from there; so does this one, where another build has made
-    its targets since they were planned.
+    Jobs replace them, and Snakemake deletes those that a job declares. If an edit or a change of
+    the configuration is taken back, the next job takes them from there.
     """
     for target in _targets(orders):
         with contextlib.suppress(OSError, CacheError):  # it spares work, no more
@@ -105,7 +98,7 @@ def _targets(orders: Iterable[WorkOrder]) -> Iterator[Target]:
 
 
 def forget_old(keep: set[str]) -> None:
-    """Delete delivered files, and files of a week ago except the orders of the names in `keep`."""
+    """Delete files with another name, and those of a week ago but orders named in `keep`."""
     limit = time.time() - KEPT_SECONDS
     for path in [*FOLDER.glob("*"), *RUNS.glob("*")]:
         with contextlib.suppress(FileNotFoundError):  # another plan may clean up as well

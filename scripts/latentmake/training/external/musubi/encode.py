@@ -1,7 +1,7 @@
 """Encoding by musubi-tuner's own scripts: run for missing targets, checked, stamped as ours.
 
 The scripts know nothing of staleness, so they get a dataset of just these items and an empty cache
-folder. Their files go through the spool like those of our encoders.
+folder. Their files get their names like those of our encoders.
 
 A script dies of the first item that it cannot encode. It is then run again without that one: an
 item that its last words name, or else the first one left undone by a run that takes them in order.
@@ -42,7 +42,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress: Progress) -> None:
-    """Put the targets of some items into the spool, encoded by musubi-tuner's own scripts.
+    """Make the targets of some items by musubi-tuner's own scripts.
 
     Each source is decoded here before: one bad picture would end the script for all others.
 

@@ -1,4 +1,4 @@
-"""Check of the files that musubi-tuner's caching scripts write, and their way into the spool.
+"""Check of the files that musubi-tuner's caching scripts write, and their way into the cache.
 
 A file is taken as soon as it is complete, while the script goes on: what is finished survives a
 job that is killed.
@@ -37,7 +37,7 @@ _KEPT_OUTPUT = 1 << 12  # bytes of output in which the end of a message may stil
 
 
 class Taker:
-    """Takes finished files into the spool while a script runs: a context manager around it.
+    """Takes finished files into the cache while a script runs: a context manager around it.
 
     The scripts replace NaN by zeros and say so in their output alone, before they write the file:
     each file is taken a moment after it was found, when that output has been read.
@@ -47,7 +47,7 @@ class Taker:
         taken: how many were taken or refused.
 
     Args:
-        job: whose spool gets them.
+        job: that they are for.
         awaited: the files.
         log: that gets the script's output.
         progress: counts them.

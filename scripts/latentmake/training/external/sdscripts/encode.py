@@ -1,8 +1,7 @@
 """Encoding by sd-scripts' own strategies: run for missing targets, checked, stamped as ours.
 
 Its tools cache for few architectures, so that a driver of ours (`driver.py`) calls its strategies
-in its environment. What it finishes is taken into the spool while it goes on, like the files of our
-encoders.
+in its environment. What it finishes gets its name while it goes on, like the files of our encoders.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class _Wanted(NamedTuple):
 def make_by_strategies(
     job: Job, items: Sequence[WorkItem], threads: int, progress: Progress
 ) -> None:
-    """Put the targets of some items into the spool, encoded by sd-scripts' own strategies.
+    """Make the targets of some items by sd-scripts' own strategies.
 
     Each source is decoded here before, so that bad ones are named as with our encoders.
 
@@ -92,7 +91,7 @@ def make_by_strategies(
 
 
 class _Taker:
-    """Takes finished files into the spool while the driver goes on, in a thread.
+    """Takes finished files into the cache while the driver goes on, in a thread.
 
     Attributes:
         left: key -> targets that the driver has told nothing of.
@@ -263,7 +262,7 @@ def _fitted(order: WorkOrder, wanted: _Wanted) -> Any:
 
 
 def _take(job: Job, wanted: _Wanted, folder: Path, fault: str | None) -> None:
-    """Check the file of a target, and put it into the spool under our key.
+    """Check the file of a target, and store it under its name with our key.
 
     `fault` is why there is none.
     """

@@ -1,0 +1,46 @@
+"""Refusals: content that cannot be cached, with a hint for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from latentmake.caches.inputs import Sample
+from latentmake.config import Model
+
+__all__ = ["fault_of", "too_large", "wrong_values"]
+
+
+def fault_of(tensors: dict[str, Any], nonzero: Collection[str] | None = None) -> str | None:
+    """Return what is wrong with the tensors of a target: NaN, infinity, all zeros.
+
+    `nonzero` names those that cannot be all zeros; by default none can.
+    """
+    for name, tensor in tensors.items():
+        small = tensor.is_floating_point() and tensor.element_size() == 1
+        if not (tensor.float() if small else tensor).isfinite().all():  # torch has none for 8 bits
+            return f"NaN or infinity ({name})"
+        if (nonzero is None or name in nonzero) and not tensor.any():
+            return f"nothing but zeros ({name})"
+    return None
+
+
+def wrong_values(fault: str, model: Model) -> tuple[str, str]:
+    """Return what is wrong with a target of a fault of `fault_of`, and a hint."""
+    hint = "use dtype: float32, or look at the picture and at the model"
+    if model.scripted:  # scripts know no `dtype`
+        hint = "check its file, and the weights and arguments of the model"
+    return f"the encoder returned {fault}", hint
+
+
+def too_large(sample: Sample, model: Model) -> tuple[str, str]:
+    """Return what is wrong with a sample for which memory does not suffice, and a hint."""
+    what = "memory does not suffice to encode it, even alone"
+    hint = "end other programs and give the same command again"
+    if not isinstance(sample.content, str):
+        what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
+        hint += ", or lower the resolution"
+        key = "vae_cache_cpu" if model.spec.video else "vae_tiling"
+        if not getattr(model, key):
+            hint += f"; `{key}: true` in the model makes all its latents again, in tiles"
+    return what, hint
