@@ -10,6 +10,7 @@ import torch
 
 from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
+from latentmake.caches.encoders.recorded import Recorded
 from latentmake.caches.encoders.transfer import download, stacked
 from latentmake.caches.inputs import Sample
 from latentmake.config import Model
@@ -41,6 +42,8 @@ class ImageEncoder:
         self.vae: AutoencoderKL = load_vae(model.vae, device, dtype, decoder=False)
         if model.vae_tiling:
             tile(self.vae)
+        elif device.type == "cpu":
+            self.vae.encoder = Recorded(self.vae.encoder)
 
     def encode(self, samples: list[Sample], *, flipped: bool = False) -> torch.Tensor:
         """Encode samples, or their mirror images, to unscaled latents [N, C, h, w], float32.
