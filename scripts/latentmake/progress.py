@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ def environment() -> dict[str, str]:
 class Progress(_Bar):
     """tqdm's bar on a terminal; elsewhere a line every 30 s, none in the first 30.
 
+    Several threads may update it.
+
     Attributes:
         status: returns words for the end of the bar or line, whenever that is drawn.
     """
@@ -51,6 +54,7 @@ class Progress(_Bar):
     status: Callable[[], str] | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        self._updating = threading.Lock()
         self._lines = not _on_terminal()
         self._due = time.monotonic() + _SECONDS
         if self._lines:
@@ -64,6 +68,11 @@ class Progress(_Bar):
                 "unit": f" {options.get('unit', 'it')}",
             }
         super().__init__(*args, **options)
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count further steps; tqdm itself takes no lock for that."""
+        with self._updating:
+            return super().update(n)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         """Draw the bar, or write a line where one is due; return True where something was drawn."""

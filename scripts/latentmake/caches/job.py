@@ -121,16 +121,12 @@ class Job:
 
         `making` are the keys of all targets that this job has met, to which these are added.
         """
-        self._advance(progress, len(reading.item.targets) - len(reading.missing))
+        progress.update(len(reading.item.targets) - len(reading.missing))
         making |= set(reading.missing.values())
         self.paths |= {key: target.path for target, key in reading.missing.items()}
         with self._lock:
             self._take_in(reading, making)
         making |= set(reading.keys.values())
-
-    def _advance(self, progress: Progress, targets: int) -> None:
-        with self._lock:  # workers and the reading loop both do; tqdm counts no two at a time
-            progress.update(targets)
 
     def _read_ahead(self, items: Sequence[WorkItem], threads: int) -> Iterator[Reading]:
         if any(s3.is_remote(item.source or "") for item in items):
@@ -229,7 +225,7 @@ class Job:
         def encode(loaded: Loaded, samples: list[Sample]) -> None:
             count = len(samples)
             self.encode(loaded, samples)
-            self._advance(progress, count)
+            progress.update(count)
 
         with Pipeline(load, encode) as pipeline:
             batches: Batches | CaptionBatches
@@ -254,7 +250,7 @@ class Job:
         making: set[str] = set()
 
         def fail(reading: Reading, left: int, fault: str) -> None:
-            self._advance(progress, left)
+            progress.update(left)
             self.fail(reading.item, reading.content, fault)
 
         make_clips(
