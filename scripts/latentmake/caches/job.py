@@ -6,7 +6,6 @@ plan finds what this one finished. One bad source stops no other.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.reading import Reading, read_ahead, unreadable
 from latentmake.caches.refusals import fault_of, too_large, wrong_values
 from latentmake.caches.stages import Stages
+from latentmake.caches.turns import Turns
 from latentmake.errors import SourceError
 from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
@@ -90,7 +90,7 @@ class Job:
         kept = {spool.SPOOL: spool.spooled, store.STORE: store.stored}
         self._kept = [path_of for folder, path_of in kept.items() if has_files(folder)]
         self._lock = threading.RLock()  # of all that workers change
-        self._launch = threading.Lock()  # held while work is put into a device's queue
+        self._turns = Turns()  # one at a time puts work into a device's queue
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -266,8 +266,9 @@ class Job:
     def encode(self, loaded: Loaded, samples: list[Sample]) -> None:
         """Encode samples of one shape, and write their targets.
 
-        Out of memory: retry with half of them, and with one alone in the frugal way. If that fails
-        too, it is refused: no target's bytes depend on how much memory was free.
+        Out of memory: retry with half of them, with one while no other worker encodes, and with it
+        in the frugal way. If that fails too, it is refused: no target's bytes depend on how much
+        memory was free.
         """
         from latentmake.caches.encoders.device import within_memory
 
@@ -287,9 +288,11 @@ class Job:
                 self.say(f"out of memory with {len(group)} at once: trying half as many")
                 groups += [group[half:], group[:half]]
                 continue
+            if results is None and loaded.workers > 1 and not loaded.queues:
+                results = within_memory(self._results, loaded, loaded.encode, group, alone=True)
             if results is None and loaded.frugal is not None:
                 self.say(f"out of memory with one of {group[0].shape}: trying it in less memory")
-                results = within_memory(self._results, loaded, loaded.frugal, group)
+                results = within_memory(self._results, loaded, loaded.frugal, group, alone=True)
             if results is None:
                 why = too_large(group[0], self.order.model_settings)
                 self.refuse(group[0].item, group[0].key, "", *why)
@@ -299,10 +302,10 @@ class Job:
                     self.store(sample.item, sample.key, sample.source, tensors, metadata)
 
     def _results(
-        self, loaded: Loaded, encode: Encoder, samples: list[Sample]
+        self, loaded: Loaded, encode: Encoder, samples: list[Sample], *, alone: bool = False
     ) -> list[tuple[dict[str, Any], dict[str, str]]]:
         with self.stages.encoding():
-            with self._launch if loaded.queues else contextlib.nullcontext():
+            with self._turns.alone() if alone or loaded.queues else self._turns.shared():
                 encoded = encode(samples)
             return list(encoded)
 

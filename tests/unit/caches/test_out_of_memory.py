@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -236,6 +239,33 @@ def test_one_that_does_not_fit_alone_is_named_and_stops_no_other(batch_size: int
     assert sorted(again.stems) == ["00", "02", "03", "04"]
     receipt = carry(order("latents", cats(5)), Encoder())
     assert receipt.counts["kept"] == 4 and receipt.counts["encoded"] == 1
+
+
+def test_those_that_have_no_room_side_by_side_are_encoded_one_by_one() -> None:
+    encoder, both = Encoder(), threading.Barrier(2)
+    calls: list[str] = []
+    inside: list[str] = []
+    most: list[int] = []
+
+    def crowded(samples: list[Sample]) -> Encoded:
+        stem = samples[0].item.stem
+        is_first = stem not in calls
+        calls.append(stem)
+        if is_first:
+            both.wait(60)
+            raise MemoryError
+        inside.append(stem)
+        time.sleep(0.05)
+        most.append(len(inside))
+        inside.remove(stem)
+        return encoder(samples)
+
+    job, loaded = job_of("plain"), Loaded(crowded, 1, workers=2)
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(encode, job, loaded, [sample(x, "plain")]) for x in range(2)]:
+            each.result()
+    assert job.counts["encoded"] == 2 and not job.failed
+    assert most == [1, 1]
 
 
 def test_of_wan_the_line_names_what_takes_less_memory(tmp_path: Path) -> None:
