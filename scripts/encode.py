@@ -1,14 +1,16 @@
 """Rules encode_*, reuse_*, latents and text: carry out work orders of one model."""
 
-from pathlib import Path
-
-from latentmake.backends import encoder_of
-from latentmake.caches.gpu import lease
-from latentmake.caches.several import carry_out_all
 from latentmake.entry import logged
-from latentmake.plan.orders import WorkOrder
 
 with logged(snakemake.log[0]) as say:
+    # Not before: most of a job's imports, and Ctrl-C in the middle of them gets one line, too.
+    from pathlib import Path
+
+    from latentmake.backends import encoder_of
+    from latentmake.caches.gpu import lease
+    from latentmake.caches.several import carry_out_all
+    from latentmake.plan.orders import WorkOrder
+
     carry_out_all(
         (WorkOrder.read(Path(path)) for path in snakemake.input.orders),
         say=say,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +15,22 @@ import pytest
 import world
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import read_header
-from project import NOTHING, Counts, Project, kill_group, stopped
+from project import NOTHING, ROOT, Counts, Project, kill_group, stopped
 
 STEMS = [f"item{number}" for number in range(8)]
 FINISHED = 3
 CACHES = "cache/shapes/micro/16"
+
+# What Snakemake gives a script, and a Ctrl-C in the middle of its imports.
+_INTERRUPTED = """
+import os, signal, sys, types
+snakemake = types.SimpleNamespace(log=["job.log"])
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == "latentmake.plan.orders":
+        os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(interrupt)
+"""
 
 
 @pytest.fixture
@@ -89,6 +102,22 @@ def test_an_interrupted_build_goes_on_where_it_was(stopping: Project) -> None:
     assert FINISHED <= finished < len(STEMS)  # those in hand were finished
     assert stopping.temporaries() == []
     _finishes(stopping, finished)
+
+
+def test_a_job_interrupted_while_it_imports_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        _INTERRUPTED + (ROOT / "scripts/encode.py").read_text(encoding="utf-8")
+    )
+    done = subprocess.run(
+        [sys.executable, "job.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    line = "interrupted: finished work is kept\n"
+    assert (done.returncode, done.stderr, (tmp_path / "job.log").read_text()) == (130, line, line)
 
 
 def test_killing_everything_at_once_costs_no_finished_item(stopping: Project) -> None:
