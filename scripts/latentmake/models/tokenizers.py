@@ -99,7 +99,7 @@ class TokenCache:
             backend: Any = tokenizer.backend_tokenizer
             backend.no_padding()
             backend.no_truncation()
-        self._whole = lru_cache(_REMEMBERED)(self._tokenized)
+        self._uncut = lru_cache(_REMEMBERED)(self._tokenized)
 
     def _tokenized(self, caption: str) -> array[int]:
         if self.tokenizer.is_fast:
@@ -111,7 +111,7 @@ class TokenCache:
 
     def ids(self, caption: str, longest: int | None = None) -> list[int]:
         """Return a caption's tokens with BOS and EOS, `longest` of all at the most."""
-        ids = self._whole(caption)
+        ids = self._uncut(caption)
         if longest is None or len(ids) <= longest:
             return list(ids)
         end = self._special - self._before
@@ -119,7 +119,7 @@ class TokenCache:
 
     def count(self, caption: str) -> int:
         """Return how many tokens a caption has, before it is cut."""
-        return len(self._whole(caption)) - self._special
+        return len(self._uncut(caption)) - self._special
 
 
 # -- CLIP's chunks --------------------------------------------------------------------------------

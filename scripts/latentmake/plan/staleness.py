@@ -161,7 +161,7 @@ def evaluate(
         found: listing of the cache folder, or of the files that may be of these items.
         layout: of the targets.
         settings: the dataset's section of the configuration; None for prompts.
-        gone: cache files that were there before, where `found` lists not the whole folder.
+        gone: cache files that were there before, where `found` lists some of the files alone.
 
     Raises:
         CacheError: something that is no cache lies in the place of one, or of a folder of them.
