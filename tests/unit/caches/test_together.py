@@ -258,4 +258,4 @@ def test_a_caption_is_tokenized_once_while_it_is_remembered(root: Path) -> None:
         encoder.length(caption)
         encoder.encode([caption])
         encoder.tokens.count(caption)
-    assert encoder.tokens._whole.cache_info().misses == len(set(MIXED))
+    assert encoder.tokens._uncut.cache_info().misses == len(set(MIXED))
