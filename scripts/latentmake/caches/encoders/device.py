@@ -35,16 +35,22 @@ def pick_device() -> torch.device:
     return torch.device("cpu")
 
 
-def compute_dtype(device: torch.device, name: str, say: Callable[[str], None]) -> torch.dtype:
+def compute_dtype(
+    device: torch.device, name: str, say: Callable[[str], None], *, cpu_bfloat16: bool = False
+) -> torch.dtype:
     """Return the dtype to compute in: that of the caches if the device has it, else float32.
 
-    A CPU always computes in float32, and the result is rounded once, when it is written: half
-    precision is slow there and loses accuracy for nothing.
+    A CPU computes in float32, and the result is rounded once, when it is written: half precision is
+    slow there as a rule, and loses accuracy. With `cpu_bfloat16` one that has instructions for
+    bfloat16 computes in it.
     """
     dtype = DTYPES[name]
     if dtype == torch.float32:
         return dtype
     has_it = device.type != "cpu"
+    if not has_it and cpu_bfloat16 and dtype == torch.bfloat16:
+        found = torch.cpu.get_capabilities()
+        has_it = bool(found.get("avx512_bf16") or found.get("amx_bf16"))
     if device.type == "cuda" and dtype == torch.bfloat16:
         has_it = torch.cuda.is_bf16_supported(including_emulation=False)
     if not has_it:
