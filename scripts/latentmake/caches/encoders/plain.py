@@ -38,6 +38,7 @@ class ImageEncoder:
 
         logging.set_verbosity_error()
         self._model = model
+        self._device = device
         dtype = compute_dtype(device, model.vae_dtype or model.dtype, say)
         self.vae: AutoencoderKL = load_vae(model.vae, device, dtype, decoder=False)
         if model.vae_tiling:
@@ -52,7 +53,7 @@ class ImageEncoder:
         """
         from latentmake.caches.encoders.vae import encode_images
 
-        pixels = stacked([np.asarray(sample.content) for sample in samples], self.vae.device)
+        pixels = stacked([np.asarray(sample.content) for sample in samples], self._device)
         seeds = None
         if self._model.posterior == "sample":
             # From the seed and the key alone: no neighbour changes an item's noise.

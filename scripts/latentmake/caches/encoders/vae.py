@@ -133,11 +133,12 @@ def encode_images(
     Returns:
         [N, C, H / factor, W / factor], float32, on the VAE's device.
     """
-    images = upload(pixels, vae.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
+    weight = next(vae.parameters())  # the network itself asks all its layers, for a millisecond
+    images = upload(pixels, weight.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
     # With interleaved channels a CPU's convolutions and normalisations are many times less exact
     # (tests/bench/exactness.py).
     images = images.contiguous()
-    posterior = vae.encode(images.to(vae.dtype)).latent_dist
+    posterior = vae.encode(images.to(weight.dtype)).latent_dist
     latents: torch.Tensor = posterior.mean.float()
     if seeds is None:
         return latents

@@ -56,9 +56,14 @@ def lanczos(pixels: Array, size: Size) -> Array:
     if not hasattr(torch.ops.aten, "_upsample_lanczos2d_aa"):
         return by_pillow(pixels, size)
     planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    scaled = torch.nn.functional.interpolate(
-        planes, (size.height, size.width), mode="lanczos", antialias=True
-    )
+    threads = torch.get_num_threads()  # of this thread, which is one of several that read
+    torch.set_num_threads(1)
+    try:
+        scaled = torch.nn.functional.interpolate(
+            planes, (size.height, size.width), mode="lanczos", antialias=True
+        )
+    finally:
+        torch.set_num_threads(threads)
     found: Array = scaled[0].permute(1, 2, 0).numpy()
     return found
 
