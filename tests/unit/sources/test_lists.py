@@ -477,7 +477,7 @@ def test_orders_hold_timestamps_and_rotation_only_where_they_count(tmp_path: Pat
 def test_a_video_that_hung_is_named_at_once_in_the_next_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    video_world.write_video(tmp_path / "a.mp4", "mpeg4", 9)
+    video_world.write_video(tmp_path / "a.mp4", "mpeg4", 600)  # decoding takes a while
     path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"})
     monkeypatch.setattr("latentmake.files.frames.workers.READ_TIMEOUT", 1e-06)
     with Memo(tmp_path / "memo.sqlite") as memo:
