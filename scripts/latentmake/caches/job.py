@@ -351,17 +351,14 @@ class Job:
 
     def fail(self, item: WorkItem, content: str, line: str) -> None:
         """Note a faulty item; the job goes on with the others."""
-        with self._lock:
-            self._fail(item, content, line)
-
-    def _fail(self, item: WorkItem, content: str, line: str) -> None:
-        self.say(f"faulty: {line}")
-        self.failed[item.stem] = line
         order, beside = self.order, {"controls": item.controls, "layers": item.layers}
         fault = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
         fault |= {"recipe": self.recipe_digest, "stem": item.stem, "path": item.source or ""}
         fault |= {name: "\n".join(paths) for name, paths in beside.items() if paths}
-        self.faults.append({**fault, "digest": content, "line": line})
+        with self._lock:
+            self.say(f"faulty: {line}")
+            self.failed[item.stem] = line
+            self.faults.append({**fault, "digest": content, "line": line})
 
     def refuse(self, item: WorkItem, key: str, source: str, what: str, hint: str) -> None:
         """Refuse the content of an item's target, named by its key; see `refused`."""

@@ -40,9 +40,11 @@ class Recorded(torch.nn.Module):
             with self._lock:
                 if values.shape not in self._is_equal:
                     return self._compare(values)
-        if not self._is_equal[values.shape]:
-            return self._timed(values)[0]
-        return self._replay(values)
+        return (self._replay if self._is_equal[values.shape] else self._run)(values)
+
+    def _run(self, values: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.network(values)
+        return found
 
     def _replay(self, values: torch.Tensor) -> torch.Tensor:
         assert self._recording is not None
@@ -59,8 +61,7 @@ class Recorded(torch.nn.Module):
 
     def _timed(self, values: torch.Tensor) -> tuple[torch.Tensor, float]:
         began = time.perf_counter()
-        found: torch.Tensor = self.network(values)
-        return found, time.perf_counter() - began
+        return self._run(values), time.perf_counter() - began
 
     def _records(self, values: torch.Tensor, expected: torch.Tensor) -> bool:
         """Record the network if it is not yet; return whether the recording gives what it does."""
