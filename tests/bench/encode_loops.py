@@ -145,7 +145,7 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     """Return what carries out all work orders, and what warms the encoder up."""
     sys.path.insert(0, str(ROOT / "scripts"))
     os.chdir(folder)
-    from latentmake.caches.encoders import load
+    from latentmake.caches.encode import load_encoder
     from latentmake.caches.several import carry_out_all
     from latentmake.config import parse
     from latentmake.index.memo import Memo
@@ -160,7 +160,7 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     with Memo(MEMO) as memo:
         orders = make_plan(Facts(parse(case["config"]), memo), ["bench"]).orders
     orders = [order for order in orders if order.kind == case["kind"]]
-    encoder = load.encoder(orders[0], threads=threads, say=say)
+    encoder = load_encoder(orders[0], threads, say, True)
 
     def loop(limit: int | None = None) -> int:
         carry_out_all(  # as a job does: what one order made is linked by the next

@@ -32,7 +32,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "worlds")]
 
-from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos  # noqa: E402
+from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_of  # noqa: E402
 from latentmake.geometry.buckets import Size  # noqa: E402
 from picture_world import HARD, PHOTOGRAPHS, Pixels, Shape, encoded, leaves, psnr  # noqa: E402
 
@@ -49,8 +49,8 @@ def opened(data: bytes) -> Image.Image:
 
 def by_torch(data: bytes, sizes: Sequence[Size]) -> list[Pixels]:
     """As the plain layout does."""
-    pixels = array_of(opened(data))
-    return [np.ascontiguousarray(lanczos(pixels, size)) for size in sizes]
+    pixels = view_of(opened(data))
+    return [np.ascontiguousarray(lanczos(pixels, size)[..., :3]) for size in sizes]
 
 
 def pillow(gap: float | None) -> Way:

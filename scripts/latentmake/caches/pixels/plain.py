@@ -9,7 +9,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageColor
 
 from latentmake.caches.inputs import Sample, SourceBytes
-from latentmake.caches.pixels.arrays import Array, array_of, lanczos
+from latentmake.caches.pixels.arrays import Array, lanczos, view_of
 from latentmake.config import Dataset
 from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Size, placement
@@ -41,7 +41,7 @@ def samples_of(
     """
     settings, path = order.dataset_settings, source.item.source or ""
     image = decode(source.data, path, settings)
-    pixels = array_of(image)
+    pixels = view_of(image)
     return [
         Sample(
             key,
@@ -116,7 +116,7 @@ def fit(pixels: Array, resolution: tuple[int, int], settings: Dataset, path: str
     The pixels of a resolution are the same whichever others are made of the image.
 
     Args:
-        pixels: [height, width, 3], writable.
+        pixels: [height, width, 3 or 4], writable; channels after the third are dropped.
         resolution: width and height asked for.
         settings: of the dataset.
         path: of the image.
@@ -131,4 +131,5 @@ def fit(pixels: Array, resolution: tuple[int, int], settings: Dataset, path: str
     resized, left, top, target = placement(size, resolution, settings, path)
     if size != resized:
         pixels = lanczos(pixels, resized)
-    return np.ascontiguousarray(pixels[top : top + target.height, left : left + target.width])
+    found = pixels[top : top + target.height, left : left + target.width, :3]
+    return np.array(found, order="C")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.caches.inputs import SourceBytes
 from latentmake.caches.pixels import plain, sdscripts, wan
-from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos
+from latentmake.caches.pixels.arrays import array_of, by_pillow, lanczos, view_of
 from latentmake.config import Dataset, Model
 from latentmake.geometry.buckets import Size, place, placement
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
@@ -108,6 +108,17 @@ def test_an_array_of_an_image_is_the_image(mode: str, size: tuple[int, int]) -> 
     found = array_of(image)
     assert np.array_equal(found, np.asarray(image))
     assert found.flags.writeable
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 5), (700, 900), (2, 300_000), (6000, 5600)], ids=str)
+def test_a_view_of_an_image_is_the_image_though_others_come_and_go(size: tuple[int, int]) -> None:
+    image = Image.fromarray(noise(size[::-1]))
+    expected, found = np.array(image), view_of(image)
+    assert found.flags.writeable  # or torch warns
+    del image
+    for _ in range(4):
+        Image.new("RGB", size, "red").load()
+    assert np.array_equal(found[..., :3], expected)
 
 
 @pytest.mark.parametrize("target", [(64, 48), (200, 200), (600, 300)], ids=str)
