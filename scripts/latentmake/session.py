@@ -12,6 +12,7 @@ from pathlib import Path
 
 from latentmake import backends
 from latentmake.config import Config, Run, parse
+from latentmake.config.command import Options
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.exchange import archives
@@ -75,6 +76,7 @@ class Session:
     Args:
         values: the configuration file as read.
         targets: of the command line; empty stands for everything.
+        options: of the command line.
         main: whether this process plans.
         force: whether the user forces jobs that have nothing to do.
         dry: whether this is a dry run, which starts no process that would need the plan.
@@ -91,6 +93,7 @@ class Session:
         values: Mapping[str, object],
         *,
         targets: Sequence[str],
+        options: Options | None = None,
         main: bool,
         force: bool = False,
         dry: bool = False,
@@ -127,6 +130,7 @@ class Session:
                 buildable=self._buildable,
                 runs_jobs=not deployed,
                 program_digest=backends.program_digest,
+                options=options,
             )
             trained = self._plan_runs(targets, force=force, dry=dry)
             # All orders lie there before Snakemake looks: it remembers what a folder holds.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from latentmake import digest, layouts
 from latentmake.config import Config, ExternalProgram, Model
+from latentmake.config.command import Options
 from latentmake.errors import DatasetError, ModelError, SourceError
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
@@ -32,6 +33,7 @@ class Facts:
     """Facts about datasets and models; those asked for first may raise any UserError.
 
     Attributes:
+        options: of the command.
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
         unreadable: dataset -> stem -> fault of an item whose source cannot be read.
 
@@ -48,9 +50,11 @@ class Facts:
         buildable: Collection[str] = (),
         runs_jobs: bool = True,
         program_digest: ProgramDigest | None = None,
+        options: Options | None = None,
     ) -> None:
         self.config = config
         self.memo = memo
+        self.options = options or Options()
         self.runs_jobs = runs_jobs
         self._buildable = buildable
         self._program_digest = program_digest
