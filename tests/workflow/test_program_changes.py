@@ -45,13 +45,13 @@ def test_an_update_encodes_what_its_sources_encode_and_the_plan_names_them(
 
     append(tuner / fast_tuner.TEXT_MODULE)
     planned = project.run("-n", "caches_tiny")
-    words = ("models.tiny", "musubi-tuner's fast/text_encoder.py changed", "6 text targets")
+    words = ("recipe: musubi-tuner's fast/text_encoder.py ", " -> ", ": 6 texts of ")
     planned.one_line(*words)
     assert {kind for (_, kind), row in planned.table().items() if row["changed recipe"]} == {
         "text 64",
         "text 96",
     }
-    assert "fast/text_encoder.py changed: 6 text" in project.run("status_tiny").output
+    project.run("status_tiny").one_line(*words)
     done = project.run("caches_tiny")
     assert done.encoded("text").encoded == 3 and done.encoded("latents").encoded == 0
     assert all("_te." in name for name in project.changed(before).rewritten)
@@ -62,12 +62,12 @@ def test_an_update_encodes_what_its_sources_encode_and_the_plan_names_them(
     append(tuner / "src/musubi_tuner/zimage_cache_latents.py")
     (project / "data/shapes/ant.txt").write_text("a purple circle", encoding="utf-8")
     planned = project.run("-n", "caches_tiny")
-    planned.one_line("fast/vae.py, zimage_cache_latents.py changed: 6 latents targets")
-    assert "text targets" not in planned.output
+    planned.one_line("musubi-tuner's fast/vae.py", "zimage_cache_latents.py", ": 6 latents of ")
+    assert "texts of" not in planned.output
 
     # The sources of before may be deleted: the program alone is named.
     shutil.rmtree(project / ".latentmake/programs")
     planned = project.run("-n", "caches_tiny")
-    planned.one_line("models.tiny: musubi-tuner changed: 6 latents targets")
+    planned.one_line("recipe: musubi-tuner's digest ", ": 6 latents of ")
     project.run("caches_tiny")
     assert project.run("caches_tiny").idle

@@ -14,7 +14,7 @@ from latentmake.plan.orders import RUNS
 from latentmake.plan.parts import Plan
 from latentmake.plan.targets import is_training_asked
 from latentmake.reports.plan_table import plan_table, status_lines
-from latentmake.reports.program_changes import program_changes
+from latentmake.reports.recipe_changes import recipe_changes
 
 __all__ = ["report", "status_path"]
 
@@ -41,7 +41,7 @@ def report(
         if run.estimate is not None and is_training_asked(name, targets)
     ]
     lines = [*estimates.lines(), *(f"training of {each.run}: {each.note}" for each in trainings)]
-    lines = [*program_changes(facts, plan.runs.values()), *lines]
+    lines = [*recipe_changes(facts, plan.runs.values()), *lines]
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
@@ -53,7 +53,7 @@ def report(
     for name, run in plan.runs.items():
         if f"status_{name}" in targets:
             lines = [*status_lines(run, facts.config.store.keep, facts.memo)]
-            lines += [*program_changes(facts, [run]), ""]
+            lines += [*recipe_changes(facts, [run]), ""]
             atomic.write(status_path(name), "\n".join(lines).encode())
 
 

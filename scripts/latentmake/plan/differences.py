@@ -1,0 +1,217 @@
+"""Differences of recipes and of the placement of images, in the words of the configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import NamedTuple
+
+from latentmake.config import Dataset, Model, TextWeights
+from latentmake.errors import SourceError
+from latentmake.files.cachefile import Header, target_key
+from latentmake.geometry.clips import AnyClip
+from latentmake.index.memo import Memo
+from latentmake.layouts import Layout
+from latentmake.models.scripted import script_of
+from latentmake.plan import programs
+from latentmake.plan.keys import Keys, Source
+
+__all__ = ["Difference", "placement_differences", "recipe_differences", "short"]
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 8  # digits of a digest
+_ABSENT = "absent"
+_NAMES = {"format": "format version", "vae": "VAE", "clip": "CLIP image encoder"}
+_TRIED: dict[str, tuple[object, ...]] = {
+    "fit": ("crop", "bucket"),
+    "bucket_no_upscale": (False, True),
+    "bucket_reso_steps": (None, 8, 16, 32, 64),
+    "no_resize_control": (False, True),
+}
+"""Keys of a dataset that place images, and the values that a file may have been made with."""
+
+
+class Difference(NamedTuple):
+    """A part of a key, as it was when a file was made and as it is today."""
+
+    name: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.old} -> {self.new}"
+
+
+def short(value: str) -> str:
+    """Return the beginning of a digest, and any other text as it is."""
+    return f"{value[:_SHOWN]}.." if _DIGEST.fullmatch(value) else value
+
+
+# -- recipes --------------------------------------------------------------------------------------
+
+
+def recipe_differences(
+    old: Mapping[str, object], new: Mapping[str, object], model: Model | None = None
+) -> list[Difference]:
+    """Return what differs between two recipes of one kind.
+
+    Args:
+        old: recipe in the header of a file.
+        new: recipe of today.
+        model: whose recipe `new` is; digests of weights are then followed by their path.
+    """
+    before, now = dict(_values(old)), dict(_values(new))
+    places = {} if model is None else _places(model, str(new.get("kind")))
+    found = []
+    for key in dict.fromkeys((*now, *before)):
+        was, value = (_text(each.get(key, _default(key))) for each in (before, now))
+        if was == value:
+            continue
+        if key == "program":
+            found += _sources(was, value)
+            continue
+        name = _name(key)
+        if _DIGEST.fullmatch(was) or _DIGEST.fullmatch(value):
+            name += "'s digest"
+        place = f" ({places[key]})" if key in places and value != _ABSENT else ""
+        found.append(Difference(name, short(was), short(value) + place))
+    return found
+
+
+def _values(recipe: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield key and value of all parts of a recipe: `vae`, `text.1`, `text.1 tokenizer`, `dtype`.
+
+    Weights bear the names of `Model.weights` where there are encoders of ours or of sd-scripts,
+    else those of the flags of musubi-tuner's scripts.
+    """
+    for key, value in recipe.items():
+        if key == "weights":
+            yield from value.items() if isinstance(value, dict) else [("vae", value)]
+        elif key == "options" and isinstance(value, dict):
+            yield from value.items()
+        elif key == "encoders" and isinstance(value, list):
+            for number, encoder in enumerate(value):
+                name = f"text.{number}" if number else "text"
+                for part, each in encoder.items() if isinstance(encoder, dict) else ():
+                    yield name if part == "weights" else f"{name} {part}", each
+        else:
+            yield key, value
+
+
+def _places(model: Model, kind: str) -> dict[str, str]:
+    """Return key, as `_values` yields it -> path of the weights, or their id on the hub."""
+    if model.scripted:
+        keys = {file.flag: file.key for file in script_of(model, kind).files}
+    else:
+        keys = {key: key for key in ("vae", "clip", *_encoders(model, kind))}
+    weights = {key: model.weights(name) for key, name in keys.items()}
+    found = {key: each.path or each.hub or "" for key, each in weights.items() if each}
+    for name, text in _encoders(model, kind).items():
+        own = text.tokenizer or text
+        found[f"{name} tokenizer"] = own.path or own.hub or ""
+        found[f"{name} projection"] = text.projection or ""
+    return {key: place for key, place in found.items() if place}
+
+
+def _encoders(model: Model, kind: str) -> dict[str, TextWeights]:
+    named = enumerate(model.text if kind == "text" else ())
+    return {f"text.{number}" if number else "text": each for number, each in named}
+
+
+def _name(key: str) -> str:
+    """Return the name of a part of a recipe for messages."""
+    encoder, _, part = key.partition(" ")
+    if re.fullmatch(r"text(\.\d+)?", encoder):
+        number = encoder.partition(".")[2]
+        whose = f"text encoder {int(number) + 1}" if number else "text encoder"
+        return f"{whose}'s {part}" if part else whose
+    return _NAMES.get(key, key)
+
+
+def _default(key: str) -> object:
+    """Return the value of a key that recipes name only where it is another."""
+    for section in (Dataset, Model):
+        field = section.model_fields.get(key)
+        if field is not None and key != "dtype" and not field.is_required():
+            return field.get_default(call_default_factory=True)
+    return _ABSENT
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_text, value)) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else str(value)
+
+
+def _sources(was: str, value: str) -> list[Difference]:
+    """Return the source files of a program that differ; the program where they are not known."""
+    old, new = programs.program_of(was), programs.program_of(value)
+    name = next((each.name for each in (new, old) if each is not None), "the encoding program")
+    if old is None or new is None or not (files := programs.changed(old, new)):
+        return [Difference(f"{name}'s digest", short(was), short(value))]
+    return [
+        Difference(
+            f"{name}'s {file}",
+            *(short(each.files.get(file, _ABSENT)) for each in (old, new)),
+        )
+        for file in files
+    ]
+
+
+# -- placement ------------------------------------------------------------------------------------
+
+
+def placement_differences(
+    memo: Memo,
+    layout: Layout,
+    settings: Dataset | None,
+    part: str,
+    source: Source,
+    header: Header,
+    clip: AnyClip | None = None,
+) -> list[Difference]:
+    """Return what differs in how an image is scaled and cut; nothing where it is the same.
+
+    A key holds the placement as part of a digest alone: so the settings that the file may have
+    been made with are tried. A source of another size is no difference of the placement.
+
+    Args:
+        memo: knows sizes of images.
+        layout: of the file.
+        settings: the dataset's section of the configuration; None for prompts.
+        part: of the file.
+        source: of its item today.
+        header: of the file.
+        clip: frames of a video.
+    """
+
+    def variant(tried: Dataset | None) -> str | None:
+        keys = Keys(memo, layout, tried, {})
+        keys.prepare_sizes([header.source])
+        try:
+            return keys.variant(part, source, header.source, clip, header)
+        except SourceError:
+            return None
+
+    def explains(found: str | None) -> bool:
+        return found is not None and header.key == target_key(header.source, header.recipe, found)
+
+    now = variant(settings)
+    if explains(now) or settings is None:
+        return []
+    tried = [dict(zip(_TRIED, values, strict=True)) for values in product(*_TRIED.values())]
+    changes = [
+        {key: value for key, value in each.items() if value != getattr(settings, key)}
+        for each in tried
+    ]
+    for changed in sorted(changes, key=len):
+        if explains(was := variant(settings.model_copy(update=changed))):
+            found = [
+                Difference(key, _text(value), _text(getattr(settings, key)))
+                for key, value in changed.items()
+            ]
+            return [*found, Difference("size and crop", str(was), str(now))]
+    return [Difference("size and crop", "others", now or "unknown until the image is read")]

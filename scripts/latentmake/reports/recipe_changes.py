@@ -1,0 +1,70 @@
+"""Lines that name what differs in the recipes of stale targets."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+
+from latentmake.errors import CacheError
+from latentmake.files.cachefile import read_header, read_recipe
+from latentmake.layouts import kind_of
+from latentmake.plan.differences import placement_differences, recipe_differences
+from latentmake.plan.facts import Facts
+from latentmake.plan.parts import Part, RunPlan
+from latentmake.plan.staleness import Stale
+
+__all__ = ["recipe_changes"]
+
+_NAMED = 3  # differences, or datasets, of a line
+
+
+def recipe_changes(facts: Facts, runs: Iterable[RunPlan]) -> Iterator[str]:
+    """Yield a line for all targets of a model and kind that are stale by the same differences.
+
+    The header of one cache file of each distinct recipe of a dataset is read.
+    """
+    first: dict[tuple[str, str, str, str], tuple[Part, Stale]] = {}
+    numbers: dict[tuple[str, str, str, str], int] = defaultdict(int)
+    for part, state in {part: state for run in runs for part, state in run.parts.items()}.items():
+        kind = kind_of(part.name)
+        for each in state.stale:
+            if each.reason == "changed recipe":
+                group = part.dataset, part.model, kind, each.recipe
+                first.setdefault(group, (part, each))
+                numbers[group] += 1
+    counts: dict[tuple[str, str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for group, (part, stale) in first.items():
+        dataset, model, kind, _ = group
+        counts[model, kind, _words(facts, part, stale)][dataset] += numbers[group]
+    for (model, kind, words), datasets in counts.items():
+        whose = f" ({model})" * (len(facts.config.models) > 1)
+        targets = f"text{'s' * (sum(datasets.values()) > 1)}" if kind == "text" else kind
+        yield f"recipe: {words}: {sum(datasets.values())} {targets} of {_some(datasets)}{whose}"
+
+
+def _words(facts: Facts, part: Part, stale: Stale) -> str:
+    """Return what differs between the recipe of a file and that of today."""
+    model = facts.config.models[part.model]
+    now = facts.recipe(part.dataset, part.model, kind_of(part.name))
+    if not now:
+        return f"the model {part.model} is yet to be made"
+    found = recipe_differences(read_recipe(stale.path), now, model)
+    with suppress(CacheError, OSError):
+        if not found:
+            found = placement_differences(
+                facts.memo,
+                facts.layout(part.model),
+                facts.config.datasets.get(part.dataset),
+                part.name,
+                stale.source,
+                read_header(stale.path),
+                stale.clip,
+            )[:-1]  # sizes differ from image to image
+    return _some([*map(str, found)]) or "size and crop"
+
+
+def _some(names: Collection[str]) -> str:
+    """Return the first of some names, and the number of the others."""
+    others = len(names) - _NAMED
+    return ", ".join([*names][:_NAMED]) + f" and {others} more" * (others > 0)

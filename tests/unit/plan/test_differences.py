@@ -1,0 +1,85 @@
+"""Differences of recipes and placements are named as the configuration names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from latentmake import digest, layouts
+from latentmake.config import Dataset, Model
+from latentmake.files.cachefile import Header, Picture, target_key
+from latentmake.geometry.buckets import Size
+from latentmake.index.memo import Memo
+from latentmake.models import recipe
+from latentmake.plan.differences import placement_differences, recipe_differences
+from latentmake.plan.keys import Source
+
+OLD, NEW = digest.of_bytes(b"old"), digest.of_bytes(b"new")
+BEFORE, NOW = f"{OLD[:8]}..", f"{NEW[:8]}.."
+
+
+def model(**keys: Any) -> Model:
+    return Model(**{"vae": "models/vae", "text": ["models/clip", "models/t5"], **keys})
+
+
+def test_weights_are_named_with_digests_and_path() -> None:
+    old = recipe.latents_recipe(Dataset(path="a"), model(), OLD)
+    new = recipe.latents_recipe(Dataset(path="a"), model(dtype="bfloat16"), NEW)
+    assert [*map(str, recipe_differences(old, new, model()))] == [
+        f"VAE's digest {BEFORE} -> {NOW} (models/vae)",
+        "dtype float32 -> bfloat16",
+    ]
+    assert recipe_differences(old, old) == []
+
+
+def test_each_text_encoder_and_tokenizer_has_its_own_name() -> None:
+    old = recipe.text_recipe(model(), [(OLD, OLD), (OLD, OLD)])
+    new = recipe.text_recipe(model(), [(OLD, NEW), (NEW, OLD)])
+    assert [*map(str, recipe_differences(old, new, model()))] == [
+        f"text encoder's tokenizer's digest {BEFORE} -> {NOW} (models/clip)",
+        f"text encoder 2's digest {BEFORE} -> {NOW} (models/t5)",
+    ]
+    one = recipe.text_recipe(model(text=["models/clip"]), [(OLD, OLD)])
+    (found, *_) = recipe_differences(old, one, model())
+    assert str(found) == f"text encoder 2's digest {BEFORE} -> absent"
+
+
+def test_a_key_that_a_recipe_does_not_name_has_its_default() -> None:
+    old = recipe.latents_recipe(Dataset(path="a", background="#102030"), model(), OLD)
+    new = recipe.latents_recipe(Dataset(path="a", exif_rotation=False), model(), OLD)
+    assert [*map(str, recipe_differences(old, new))] == [
+        "exif_rotation true -> false",
+        "background #102030 -> white",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({}, {}, []),
+        ({}, {"fit": "bucket"}, ["fit crop -> bucket"]),
+        ({"fit": "bucket"}, {}, ["fit bucket -> crop"]),
+        (
+            {"fit": "bucket", "bucket_reso_steps": 32},
+            {"fit": "bucket", "bucket_no_upscale": True},
+            ["bucket_no_upscale false -> true", "bucket_reso_steps 32 -> none"],
+        ),
+        ({"fit": "bucket", "bucket_reso_steps": 24}, {}, []),
+    ],
+)
+def test_another_placement_is_told_by_the_settings_that_give_the_key(
+    before: dict[str, Any], now: dict[str, Any], words: list[str]
+) -> None:
+    layout, size = layouts.of("plain"), Size(200, 300)
+    was, named = (
+        layout.variant(Size(256, 256), size, Dataset(path="a", **each), None)
+        for each in (before, now)
+    )
+    header = Header(target_key(NEW, OLD, was), NEW, OLD, picture=Picture(*size, upright=True))
+    found = placement_differences(
+        Memo(None), layout, Dataset(path="a", **now), "256", Source("x", "x.png", None), header
+    )
+    *settings, last = [*map(str, found)] or [""]
+    assert settings == words
+    known = was if words else "others"
+    assert last == (f"size and crop {known} -> {named}" if was != named else "")
