@@ -47,6 +47,7 @@ include: "rules/foreign.smk"
 include: "rules/import.smk"
 include: "rules/inspect.smk"
 include: "rules/captions.smk"
+include: "rules/report.smk"
 include: "rules/clips.smk"
 include: "rules/compare.smk"
 

@@ -146,4 +146,8 @@ onstart:
 
 
 onsuccess:
-    SESSION.end()
+    SESSION.end(succeeded=True)
+
+
+onerror:
+    SESSION.end(succeeded=False)

@@ -21,7 +21,8 @@ from latentmake.exchange.ai_training.plan import plan_export, refuse_company
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.files.disk import Need
 from latentmake.index.memo import Memo
-from latentmake.plan import spool, workspace
+from latentmake.plan import workspace
+from latentmake.plan.build_history import RunningBuild
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import WorkOrder, write_order
@@ -43,6 +44,7 @@ from latentmake.reports.comparison_order import Page, is_page, plan_page
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.plan_report import report, status_path
+from latentmake.reports.report_order import plan_report
 from latentmake.training.external.publication import is_uncached, write_items
 
 __all__ = ["MEMO", "Session"]
@@ -57,6 +59,7 @@ _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "captions": plan_captions,
     "clips": plan_clips,
     "check": plan_check,
+    "report": plan_report,
 }
 """Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""
 _FOLLOWING = {
@@ -105,6 +108,7 @@ class Session:
         side_by_side: int | None = 1,
     ) -> None:
         self._main = main
+        self._targets = targets
         self._imports = imported is not None
         self._side_by_side = side_by_side
         self._buildable = dict(buildable or {})
@@ -263,16 +267,15 @@ class Session:
 
     def begin(self) -> None:
         """Clean up, and keep what jobs will replace: after Snakemake locked, before any job."""
-        if self._imports:
-            return
-        singles = [order for order, stale in self._singles.values() if stale]
-        self._building = spool.begin([*self.plan.orders, *singles])
+        if not self._imports:
+            singles = [order for order, stale in self._singles.values() if stale]
+            orders = [*self.plan.orders, *singles]
+            self._build = RunningBuild(orders, self.plan.runs, self._targets)
 
-    def end(self) -> None:
-        """Clean up after a successful build, before Snakemake unlocks."""
-        if self._imports:  # nothing says how much the store may keep
-            return
-        spool.end(self._building, self.plan.orders, self.config.store.keep)
+    def end(self, *, succeeded: bool) -> None:
+        """Note what a build made, and clean up if it succeeded, before Snakemake unlocks."""
+        if not self._imports:  # nothing says how much the store may keep
+            self._build.end(self.config.store.keep, succeeded=succeeded)
 
     # -- inputs and resources of rules --------------------------------------------------------
 

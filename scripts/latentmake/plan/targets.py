@@ -20,8 +20,8 @@ __all__ = [
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check")
-_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "status")
+ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check", "report")
+_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "report", "status")
 _PER_RUN = (
     "train",
     "generate",
