@@ -1,0 +1,179 @@
+"""Order of `prune_{dataset}`: all that the configuration names, and memo rows that it does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from latentmake import digest
+from latentmake.config import Config
+from latentmake.errors import ConfigError, UserError
+from latentmake.index.memo import Memo
+from latentmake.layouts import kind_of
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import RUNS
+from latentmake.plan.parts import parts_of
+
+__all__ = ["PruneOrder", "Pruning", "plan_prune", "prunable"]
+
+_WORD = "prune_"
+
+
+class PruneOrder(BaseModel, extra="forbid", frozen=True):
+    """Order of a pruning.
+
+    Attributes:
+        dataset: a name, or that of a folder in `cache/` which the configuration does not name.
+        layouts: model -> layout, of the models that runs use with this dataset.
+        parts: model -> parts that runs need.
+        spared: paths in `cache/` that the configuration names.
+        recipes: digests of the recipes of all runs; None where one of them is not known.
+        unknown: why it is not.
+        runs: names of all runs.
+        memo_rows: number of facts in the memo about files that nobody names.
+        confirm: whether to remove what was listed.
+        verbose: whether to list each file.
+    """
+
+    dataset: str
+    layouts: dict[str, str]
+    parts: dict[str, list[str]]
+    spared: list[str]
+    recipes: list[str] | None
+    unknown: str
+    runs: list[str]
+    memo_rows: int
+    confirm: bool
+    verbose: bool
+
+    @property
+    def list_path(self) -> Path:
+        """Path of the list that was shown; a build deletes it after a week."""
+        return RUNS / f"{self.dataset}.prune-list.json"
+
+
+class Pruning(NamedTuple):
+    """A planned pruning: its order, and names of the memo's facts by table."""
+
+    order: PruneOrder
+    forgotten: dict[str, list[str]]
+
+
+def prunable(config: Config) -> list[str]:
+    """Return the datasets of a configuration, and folders of `cache/` that are none of them."""
+    found: set[str] = set()
+    if Path("cache").is_dir():
+        found = {each.name for each in Path("cache").iterdir() if _is_name(each.name)}
+    return sorted(found | {*config.datasets})
+
+
+def _is_name(name: str) -> bool:
+    return name.replace("-", "_").replace(".", "_").isidentifier() and not name.startswith(".")
+
+
+def plan_prune(facts: Facts, targets: list[str]) -> list[Pruning]:
+    """Return the prunings that some targets ask for.
+
+    Raises:
+        ConfigError: there are other targets beside them.
+    """
+    asked = [each.removeprefix(_WORD) for each in targets if each.startswith(_WORD)]
+    if asked and (others := [each for each in targets if not each.startswith(_WORD)]):
+        what = f"cannot be given together with {others[0]}"
+        hint = "prune first, then build"
+        raise ConfigError(what, where=f"{_WORD}{asked[0]}", hint=hint)
+    known = prunable(facts.config)
+    return [_plan(facts, dataset) for dataset in asked if dataset in known]
+
+
+def _plan(facts: Facts, dataset: str) -> Pruning:
+    config = facts.config
+    parts: dict[str, list[str]] = {}
+    for run in config.runs.values():
+        for part in parts_of(config, run, generated=True):
+            if part.dataset == dataset:
+                parts.setdefault(part.model, []).append(part.name)
+    recipes, unknown = _recipes(facts)
+    forgotten = _forgotten(facts.memo, config, dataset, parts)
+    order = PruneOrder(
+        dataset=dataset,
+        layouts={model: facts.layout(model).name for model in parts},
+        parts=parts,
+        spared=_spared(config),
+        recipes=recipes,
+        unknown=unknown,
+        runs=[*config.runs],
+        memo_rows=sum(map(len, forgotten.values())),
+        confirm=facts.options.confirm,
+        verbose=facts.options.verbose,
+    )
+    return Pruning(order, forgotten)
+
+
+def _recipes(facts: Facts) -> tuple[list[str] | None, str]:
+    """Return the digests of all runs' recipes, or why one of them is not known."""
+    found: set[str] = set()
+    try:
+        for run in facts.config.runs.values():
+            for part in parts_of(facts.config, run, generated=True):
+                recipe = facts.recipe(part.dataset, part.model, kind_of(part.name))
+                if not recipe:
+                    return None, f"the model {part.model} is not made yet"
+                found.add(digest.of_value(recipe))
+    except UserError as error:
+        return None, str(error)
+    return sorted(found), ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a configuration, of which some are paths."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, str | Path) and str(value) and "\0" not in str(value):
+        yield str(value)
+
+
+def _spared(config: Config) -> list[str]:
+    """Return the real paths in `cache/` that a configuration names: sources, models and others."""
+    root = f"{os.path.realpath('cache')}/"
+    real = (os.path.realpath(text) for text in _texts(config.model_dump()))
+    return sorted({path for path in real if path.startswith(root)})
+
+
+def _forgotten(
+    memo: Memo, config: Config, dataset: str, parts: dict[str, list[str]]
+) -> dict[str, list[str]]:
+    """Return table -> names of facts of parts that no run needs, and of sources that are gone."""
+    folder = f"cache/{dataset}/"
+
+    def is_unnamed(path: str) -> bool:
+        model, _, rest = path.removeprefix(folder).partition("/")
+        part = rest.partition("/")[0]
+        return path.startswith(folder) and part not in parts.get(model, ())
+
+    def is_old_snapshot(name: str) -> bool:
+        owner, model, *asked = name.partition("\n\n")[0].split("\n")
+        return owner == dataset and not {*asked} <= {*parts.get(model, ())}
+
+    named = tuple(os.path.normpath(text) for text in _texts(config.model_dump()))
+
+    def is_gone(path: str) -> bool:
+        plain = os.path.normpath(path)
+        inside = plain.startswith(named) and any(
+            plain == each or plain.startswith(f"{each}/") for each in named
+        )
+        return not (inside or "://" in path or os.path.lexists(path))
+
+    return {
+        "targets": sorted(filter(is_unnamed, memo.targets.names())),
+        "snapshots": sorted(filter(is_old_snapshot, memo.snapshots.names())),
+        "sources": sorted(filter(is_gone, memo.sources.names())),
+        "texts": sorted(filter(is_gone, memo.texts.names())),
+    }
