@@ -2,6 +2,8 @@
 # Makes: nothing; status_{run} prints every stale target with its reason, check_{run} a checklist of
 #        all that a run needs. They encode nothing.
 
+from latentmake.reports.plan_report import status_path
+
 for run in SESSION.runs:
 
     rule:
@@ -13,7 +15,7 @@ for run in SESSION.runs:
         conda:
             "../envs/encode.yaml"
         params:
-            status=str(SESSION.status_path(run)),
+            status=str(status_path(run)),
         script:
             "../scripts/status.py"
 

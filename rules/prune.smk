@@ -2,7 +2,9 @@
 # Makes: nothing; prune_{dataset} lists what no configuration names any more, and with
 #        `--config confirm=true` removes what it has listed.
 
-for dataset in SESSION.prunable():
+from latentmake.plan.prune_order import prunable
+
+for dataset in prunable(SESSION.config):
 
     rule:
         name:

@@ -21,7 +21,7 @@ from latentmake.exchange.ai_training.plan import plan_export, refuse_company
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.files.disk import Need
 from latentmake.index.memo import Memo
-from latentmake.plan import workspace
+from latentmake.plan import prune_order, workspace
 from latentmake.plan.build_history import RunningBuild
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
@@ -43,7 +43,7 @@ from latentmake.reports.checklist import plan_check
 from latentmake.reports.comparison_order import Page, is_page, plan_page
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.generated import plan_generated, refuse_clips
-from latentmake.reports.plan_report import report, status_path
+from latentmake.reports.plan_report import report
 from latentmake.reports.report_order import plan_report
 from latentmake.training.external.publication import is_uncached, write_items
 
@@ -142,6 +142,7 @@ class Session:
                 if path.startswith("cache/"):
                     self._singles[path] = single(self._facts, path)
             asked = self._plan_requests(targets)
+            self._prunings = prune_order.plan_prune(self._facts, targets, asked)
             self._plan_following(targets, asked, force=force)
             self._plan_pages(targets, trained, asked)
             report(self._facts, self.plan, targets, self._needs, dry=dry)
@@ -268,14 +269,17 @@ class Session:
     def begin(self) -> None:
         """Clean up, and keep what jobs will replace: after Snakemake locked, before any job."""
         if not self._imports:
-            singles = [order for order, stale in self._singles.values() if stale]
-            orders = [*self.plan.orders, *singles]
-            self._build = RunningBuild(orders, self.plan.runs, self._targets)
+            orders = self.plan.orders + [order for order, stale in self._singles.values() if stale]
+            alone = any(each.order.confirm for each in self._prunings)
+            with exit_on_mistake():
+                self._build = RunningBuild(orders, self.plan.runs, self._targets, alone=alone)
 
     def end(self, *, succeeded: bool) -> None:
         """Note what a build made, and clean up if it succeeded, before Snakemake unlocks."""
         if not self._imports:  # nothing says how much the store may keep
             self._build.end(self.config.store.keep, succeeded=succeeded)
+            if succeeded:
+                prune_order.forget(self._facts.memo, self._prunings)
 
     # -- inputs and resources of rules --------------------------------------------------------
 
@@ -388,11 +392,6 @@ class Session:
     def text_models(self, run: str) -> list[str]:
         """Return the files to wait for where a rule has yet to make a run's text encoders."""
         return self.marker(*(text.path for text in self.config.models[self.runs[run].model].text))
-
-    @staticmethod
-    def status_path(run: str) -> Path:
-        """Return the path of what `status_{run}` prints."""
-        return status_path(run)
 
     def resources(self, kind: str, orders: Sequence[WorkOrder] = ()) -> Resources:
         """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders."""

@@ -98,7 +98,7 @@ def remove(file: ListedFile) -> bool:
         try:
             if not file.is_same(os.stat(name, dir_fd=place, follow_symlinks=False)):
                 return False
-            os.unlink(name, dir_fd=place)  # noqa: PTH108
+            os.unlink(name, dir_fd=place)
         except FileNotFoundError:
             return False
         return True

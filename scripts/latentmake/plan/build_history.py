@@ -61,14 +61,20 @@ class RunningBuild:
         orders: work orders of its jobs.
         runs: names of the runs that it planned.
         targets: of the command line.
+        alone: whether no other build may run beside it.
     """
 
     def __init__(
-        self, orders: Sequence[WorkOrder], runs: Iterable[str], targets: Sequence[str]
+        self,
+        orders: Sequence[WorkOrder],
+        runs: Iterable[str],
+        targets: Sequence[str],
+        *,
+        alone: bool = False,
     ) -> None:
         self._orders, self._runs, self._targets = orders, runs, targets
         self._began = time.time()
-        self._held = spool.begin(orders)
+        self._held = spool.begin(orders, alone=alone)
 
     def end(self, keep: int, *, succeeded: bool) -> None:
         """Add it to the history, and clean up if no job failed, before Snakemake unlocks.

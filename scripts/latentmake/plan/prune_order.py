@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from latentmake import digest
 from latentmake.config import Config
+from latentmake.config.fields import Name
 from latentmake.errors import ConfigError, UserError
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import RUNS
-from latentmake.plan.parts import parts_of
+from latentmake.plan.orders import RUNS, write_order
+from latentmake.plan.parts import PROMPTS, parts_of
 
-__all__ = ["PruneOrder", "Pruning", "plan_prune", "prunable"]
+__all__ = ["PruneOrder", "Pruning", "forget", "plan_prune", "prunable"]
 
 _WORD = "prune_"
+_NAME = TypeAdapter(Name)
 
 
 class PruneOrder(BaseModel, extra="forbid", frozen=True):
@@ -57,7 +60,7 @@ class PruneOrder(BaseModel, extra="forbid", frozen=True):
 
 
 class Pruning(NamedTuple):
-    """A planned pruning: its order, and names of the memo's facts by table."""
+    """A planned pruning, and table of the memo -> names of facts that nobody needs."""
 
     order: PruneOrder
     forgotten: dict[str, list[str]]
@@ -72,11 +75,15 @@ def prunable(config: Config) -> list[str]:
 
 
 def _is_name(name: str) -> bool:
-    return name.replace("-", "_").replace(".", "_").isidentifier() and not name.startswith(".")
+    with contextlib.suppress(ValidationError):
+        return bool(_NAME.validate_python(name))
+    return name == PROMPTS
 
 
-def plan_prune(facts: Facts, targets: list[str]) -> list[Pruning]:
-    """Return the prunings that some targets ask for.
+def plan_prune(
+    facts: Facts, targets: Sequence[str], orders: dict[str, dict[str, str]]
+) -> list[Pruning]:
+    """Plan the prunings that some targets ask for, and add their orders to those of the plan.
 
     Raises:
         ConfigError: there are other targets beside them.
@@ -87,7 +94,11 @@ def plan_prune(facts: Facts, targets: list[str]) -> list[Pruning]:
         hint = "prune first, then build"
         raise ConfigError(what, where=f"{_WORD}{asked[0]}", hint=hint)
     known = prunable(facts.config)
-    return [_plan(facts, dataset) for dataset in asked if dataset in known]
+    planned = [_plan(facts, dataset) for dataset in asked if dataset in known]
+    for each in planned:
+        path = write_order(each.order.dataset, "prune", each.order)
+        orders.setdefault(each.order.dataset, {})["prune"] = path
+    return planned
 
 
 def _plan(facts: Facts, dataset: str) -> Pruning:
@@ -112,6 +123,14 @@ def _plan(facts: Facts, dataset: str) -> Pruning:
         verbose=facts.options.verbose,
     )
     return Pruning(order, forgotten)
+
+
+def forget(memo: Memo, prunings: Iterable[Pruning]) -> None:
+    """Delete the facts of confirmed prunings from the memo, after their jobs."""
+    for each in prunings:
+        for table, names in each.forgotten.items() if each.order.confirm else ():
+            getattr(memo, table).forget(names)
+    memo.save()
 
 
 def _recipes(facts: Facts) -> tuple[list[str] | None, str]:

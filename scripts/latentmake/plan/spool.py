@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from latentmake.errors import CacheError
+from latentmake.errors import CacheError, StorageError
 from latentmake.files import cachefile
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Target, WorkOrder
@@ -38,23 +38,34 @@ def spooled(key: str) -> Path:
     return SPOOL / f"{key}.safetensors"
 
 
-def begin(orders: Sequence[WorkOrder]) -> BinaryIO | None:
+def begin(orders: Sequence[WorkOrder], *, alone: bool = False) -> BinaryIO | None:
     """Clean up unless another build runs, and keep the files that some orders' jobs will replace.
 
     Called before any job, by a process that holds Snakemake's lock. That lock is one on files:
     builds of different files run side by side, and none may delete the others' files.
 
+    Args:
+        orders: of the build.
+        alone: whether no other build may run beside this one; one that begins waits for its end.
+
     Returns:
         A file, locked until the process ends; None where the file system knows no locks.
+
+    Raises:
+        StorageError: this one is to be alone, and another build runs.
     """
     held: BinaryIO | None = None
     with contextlib.suppress(OSError):  # files left behind cost space, no more
         _BUILDING.parent.mkdir(parents=True, exist_ok=True)
         held = _BUILDING.open("wb")
-        with contextlib.suppress(BlockingIOError):
+        try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             forget_old({order.name for order in orders})
-        fcntl.flock(held, fcntl.LOCK_SH)
+        except BlockingIOError:
+            if alone:
+                raise StorageError("another build runs here", hint="wait for its end") from None
+        if not alone:
+            fcntl.flock(held, fcntl.LOCK_SH)
     keep_replaced(orders)
     return held
 

@@ -1,0 +1,125 @@
+"""prune_{dataset} removes what it listed, and nothing that it did not write."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from project import Project
+
+UNNAMED = "cache/shapes/micro/32"
+
+
+def files_of(project: Project, *folders: str) -> dict[str, bytes | None]:
+    """Return path -> content of all files of some folders; None of a link."""
+    found: dict[str, bytes | None] = {}
+    for top in folders:
+        for folder, names, files in os.walk(project / top):
+            for name in (*files, *names):
+                path = Path(folder, name)
+                if path.is_symlink():
+                    found[str(path)] = None
+                elif path.is_file():
+                    found[str(path)] = path.read_bytes()
+    return found
+
+
+def without_32(values: dict[str, Any]) -> None:
+    values["runs"]["tiny"]["resolutions"] = [16]
+
+
+def known_targets(project: Project) -> set[str]:
+    with contextlib.closing(sqlite3.connect(project / ".latentmake/memo.sqlite")) as memo:
+        return {name for (name,) in memo.execute("SELECT name FROM facts WHERE kind = 2")}
+
+
+def test_only_what_was_listed_is_removed(built: Project, tmp_path: Path) -> None:
+    places = ("cache", "data", "models", ".latentmake/store", "runs")
+    outside = tmp_path / "outside"
+    ours = sorted((built / UNNAMED).iterdir())
+    # Copies of our own files where nothing may be removed: in other folders, behind links.
+    outside.mkdir()
+    shutil.copy(ours[0], outside / "copy.latents.safetensors")
+    (built / "cache/shapes/linked").symlink_to(outside)
+    (built / UNNAMED / "deep").symlink_to(outside)
+    (built / UNNAMED / "one.latents.safetensors").symlink_to(outside / "copy.latents.safetensors")
+    shutil.copy(ours[0], built / "data/shapes/ours.safetensors")
+    (built / UNNAMED / "notes.txt").write_text("mine")
+    (built / UNNAMED / "foreign.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    (built / "cache/shapes/more").mkdir()
+    shutil.copy(built / "data/shapes/ant.png", built / "cache/shapes/more/a.png")
+    shutil.copy(ours[0], built / "cache/shapes/more/ours.safetensors")
+    more = {"more": {"path": "cache/shapes/more"}}  # a dataset whose images lie among caches
+    built.configure(lambda values: (values["datasets"].update(more), without_32(values)))
+    os.mkfifo(built / UNNAMED / "pipe")
+    before = files_of(built, *places) | files_of(Project(outside), ".")
+
+    listing = built.run("prune_shapes").output
+    assert listing.count("nothing is removed yet") == 1 and "no run needs 32" in listing
+    for left in ("notes.txt", "foreign.safetensors", "deep", "pipe", "linked", "more/a.png"):
+        assert any(left in line for line in listing.splitlines() if line.startswith("left: ")), left
+    assert files_of(built, *places) | files_of(Project(outside), ".") == before
+
+    changed, new = ours[1], ours[0].with_name("new.latents.safetensors")
+    changed.write_bytes(changed.read_bytes()[:-1] + b"\7")
+    shutil.copy(ours[0], new)
+    before |= {str(changed): changed.read_bytes(), str(new): new.read_bytes()}
+    said = built.run("prune_shapes", "--config", "confirm=true").output
+    assert "removed 5 files" in said
+    assert "1 left: changed since they were listed; 1 left: not listed before" in said
+    after = files_of(built, *places) | files_of(Project(outside), ".")
+    gone = {str(path) for path in ours} - {str(changed)}
+    assert after == {path: data for path, data in before.items() if path not in gone}
+
+    assert "nothing was listed" in built.run(
+        "prune_shapes", "--config", "confirm=true", check=False
+    ).one_line("error: prune_shapes")
+    assert not any("/32/" in path for path in known_targets(built))
+    assert built.run("caches_tiny").encoded().encoded == 0
+
+
+def test_a_model_a_dataset_a_run_and_a_recipe_that_nobody_names_are_listed(
+    built: Project,
+) -> None:
+    def rename(values: dict[str, Any]) -> None:
+        values["models"]["other"] = values["models"].pop("micro") | {"dtype": "bfloat16"}
+        values["datasets"]["figures"] = values["datasets"].pop("shapes")
+        run = {"datasets": ["figures"], "model": "other", "resolutions": [16]}
+        values["runs"] = {"second": run}
+
+    built.configure(lambda values: values["models"]["micro"].update(dtype="bfloat16"))
+    built.run("caches_tiny")  # what was float32 is in the store now
+    assert list((built / ".latentmake/store").iterdir())
+    (built / "runs/tiny/weights.safetensors").write_bytes(b"precious")
+    built.configure(rename)
+    built.run("caches_second")
+    mine = files_of(built, "cache/figures")
+    listing = built.run("prune_shapes", "--config", "verbose=true").output
+    for words in (
+        "no run of shapes has the model micro",
+        "no run has their recipe",
+        "there is no run tiny",
+        "rows",
+        "cache/shapes/micro/16/ant.latents.safetensors",
+    ):
+        assert words in listing
+    with (built / ".latentmake/building.lock").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        result = built.run("prune_shapes", "--config", "confirm=true", check=False)
+        assert "another build runs here; wait" in result.one_line("error")
+        assert result.returncode and not result.jobs
+    built.run("prune_shapes", "--config", "confirm=true")
+    assert not (built / "cache/shapes").exists()
+    assert not list((built / ".latentmake/store").iterdir())
+    assert [path.name for path in (built / "runs/tiny").iterdir()] == ["weights.safetensors"]
+    assert files_of(built, "cache/figures") == mine
+    assert all(path.startswith("cache/figures/") for path in known_targets(built))
+    assert built.run("caches_second").idle
+    result = built.run("prune_figures", "caches_second", check=False)
+    result.one_line("error: prune_figures", "cannot be given together with caches_second")
+    assert "nothing to remove" in built.run("prune_figures").output
