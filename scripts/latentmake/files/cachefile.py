@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake import digest
 from latentmake.errors import CacheError
-from latentmake.files import npz
+from latentmake.files import checksums, npz
 from latentmake.files.regular import open_regular
 from latentmake.files.safetensors import read_head
 
@@ -26,6 +26,7 @@ __all__ = [
     "ADOPTED",
     "BYTES",
     "CAPTION",
+    "CHECKSUM",
     "KEY",
     "ORIGINAL_HEIGHT",
     "ORIGINAL_WIDTH",
@@ -33,6 +34,8 @@ __all__ = [
     "SOURCE",
     "Header",
     "Picture",
+    "head_of",
+    "is_as_written",
     "pieces",
     "read_header",
     "read_recipe",
@@ -44,6 +47,7 @@ __all__ = [
 
 ADOPTED = "latentmake.adopted"
 CAPTION = "latentmake.caption"
+CHECKSUM = "latentmake.checksum"
 KEY = "latentmake.key"
 ORIGINAL_HEIGHT = "original_height"
 ORIGINAL_WIDTH = "original_width"
@@ -73,6 +77,7 @@ class Header(NamedTuple):
         recipe: digest of the recipe.
         adopted: digests of another program's files that it was taken from, separated by spaces;
             "" where it was encoded.
+        checksum: of the tensors' bytes; "" in a file of an older release.
         picture: size of the encoded image, where the header of latents tells it.
     """
 
@@ -80,6 +85,7 @@ class Header(NamedTuple):
     source: str
     recipe: str
     adopted: str = ""
+    checksum: str = ""
     picture: Picture | None = None
 
 
@@ -89,9 +95,12 @@ def target_key(source: str, recipe: str, variant: str) -> str:
 
 
 def stamp(*, key: str, source: str, recipe: Mapping[str, object] | str) -> dict[str, str]:
-    """Return the metadata that make a file one of ours; `recipe` may be its canonical JSON."""
+    """Return the metadata that make a file one of ours; `recipe` may be its canonical JSON.
+
+    Who writes the file puts the checksums in their places.
+    """
     text = recipe if isinstance(recipe, str) else digest.canonical(recipe)
-    return {KEY: key, SOURCE: source, RECIPE: text}
+    return {KEY: key, SOURCE: source, RECIPE: text, **checksums.PLACEHOLDERS}
 
 
 def serialize(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -107,10 +116,22 @@ def pieces(
 
     data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     (length,) = struct.unpack_from("<Q", data)
-    header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(data[8 : 8 + length])}
+    body = memoryview(data)[8 + length :]
+    return [head_of(json.loads(data[8 : 8 + length]), metadata, body), body]
+
+
+def head_of(entries: Mapping[str, object], metadata: Mapping[str, str], body: memoryview) -> bytes:
+    """Return the bytes of a safetensors file before those of its tensors, with their checksum.
+
+    Args:
+        entries: name of each tensor -> its JSON in the header.
+        metadata: of the file.
+        body: the tensors' bytes.
+    """
+    header = {"__metadata__": checksums.filled(metadata, [body]), **entries}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as safetensors has it
-    return [struct.pack("<Q", len(text)) + text, memoryview(data)[8 + length :]]
+    return struct.pack("<Q", len(text)) + checksums.sealed(text)
 
 
 def size_of(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]) -> int:
@@ -151,9 +172,10 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         content, picture = digest.of_bytes(recipe.encode()), _picture(metadata, recipe)
     except (ValueError, AttributeError, RecursionError):
         raise CacheError("has a damaged header", where=path) from None
-    if not _is_as_written(head.data, metadata):
+    if not is_as_written(head.data, metadata):
         raise CacheError("was rewritten by another program", where=path)
-    return Header(key, source, content, str(metadata.get(ADOPTED, "")), picture)
+    adopted, checksum = (str(metadata.get(name, "")) for name in (ADOPTED, CHECKSUM))
+    return Header(key, source, content, adopted, checksum, picture)
 
 
 def read_recipe(path: str | os.PathLike[str]) -> dict[str, object]:
@@ -197,12 +219,13 @@ def _read_npz(path: str | os.PathLike[str]) -> Header:
         if not (isinstance(key, str) and isinstance(source, str)):
             raise TypeError("a key is text")
         content = digest.of_bytes(recipe.encode())
-        return Header(key, source, content, str(metadata.get(ADOPTED, "")))
+        adopted, checksum = (str(metadata.get(name, "")) for name in (ADOPTED, CHECKSUM))
+        return Header(key, source, content, adopted, checksum)
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         raise CacheError("was not made by latentmake", where=path) from None
 
 
-def _is_as_written(head: bytes, metadata: Mapping[str, object]) -> bool:
+def is_as_written(head: bytes, metadata: Mapping[str, object]) -> bool:
     """Whether a header is as `serialize` writes one, and of the caption that it was made from.
 
     musubi-tuner, encoding a text again, puts its own tensors into the file and leaves all metadata

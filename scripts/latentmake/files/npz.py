@@ -15,19 +15,26 @@ import json
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from latentmake.files import checksums
 from latentmake.files.regular import open_regular
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAGIC", "comment_of", "commented", "read_comment", "serialize"]
+__all__ = ["MAGIC", "Archive", "comment_of", "read_comment", "serialize", "stamped"]
 
 MAGIC = b"PK\x03\x04"  # the first bytes of an archive that is not empty
 _END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
 _LARGE_END = struct.Struct("<4sQ2H2L4Q")  # the same, beyond 32 bits
+# Of a member, in the directory: signature, versions, flags, method, time, date, CRC, compressed and
+# full size, lengths of name, more and comment, disk, attributes, offset; and before its bytes.
+_ENTRY = struct.Struct("<4s6H3L5H2L")
+_DIRECTORY = b"PK\x01\x02"
+_LOCAL = struct.Struct("<4s22x2H")
 _LOCATOR = 20  # bytes between the two
 _USUAL = 4096  # bytes that hold a comment of ours
 _MOST = _END.size + 0xFFFF
@@ -49,12 +56,8 @@ def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -
             npy.write_array(array, arrays[name], allow_pickle=False)
             entry = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
             entry.create_system, entry.external_attr = 3, 0o644 << 16
-            archive.writestr(entry, array.getvalue())
-        comment = json.dumps(dict(sorted(metadata.items())), separators=(",", ":")).encode()
-        if len(comment) > 0xFFFF:
-            raise ValueError(f"{len(comment)} bytes of metadata are more than an archive takes")
-        archive.comment = comment
-    return buffer.getvalue()
+            archive.writestr(entry, array.getbuffer())
+    return stamped(buffer.getvalue(), metadata)
 
 
 def read_comment(path: str | os.PathLike[str]) -> bytes:
@@ -86,33 +89,80 @@ def read_comment(path: str | os.PathLike[str]) -> bytes:
     return tail[place + _END.size :]
 
 
-def comment_of(data: bytes) -> bytes:
+def comment_of(data: bytes | memoryview) -> bytes:
     """Return the comment of an archive's bytes.
 
     Raises:
         ValueError: it is cut short, has grown, or is no archive.
     """
-    return data[_comment_start(data) :]
+    return bytes(data[_comment_start(data) :])
 
 
-def commented(data: bytes, comment: bytes) -> bytes:
-    """Return an archive's bytes with another comment.
+def stamped(data: bytes, metadata: Mapping[str, str]) -> bytes:
+    """Return an archive's bytes with metadata as its comment.
 
     Raises:
-        ValueError: it is no archive, or the comment takes more than 64 KB.
+        ValueError: it is no archive, damaged, or the metadata take more than 64 KB as JSON.
     """
+    archive, start = Archive(data), _comment_start(data)
+    filled = checksums.filled(metadata, archive.members.values())
+    comment = json.dumps(filled, separators=(",", ":")).encode()
     if len(comment) > 0xFFFF:
         raise ValueError(f"{len(comment)} bytes of metadata are more than an archive takes")
-    start = _comment_start(data)
-    return data[: start - 2] + struct.pack("<H", len(comment)) + comment
+    length = struct.pack("<H", len(comment))
+    before = archive.rest[: len(archive.rest) - (len(data) - start) - len(length)]
+    end = checksums.sealed(before + length + comment)[len(before) :]
+    return b"".join((memoryview(data)[: start - len(length)], end))
 
 
-def _comment_start(data: bytes) -> int:
-    place = data.rfind(b"PK\x05\x06", max(0, len(data) - _MOST))
-    if place < 0 or len(data) < place + _END.size:
+class Archive:
+    """Members of an archive's bytes, read by hand.
+
+    zipfile would take longer than all else that is done with a small archive.
+
+    Attributes:
+        members: bytes of each, uncompressed, by name, in the archive's order.
+        rest: all other bytes, of which the comment is the end.
+
+    Raises:
+        ValueError: it is no archive, damaged, or larger than 4 GB.
+    """
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        self.members: dict[str, bytes | memoryview] = {}
+        rest, done = [], 0
+        try:
+            *_, count, _, place, _ = _END.unpack_from(view, _comment_start(view) - _END.size)
+            for _ in range(count):
+                entry = _ENTRY.unpack_from(view, place)
+                method, size, name, offset = entry[4], entry[8], entry[10], entry[-1]
+                title = bytes(view[place + _ENTRY.size : place + _ENTRY.size + name]).decode()
+                place += _ENTRY.size + sum(entry[10:13])
+                magic, *lengths = _LOCAL.unpack_from(view, offset)
+                start = offset + _LOCAL.size + sum(lengths)
+                member = view[start : start + size]
+                known = entry[0] == _DIRECTORY and method in (0, zipfile.ZIP_DEFLATED)
+                if not known or magic != MAGIC or len(member) < size or start < done:
+                    raise ValueError("is damaged")
+                self.members[title] = zlib.decompress(member, -15) if method else member
+                rest.append(view[done:start])
+                done = start + size
+        except (struct.error, zlib.error):
+            raise ValueError("is damaged") from None
+        self.rest = b"".join((*rest, view[done:]))
+
+
+def _comment_start(data: bytes | memoryview) -> int:
+    for wanted in (_USUAL, _MOST):
+        before = max(0, len(data) - wanted)
+        place = bytes(data[before:]).rfind(b"PK\x05\x06")
+        if place >= 0:
+            break
+    start = before + place + _END.size
+    if place < 0 or len(data) < start:
         raise ValueError("is cut short or no npz file")
-    *_, comment = _END.unpack_from(data, place)
-    start = place + _END.size
+    *_, comment = _END.unpack_from(data, start - _END.size)
     if start + comment != len(data):
         raise ValueError("is cut short or has grown")
     return start

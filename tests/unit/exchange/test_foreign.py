@@ -33,6 +33,7 @@ from latentmake.plan.parts import RunPlan
 from latentmake.plan.receipts import read_receipt
 from order_world import order, put_image, silent, target
 from safetensors.torch import load_file
+from xxhash import xxh3_128_hexdigest
 
 LATENTS, T5, CLIP = ".img_sdxl", ".txt_t5cache", ".txt_clipl"
 CAPTION = "a cat on a mat"
@@ -191,7 +192,9 @@ def test_a_cache_that_was_adopted_says_all_that_an_encoded_one_does_and_whence_i
     file = put(LATENTS, content(LATENTS, [4, 2, 2]))
     put(T5, content(T5, [3, 8]))
     run(latents, text)
-    head = json.loads(Path(cache("16")).read_bytes()[8:].split(b"}}", 1)[0] + b"}}")["__metadata__"]
+    text_of_head = Path(cache("16")).read_bytes()[8:].split(b"}}", 1)[0]
+    head = json.loads(text_of_head + b"}}")["__metadata__"]
+    assert head.pop("latentmake.header_checksum").startswith("xxh3_64:")
     source, recipe = digest.of_file(Path("data/a.png")), digest.of_value(latents.recipe)
     assert head == {
         "original_width": "20",
@@ -201,6 +204,7 @@ def test_a_cache_that_was_adopted_says_all_that_an_encoded_one_does_and_whence_i
         "scaling_factor": "0.13025",
         "shift_factor": "0.0",
         "latentmake.adopted": digest.of_file(file),
+        "latentmake.checksum": f"xxh3_128:{xxh3_128_hexdigest(body(Path(cache('16'))))}",
         "latentmake.key": cachefile.target_key(source, recipe, "20x16+2+0:16x16"),
         "latentmake.recipe": digest.canonical(latents.recipe),
         "latentmake.source": source,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import digest
@@ -32,12 +33,19 @@ TENSORS = {
 RECIPE_VALUES: dict[str, object] = {"format": 1, "dtype": "float32"}
 STAMP = cachefile.stamp(key="k" * 64, source="s" * 64, recipe=RECIPE_VALUES)
 WHOLE = cachefile.serialize(TENSORS, STAMP | {"caption": "a café ☕"})
-HEADER = Header("k" * 64, "s" * 64, digest.of_value(RECIPE_VALUES))
+BODY = WHOLE[8 + int.from_bytes(WHOLE[:8], "little") :]
+CHECKSUM = f"xxh3_128:{xxhash.xxh3_128_hexdigest(BODY)}"
+HEADER = Header("k" * 64, "s" * 64, digest.of_value(RECIPE_VALUES), checksum=CHECKSUM)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "sub" / "file.safetensors"
+
+
+def seal_of(data: bytes, seal: str) -> str:
+    header = data[8 : len(data) - len(BODY)]
+    return xxhash.xxh3_64_hexdigest(header.replace(seal[8:].encode(), b"0" * 16))
 
 
 def everything_in(folder: Path) -> list[str]:
@@ -59,7 +67,11 @@ def test_the_order_of_tensors_and_metadata_changes_no_byte() -> None:
 def test_safetensors_reads_what_is_written(path: Path) -> None:
     atomic.write(path, WHOLE)
     with safe_open(path, "pt") as file:
-        assert file.metadata() == STAMP | {"caption": "a café ☕"}
+        found = file.metadata()
+        seal = found["latentmake.header_checksum"]
+        sums = {cachefile.CHECKSUM: CHECKSUM, "latentmake.header_checksum": seal}
+        assert found == STAMP | {"caption": "a café ☕"} | sums
+        assert seal == f"xxh3_64:{seal_of(WHOLE, seal)}" and seal[8:] != "0" * 16
         assert set(file.keys()) == set(TENSORS)
         for name, tensor in TENSORS.items():
             assert file.get_tensor(name).dtype == tensor.dtype

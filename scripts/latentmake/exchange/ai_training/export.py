@@ -30,7 +30,6 @@ STATES = ("written", "up to date", "left, for they are not ours")
 _WRITTEN, _SAME, _LEFT = STATES
 _LEAST_THREADS = 4  # they wait for the disk most of the time
 _AT_ONCE = 4096  # files that wait for a thread
-_STAMP = (cachefile.KEY, cachefile.SOURCE, cachefile.RECIPE)
 
 
 class _File(NamedTuple):
@@ -135,7 +134,8 @@ def _export(order: ExportOrder, file: _File) -> str:
             where=getattr(error, "filename", None) or file.cache,
             hint="check that the file exists and is readable",
         ) from None
-    stamp = {name: metadata[name] for name in _STAMP}
+    recipe = metadata[cachefile.RECIPE]
+    stamp = cachefile.stamp(key=header.key, source=header.source, recipe=recipe)
     wanted = to_bytes(file.kind, file.padded, tensor, stamp)
     if existing is not None:
         if _equal(existing, wanted):

@@ -6,7 +6,6 @@ Names and arrays are those of its library/strategy_*.py. A file of text does not
 from __future__ import annotations
 
 import io
-import json
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -164,5 +163,4 @@ def _text_arrays(model: Model) -> set[str]:
 
 def stamped(data: bytes, stamp: Mapping[str, str]) -> bytes:
     """Return a file with our stamp as its comment; all else stays."""
-    comment = json.dumps(dict(sorted(stamp.items())), separators=(",", ":")).encode()
-    return npz.commented(data, comment)
+    return npz.stamped(data, stamp)

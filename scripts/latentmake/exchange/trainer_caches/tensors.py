@@ -5,10 +5,7 @@ Names, tensors and metadata are those of its dataset/cache_io.py and of our layo
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake import digest
@@ -16,7 +13,7 @@ from latentmake.caches.inputs import SourceBytes, caption_of
 from latentmake.config.scripts import Scripts
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.adoption import OutdatedError
-from latentmake.files.cachefile import CAPTION
+from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import Head, Tensor, holds_numbers, parse_head
 from latentmake.layouts.layout import SIZED
 from latentmake.models.scripted import frames_and_sides
@@ -58,7 +55,7 @@ def check(data: bytes, work: WorkOrder, source: SourceBytes, target: Target, nam
         _check_latents(work, source.item, target, scripts, head, found, name)
     body = memoryview(data)[len(head.data) :]
     for key, tensor in found.items():
-        if not holds_numbers(tensor, body[tensor.start : tensor.end]):
+        if not holds_numbers(tensor.dtype, body[tensor.start : tensor.end]):
             raise CacheError(f"holds NaN or infinity ({key})")
     # Other tensors may be zeros by right, such as FramePack's clean latents.
     first = re.escape(scripts.tensors[0]) if work.kind == "text" else r"latents_\d"
@@ -149,7 +146,5 @@ def stamped(data: bytes, stamp: Mapping[str, str]) -> bytes:
     if "caption1" in metadata:
         # musubi-tuner keeps our key when it writes another caption into the file.
         metadata[CAPTION] = digest.of_bytes(str(metadata["caption1"]).encode())
-    header = {"__metadata__": dict(sorted(metadata.items())), **head.entries}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (math.ceil(len(text) / 8) * 8 - len(text))
-    return struct.pack("<Q", len(text)) + text + data[len(head.data) :]
+    body = memoryview(data)[len(head.data) :]
+    return b"".join((head_of(head.entries, metadata, body), body))

@@ -1,0 +1,253 @@
+"""Any change of a cache file is found and named, and nothing is said of a sound one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import threading
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latentmake import digest
+from latentmake.files import cachefile, checksums, npz, verified
+from latentmake.files.verified import Expected, damage_of, verify
+
+RECIPE: dict[str, object] = {"format": 1, "dtype": "float32"}
+KEY = "k" * 64
+STAMP = cachefile.stamp(key=KEY, source="s" * 64, recipe=RECIPE)
+OLD = {name: STAMP[name] for name in STAMP.keys() - checksums.PLACEHOLDERS.keys()}
+EXPECTED = Expected(KEY, digest.of_value(RECIPE), {"latents": ("F32", (4, 2, 3))})
+LATENTS = torch.arange(24, dtype=torch.float32).reshape(4, 2, 3)
+EMBEDDING = torch.arange(1, 9, dtype=torch.bfloat16).reshape(2, 4)
+MORE = {"caption": 'a "café"', "scaling_factor": "0.18"}
+FORMATS = ("safetensors", "npz")
+NEXT_TO_NOTHING = torch.tensor([0.0])
+
+
+def written(
+    kind: str, latents: torch.Tensor = LATENTS, stamp: dict[str, str] = STAMP, **more: torch.Tensor
+) -> bytes:
+    tensors = {"latents": latents, **more}
+    if kind == "npz":
+        return npz.serialize({name: each.numpy() for name, each in tensors.items()}, stamp)
+    return cachefile.serialize(tensors, stamp | MORE)
+
+
+def found_in(data: bytes, expected: Expected = EXPECTED, kind: str = "safetensors") -> str | None:
+    path = Path(f"/tmp/latentmake-verified-{os.getpid()}.{kind}")
+    path.write_bytes(data)
+    try:
+        return damage_of(path, expected)
+    finally:
+        path.unlink()
+
+
+def with_tensor(kind: str, values: torch.Tensor, stamp: dict[str, str] = STAMP) -> bytes:
+    """Return a file with other values than those of its checksum."""
+    whole = written(kind, stamp=stamp)
+    start = whole.index(LATENTS.numpy().tobytes())
+    body = values.numpy().tobytes()
+    return whole[:start] + body + whole[start + len(body) :]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("stamp", [STAMP, OLD], ids=["checksum", "none"])
+def test_a_sound_file_is_sound_under_any_name(
+    tmp_path: Path, kind: str, stamp: dict[str, str]
+) -> None:
+    for name in (f"a.{kind}", "spooled"):
+        path = tmp_path / name
+        path.write_bytes(written(kind, stamp=stamp, more=NEXT_TO_NOTHING))
+        size = path.stat().st_size
+        assert verify(path, EXPECTED) == (None, size, stamp is STAMP, KEY)
+        assert damage_of(str(path), EXPECTED) is None
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_large_file_is_read_in_pieces(tmp_path: Path, kind: str) -> None:
+    values = torch.arange(3 << 17, dtype=torch.float64)
+    data = written(kind, values)
+    assert found_in(data, Expected(KEY), kind) is None
+    assert found_in(data[:-1], Expected(KEY), kind) == "cut short"
+    changed = bytearray(data)
+    changed[2 << 20] ^= 1
+    assert found_in(bytes(changed), Expected(KEY), kind) == "checksum differs"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_any_flipped_bit_is_found(kind: str) -> None:
+    whole = written(kind)
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        assert found_in(bytes(changed), kind=kind) is not None, place
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_cut_anywhere_is_cut_short(kind: str) -> None:
+    whole = written(kind)
+    for length in range(9, len(whole)):
+        assert found_in(whole[:length], kind=kind) == "cut short", length
+    assert found_in(b"", kind=kind) == "cut short (it is empty)"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("stamp", [STAMP, OLD], ids=["checksum", "none"])
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (torch.zeros(4, 2, 3), "all zeros (latents)"),
+        (torch.full((4, 2, 3), 2.5), "constant (latents)"),
+        (torch.full((4, 2, 3), float("nan")), "NaN or infinity (latents)"),
+        (LATENTS / (LATENTS - 5), "NaN or infinity (latents)"),
+    ],
+)
+def test_values_that_no_encoder_makes_are_named(
+    kind: str, stamp: dict[str, str], values: torch.Tensor, reason: str
+) -> None:
+    assert found_in(with_tensor(kind, values, stamp), kind=kind) == reason
+
+
+def test_other_values_are_found_by_the_checksum_alone() -> None:
+    for kind in FORMATS:
+        assert found_in(with_tensor(kind, LATENTS + 1), kind=kind) == "checksum differs"
+        assert found_in(with_tensor(kind, LATENTS + 1, OLD), kind=kind) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_each_dtype_is_searched(dtype: torch.dtype) -> None:
+    for value, reason in ((0, "all zeros"), (3, "constant"), (float("inf"), "NaN or infinity")):
+        values = torch.full((4, 2, 3), float(value), dtype=dtype)
+        data = written("safetensors", values, OLD)
+        if dtype is torch.float64 and reason == "NaN or infinity":
+            reason = "constant"
+        assert found_in(data, Expected(KEY)) == f"{reason} (latents)"
+
+
+def test_what_is_constant_by_right_is_sound() -> None:
+    masks = {"attention_mask": torch.ones(64, dtype=torch.int64), "alpha_mask": torch.ones(64)}
+    for kind in FORMATS:
+        assert found_in(written(kind, stamp=OLD, **masks), kind=kind) is None
+    empty = written("safetensors", torch.zeros(4, 2, 3), OLD)
+    assert found_in(empty) == "all zeros (latents)"
+    assert found_in(empty, EXPECTED._replace(may_be_zero=True)) is None
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_of_another_target_is_told_by_its_key(kind: str) -> None:
+    whole = written(kind)
+    other = EXPECTED._replace(key="o" * 64)
+    assert found_in(whole, other, kind) == "of another item"
+    assert found_in(whole, other._replace(owners={KEY: "b.png"}), kind) == "of another item (b.png)"
+    assert found_in(whole, other._replace(recipe="r" * 64), kind) == "of another recipe"
+
+
+@pytest.mark.parametrize("stamp", [STAMP, OLD], ids=["checksum", "none"])
+def test_a_shape_or_dtype_is_compared(stamp: dict[str, str]) -> None:
+    data = written("safetensors", LATENTS.reshape(4, 3, 2), OLD)
+    assert found_in(data) == (
+        "of another shape or dtype (latents is F32 [4, 3, 2], not F32 [4, 2, 3])"
+    )
+    data = written("npz", LATENTS.half(), OLD)
+    assert "latents is F16 [4, 2, 3], not F32" in str(found_in(data, kind="npz"))
+    text = EXPECTED._replace(tensors={"text": ("F32", (1,))})
+    assert found_in(written("npz", stamp=OLD), text, "npz") == (
+        "of another shape or dtype (has no text)"
+    )
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_edited_header_is_damaged(kind: str) -> None:
+    whole = written(kind)
+    for old, new in ((b"k" * 64, b"o" * 64), (b"s" * 64, b"o" * 64), (b"float32", b"float16")):
+        assert whole.count(old) == 1
+        assert found_in(whole.replace(old, new), kind=kind) == "header damaged"
+
+
+def test_a_header_that_is_no_json_is_damaged() -> None:
+    whole = written("safetensors")
+    for place in (8, 9, 30):
+        assert found_in(whole[:place] + b"\xff{" + whole[place + 2 :]) == "header damaged"
+    (length,) = struct.unpack_from("<Q", whole)
+    longer = struct.pack("<Q", length + 1000) + whole[8:]
+    assert found_in(longer) == "header damaged"
+    again = json.dumps(json.loads(whole[8 : 8 + length])).encode()
+    again = struct.pack("<Q", len(again)) + again + whole[8 + length :]
+    assert found_in(again) == "header damaged (rewritten by another program)"
+    assert found_in(whole + b"x") == "longer than its header says"
+
+
+def test_a_file_of_another_program_is_not_ours() -> None:
+    archive = io.BytesIO()
+    np.savez(archive, latents=LATENTS.numpy())
+    for kind, data in (
+        ("safetensors", cachefile.serialize({"latents": LATENTS}, {"architecture": "wan"})),
+        ("npz", archive.getvalue()),
+        ("safetensors", b"\x89PNG\r\n\x1a\n" + bytes(range(100))),
+        ("npz", b"some text, and more of it"),
+    ):
+        assert found_in(data, kind=kind) == "not made by latentmake"
+
+
+def test_a_file_of_zeros_from_end_to_end_is_told() -> None:
+    for kind in FORMATS:
+        assert found_in(bytes(500), kind=kind) == "all zeros (its header too)"
+
+
+def test_neither_a_folder_nor_a_pipe_stops_the_check(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        assert str(damage_of(tmp_path / name, EXPECTED)).startswith("not made by latentmake")
+    with pytest.raises(FileNotFoundError):
+        damage_of(tmp_path / "missing", EXPECTED)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=200), st.sampled_from(FORMATS))
+def test_any_other_bytes_get_a_known_reason(data: bytes, kind: str) -> None:
+    assert str(found_in(data, kind=kind)).partition(" (")[0] in verified.REASONS
+    assert str(found_in(struct.pack("<Q", len(data)) + data)).partition(" (")[0] in verified.REASONS
+
+
+def test_a_compressed_archive_is_checked_by_what_it_holds() -> None:
+    arrays = io.BytesIO()
+    np.savez_compressed(arrays, latents=LATENTS.numpy())
+    data = npz.stamped(arrays.getvalue(), STAMP)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.testzip() is None
+    assert npz.comment_of(data).count(checksums.of_tensors([_npy(LATENTS)]).encode()) == 1
+    assert found_in(data, kind="npz") is None
+
+
+def _npy(tensor: torch.Tensor) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, tensor.numpy())
+    return buffer.getvalue()
+
+
+def test_threads_do_not_share_what_they_read(tmp_path: Path) -> None:
+    files = []
+    for number in range(60):
+        stamp = cachefile.stamp(key=f"{number:064}", source="s", recipe=RECIPE)
+        path = tmp_path / f"{number}.{FORMATS[number % 2]}"
+        path.write_bytes(written(FORMATS[number % 2], torch.randn(40_000), stamp))
+        files.append((path, Expected(f"{number:064}")))
+    found: list[str | None] = []
+
+    def check() -> None:
+        found.extend(damage_of(*each) for each in files * 3)
+
+    threads = [threading.Thread(target=check) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [None] * (4 * 3 * 60)
