@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from latentmake.config import Dataset
 from latentmake.files.media import Media
-from latentmake.geometry.buckets import Size
+from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Span
 
 __all__ = ["DROPPED", "SIZED", "Layout", "Named", "beside", "kind_of", "size_of", "text_of"]
@@ -186,10 +186,18 @@ class Layout(ABC):
         return ""
 
     @abstractmethod
+    def placement(self, resolution: Size, image: Size, settings: Dataset) -> Placement:
+        """Return how an image or a frame is brought to its size; arguments as of `variant`.
+
+        Raises:
+            SourceError: no target can be made of an image of this size.
+        """
+
     def _resizing(
         self, resolution: Size, image: Size, settings: Dataset, clip: AnyClip | None, span: Span
     ) -> str:
         """Return the part of a latent's key; see `variant`."""
+        return self.placement(resolution, image, settings).name
 
     def base(self, stem: str) -> str:
         """Return the beginning of the names of an item's cache files."""

@@ -22,7 +22,7 @@ from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.files.cachefile import CAPTION
 from latentmake.files.media import Media
-from latentmake.geometry.buckets import Size, wan_size
+from latentmake.geometry.buckets import Placement, Size, place, wan_size
 from latentmake.geometry.clips import AnyClip, Clip, Section, Span, clips, sections
 from latentmake.geometry.control_sizes import control_size
 from latentmake.layouts.layout import DROPPED, Layout, Named, kind_of, size_of
@@ -138,6 +138,10 @@ class Musubi(Layout):
             timing=media.timing,
             rate=self.rate,
         )
+
+    def placement(self, resolution: Size, image: Size, settings: Dataset) -> Placement:
+        """Return how an image or a frame, as stored, is brought to its size."""
+        return place(image, self._size(image, resolution, settings))
 
     def _resizing(
         self, resolution: Size, image: Size, settings: Dataset, clip: AnyClip | None, span: Span

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from latentmake.config import Dataset
 from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
-from latentmake.geometry.buckets import Size, placement
-from latentmake.geometry.clips import AnyClip, Span
+from latentmake.geometry.buckets import Placement, Size, placement
 from latentmake.layouts.layout import Layout
 
 __all__ = [
@@ -47,10 +46,9 @@ class Plain(Layout):
     any_size = True
     lists_sources = False
 
-    def _resizing(
-        self, resolution: Size, image: Size, settings: Dataset, clip: AnyClip | None, span: Span
-    ) -> str:
-        return placement(image, resolution, settings).name
+    def placement(self, resolution: Size, image: Size, settings: Dataset) -> Placement:
+        """Return how an upright image is brought to its size."""
+        return placement(image, resolution, settings)
 
 
 def latents_metadata(

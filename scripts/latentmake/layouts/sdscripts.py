@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from latentmake.config import Dataset
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
-from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import AnyClip, Span
+from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.layouts.layout import SIZED, Layout
 
@@ -42,10 +41,9 @@ class SdScripts(Layout):
         longest = max(f"_00000x00000{self.latents_ending}", self.text_ending or "", key=len)
         self.longest_ending = f"{longest}.v000"
 
-    def _resizing(
-        self, resolution: Size, image: Size, settings: Dataset, clip: AnyClip | None, span: Span
-    ) -> str:
-        return placement(image, resolution, settings, self.architecture).name
+    def placement(self, resolution: Size, image: Size, settings: Dataset) -> Placement:
+        """Return how an image, as stored, is brought to its size."""
+        return placement(image, resolution, settings, self.architecture)
 
     def size(self, path: str) -> Size:
         """Return the size of the image that a latents file was made of, from its name.

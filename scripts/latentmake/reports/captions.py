@@ -9,7 +9,7 @@ Tokenizers are loaded, networks are not. Where another program encodes, no token
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median_low
@@ -27,7 +27,7 @@ from latentmake.reports.page import page
 from latentmake.sources import s3
 from latentmake.sources.caption_files import read_caption
 
-__all__ = ["write_captions"]
+__all__ = ["summary", "texts_of", "token_counter", "write_captions"]
 
 _ON_PAGE = 20_000  # texts: a browser needs a second for as many
 _PICTURES = 200  # items with a picture on the page
@@ -69,14 +69,16 @@ def write_captions(
         StorageError: the disk is full or cannot be written.
     """
     limits = tokens.limits(order.model) if order.model.spec.encodes else []
-    see = _counting(order.model, limits)
+    see = token_counter(order.model, limits)
     if not limits:
         say("tokens are not counted: the tokenizers are those of the program that encodes")
     faults = list(order.faults)
     rows: list[_Row] = []
     for item in Progress(order.items, desc=f"captions of {order.run}", unit="item"):
         try:
-            rows.append((item, [_Text(text, see(text)) for text in _texts(item)]))
+            rows.append(
+                (item, [_Text(text, see(text)) for text in texts_of(item.caption, item.texts)])
+            )
         except SourceError as error:
             faults.append(str(error))
     listed = [json.dumps(line) + "\n" for row in rows for line in _lines(*row, limits)]
@@ -93,7 +95,7 @@ def write_captions(
     say(f"{html}")
 
 
-def _counting(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[tokens.Cut]]:
+def token_counter(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[tokens.Cut]]:
     """Return a function from a text to what each encoder keeps of it; equal texts are cut once."""
     tokenizers = [tokens.load(place) for place in (model.text if limits else ())]
     cleaned: Callable[[str], str] = str
@@ -112,10 +114,15 @@ def _counting(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[
     return see
 
 
-def _texts(item: Captioned) -> list[str]:
-    if item.texts is not None:
-        return item.texts
-    return ["" if item.caption is None else read_caption(item.caption)]
+def texts_of(caption: str | None, texts: list[str] | None) -> list[str]:
+    """Return the variants of an item's text, or the text of its caption file.
+
+    Raises:
+        SourceError: the caption file cannot be read.
+    """
+    if texts is not None:
+        return texts
+    return ["" if caption is None else read_caption(caption)]
 
 
 def _lines(
@@ -151,7 +158,7 @@ def _data(
     return {
         "run": run,
         "encoders": [
-            _counts(limit, [text.seen[index] for _, texts in rows for text in texts])
+            summary(limit, [text.seen[index] for _, texts in rows for text in texts])
             for index, limit in enumerate(limits)
         ],
         "datasets": datasets,
@@ -183,7 +190,8 @@ def _shown(rows: list[_Row]) -> list[_Row]:
     return found
 
 
-def _counts(limit: tokens.Limit, seen: list[tokens.Cut]) -> dict[str, Any]:
+def summary(limit: tokens.Limit, seen: Sequence[tokens.Cut]) -> dict[str, Any]:
+    """Return the lengths of all texts as one encoder sees them, with a histogram of them."""
     lengths = [each.tokens for each in seen] or [0]
     width = max(1, -(-(max(lengths) + 1) // _BARS))  # tokens of a bar
     bars = [0] * (max(lengths) // width + 1)

@@ -54,13 +54,20 @@ def samples_of(
     ]
 
 
-def decode(data: bytes, path: str, settings: Dataset) -> Image.Image:
+def decode(
+    data: bytes, path: str, settings: Dataset, *, least: tuple[int, int] | None = None
+) -> Image.Image:
     """Decode an image to RGB, upright, without transparency.
+
+    Where any size from `least` on will do, a JPEG is decoded to a fraction of its size, in a
+    fraction of the time.
 
     Raises:
         SourceError: it is empty, no image, cut short, or too large.
     """
     with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
+        if least is not None:
+            image.draft("RGB", least)
         image.load()
         if settings.exif_rotation and image.format != "TIFF":  # Pillow turns a TIFF itself
             method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
