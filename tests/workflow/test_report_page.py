@@ -45,7 +45,7 @@ def test_a_line_of_the_history_is_written_by_each_build_that_makes_something(
 def test_every_section_is_filled_and_nothing_is_requested(shown: Project, browser: Browser) -> None:
     browser.open(shown / PAGE)
     assert browser.text("h1") == "Report of tiny"
-    assert [element.get_attribute("id") for element in browser.all("section")] == SECTIONS
+    assert [element.get_attribute("id") for element in browser.all("main > section")] == SECTIONS
     assert "all fresh" in browser.text("#summary")
     assert [row.text.split()[0] for row in browser.all(".bucket span + span") if row.text]
     rows = [row.text.split()[:4] for row in browser.all("#caches tbody tr")]
@@ -91,7 +91,7 @@ def test_a_run_without_caches_has_a_page_that_says_so(
     project.run("report_tiny")
     assert not (project / "cache").exists()
     browser.open(project / PAGE)
-    said = {each.get_attribute("id"): each.text for each in browser.all("section")}
+    said = {each.get_attribute("id"): each.text for each in browser.all("main > section")}
     assert "No latents yet." in said["buckets"]
     assert "Nothing is encoded yet." in said["caches"]
     assert "Not trained yet." in said["training"]

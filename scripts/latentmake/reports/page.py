@@ -21,6 +21,8 @@ _SHARED = {
     "evaluate": ("clips",),
     "compare": ("clips",),
     "generated": ("clips",),
+    "captions": ("encoders",),
+    "report": ("encoders", "sheet"),
 }  # further templates of a kind of page
 _HEAD = 4096  # bytes: the state stands within these
 _STATE = re.compile(rb'<meta name="latentmake-state" content="([0-9a-f]{64})">')
@@ -51,7 +53,7 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     """Return a page.
 
     Args:
-        kind: `compare`, `captions`, `evaluate` or `generated`.
+        kind: `compare`, `captions`, `evaluate`, `generated` or `report`.
         title: of the page.
         data: JSON values for its script.
         state: digest of what it was made of, for `state_in`.
@@ -66,7 +68,7 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     style, script = (
         "\n".join(_source(f"{name}.{x}") for name in _parts(kind)) for x in ("css", "js")
     )
-    clips = "media-src data: file: 'self'; " if kind in _SHARED else ""
+    clips = "media-src data: file: 'self'; " if "clips" in _parts(kind) else ""
     policy = (
         f"default-src 'none'; img-src data:; {clips}style-src {_allowed(style)}; "
         f"script-src {_allowed(script)}; base-uri 'none'; form-action 'none'"

@@ -249,8 +249,9 @@
   speed();
   history();
   provenance();
-  if (data.contact === null) say("items", "No item.");
-  for (const section of document.querySelectorAll("section")) {
+  if (!data.contact.total) say("items", "No item.");
+  showItems(data.contact);
+  for (const section of document.querySelectorAll("main > section")) {
     const link = make("a", "", section.querySelector("h2").textContent);
     link.href = `#${section.id}`;
     at("sections").append(link);

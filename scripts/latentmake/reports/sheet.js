@@ -1,0 +1,206 @@
+// The contact sheet: a page of items at a time, so that ten thousand cost no more than fifty.
+function showItems(contact) {
+  const PAGE = 48;
+  const SCALE = 2; // pixels of a canvas for one of a thumbnail: crops are drawn as fine lines
+  const PIXELS = 128; // smaller pictures are shown pixel by pixel
+  const COLOURS = ["#ffd33d", "#3ddcff", "#ff7ad9", "#8dff6a"]; // of crops, by resolution
+  const KINDS = {
+    "All items": () => true,
+    "With a caption that is cut": (item) => item.cut !== undefined,
+    "Near-duplicates": (item) => item.like.length > 0,
+    "With decoded latents": (item) => item.targets.some((target) => target.decoded),
+    "Faulty": (item) => item.fault !== undefined,
+  };
+  const lowest = (item) => Math.min(...item.targets.map((target) => target.psnr ?? Infinity));
+  const tokens = (item) => Math.max(0, ...Object.values(item.tokens).map(([count]) => count));
+  const pixels = (item) => (item.width ?? 0) * (item.height ?? 0);
+  const ORDERS = {
+    "As listed": null,
+    "Lowest PSNR first": (a, b) => lowest(a) - lowest(b),
+    "Longest caption first": (a, b) => tokens(b) - tokens(a),
+    "Smallest image first": (a, b) => pixels(a) - pixels(b),
+  };
+  const state = { page: 0, dataset: "", only: "All items", order: "As listed", words: "" };
+  const datasets = [...new Set(contact.items.map((item) => item.dataset))];
+  const several = datasets.length > 1;
+  const resolutions = [...new Set(contact.items.flatMap((item) => item.targets.map((target) => target.resolution)))];
+  const colour = (resolution) => COLOURS[resolutions.indexOf(resolution) % COLOURS.length];
+
+  // -- an item ----------------------------------------------------------------------------------
+
+  const images = new Map();
+  function sheet(number) {
+    if (!images.has(number)) {
+      const image = new Image();
+      image.src = contact.sheets[number];
+      images.set(number, image.decode().then(() => image));
+    }
+    return images.get(number);
+  }
+
+  function thumbnail(item) {
+    const [number, x, y, width, height] = item.thumbnail;
+    const canvas = make("canvas");
+    [canvas.width, canvas.height] = [width * SCALE, height * SCALE];
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `${item.stem}, with what each resolution keeps of it`);
+    sheet(number).then((image) => {
+      const pen = canvas.getContext("2d");
+      pen.imageSmoothingQuality = "high";
+      pen.drawImage(image, x, y, width, height, 0, 0, canvas.width, canvas.height);
+      item.targets.forEach(({ crop, resolution }, index) => {
+        if (!crop) return;
+        const [left, top, right, bottom] = crop;
+        const inset = 1.5 + 4 * index; // crops that are the same stay apart
+        const box = [left * canvas.width + inset, top * canvas.height + inset,
+          (right - left) * canvas.width - 2 * inset, (bottom - top) * canvas.height - 2 * inset];
+        for (const [style, line] of [["#000a", 4], [colour(resolution), 2]]) {
+          pen.strokeStyle = style;
+          pen.lineWidth = line;
+          pen.strokeRect(...box);
+        }
+      });
+      canvas.dataset.drawn = "true";
+    });
+    return canvas;
+  }
+
+  function view(source, title) {
+    const figure = make("figure");
+    const image = make("img");
+    image.addEventListener("load", () => {
+      if (image.naturalWidth <= PIXELS) image.className = "pixels";
+    });
+    image.src = source;
+    image.alt = title;
+    figure.append(image, make("figcaption", "", title));
+    return figure;
+  }
+
+  function target(found) {
+    const element = make("div", "target");
+    const line = make("p");
+    if (found.crop) {
+      const mark = make("i");
+      mark.style.borderColor = colour(found.resolution);
+      line.append(mark);
+    }
+    const size = found.size ? `${found.size[0]} × ${found.size[1]}` : "";
+    line.append(make("b", "", found.resolution), size && ` → ${size}`);
+    if (found.psnr !== null) line.append(`, ${found.psnr.toFixed(1)} dB`);
+    if (found.note) line.append(`: ${found.note}`);
+    element.append(line);
+    if (found.decoded) {
+      if (found.original) element.append(view(found.original, "before the VAE"));
+      element.append(view(found.decoded, "decoded latents"));
+    }
+    return element;
+  }
+
+  function badges(item) {
+    const line = make("p");
+    for (const [encoder, [count, limit]] of Object.entries(item.tokens)) {
+      const over = limit !== null && count > limit;
+      const text = `${count}${limit === null ? "" : ` of ${limit}`} tokens`;
+      const badge = make("span", over ? "badge over" : "badge", Object.keys(item.tokens).length > 1 ? `${encoder}: ${text}` : text);
+      badge.title = encoder;
+      line.append(badge);
+    }
+    for (const [dataset, stem, distance] of item.like) {
+      const like = make("button", "like", `≈ ${several ? `${dataset}/` : ""}${stem}`);
+      like.type = "button";
+      like.title = distance ? `${distance} bits of the images' hashes differ` : "the images' hashes are equal";
+      like.addEventListener("click", () => {
+        Object.assign(state, { page: 0, dataset: "", only: "All items", words: stem });
+        show();
+      });
+      line.append(like, " ");
+    }
+    return line;
+  }
+
+  function card(item) {
+    const element = make("article", "item");
+    const name = make("h3", "", item.stem);
+    const size = item.width ? `${item.width} × ${item.height}` : "";
+    name.append(make("span", "", `  ${[several ? item.dataset : "", size].filter(Boolean).join(", ")}`));
+    name.title = item.path;
+    element.append(name, item.thumbnail ? thumbnail(item) : make("div", "none", "no picture"));
+    if (item.fault) element.append(make("p", "fault", item.fault));
+    element.append(make("p", item.caption ? "text" : "text empty", item.caption || "(the empty caption)"));
+    for (const [encoder, text] of Object.entries(item.cut ?? {})) {
+      const line = make("p", "", `${encoder} does not see: `);
+      line.append(make("del", "", text));
+      element.append(line);
+    }
+    element.append(badges(item), ...item.targets.map(target));
+    return element;
+  }
+
+  // -- a page of items --------------------------------------------------------------------------
+
+  function wanted() {
+    const words = state.words.toLowerCase();
+    const found = contact.items.filter((item) =>
+      (!state.dataset || item.dataset === state.dataset) && KINDS[state.only](item)
+      && (!words || item.stem.toLowerCase().includes(words) || item.caption.toLowerCase().includes(words)));
+    return ORDERS[state.order] ? found.sort(ORDERS[state.order]) : found;
+  }
+
+  function show() {
+    const found = wanted();
+    const pages = Math.max(1, Math.ceil(found.length / PAGE));
+    state.page = Math.min(Math.max(0, state.page), pages - 1);
+    const first = state.page * PAGE;
+    at("sheet").replaceChildren(...found.slice(first, first + PAGE).map(card));
+    at("place").textContent = `${state.page + 1} of ${pages}`;
+    at("back").disabled = state.page === 0;
+    at("on").disabled = state.page === pages - 1;
+    at("status").textContent = `${found.length} of ${contact.total} items.`;
+    for (const name of ["dataset", "only", "order", "words"]) at(name).value = state[name];
+  }
+
+  function turn(pages) {
+    state.page += pages;
+    show();
+  }
+
+  function choose(name, values) {
+    for (const [value, text] of values) {
+      const option = make("option", "", text);
+      option.value = value;
+      at(name).append(option);
+    }
+    at(name).addEventListener("change", (event) => {
+      Object.assign(state, { page: 0, [name]: event.target.value });
+      show();
+    });
+  }
+
+  const same = (names) => names.map((name) => [name, name]);
+  choose("dataset", [["", "All datasets"], ...same(datasets)]);
+  at("dataset").parentElement.hidden = !several;
+  choose("only", same(Object.keys(KINDS).filter((name) => contact.items.some(KINDS[name]))));
+  choose("order", same(Object.keys(ORDERS)));
+  at("words").addEventListener("input", (event) => {
+    Object.assign(state, { page: 0, words: event.target.value });
+    show();
+  });
+  at("back").addEventListener("click", () => turn(-1));
+  at("on").addEventListener("click", () => turn(1));
+  document.addEventListener("keydown", (event) => {
+    if (event.target.tagName === "INPUT" || event.target.tagName === "SELECT") return;
+    if (event.key === "ArrowLeft") turn(-1);
+    if (event.key === "ArrowRight") turn(1);
+  });
+
+  showEncoders(contact.encoders);
+  document.querySelector(".notes").append(...contact.notes.map((note) => make("li", "", note)));
+  if (contact.skipped.length) {
+    at("skipped").hidden = false;
+    at("skipped").querySelector("summary").textContent = `Skipped: ${contact.skipped.length}`;
+    at("skipped").querySelector("ul").append(...contact.skipped.map(({ path, why }) => make("li", "", `${path}: ${why}`)));
+  }
+  at("sheet-controls").hidden = !contact.items.length;
+  if (contact.items.length) show();
+}
