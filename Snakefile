@@ -17,17 +17,6 @@ sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
 
 include: "rules/arguments.smk"
-
-
-if not IMPORTED:
-    check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
-
-# A file of the user's own replaces the sample's, it does not add to it.
-if not (workflow.overwrite_configfiles or IMPORTED):
-
-    configfile: "config/config.yaml"
-
-
 include: "rules/common.smk"
 
 

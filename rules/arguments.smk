@@ -21,3 +21,11 @@ def read_arguments():
 ASKED = read_arguments()
 with exit_on_mistake():
     IMPORTED = imported_run(ASKED.targets or ASKED.allowed_rules or [])
+
+if not IMPORTED:
+    check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
+
+# A file of the user's own replaces the sample's, it does not add to it.
+if not (workflow.overwrite_configfiles or IMPORTED):
+
+    configfile: "config/config.yaml"
