@@ -10,63 +10,36 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from latentmake import backends
+from latentmake import backends, requests
 from latentmake.config import Config, Run, parse
 from latentmake.config.command import Options
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.exchange import archives
-from latentmake.exchange.adoption_kinds import plan_adoption
-from latentmake.exchange.ai_training.plan import plan_export, refuse_company
-from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
-from latentmake.files.disk import Need
 from latentmake.index.memo import Memo
 from latentmake.plan import prune_order, workspace
 from latentmake.plan.build_history import RunningBuild
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
-from latentmake.plan.orders import WorkOrder, write_order
-from latentmake.plan.parts import Plan, RunPlan
+from latentmake.plan.orders import WorkOrder
+from latentmake.plan.parts import Plan
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan
 from latentmake.plan.resources import Resources, resources_of
 from latentmake.plan.single import single
 from latentmake.plan.targets import (
     check_known,
-    is_evaluation_asked,
-    is_generation_asked,
     is_training_asked,
     runs_asked_for,
 )
-from latentmake.reports.captions_order import plan_captions
-from latentmake.reports.checklist import plan_check
 from latentmake.reports.comparison_order import Page, is_page, plan_page
-from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
-from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.plan_report import report
-from latentmake.reports.report_order import plan_report
-from latentmake.training.external.publication import is_uncached, write_items
+from latentmake.training.external.publication import is_uncached
 
 __all__ = ["MEMO", "Session"]
 
 MEMO = Path(".latentmake/memo.sqlite")
 Inputs = dict[str, list[str] | str]
-_REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
-    "store": archives.plan_store,
-    "fetch": archives.plan_fetch,
-    "adopt": plan_adoption,
-    "export": plan_export,
-    "captions": plan_captions,
-    "clips": plan_clips,
-    "check": plan_check,
-    "report": plan_report,
-}
-"""Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""
-_FOLLOWING = {
-    "generate": (is_generation_asked, refuse_clips, plan_generated),
-    "evaluate": (is_evaluation_asked, refuse_evaluation, plan_evaluated),
-}
-"""Word of a target after a training -> whether it is asked for, what refuses it, its plan."""
 
 
 class Session:
@@ -114,7 +87,6 @@ class Session:
         self._buildable = dict(buildable or {})
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self.pages: list[Page] = []
-        self._needs: list[Need] = []
         with exit_on_mistake():
             if main:
                 workspace.check(home, dry=dry)
@@ -141,11 +113,11 @@ class Session:
             for path in targets:
                 if path.startswith("cache/"):
                     self._singles[path] = single(self._facts, path)
-            asked = self._plan_requests(targets)
+            asked, needs = requests.plan_requests(self._facts, self.plan.runs, targets)
             self._prunings = prune_order.plan_prune(self._facts, targets, asked)
-            self._plan_following(targets, asked, force=force)
+            requests.plan_following(self._facts, self.plan.runs, targets, asked, force=force)
             self._plan_pages(targets, trained, asked)
-            report(self._facts, self.plan, targets, self._needs, dry=dry)
+            report(self._facts, self.plan, targets, needs, dry=dry)
             self._file = PlanFile.of(self.plan, self._singles, asked)
             if not dry:
                 self._file.write(time.time_ns())
@@ -175,12 +147,7 @@ class Session:
         # for garbage again and again would cost more than making them.
         gc.disable()
         try:
-            following = []
-            for name in names:
-                for is_asked, refuse, _ in _FOLLOWING.values():
-                    if is_asked(name, targets):
-                        refuse(self.config, name)
-                        following.append(name)
+            following = [*requests.runs_followed(self.config, names, targets)]
             self.plan = make_plan(
                 self._facts,
                 names,
@@ -221,40 +188,6 @@ class Session:
         if pages:
             self._facts.memo.save()
         self.pages = list(pages.values())
-
-    def _plan_requests(self, targets: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Write the orders of what is done on request alone; return run -> kind -> path."""
-        facts, config = self._facts, self.config
-        refuse_company(targets, self.runs)
-        asked: dict[str, dict[str, str]] = {}
-        for name, plan in self.plan.runs.items():
-            asked[name] = {}
-            for kind, make in _REQUESTS.items():
-                if f"{kind}_{name}" in targets:
-                    made = make(facts, plan, self.runs[name])
-                    asked[name][kind] = write_order(name, kind, made)
-                    self._needs += [made.need] if isinstance(made, ClipsOrder) else []
-        for name in self.runs:
-            target = f"publish_{name}"
-            backend = backends.of_run(config, name) if target in targets else None
-            if backend is None or not backend.publishes:
-                continue
-            backend.check_publication(facts, name)
-            if is_uncached(target, config):
-                order = backend.order_publication(facts, name, write_items(facts, name))
-                asked.setdefault(name, {})["publish"] = str(order)
-        return asked
-
-    def _plan_following(
-        self, targets: Sequence[str], asked: dict[str, dict[str, str]], *, force: bool
-    ) -> None:
-        """Write the orders of clips and evaluations asked for, where there is anything to do."""
-        for name, plan in self.plan.runs.items():
-            backend = backends.of_run(self.config, name)
-            for word, (is_asked, _, make) in _FOLLOWING.items():
-                if backend is not None and is_asked(name, targets):
-                    order = make(self._facts, plan, backend, force=force)
-                    asked[name] |= {} if order is None else {word: str(order)}
 
     # -- the build ----------------------------------------------------------------------------
 

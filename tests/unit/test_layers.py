@@ -27,7 +27,7 @@ LAYERS = (
     ("training.sd", "training.wan", "training.external", "exchange"),
     ("training.external.musubi", "training.external.sdscripts"),
     ("reports",),
-    ("backends", "session", "entry"),
+    ("backends", "requests", "session", "entry"),
 )
 LEVEL = {folder: level for level, layer in enumerate(LAYERS) for folder in layer}
 TOP = LAYERS[-1]
@@ -92,4 +92,4 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_the_root_holds_few_modules() -> None:
     root = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
-    assert root == {"backends", "digest", "entry", "errors", "progress", "session"}
+    assert root == {"backends", "digest", "entry", "errors", "progress", "requests", "session"}
