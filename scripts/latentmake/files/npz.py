@@ -10,14 +10,15 @@ to 4.3.16 of https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake.files import checksums
 from latentmake.files.regular import open_regular
@@ -25,7 +26,7 @@ from latentmake.files.regular import open_regular
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAGIC", "Archive", "comment_of", "read_comment", "serialize", "stamped"]
+__all__ = ["MAGIC", "Archive", "archive_of", "comment_of", "read_comment", "serialize", "stamped"]
 
 MAGIC = b"PK\x03\x04"  # the first bytes of an archive that is not empty
 _END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
@@ -104,8 +105,8 @@ def stamped(data: bytes, metadata: Mapping[str, str]) -> bytes:
     Raises:
         ValueError: it is no archive, damaged, or the metadata take more than 64 KB as JSON.
     """
-    archive, start = Archive(data), _comment_start(data)
-    filled = checksums.filled(metadata, archive.members.values())
+    archive, start = archive_of(data), _comment_start(data)
+    filled = checksums.filled(metadata, map(archive.member, archive.spans))
     comment = json.dumps(filled, separators=(",", ":")).encode()
     if len(comment) > 0xFFFF:
         raise ValueError(f"{len(comment)} bytes of metadata are more than an archive takes")
@@ -115,42 +116,78 @@ def stamped(data: bytes, metadata: Mapping[str, str]) -> bytes:
     return b"".join((memoryview(data)[: start - len(length)], end))
 
 
+class Span(NamedTuple):
+    """Place of a member's bytes in an archive."""
+
+    start: int
+    end: int
+    deflated: bool
+
+
 class Archive:
-    """Members of an archive's bytes, read by hand.
+    """Directory of an archive, read by hand.
 
     zipfile would take longer than all else that is done with a small archive.
 
+    Args:
+        read: returns the bytes from an offset, of a length or fewer.
+        size: of the archive in bytes.
+
     Attributes:
-        members: bytes of each, uncompressed, by name, in the archive's order.
-        rest: all other bytes, of which the comment is the end.
+        spans: place of each member by name, in the archive's order.
+        rest: all bytes but the members', of which the comment is the end.
 
     Raises:
         ValueError: it is no archive, damaged, or larger than 4 GB.
     """
 
-    def __init__(self, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        self.members: dict[str, bytes | memoryview] = {}
+    def __init__(self, read: Callable[[int, int], bytes | memoryview], size: int) -> None:
+        self._read = read
+        self.spans: dict[str, Span] = {}
         rest, done = [], 0
+        for usual in (_USUAL, _MOST):
+            before = max(0, size - usual)
+            tail = read(before, size - before)
+            with contextlib.suppress(ValueError):
+                end = _comment_start(tail) - _END.size
+                break
+        else:
+            raise ValueError("is cut short or no npz file")
+        *_, count, length, place, _ = _END.unpack_from(tail, end)
+        entries = tail[place - before :] if place >= before else read(place, length)
+        place = 0
         try:
-            *_, count, _, place, _ = _END.unpack_from(view, _comment_start(view) - _END.size)
             for _ in range(count):
-                entry = _ENTRY.unpack_from(view, place)
-                method, size, name, offset = entry[4], entry[8], entry[10], entry[-1]
-                title = bytes(view[place + _ENTRY.size : place + _ENTRY.size + name]).decode()
+                entry = _ENTRY.unpack_from(entries, place)
+                method, packed, name, offset = entry[4], entry[8], entry[10], entry[-1]
+                title = bytes(entries[place + _ENTRY.size : place + _ENTRY.size + name]).decode()
                 place += _ENTRY.size + sum(entry[10:13])
-                magic, *lengths = _LOCAL.unpack_from(view, offset)
+                magic, *lengths = _LOCAL.unpack(read(offset, _LOCAL.size))
                 start = offset + _LOCAL.size + sum(lengths)
-                member = view[start : start + size]
                 known = entry[0] == _DIRECTORY and method in (0, zipfile.ZIP_DEFLATED)
-                if not known or magic != MAGIC or len(member) < size or start < done:
+                if not known or magic != MAGIC or start < done or start + packed > size:
                     raise ValueError("is damaged")
-                self.members[title] = zlib.decompress(member, -15) if method else member
-                rest.append(view[done:start])
-                done = start + size
-        except (struct.error, zlib.error):
+                self.spans[title] = Span(start, start + packed, bool(method))
+                rest.append(bytes(read(done, start - done)))
+                done = start + packed
+        except struct.error:
             raise ValueError("is damaged") from None
-        self.rest = b"".join((*rest, view[done:]))
+        self.rest = b"".join((*rest, read(done, size - done)))
+
+    def member(self, name: str) -> bytes | memoryview:
+        """Return the uncompressed bytes of a member; ValueError if they are damaged."""
+        start, end, deflated = self.spans[name]
+        data = self._read(start, end - start)
+        try:
+            return zlib.decompress(data, -15) if deflated else data
+        except zlib.error:
+            raise ValueError("is damaged") from None
+
+
+def archive_of(data: bytes) -> Archive:
+    """Return the archive in bytes; ValueError as `Archive` says."""
+    view = memoryview(data)
+    return Archive(lambda start, length: view[start : start + length], len(view))
 
 
 def _comment_start(data: bytes | memoryview) -> int:

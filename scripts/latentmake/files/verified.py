@@ -13,12 +13,15 @@ import re
 import struct
 import threading
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake import digest
 from latentmake.files import cachefile, checksums, npz
 from latentmake.files.regular import open_regular
 from latentmake.files.safetensors import holds_numbers, parse_head
+
+if TYPE_CHECKING:
+    import xxhash
 
 __all__ = ["REASONS", "Checked", "Expected", "damage_of", "verify"]
 
@@ -39,7 +42,7 @@ REASONS = (
 )
 """Kinds of damage; further words follow one in parentheses."""
 
-_PIECE = 1 << 20  # bytes that are read and hashed at a time
+_PIECE = 1 << 18  # bytes that are read and hashed at a time
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # so that a pipe is no endless wait
 _NPY = re.compile(
     rb"\{'descr': '([^']+)', 'fortran_order': (?:True|False), 'shape': \(([\d, ]*)\), \} *\n"
@@ -116,7 +119,11 @@ def verify(path: str | os.PathLike[str], expected: Expected) -> Checked:
 
 def _read_intact(path: str | os.PathLike[str], key: str) -> int | None:
     """Return the size of a file that has a key and the checksums in its header; else None."""
-    buffer = _buffer(_PIECE)
+    import xxhash
+
+    buffer: memoryview | None = getattr(_own, "buffer", None)
+    if buffer is None:
+        buffer = _own.buffer = memoryview(bytearray(_PIECE))
     file = os.open(path, _FLAGS)
     try:
         size = os.fstat(file).st_size
@@ -125,57 +132,54 @@ def _read_intact(path: str | os.PathLike[str], key: str) -> int | None:
         except (IsADirectoryError, BlockingIOError):
             return None
         if buffer[: len(npz.MAGIC)] == npz.MAGIC:
-            return _npz_intact(file, size, got, key)
+            return size if _npz_is_intact(file, size, got, buffer, key) else None
         length = 8 + struct.unpack_from("<Q", buffer)[0]
-        if length > got:
-            return None
-        head = bytes(buffer[8:length])
-        found = _stamp_of(head, key)
+        found = _stamp_of(bytes(buffer[8:length]), key) if length <= got else None
         if found is None:
             return None
-        import xxhash
-
         tensors = xxhash.xxh3_128(buffer[length:got])
-        while got < size:
-            more = os.readv(file, [buffer])
-            if not more:
-                return None
-            tensors.update(buffer[:more])
-            got += more
+        read = _update(tensors, file, got, size, buffer)
+        return size if read and tensors.hexdigest().encode() == found[1][-32:] else None
     finally:
         os.close(file)
-    return size if got == size and tensors.hexdigest().encode() == found[1][-32:] else None
 
 
-def _npz_intact(file: int, size: int, got: int, key: str) -> int | None:
-    """Likewise of an archive, whose first bytes are in the buffer; its directory is at the end."""
-    if size > got:
-        first = bytes(_buffer(0)[:got])
-        buffer = _buffer(size)
-        buffer[:got] = first
-        while got < size:
-            more = os.readv(file, [buffer[got:size]])
-            if not more:
-                return None
-            got += more
-    data = _buffer(size)[:size]
+def _npz_is_intact(file: int, size: int, got: int, buffer: memoryview, key: str) -> bool:
+    """Likewise of an archive, whose first bytes are in the buffer."""
+    import xxhash
+
+    def read(start: int, length: int) -> bytes | memoryview:
+        if start + length <= got:
+            return buffer[start : start + length]
+        return os.pread(file, length, start)
+
     try:
-        archive = npz.Archive(data)
-        found = _stamp_of(archive.rest, key)
-        if found is None:
-            return None
-        checksum = checksums.of_tensors(archive.members.values())
+        archive = npz.Archive(read, size)
     except ValueError:
-        return None
-    return size if checksum.encode() == found[1] else None
+        return False
+    found, spans = _stamp_of(archive.rest, key), archive.spans.values()
+    if found is None or any(deflated for _, _, deflated in spans):
+        return False
+    tensors = xxhash.xxh3_128()
+    for start, end, _ in spans:
+        done = max(start, min(end, got))
+        tensors.update(buffer[start:done])
+        if done < end:
+            got = 0  # the buffer has other bytes from here on
+            if not _update(tensors, file, done, end, buffer):
+                return False
+    return tensors.hexdigest().encode() == found[1][-32:]
 
 
-def _buffer(size: int) -> memoryview:
-    """Return memory of this thread that is used for each file again."""
-    found: memoryview | None = getattr(_own, "buffer", None)
-    if found is None or len(found) < size:
-        found = _own.buffer = memoryview(bytearray(max(size, _PIECE)))
-    return found
+def _update(tensors: xxhash.xxh3_128, file: int, done: int, end: int, buffer: memoryview) -> bool:
+    """Add a part of a file to a checksum; return whether it is there to its end."""
+    while done < end:
+        got = os.preadv(file, [buffer[: end - done]], done)
+        if not got:
+            return False
+        tensors.update(buffer[:got])
+        done += got
+    return True
 
 
 def _stamp_of(head: bytes, key: str) -> re.Match[bytes] | None:
@@ -261,13 +265,14 @@ class _File:
         try:
             metadata = json.loads(comment) if comment else {}
             metadata.keys()  # an object
-            archive = npz.Archive(self.data)
-            for name, member in archive.members.items():
+            archive = npz.archive_of(self.data)
+            for name in archive.spans:
+                self.pieces.append(member := archive.member(name))
                 self.arrays[name.removesuffix(".npy")] = _array_of(member)
         except (ValueError, AttributeError, RecursionError):
             ours = cachefile.KEY.encode() in comment
             raise _DamageError(HEADER if ours else FOREIGN) from None
-        self.metadata, self.pieces = metadata, [*archive.members.values()]
+        self.metadata = metadata
         return archive.rest
 
     # -- checks -----------------------------------------------------------------------------------
