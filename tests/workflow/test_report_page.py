@@ -25,7 +25,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, template: Project) -> Projec
     training["samples"] |= {"prompts": ["a circle", NASTY], "every": 1}
     project.configure(lambda config: config["runs"]["tiny"].update(trainer=training))
     done = project.run("train_tiny", "report_tiny")
-    assert done.jobs[-1] == "report_tiny"
+    assert done.jobs.index("report_tiny") > done.jobs.index("train")
     return project
 
 
