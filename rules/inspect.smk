@@ -1,7 +1,9 @@
 # Needs: the plan.
 # Makes: nothing; status_{run} prints every stale target with its reason, check_{run} a checklist of
-#        all that a run needs. They encode nothing.
+#        all that a run needs, explain where a file comes from and why it is stale. They encode
+#        nothing.
 
+from latentmake.reports.explanation import EXPLANATION
 from latentmake.reports.plan_report import status_path
 
 for run in SESSION.runs:
@@ -31,3 +33,15 @@ for run in SESSION.runs:
             "../envs/train.yaml"
         script:
             "../scripts/check.py"
+
+
+rule explain:
+    log:
+        "logs/explain.log",
+    localrule: True
+    conda:
+        "../envs/encode.yaml"
+    params:
+        status=str(EXPLANATION),
+    script:
+        "../scripts/status.py"

@@ -18,6 +18,7 @@ from latentmake.plan.targets import is_evaluation_asked, is_generation_asked
 from latentmake.reports.captions_order import plan_captions
 from latentmake.reports.checklist import plan_check
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
+from latentmake.reports.explanation import write_explanation
 from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.report_order import plan_report
 from latentmake.training.external.publication import is_uncached, write_items
@@ -69,6 +70,8 @@ def plan_requests(
         if is_uncached(target, config):
             order = backend.order_publication(facts, name, write_items(facts, name))
             asked.setdefault(name, {})["publish"] = str(order)
+    if "explain" in targets:
+        write_explanation(facts)
     return asked, needs
 
 

@@ -65,6 +65,12 @@ def test_an_update_encodes_what_its_sources_encode_and_the_plan_names_them(
     planned.one_line("musubi-tuner's fast/vae.py", "zimage_cache_latents.py", ": 6 latents of ")
     assert "texts of" not in planned.output
 
+    explained = project.run("explain", "--config", "file=data/shapes/ant.png")
+    for name in ("fast/vae.py", "zimage_cache_latents.py"):
+        assert explained.output.count(f"musubi-tuner's {name} ") == 2  # of two resolutions
+    assert explained.output.count('caption "a red circle" -> "a purple circle"') == 2
+    explained.one_line("made", "by musubi-tuner")
+
     # The sources of before may be deleted: the program alone is named.
     shutil.rmtree(project / ".latentmake/programs")
     planned = project.run("-n", "caches_tiny")

@@ -38,6 +38,7 @@ __all__ = [
     "is_as_written",
     "pieces",
     "read_header",
+    "read_metadata",
     "read_recipe",
     "serialize",
     "size_of",
@@ -178,13 +179,21 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     return Header(key, source, content, adopted, checksum, picture)
 
 
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the metadata in the header of a cache file; empty where none can be read."""
+    try:
+        is_npz = os.fspath(path).endswith(".npz") or _begins_an_npz(path)
+        found = json.loads(npz.read_comment(path)) if is_npz else read_head(path).metadata
+        return {name: str(value) for name, value in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
 def read_recipe(path: str | os.PathLike[str]) -> dict[str, object]:
     """Return the recipe in the header of a cache file; empty where none can be read."""
     try:
-        is_npz = os.fspath(path).endswith(".npz")
-        metadata = json.loads(npz.read_comment(path)) if is_npz else read_head(path).metadata
-        found = json.loads(metadata.get(RECIPE, "{}"))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        found = json.loads(read_metadata(path).get(RECIPE, "{}"))
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -13,11 +13,20 @@ from latentmake.files.cachefile import Header, target_key
 from latentmake.geometry.clips import AnyClip
 from latentmake.index.memo import Memo
 from latentmake.layouts import Layout
+from latentmake.models.files import tokenizer_folder
 from latentmake.models.scripted import script_of
 from latentmake.plan import programs
 from latentmake.plan.keys import Keys, Source
 
-__all__ = ["Difference", "placement_differences", "recipe_differences", "short"]
+__all__ = [
+    "Difference",
+    "keep_places",
+    "placement_differences",
+    "recipe_differences",
+    "recipe_values",
+    "recipe_words",
+    "short",
+]
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 8  # digits of a digest
@@ -59,9 +68,10 @@ def recipe_differences(
     Args:
         old: recipe in the header of a file.
         new: recipe of today.
-        model: whose recipe `new` is; digests of weights are then followed by their path.
+        model: whose recipe `new` is; digests of weights are then followed by their path, the old
+            one by where these weights once lay.
     """
-    before, now = dict(_values(old)), dict(_values(new))
+    before, now = recipe_values(old), recipe_values(new)
     places = {} if model is None else _places(model, str(new.get("kind")))
     found = []
     for key in dict.fromkeys((*now, *before)):
@@ -71,20 +81,46 @@ def recipe_differences(
         if key == "program":
             found += _sources(was, value)
             continue
-        name = _name(key)
+        name, old_place, place = _name(key), "", ""
         if _DIGEST.fullmatch(was) or _DIGEST.fullmatch(value):
             name += "'s digest"
-        place = f" ({places[key]})" if key in places and value != _ABSENT else ""
-        found.append(Difference(name, short(was), short(value) + place))
+            known = programs.program_of(was)
+            old_place = f" ({known.name})" if known else ""
+            place = f" ({places[key]})" if key in places and value != _ABSENT else ""
+        found.append(Difference(name, short(was) + old_place, short(value) + place))
     return found
 
 
-def _values(recipe: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield key and value of all parts of a recipe: `vae`, `text.1`, `text.1 tokenizer`, `dtype`.
+def recipe_words(recipe: Mapping[str, object]) -> str:
+    """Return a recipe as a line, with the paths of weights as far as they are known."""
+    words = []
+    for key, value in recipe_values(recipe).items():
+        text = _text(value)
+        if key == "kind" or text == "none":
+            continue
+        known = programs.program_of(text)
+        place = f" ({known.name})" if known else ""
+        words.append(f"{_name(key)} {short(text)}{place}")
+    return ", ".join(words)
+
+
+def keep_places(recipe: Mapping[str, object], model: Model) -> None:
+    """Keep where the weights of a recipe lie, for the time when they are no longer the model's."""
+    values = recipe_values(recipe)
+    for key, place in _places(model, str(recipe.get("kind"))).items():
+        programs.keep(str(values.get(key, "")), place, {})
+
+
+def recipe_values(recipe: Mapping[str, object]) -> dict[str, object]:
+    """Return key -> value of all parts of a recipe: `vae`, `text.1`, `text.1 tokenizer`, `dtype`.
 
     Weights bear the names of `Model.weights` where there are encoders of ours or of sd-scripts,
     else those of the flags of musubi-tuner's scripts.
     """
+    return dict(_values(recipe))
+
+
+def _values(recipe: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for key, value in recipe.items():
         if key == "weights":
             yield from value.items() if isinstance(value, dict) else [("vae", value)]
@@ -100,7 +136,7 @@ def _values(recipe: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _places(model: Model, kind: str) -> dict[str, str]:
-    """Return key, as `_values` yields it -> path of the weights, or their id on the hub."""
+    """Return key, as `recipe_values` has it -> path of the weights, or their id on the hub."""
     if model.scripted:
         keys = {file.flag: file.key for file in script_of(model, kind).files}
     else:
@@ -109,7 +145,7 @@ def _places(model: Model, kind: str) -> dict[str, str]:
     found = {key: each.path or each.hub or "" for key, each in weights.items() if each}
     for name, text in _encoders(model, kind).items():
         own = text.tokenizer or text
-        found[f"{name} tokenizer"] = own.path or own.hub or ""
+        found[f"{name} tokenizer"] = own.hub or str(tokenizer_folder(text))
         found[f"{name} projection"] = text.projection or ""
     return {key: place for key, place in found.items() if place}
 

@@ -15,6 +15,7 @@ from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.models import recipe
 from latentmake.models.encoder_files import encoder_fault
+from latentmake.plan.differences import keep_places
 from latentmake.plan.keys import joined
 from latentmake.plan.parts import read_lock
 from latentmake.sources import items as datasets
@@ -272,4 +273,5 @@ class Facts:
         if program is not None:
             assert self._program_digest is not None
             found["program"] = self._program_digest(program, settings, kind, self.memo)
+        keep_places(found, settings)
         return found

@@ -1,7 +1,8 @@
-"""Sources of the programs that encode in place of our encoders, by the digests in recipes.
+"""Programs and weights that encoded, by the digests in recipes.
 
-A recipe holds one digest of all of a program's sources. A small file for each such digest says
-which they were, so that a plan can name the one that changed. They can be deleted at any time.
+A recipe holds one digest of all sources of a program that encodes in place of our encoders, and one
+of each network's weights. A small file for each such digest says which sources they were, or where
+the weights lay, so that a plan can name what changed. They can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _DIGEST = re.compile(r"[0-9a-f]+")
 
 
 class Program(NamedTuple):
-    """Sources of a program.
+    """Sources of a program, or weights.
 
     Attributes:
-        name: of the program.
-        files: path below its folder -> digest of the content.
+        name: of the program; of weights their path.
+        files: none of weights; path below its folder -> digest of the content.
     """
 
     name: str
@@ -35,9 +36,9 @@ class Program(NamedTuple):
 
 
 def keep(digest: str, name: str, files: Mapping[str, str]) -> None:
-    """Keep the sources that a digest stands for, unless they are kept already."""
+    """Keep what a digest stands for, unless it is kept already."""
     path = _FOLDER / f"{digest}.json"
-    if not path.exists():
+    if _DIGEST.fullmatch(digest) and not path.exists():
         data = json.dumps({"name": name, "files": dict(files)}, indent=1, sort_keys=True)
         with contextlib.suppress(OSError, StorageError):  # a plan goes on without
             atomic.write(path, data.encode())

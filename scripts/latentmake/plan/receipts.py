@@ -15,9 +15,17 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.index.memo import Memo, SourceStat, TargetStat
 from latentmake.index.rates import Work
-from latentmake.plan.orders import FOLDER
+from latentmake.plan.orders import FOLDER, WorkOrder
 
-__all__ = ["GONE", "Receipt", "check_listed", "learn_receipts", "read_receipt", "receipts"]
+__all__ = [
+    "GONE",
+    "Receipt",
+    "check_listed",
+    "job_log",
+    "learn_receipts",
+    "read_receipt",
+    "receipts",
+]
 
 
 GONE = "this cache file is gone"
@@ -88,6 +96,17 @@ def read_receipt(path: Path) -> Receipt:
 def receipts() -> Iterator[Path]:
     """Yield the receipts on disk."""
     yield from sorted(FOLDER.glob("*.receipt.json"))
+
+
+def job_log(path: str) -> str | None:
+    """Return the log of the latest job with a cache file among its targets, if it is kept."""
+    for receipt in sorted(receipts(), key=lambda each: each.stat().st_mtime_ns, reverse=True):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            if path in read_receipt(receipt).targets:
+                name = receipt.name.partition(".")[0]
+                log = WorkOrder.read(FOLDER / f"{name}.json").log
+                return log if Path(log).exists() else None
+    return None
 
 
 def check_listed(paths: Iterable[str]) -> None:

@@ -21,8 +21,9 @@ from latentmake.plan.orders import Target, WorkOrder
 from latentmake.plan.parts import PROMPTS, known_prompts, prompt_sources, source_of, text_parts
 from latentmake.plan.planner import evaluate
 from latentmake.plan.run_checks import check_resolutions
+from latentmake.plan.staleness import Evaluation
 
-__all__ = ["single"]
+__all__ = ["evaluate_one", "named_targets", "single"]
 
 
 def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
@@ -40,13 +41,13 @@ def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
         _check_size(facts, dataset, model, place, path)
     layout = facts.layout(model)
     bases = layout.owners(name)
-    for part, source, named in _targets(facts, dataset, model, place, bases):
+    for part, source, named in named_targets(facts, dataset, model, place, bases):
         if named.path == path:
             return _single(facts, dataset, model, part, source, named)
     for fault in () if dataset == PROMPTS else facts.known_faults(dataset, model):
         if layout.base(fault.stem) in bases:
             raise SourceError(fault.what, where=fault.path, hint=fault.hint)
-    paths = (named.path for _, _, named in _targets(facts, dataset, model, place))
+    paths = (named.path for _, _, named in named_targets(facts, dataset, model, place))
     names = {each.split("/", 4)[4]: each for each in paths}
     hint = "check the name of its folder"
     if names:
@@ -54,7 +55,7 @@ def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
     raise ConfigError("no item has a cache file of this name", where=path, hint=hint)
 
 
-def _targets(
+def named_targets(
     facts: Facts, dataset: str, model: str, place: str, bases: Collection[str] | None = None
 ) -> Iterator[tuple[str, Source, Named]]:
     """Yield part, source and name of each target in a folder; of some bases alone, if given."""
@@ -96,14 +97,21 @@ def _sources(facts: Facts, dataset: str, model: str, part: str) -> list[Source]:
     return [source_of(part, item, controlled_text=controlled) for item in items]
 
 
+def evaluate_one(
+    facts: Facts, dataset: str, model: str, part: str, source: Source, path: str
+) -> Evaluation:
+    """Return the state of the targets of one source, of which one lies at a path or is missing."""
+    there = os.path.lexists(path) and not Path(path).is_dir()
+    found = {path: target_stat(Path(path).lstat())} if there else {}
+    sources, owned = {part: [source]}, {source.stem}
+    return evaluate(facts, dataset, model, sources, owned=owned, found=found, gone=())
+
+
 def _single(
     facts: Facts, dataset: str, model: str, part: str, source: Source, named: Named
 ) -> tuple[WorkOrder, bool]:
     kind, path = kind_of(part), named.path
-    there = os.path.lexists(path) and not Path(path).is_dir()
-    found = {path: target_stat(Path(path).lstat())} if there else {}
-    sources, owned = {part: [source]}, {source.stem}
-    state = evaluate(facts, dataset, model, sources, owned=owned, found=found, gone=())
+    state = evaluate_one(facts, dataset, model, part, source, path)
     for error in state.unreadable.values():
         raise error
     facts.memo.save()

@@ -1,0 +1,69 @@
+"""Explanations of cache files as text: what `explain` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from latentmake.files import atomic
+from latentmake.plan.differences import recipe_words, short
+from latentmake.plan.explained import Explanation, explain
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import RUNS
+from latentmake.plan.programs import program_of
+from latentmake.plan.receipts import job_log
+
+__all__ = ["EXPLANATION", "explanation_text", "write_explanation"]
+
+EXPLANATION = RUNS / "explain.txt"
+"""What `explain` prints."""
+
+
+def write_explanation(facts: Facts) -> None:
+    """Explain the file that the command names; see `explain` for errors."""
+    found = explain(facts, facts.options.file)
+    atomic.write(EXPLANATION, explanation_text(found).encode("utf-8", "surrogateescape"))
+
+
+def explanation_text(found: Sequence[Explanation]) -> str:
+    """Return some explanations as text."""
+    return "\n".join(line for each in found for line in (*_lines(each), ""))
+
+
+def _lines(each: Explanation) -> Iterator[str]:
+    reason = f" ({each.reason})" if each.reason else ""
+    yield f"{each.path}: {each.state}{reason}"
+    rows = [("differs", str(difference)) for difference in each.differences]
+    rows += [("at hand", f"{path} has its key") for path in each.at_hand[:1]]
+    rows += [("source", source) for source in each.source]
+    if each.header is not None:
+        rows.append(("made of", f"SHA-256 {each.header.source}"))
+        rows.append(("recipe", recipe_words(each.recipe)))
+        rows.append(("key", each.header.key))
+    if each.key is not None and (each.header is None or each.header.key != each.key):
+        rows.append(("key today", each.key))
+    rows += [("made", line) for line in _made(each)]
+    rows.append(("runs", ", ".join(each.runs) or "none"))
+    before = ""
+    for name, text in rows:
+        yield f"  {name if name != before else '':12}{text}"
+        before = name
+
+
+def _made(each: Explanation) -> Iterator[str]:
+    """Yield when and by what a file was made."""
+    with suppress(OSError):
+        moment = datetime.fromtimestamp(Path(each.path).stat().st_mtime).astimezone()
+        by = ""
+        if each.header is not None:
+            program = str(each.recipe.get("program", ""))
+            known = program_of(program)
+            by = " by latentmake" if not program else f" by {known.name if known else 'a program'}"
+            if each.header.adopted:
+                digests = ", ".join(map(short, each.header.adopted.split()))
+                by = f" from another program's file ({digests})"
+        yield f"{moment:%Y-%m-%d %H:%M:%S}{by}"
+        if log := job_log(each.path):
+            yield f"log of the job: {log}"

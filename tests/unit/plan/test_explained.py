@@ -1,0 +1,155 @@
+"""A cache file of sd-scripts' layout is explained in whatever state it is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import strategies_world
+import torch
+import world
+from latentmake.errors import UserError
+from latentmake.files.cachefile import read_header
+from latentmake.plan import store
+from latentmake.plan.explained import Explanation, explain
+from latentmake.reports.explanation import explanation_text
+from safetensors.torch import save_file
+
+TEXT = "cache/shapes/tiny/text/ant_lumina_te.npz"
+LATENTS = "cache/shapes/tiny/128/ant_0300x0080_lumina.npz"
+GEMMA = "model.layers.0.post_feedforward_layernorm.weight"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with all caches of a run."""
+    folder = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        strategies_world.make()
+        world.draw(Path("data/ant.png"), 0, (300, 80))
+        for order in strategies_world.plan(config()).orders:
+            strategies_world.encode(order)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _copied(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(built, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+
+
+def config() -> dict[str, Any]:
+    model = {
+        "architecture": "lumina",
+        "vae": "models/ae.safetensors",
+        "text": "models/gemma.safetensors",
+        "checkpoint": "models/dit.safetensors",
+    }
+    return {
+        "datasets": {"shapes": {"path": "data"}},
+        "models": {"tiny": model},
+        "runs": {"tiny": {"datasets": ["shapes"], "model": "tiny", "resolutions": [128]}},
+        "sd_scripts": {"path": "sd-scripts"},
+    }
+
+
+def explained(file: str, values: dict[str, Any] | None = None) -> list[Explanation]:
+    return explain(strategies_world.facts(values or config()), file)
+
+
+def one(file: str, values: dict[str, Any] | None = None) -> Explanation:
+    (found,) = explained(file, values)
+    assert explanation_text([found]).startswith(f"{file}: {found.state}")
+    return found
+
+
+def test_fresh_files_are_explained_by_image_caption_or_name() -> None:
+    for file in ("data/ant.png", "data/ant.txt", str(Path("data/ant.png").absolute())):
+        assert [(each.path, each.state) for each in explained(file)] == [
+            (LATENTS, "fresh"),
+            (TEXT, "fresh"),
+        ]
+    found = one(TEXT)
+    assert (found.differences, found.runs, found.source) == ([], ["tiny"], ["data/ant.txt"])
+    text = explanation_text([found])
+    assert " by sd-scripts\n" in text and "(models/gemma.safetensors)" in text
+
+
+def test_all_parts_of_a_key_that_differ_are_named() -> None:
+    Path("data/ant.txt").write_text("a queen")
+    save_file({GEMMA: torch.zeros(2)}, "models/other.safetensors")
+    values = config()
+    values["models"]["tiny"] |= {"text": "models/other.safetensors", "text_dtype": "float16"}
+    found = one(TEXT, values)
+    assert (found.state, found.reason) == ("stale", "changed recipe")
+    words = [*map(str, found.differences)]
+    assert [each.partition(" ")[0] for each in words] == ["caption's", "text", "dtype"]
+    assert words[0].endswith("(data/ant.txt)") and "bfloat16 -> float16" in words[2]
+    assert "(models/gemma.safetensors) -> " in words[1]
+    assert words[1].endswith("(models/other.safetensors)")
+    assert one(LATENTS, values).state == "fresh"
+
+
+def test_another_cut_is_told_from_another_recipe() -> None:
+    values = config()
+    values["datasets"]["shapes"] |= {
+        "fit": "bucket",
+        "min_bucket_reso": 64,
+    }
+    found = one(LATENTS, values)
+    assert found.differences[0] == ("fit", "crop", "bucket")
+    assert [each.name for each in found.differences] == ["fit", "size and crop"]
+
+
+def test_an_undone_edit_is_at_hand() -> None:
+    key = read_header(TEXT).key
+    store.put_away(Path(TEXT), key)
+    found = explained("data/ant.txt")[1]
+    assert (found.state, found.reason) == ("stale", "new")
+    assert found.at_hand == [str(store.stored(key))]
+    kept = one(str(store.stored(key)))
+    assert kept.state == "unknown" and kept.header is not None and kept.header.key == key
+
+
+def test_damaged_foreign_and_ownerless_files_are_explained_too() -> None:
+    path = Path(TEXT)
+    path.write_bytes(path.read_bytes()[:-9])
+    found = one(TEXT)
+    assert (found.state, found.reason.partition(":")[0]) == ("stale", "damaged")
+    path.write_bytes(b"of another program")
+    assert one(TEXT).reason.startswith("damaged: it ")
+    foreign = path.with_name("notes.npz")
+    foreign.write_bytes(b"of another program")
+    assert one(str(foreign)).state == "unreadable"
+
+    Path("data/ant.png").unlink()
+    found = one(LATENTS)
+    assert (found.state, found.runs) == ("orphaned", []) and found.recipe["kind"] == "latents"
+    values = config()
+    values["runs"]["tiny"]["resolutions"] = [64]
+    found = one(LATENTS.replace("ant_0300x0080", "bee_0080x0064"), values)
+    assert (found.state, found.runs) == ("fresh", [])
+    values["datasets"] = {"forms": values["datasets"].pop("shapes")}
+    values["runs"]["tiny"]["datasets"] = ["forms"]
+    assert one(LATENTS, values).reason == "the configuration has no dataset shapes"
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("", "explain: no file is named; snakemake explain --config file=PATH"),
+        (TEXT.replace("ant", "aant"), "there is no such cache file; the nearest is ant_lumina_te"),
+        ("data/aant.txt", "data/aant.txt: there is no such file; the nearest is ant.txt"),
+        ("models/ae.safetensors", "no dataset of a run has an item with this file"),
+        ("cache/shapes/tiny", "is a folder"),
+        ("data", "is a folder"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(file: str, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        explained(file)
+    assert line in str(error.value) and "\n" not in str(error.value)

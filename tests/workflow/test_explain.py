@@ -1,0 +1,60 @@
+"""`explain` names each part of a key that differs, with old and new."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from project import NOTHING, Project
+from safetensors.torch import load_file, save_file
+
+DIGEST = r"[0-9a-f]{8}\.\."
+
+
+def change_weights(folder: Path) -> None:
+    """Give a network other weights."""
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    save_file({name: tensor + torch.ones_like(tensor) for name, tensor in tensors.items()}, file)
+
+
+def test_an_edited_caption_another_vae_and_another_text_encoder_are_named_with_old_and_new(
+    built: Project,
+) -> None:
+    micro, other = built / "models/micro", built / "models/other"
+    shutil.copytree(micro, other)
+    change_weights(other / "vae")
+    change_weights(micro / "text_encoder")  # where it lies
+    built.configure(lambda config: config["models"]["micro"].update(vae="models/other/vae"))
+    (built / "data/shapes/ant.txt").write_text("a purple circle\n")
+    before = built.snapshot()
+
+    said = built.run("explain", "--config", "file=data/shapes/ant.png")
+    for resolution in (16, 32):
+        said.one_line(f"{resolution}/ant.latents.safetensors: stale (changed recipe)")
+    said.one_line("text/ant.text.safetensors: stale (changed recipe)")
+    vae = rf"VAE's digest {DIGEST} \(models/micro/vae\) -> {DIGEST} \(models/other/vae\)"
+    place = r"\(models/micro/text_encoder\)"
+    text = rf"text encoder's digest {DIGEST} {place} -> {DIGEST} {place}"
+    assert len(re.findall(vae, said.output)) == 2 and len(re.findall(text, said.output)) == 1
+    said.one_line('caption "a red circle" -> "a purple circle" (data/shapes/ant.txt)')
+    assert built.changed(before) == NOTHING
+
+    # Each alone, by the name of the cache file.
+    (name,) = built.texts("ant")
+    said = built.run("explain", "--config", f"file={built / name}")
+    assert re.search(text, said.output) and not re.search(vae, said.output)
+    said.one_line('"a red circle" -> "a purple circle"')
+
+    planned = built.run("-n", "caches_tiny")
+    assert re.search(rf"^recipe: {vae}: 12 latents of shapes$", planned.output, re.MULTILINE)
+    assert re.search(rf"^recipe: {text}: 6 texts of shapes$", planned.output, re.MULTILINE)
+
+
+def test_a_file_that_is_not_there_is_one_line(template: Project) -> None:
+    name = "cache/shapes/micro/text/yak.text.safetensors"
+    result = template.run("-n", "explain", "--config", f"file={name}", check=False)
+    assert result.returncode != 0 and "Traceback" not in result.output
+    result.one_line(f"error: {name}: there is no such cache file; the nearest is ")
