@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import world
-from browser import Browser
+from browser import Browser, until
 from project import Project
 
 NASTY = "</script><img src=x onerror='window.hurt=1'>"
 PAGE = "reports/report_tiny.html"
+DRAWN = "return [...document.querySelectorAll('canvas')].every(each => each.dataset.drawn)"
 SECTIONS = ["items", "buckets", "caches", "training", "speed", "history", "provenance"]
 
 
@@ -46,6 +47,12 @@ def test_every_section_is_filled_and_nothing_is_requested(shown: Project, browse
     browser.open(shown / PAGE)
     assert browser.text("h1") == "Report of tiny"
     assert [element.get_attribute("id") for element in browser.all("main > section")] == SECTIONS
+    until(lambda: browser.run(DRAWN))
+    assert [title.text.split()[0] for title in browser.all(".item h3")] == sorted(world.CAPTIONS)
+    assert len(browser.all(".item canvas")) == 6
+    assert len(browser.all(".target img")) == 2 * 6 * 2  # two resolutions, before and after
+    assert browser.text(".item .text") == NASTY
+    assert browser.text(".encoder h2") == "text_encoder"
     assert "all fresh" in browser.text("#summary")
     assert [row.text.split()[0] for row in browser.all(".bucket span + span") if row.text]
     rows = [row.text.split()[:4] for row in browser.all("#caches tbody tr")]

@@ -12,6 +12,7 @@ from latentmake.files import atomic
 from latentmake.plan.build_history import HISTORY, read_history, versions
 from latentmake.reports.page import page
 from latentmake.reports.report_caches import buckets_section, caches_section
+from latentmake.reports.report_items import items_section
 from latentmake.reports.report_order import ReportOrder
 from latentmake.reports.report_training import training_section
 
@@ -26,26 +27,19 @@ def write_report(order: ReportOrder, path: Path, say: Callable[[str], object]) -
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    caches = caches_section(order)
+    run, caches = order.contact.run, caches_section(order)
     data: dict[str, Any] = {
-        "run": order.run,
+        "run": run,
         "planned": order.planned,
         "caches": caches,
-        "contact": {
-            "items": [],
-            "sheets": [],
-            "skipped": [],
-            "encoders": [],
-            "notes": [],
-            "total": 0,
-        },
+        "contact": items_section(order.contact, say),
         "buckets": buckets_section(order),
-        "training": training_section(order.run, say),
+        "training": training_section(run, say),
         "speeds": [speed._asdict() for speed in order.speeds],
         "history": [asdict(build) for build in read_history(last=_BUILDS)],
         "provenance": _provenance(order),
     }
-    text = page("report", f"Report of {order.run}", data).encode()
+    text = page("report", f"Report of {run}", data).encode()
     atomic.write(path, text)
     files = sum(row["files"] for row in caches)
     say(f"{path}: {files} cache files, {len(text) / 1e6:.1f} MB; builds are in {HISTORY}")
@@ -53,11 +47,11 @@ def write_report(order: ReportOrder, path: Path, say: Callable[[str], object]) -
 
 def _provenance(order: ReportOrder) -> dict[str, Any]:
     return {
-        "model": order.model_name,
+        "model": order.contact.model_name,
         "trainer": order.trainer,
         "datasets": {
             name: settings.model_dump(mode="json", exclude_defaults=True)
-            for name, settings in order.datasets.items()
+            for name, settings in order.contact.datasets.items()
         },
         "recipes": [
             {"name": name, "digest": digest.of_value(recipe) if recipe else "", "recipe": recipe}

@@ -63,7 +63,7 @@ def buckets_section(order: ReportOrder) -> list[dict[str, Any]]:
     `factor` 1, in latents. Files that are missing or damaged are not counted.
     """
     try:
-        factor = vae_factor(order.model.vae) or 1
+        factor = vae_factor(order.contact.model.vae) or 1
     except UserError:
         factor = 1
     found = []

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, JsonValue
 
-from latentmake.config import Dataset, Model, Run
+from latentmake.config import Run
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest_job import manifest_items
 from latentmake.plan.parts import PROMPTS, Part, RunPlan, prompt_path, prompts_of
+from latentmake.reports.items_order import ItemsOrder, plan_items
 
 __all__ = ["PartReport", "ReportOrder", "Speed", "plan_report"]
 
@@ -48,18 +49,14 @@ class ReportOrder(BaseModel, extra="forbid", frozen=True):
     """Order of a run's page.
 
     Attributes:
-        model_name: the model's name in the configuration.
-        datasets: name -> section of the configuration.
+        contact: its items, datasets and model.
         trainer: settings of the trainer; None without one.
         recipes: what is encoded (`latents of cats`, `text`) -> recipe; {} where a rule has yet to
             make the model.
         planned: seconds since 1970.
     """
 
-    run: str
-    model_name: str
-    model: Model
-    datasets: dict[str, Dataset]
+    contact: ItemsOrder
     trainer: dict[str, JsonValue] | None
     parts: list[PartReport]
     recipes: dict[str, dict[str, JsonValue]]
@@ -78,10 +75,7 @@ def plan_report(facts: Facts, plan: RunPlan, run: Run) -> ReportOrder:
     paths = _paths(facts, run)
     rates = {name: facts.memo.rate(name) for name in work}
     return ReportOrder(
-        run=plan.name,
-        model_name=run.model,
-        model=facts.config.models[run.model],
-        datasets={name: facts.config.datasets[name] for name in run.datasets},
+        contact=plan_items(facts, plan, run),
         trainer=None if run.trainer is None else run.trainer.model_dump(mode="json"),
         parts=[
             PartReport(
