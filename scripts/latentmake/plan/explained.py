@@ -12,6 +12,7 @@ from pathlib import Path
 from latentmake.config import nearest
 from latentmake.errors import CacheError, ConfigError, SourceError, UserError
 from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe, target_key
+from latentmake.files.verified import Checked, Expected, verify
 from latentmake.layouts import Named, kind_of
 from latentmake.plan import reuse
 from latentmake.plan.differences import (
@@ -51,6 +52,7 @@ class Explanation:
         recipe: in its header.
         key: that it needs today, if known.
         at_hand: files that have this key.
+        checked: what was found of its bytes; None where its header cannot be read.
         runs: that use it.
     """
 
@@ -63,6 +65,7 @@ class Explanation:
     recipe: dict[str, object] = field(default_factory=dict)
     key: str | None = None
     at_hand: list[str] = field(default_factory=list)
+    checked: Checked | None = None
     runs: list[str] = field(default_factory=list)
 
 
@@ -172,7 +175,9 @@ def _of_header(path: str) -> Explanation:
     except (CacheError, OSError) as error:
         what = error.what if isinstance(error, CacheError) else str(error.strerror)
         return Explanation(path, "unreadable", what)
-    return Explanation(path, "unknown", header=header, recipe=read_recipe(path))
+    recipe = read_recipe(path)
+    asked = Expected(header.key, header.recipe, may_be_zero=recipe.get("kind") == "text")
+    return Explanation(path, "unknown", header=header, recipe=recipe, checked=verify(path, asked))
 
 
 def _explained(

@@ -44,12 +44,25 @@ def _lines(each: Explanation) -> Iterator[str]:
         rows.append(("key", each.header.key))
     if each.key is not None and (each.header is None or each.header.key != each.key):
         rows.append(("key today", each.key))
+    rows += [("content", line) for line in _content(each)]
     rows += [("made", line) for line in _made(each)]
     rows.append(("runs", ", ".join(each.runs) or "none"))
     before = ""
     for name, text in rows:
         yield f"  {name if name != before else '':12}{text}"
         before = name
+
+
+def _content(each: Explanation) -> Iterator[str]:
+    """Yield what the checksum of a file says."""
+    if each.checked is None:
+        return
+    if each.checked.damage is not None:
+        hint = f"; `verify_{each.runs[0]} --config repair=true` deletes it" if each.runs else ""
+        yield f"damaged: {each.checked.damage}{hint}"
+    else:
+        known = each.checked.has_checksum
+        yield "as it was written, by its checksum" if known else "no checksum to tell by"
 
 
 def _made(each: Explanation) -> Iterator[str]:

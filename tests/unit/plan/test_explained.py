@@ -15,7 +15,9 @@ from latentmake.errors import UserError
 from latentmake.files.cachefile import read_header
 from latentmake.plan import store
 from latentmake.plan.explained import Explanation, explain
+from latentmake.plan.planner import make_plan
 from latentmake.reports.explanation import explanation_text
+from latentmake.reports.recipe_changes import recipe_changes
 from safetensors.torch import save_file
 
 TEXT = "cache/shapes/tiny/text/ant_lumina_te.npz"
@@ -105,6 +107,19 @@ def test_another_cut_is_told_from_another_recipe() -> None:
     assert [each.name for each in found.differences] == ["fit", "size and crop"]
 
 
+def test_a_plan_reads_one_header_of_each_recipe() -> None:
+    values = config()
+    values["models"]["tiny"]["text_dtype"] = "float16"
+    facts = strategies_world.facts(values)
+    runs = [*make_plan(facts, ["tiny"]).runs.values()]
+    others = sorted(Path(TEXT).parent.iterdir())[1:]
+    for each in others:
+        each.unlink()
+    assert [*recipe_changes(facts, runs)] == [
+        f"recipe: dtype bfloat16 -> float16: {1 + len(others)} texts of shapes"
+    ]
+
+
 def test_an_undone_edit_is_at_hand() -> None:
     key = read_header(TEXT).key
     store.put_away(Path(TEXT), key)
@@ -117,6 +132,12 @@ def test_an_undone_edit_is_at_hand() -> None:
 
 def test_damaged_foreign_and_ownerless_files_are_explained_too() -> None:
     path = Path(TEXT)
+    assert "as it was written" in explanation_text([one(TEXT)])
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\x00\x00\x80?")] ^= 1  # the first 1.0 of an array: no key tells
+    path.write_bytes(data)
+    found = one(TEXT)
+    assert found.state == "fresh" and "damaged: checksum differs" in explanation_text([found])
     path.write_bytes(path.read_bytes()[:-9])
     found = one(TEXT)
     assert (found.state, found.reason.partition(":")[0]) == ("stale", "damaged")
