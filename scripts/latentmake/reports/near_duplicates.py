@@ -23,7 +23,6 @@ _DIFFERENT = 7  # bits at most; see `_candidates`
 _LEVELS = 12.0  # of 255, the mean difference of colours at most
 _BANDS, _BITS = 4, 16  # of a hash
 _CROWD = 64  # hashes of alike bands that another is compared with
-_LISTED = 8  # images that one is said to be like
 
 _COSINES = np.cos(
     np.pi / _SIDE * (np.arange(_SIDE) + 0.5)[None] * np.arange(_LOW)[:, None]
@@ -52,10 +51,12 @@ def fingerprint(image: Image.Image) -> Fingerprint:
     return Fingerprint(int.from_bytes(bits.tobytes(), "big"), colours)
 
 
-def alike(prints: Sequence[Fingerprint | None]) -> dict[int, list[tuple[int, int]]]:
+def alike(
+    prints: Sequence[Fingerprint | None], listed: int = 8
+) -> dict[int, list[tuple[int, int]]]:
     """Return number of an image -> (number, different bits) of those like it, nearest first.
 
-    Each lists 8 at most. The time is that of a few look-ups an image.
+    Each has at most `listed` of them. The time is that of a few look-ups an image.
     """
     found: dict[int, list[tuple[int, int]]] = {}
     for one, other in _candidates([None if each is None else each.bits for each in prints]):
@@ -70,7 +71,7 @@ def alike(prints: Sequence[Fingerprint | None]) -> dict[int, list[tuple[int, int
         found.setdefault(one, []).append((other, different))
         found.setdefault(other, []).append((one, different))
     return {
-        number: sorted(others, key=lambda each: (each[1], each[0]))[:_LISTED]
+        number: sorted(others, key=lambda each: (each[1], each[0]))[:listed]
         for number, others in sorted(found.items())
     }
 

@@ -27,10 +27,11 @@ from latentmake.reports.near_duplicates import Fingerprint, alike, fingerprint
 __all__ = ["items_section"]
 
 _PIXELS = 1024 * 1024
-_DECODED = {True: 8 * _PIXELS, False: 64 * _PIXELS}  # pixels at most; whether on the CPU
+_DECODED = {True: 2 * _PIXELS, False: 64 * _PIXELS}  # pixels at most; whether on the CPU
 _PICTURES = 24  # items at most whose latents are decoded
-_TEXT, _LONGEST = 1_200_000, 2000  # characters of all captions, and of one
-_REST, _LONGEST_REST = 600_000, 300  # characters of all that is cut off, and of one text
+_TEXT, _LONGEST = 800_000, 2000  # characters of all captions, and of one
+_REST, _LONGEST_REST = 300_000, 300  # characters of all that is cut off, and of one text
+_ALIKE = 20_000  # near-duplicates in all, and 8 of an item at most
 
 Row = dict[str, Any]
 
@@ -43,8 +44,8 @@ def items_section(order: ItemsOrder, say: Callable[[str], object]) -> dict[str, 
             ([sheet, left, top, width, height] in pixels, or None), `targets`, `tokens` (encoder ->
             [number, limit]), `like` ([dataset, stem, different bits]); where there is any `fault`
             and `cut` (encoder -> text that it does not see). A target has `resolution`, `size`,
-            `crop` ([left, top, right, bottom] as shares of the image), `psnr` in dB, `decoded` and
-            `original` (data URIs), and `note` (why there are none).
+            `crop` ([left, top, right, bottom] as shares of the image) and `psnr` in dB; where it
+            was decoded `decoded` and `original` (data URIs), or `note` (why there are none).
         sheets: data URIs of the thumbnails.
         skipped: items that the run leaves out, and why.
         encoders: lengths of the texts, of each text encoder.
@@ -81,7 +82,7 @@ def _row(item: Shown) -> Row:
         "caption": "",
         "thumbnail": None,
         "targets": [
-            {"resolution": name, "size": None, "crop": None, "decoded": None, "psnr": None}
+            {"resolution": name, "size": None, "crop": None, "psnr": None}
             for name, _ in item.targets
         ],
         "tokens": {},
@@ -119,7 +120,8 @@ def _look(order: ItemsOrder, rows: list[Row]) -> list[str]:
                 if seen.size is not None:
                     row["width"], row["height"] = seen.size
                     _crop(order, layout, item, seen.size, row["targets"])
-    for number, others in alike(prints).items():
+    listed = max(1, min(8, _ALIKE // max(1, len(rows))))
+    for number, others in alike(prints, listed).items():
         rows[number]["like"] = [
             [rows[other]["dataset"], rows[other]["stem"], bits] for other, bits in others
         ]
@@ -161,7 +163,7 @@ def _count_tokens(order: ItemsOrder, rows: list[Row], notes: list[str]) -> list[
             program = "the tokenizers are those of the program that encodes"
             notes.append(f"tokens are not counted: {program}")
     text_limit = max(80, min(_LONGEST, _TEXT // max(1, len(rows))))
-    rest_limit = max(40, min(_LONGEST_REST, _REST // max(1, len(rows))))
+    rest_limit = max(20, min(_LONGEST_REST, _REST // max(1, len(rows))))
     all_seen: list[list[tokens.Cut]] = [[] for _ in limits]
     for item, row in zip(order.items, rows, strict=True):
         try:
@@ -207,11 +209,7 @@ def _decode(order: ItemsOrder, rows: list[Row], notes: list[str]) -> None:
         item = order.items[number]
         for target, (resolution, path) in zip(rows[number]["targets"], item.targets, strict=True):
             shown = decoder.show(item, resolution, path, order.datasets[item.dataset])
-            target["decoded"], target["psnr"] = shown.decoded, shown.psnr
-            if shown.original is not None:
-                target["original"] = shown.original
-            if shown.note:
-                target["note"] = shown.note
+            target |= {key: value for key, value in shown._asdict().items() if value}
 
 
 def _area(target: Row) -> int:
