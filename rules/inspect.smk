@@ -1,7 +1,8 @@
 # Needs: the plan.
-# Makes: nothing; status_{run} prints every stale target with its reason, check_{run} a checklist of
-#        all that a run needs, explain where a file comes from and why it is stale. They encode
-#        nothing.
+# Makes: nothing that is declared; status_{run} prints every stale target with its reason, check_{run}
+#        a checklist of all that a run needs, verify_{run} what is wrong with cache files (also in
+#        reports/verify_{run}.json, which Snakemake would delete where the job fails), explain where a
+#        file comes from and why it is stale. They encode nothing.
 
 from latentmake.reports.explanation import EXPLANATION
 from latentmake.reports.plan_report import status_path
@@ -34,6 +35,19 @@ for run in SESSION.runs:
         script:
             "../scripts/check.py"
 
+    rule:
+        name:
+            f"verify_{run}"
+        input:
+            order=ancient(SESSION.run_order(run, "verify") or workflow.main_snakefile),
+        log:
+            f"logs/verify/{run}.log",
+        localrule: True
+        conda:
+            "../envs/encode.yaml"
+        threads: workflow.resource_settings.cores or 1
+        script:
+            "../scripts/verify.py"
 
 rule explain:
     log:

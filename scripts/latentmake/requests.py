@@ -8,19 +8,20 @@ from latentmake import backends
 from latentmake.config import Config, Run
 from latentmake.exchange import archives
 from latentmake.exchange.adoption_kinds import plan_adoption
-from latentmake.exchange.ai_training.plan import plan_export, refuse_company
+from latentmake.exchange.ai_training.plan import plan_export
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.files.disk import Need
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import write_order
 from latentmake.plan.parts import RunPlan
-from latentmake.plan.targets import is_evaluation_asked, is_generation_asked
+from latentmake.plan.targets import is_evaluation_asked, is_generation_asked, refuse_company
 from latentmake.reports.captions_order import plan_captions
 from latentmake.reports.checklist import plan_check
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.explanation import write_explanation
 from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.report_order import plan_report
+from latentmake.reports.verify_order import plan_verify
 from latentmake.training.external.publication import is_uncached, write_items
 
 __all__ = ["Asked", "plan_following", "plan_requests", "runs_followed"]
@@ -37,6 +38,7 @@ _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "clips": plan_clips,
     "check": plan_check,
     "report": plan_report,
+    "verify": plan_verify,
 }
 """Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""
 _FOLLOWING = {

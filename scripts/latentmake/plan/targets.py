@@ -17,11 +17,12 @@ __all__ = [
     "is_generation_asked",
     "is_training_asked",
     "kinds_built",
+    "refuse_company",
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check", "report")
-_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "report", "status")
+ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check", "report", "verify")
+_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "report", "status", "verify")
 _PER_RUN = (
     "train",
     "generate",
@@ -34,6 +35,15 @@ _PER_RUN = (
     *ON_REQUEST,
 )
 _PAGE = re.compile(r"reports/(evaluate_.+)\.html")
+_ALONE = {
+    "adopt": (("adopt", "status"), "adopt first, then give the other command: it encodes the rest"),
+    "verify": (
+        ("verify",),
+        "verify alone: the next build makes what is deleted",
+    ),
+}
+"""Word of a target that changes what the plan of its command has found -> words of the targets that
+may be given with it, and a hint."""
 _CLEANING = ("clean", "distclean", "clobber")
 
 
@@ -110,6 +120,20 @@ def check_known(
             continue
         if not target.startswith((".latentmake/", "cache/")) and not is_made(target):
             raise _unknown(target, rules, runs)
+
+
+def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
+    """Refuse to build in the command of a target that changes caches: its plan would be outdated.
+
+    Raises:
+        ConfigError: another target of any of the runs is given with such a one.
+    """
+    for word, (words, hint) in _ALONE.items():
+        asked = {f"{word}_{run}" for run in runs} & set(targets)
+        beside = {f"{each}_{run}" for each in words for run in runs}
+        if asked and (others := [each for each in targets if each not in beside]):
+            what = f"cannot be given together with {others[0]}"
+            raise ConfigError(what, where=min(asked), hint=hint)
 
 
 def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigError:

@@ -22,7 +22,7 @@ from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange.ai_training.adopt import STATES, adopt
 from latentmake.exchange.ai_training.export import export
 from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
-from latentmake.exchange.ai_training.plan import plan_adopt, plan_export, refuse_company
+from latentmake.exchange.ai_training.plan import plan_adopt, plan_export
 from latentmake.exchange.record import Record
 from latentmake.files import cachefile
 from latentmake.index.memo import Memo, source_stat, target_stat
@@ -31,6 +31,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, WorkOrder
 from latentmake.plan.parts import RunPlan
 from latentmake.plan.receipts import read_receipt
+from latentmake.plan.targets import refuse_company
 from order_world import order, put_image, silent, target
 from safetensors.torch import load_file
 from xxhash import xxh3_128_hexdigest
@@ -545,8 +546,10 @@ def test_an_export_is_of_one_of_the_resolutions_of_its_run(asked: object, words:
 
 
 @pytest.mark.parametrize("beside", ["train_a", "all", "export_a", "cache/x/y/16/z"])
-def test_adoption_is_a_command_of_its_own(beside: str) -> None:
+def test_adoption_and_verification_are_commands_of_their_own(beside: str) -> None:
     refuse_company(["adopt_a", "adopt_b", "status_a"], ["a", "b"])
     refuse_company([beside], ["a", "b"])
-    with pytest.raises(ConfigError, match=f"adopt_a: cannot be given together with {beside}"):
-        refuse_company(["adopt_a", beside], ["a", "b"])
+    refuse_company(["verify_a", "verify_b"], ["a", "b"])
+    for alone in ("adopt_a", "verify_a"):
+        with pytest.raises(ConfigError, match=f"{alone}: cannot be given together with {beside}"):
+            refuse_company([alone, beside], ["a", "b"])

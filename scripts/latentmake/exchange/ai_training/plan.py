@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from latentmake.config import Adopt, Model, Run
 from latentmake.errors import ConfigError, ModelError
@@ -13,23 +13,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.parts import PROMPTS, RunPlan, run_folder
 from latentmake.sources.items import IMAGE_EXTENSIONS
 
-__all__ = ["plan_adopt", "plan_export", "refuse_company"]
-
-
-def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
-    """Refuse to adopt and to build in one command, whose plan would be of before the adoption.
-
-    Raises:
-        ConfigError: another target of any of the runs is given with `adopt_{run}`.
-    """
-    adopting = {f"adopt_{run}" for run in runs} & set(targets)
-    beside = {f"{word}_{run}" for word in ("adopt", "status") for run in runs}
-    if adopting and (others := [each for each in targets if each not in beside]):
-        raise ConfigError(
-            f"cannot be given together with {others[0]}",
-            where=min(adopting),
-            hint="adopt first, then give the other command: it encodes the rest",
-        )
+__all__ = ["plan_adopt", "plan_export"]
 
 
 def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AdoptOrder:
