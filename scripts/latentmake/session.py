@@ -204,8 +204,8 @@ class Session:
         if not self._imports:
             orders = self.plan.orders + [order for order, stale in self._singles.values() if stale]
             alone = any(each.order.confirm for each in self._prunings)
-            if any("verify" in asked for asked in self._file.runs.values()):  # it replaces nothing
-                orders, alone = [], self._facts.options.repair
+            if self._main and any("verify" in asked for asked in self._file.runs.values()):
+                orders, alone = [], self._facts.options.repair  # nothing is replaced
             with exit_on_mistake():
                 self._build = RunningBuild(orders, self.plan.runs, self._targets, alone=alone)
 

@@ -229,7 +229,7 @@ def placement_differences(
         keys.prepare_sizes([header.source])
         try:
             return keys.variant(part, source, header.source, clip, header)
-        except SourceError:
+        except (SourceError, ValueError):  # such settings may have no bucket of this size
             return None
 
     def explains(found: str | None) -> bool:

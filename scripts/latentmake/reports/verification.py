@@ -32,7 +32,7 @@ from latentmake.reports.verify_order import Place, VerifyOrder
 
 __all__ = ["Verified", "report_path", "verify"]
 
-_SHOWN = 1000  # lines; the JSON has all findings
+_SHOWN = 200  # lines; the JSON has all findings
 _KEPT = (STORE, SPOOL)
 
 
@@ -223,9 +223,9 @@ def _summary(found: Verified) -> Iterator[str]:
     yield f"{len(found.wrong)} wrong{f' ({kinds})' if kinds else ''}, {done} repaired"
     notes = Counter(each.kind for each in found.findings if each.note)
     lines = {
-        "missing; the next build makes them": len(found.missing),
-        "foreign files, which are left as they are": notes["foreign"],
-        "orphans; the next build removes them": notes["orphan"],
+        "missing: the next build makes them": len(found.missing),
+        "foreign: in no item's place, and left as they are": notes["foreign"],
+        "orphaned: the next build removes them": notes["orphan"],
         "without a checksum: they were made by an earlier release": found.unsummed,
     }
     for what, number in lines.items():

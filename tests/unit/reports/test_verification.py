@@ -210,7 +210,7 @@ def test_a_header_without_checksum_whose_key_and_source_do_not_fit_is_edited(
 def test_missing_files_are_counted_and_nothing_wrong(caches: Caches) -> None:
     caches[0].unlink()
     assert caches.verified(fails=False) == {}
-    assert "1 missing; the next build makes them" in caches.said
+    assert "1 missing: the next build makes them" in caches.said
     assert json.loads(report_path("tiny").read_bytes())["missing"] == [str(caches[0])]
 
 
