@@ -49,6 +49,7 @@ for run in SESSION.runs:
         script:
             "../scripts/verify.py"
 
+
 rule explain:
     log:
         "logs/explain.log",
