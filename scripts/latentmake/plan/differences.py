@@ -211,6 +211,9 @@ def placement_differences(
 ) -> list[Difference]:
     """Return what differs in how an image is scaled and cut; nothing where it is the same.
 
+    The last one is the placement itself, after the settings that changed it, as far as they are
+    found: a key that was edited looks like a placement by settings that are not.
+
     A key holds the placement as part of a digest alone: so the settings that the file may have
     been made with are tried. A source of another size is no difference of the placement.
 
@@ -236,7 +239,7 @@ def placement_differences(
         return found is not None and header.key == target_key(header.source, header.recipe, found)
 
     now = variant(settings)
-    if explains(now) or settings is None:
+    if explains(now) or settings is None or now == "":
         return []
     tried = [dict(zip(_TRIED, values, strict=True)) for values in product(*_TRIED.values())]
     changes = [

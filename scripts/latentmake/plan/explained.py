@@ -36,7 +36,7 @@ from latentmake.sources import s3
 from latentmake.sources.caption_files import read_caption
 from latentmake.sources.items import Item
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "quoted"]
 
 
 @dataclass
@@ -52,6 +52,7 @@ class Explanation:
         recipe: in its header.
         key: that it needs today, if known.
         at_hand: files that have this key.
+        caption: in its header, where it is there.
         checked: what was found of its bytes; None where its header cannot be read.
         runs: that use it.
     """
@@ -65,6 +66,7 @@ class Explanation:
     recipe: dict[str, object] = field(default_factory=dict)
     key: str | None = None
     at_hand: list[str] = field(default_factory=list)
+    caption: str | None = None
     checked: Checked | None = None
     runs: list[str] = field(default_factory=list)
 
@@ -162,6 +164,10 @@ def _of_cache(facts: Facts, path: str) -> Explanation:
         return found
     if found.header is None:
         return found
+    for fault in () if dataset == PROMPTS else facts.known_faults(dataset, model):
+        if facts.layout(model).base(fault.stem) in bases:
+            found.reason = f"its item is faulty: {fault.line}"
+            return found
     found.state, found.reason = "orphaned", "its item is gone, or named otherwise"
     if not bases:
         found.reason = f"the layout of {model} has no cache file of such a name"
@@ -175,9 +181,13 @@ def _of_header(path: str) -> Explanation:
     except (CacheError, OSError) as error:
         what = error.what if isinstance(error, CacheError) else str(error.strerror)
         return Explanation(path, "unreadable", what)
-    recipe = read_recipe(path)
+    recipe, metadata = read_recipe(path), read_metadata(path)
     asked = Expected(header.key, header.recipe, may_be_zero=recipe.get("kind") == "text")
-    return Explanation(path, "unknown", header=header, recipe=recipe, checked=verify(path, asked))
+    caption = metadata.get("caption", metadata.get("caption1"))
+    checked = verify(path, asked)
+    return Explanation(
+        path, "unknown", header=header, recipe=recipe, caption=caption, checked=checked
+    )
 
 
 def _explained(
@@ -243,12 +253,11 @@ def _source_differences(
         return
     place = f" ({source.path})" if source.path else ""
     if source.media is None and found.recipe.get("kind") == "text":
-        metadata = read_metadata(found.path)
-        old = metadata.get("caption", metadata.get("caption1"))
+        old = found.caption
         text = source.text if source.path is None else read_caption(source.path)
         new = facts.layout(model).caption(text or "")
         if old is not None and old != new:
-            yield Difference("caption", _quoted(old), _quoted(new) + place)
+            yield Difference("caption", quoted(old), quoted(new) + place)
             return
     several = len(source.files) > 1
     name = "digest of its sources" if several else f"{_noun(found)}'s digest"
@@ -259,7 +268,8 @@ def _noun(found: Explanation) -> str:
     return "caption" if found.recipe.get("kind") == "text" else "image"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a text in quotes, in one line."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from latentmake.files import atomic
 from latentmake.plan.differences import recipe_words, short
-from latentmake.plan.explained import Explanation, explain
+from latentmake.plan.explained import Explanation, explain, quoted
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import RUNS
 from latentmake.plan.programs import program_of
@@ -39,7 +39,8 @@ def _lines(each: Explanation) -> Iterator[str]:
     rows += [("at hand", f"{path} has its key") for path in each.at_hand[:1]]
     rows += [("source", source) for source in each.source]
     if each.header is not None:
-        rows.append(("made of", f"SHA-256 {each.header.source}"))
+        caption = "" if each.caption is None else f"{quoted(each.caption)}, "
+        rows.append(("made of", f"{caption}SHA-256 {each.header.source}"))
         rows.append(("recipe", recipe_words(each.recipe)))
         rows.append(("key", each.header.key))
     if each.key is not None and (each.header is None or each.header.key != each.key):

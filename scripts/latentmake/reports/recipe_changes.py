@@ -50,18 +50,20 @@ def _words(facts: Facts, part: Part, stale: Stale) -> str:
     if not now:
         return f"the model {part.model} is yet to be made"
     found = recipe_differences(read_recipe(stale.path), now, model)
+    if found:
+        return _some([*map(str, found)])
     with suppress(CacheError, OSError):
-        if not found:
-            found = placement_differences(
-                facts.memo,
-                facts.layout(part.model),
-                facts.config.datasets.get(part.dataset),
-                part.name,
-                stale.source,
-                read_header(stale.path),
-                stale.clip,
-            )[:-1]  # sizes differ from image to image
-    return _some([*map(str, found)]) or "size and crop"
+        found = placement_differences(
+            facts.memo,
+            facts.layout(part.model),
+            facts.config.datasets.get(part.dataset),
+            part.name,
+            stale.source,
+            read_header(stale.path),
+            stale.clip,
+        )
+    *settings, last = [*map(str, found)] or ["keys in headers"]
+    return _some(settings) or ("size and crop" if found else last)
 
 
 def _some(names: Collection[str]) -> str:

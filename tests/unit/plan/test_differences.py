@@ -83,3 +83,12 @@ def test_another_placement_is_told_by_the_settings_that_give_the_key(
     assert settings == words
     known = was if words else "others"
     assert last == (f"size and crop {known} -> {named}" if was != named else "")
+
+
+def test_a_key_that_was_edited_is_no_crash_where_no_bucket_fits() -> None:
+    layout = layouts.of("plain")
+    header = Header(OLD, NEW, OLD, picture=Picture(40, 36, upright=True))
+    asked = Memo(None), layout, Dataset(path="a")
+    (found,) = placement_differences(*asked, "16", Source("x", "x.png", None), header)
+    assert found.old == "others"
+    assert placement_differences(*asked, "text", Source("x", "x.txt", None), header) == []

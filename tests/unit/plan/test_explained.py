@@ -148,6 +148,8 @@ def test_damaged_foreign_and_ownerless_files_are_explained_too() -> None:
     assert one(str(foreign)).state == "unreadable"
 
     Path("data/ant.png").unlink()
+    assert one(LATENTS).reason.startswith("its item is faulty: data/ant.txt: ")
+    Path("data/ant.txt").unlink()
     found = one(LATENTS)
     assert (found.state, found.runs) == ("orphaned", []) and found.recipe["kind"] == "latents"
     values = config()
