@@ -138,7 +138,7 @@ def _named(names: list[str]) -> str:
 
 def _preview(image: Image.Image) -> str:
     if max(image.size) <= _EXACT:
-        return embedded(image, "png", optimize=True)
+        return embedded(image, "webp", lossless=True)
     image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
     return embedded(image, "webp", quality=80)
 

@@ -28,7 +28,8 @@ __all__ = ["items_section"]
 
 _PIXELS = 1024 * 1024
 _DECODED = {True: 2 * _PIXELS, False: 64 * _PIXELS}  # pixels at most; whether on the CPU
-_PICTURES = 24  # items at most whose latents are decoded
+_MANY = 1000  # items; of more, fewer are decoded
+_PICTURES, _FEW = 24, 8  # items at most whose latents are decoded
 _TEXT, _LONGEST = 800_000, 2000  # characters of all captions, and of one
 _REST, _LONGEST_REST = 300_000, 300  # characters of all that is cut off, and of one text
 _ALIKE = 20_000  # near-duplicates in all, and 8 of an item at most
@@ -201,7 +202,8 @@ def _decode(order: ItemsOrder, rows: list[Row], notes: list[str]) -> None:
         if row["thumbnail"] and not _is_video(order.items[number])
     ]
     each = max((sum(map(_area, rows[number]["targets"])) for number in numbers), default=1)
-    most = max(1, min(_PICTURES, _DECODED[decoder.on_cpu] // max(1, each)))
+    pictures = _PICTURES if len(rows) <= _MANY else _FEW
+    most = max(1, min(pictures, _DECODED[decoder.on_cpu] // max(1, each)))
     chosen = spread(numbers, most)
     if len(chosen) < len(rows):
         notes.append(f"latents of {len(chosen)} of {len(rows)} items are decoded")

@@ -30,6 +30,7 @@ from latentmake.reports.items_order import ItemsOrder, plan_items, spread
 from latentmake.reports.report_items import items_section
 from picture_world import clouds, encoded, noise
 from PIL import Image
+from video_world import turn, write_video
 
 Section = dict[str, Any]
 
@@ -43,8 +44,11 @@ def project(tmp_path: Path, micro: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def planned(**model: Any) -> ItemsOrder:
+def planned(dataset: Section | None = None, **model: Any) -> ItemsOrder:
     values = world.config()
+    values["datasets"]["shapes"] |= dataset or {}
+    if dataset:
+        values["runs"]["tiny"]["resolutions"] = [32]
     values["models"]["micro"] |= model
     config = parse(values)
     order = plan_items(Facts(config, Memo(None)), RunPlan("tiny", {}), config.runs["tiny"])
@@ -194,6 +198,24 @@ def test_a_crop_is_the_part_of_the_image_that_the_vae_sees(project: Path, layout
         box = (left * width, top * height, right * width, bottom * height)
         found = shown.resize(size, Image.Resampling.LANCZOS, box=box)
         assert psnr(np.asarray(found), pixels) > 30
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_video_is_shown_by_a_frame_as_it_is_encoded(project: Path, turned: bool) -> None:
+    for stem in world.CAPTIONS:
+        Path(f"data/shapes/{stem}.png").unlink()
+    write_video(Path("ant.mp4"), "mpeg4", 5)
+    (turn if turned else Path)(Path("ant.mp4")).rename("data/shapes/ant.mp4")
+    Path("data/shapes/bee.mp4").write_bytes(b"")
+    dataset = {"target_frames": [1, 5], "display_rotation": turned, "on_error": "skip"}
+    found = section(planned(dataset=dataset, **LAYOUTS["musubi"]))
+    (item,) = found["items"]
+    assert (item["width"], item["height"]) == ((48, 64) if turned else (64, 48))
+    assert item["thumbnail"][3:] == [item["width"], item["height"]]
+    left, top, right, bottom = item["targets"][0]["crop"]
+    assert ((left, right) == (0, 1)) == turned
+    assert ((top, bottom) == (0, 1)) != turned
+    assert "bee" in {each["stem"] for each in found["skipped"]}
 
 
 def test_a_damaged_image_is_named_and_the_others_are_shown(project: Path) -> None:
