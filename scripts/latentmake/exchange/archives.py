@@ -21,6 +21,7 @@ from typing import Any
 from latentmake.config import Config, Run
 from latentmake.errors import CacheError, ConfigError, StorageError
 from latentmake.files import atomic, cachefile
+from latentmake.files.verified import corruption_of
 from latentmake.layouts import DROPPED
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import (
@@ -121,13 +122,20 @@ def pack(order: Path, archive: Path) -> None:
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
         for name in json.loads(order.read_bytes())["paths"]:
             try:
-                cachefile.read_header(name)
+                _check(name)
                 data = Path(name).read_bytes()
             except FileNotFoundError:
                 raise CacheError("is gone", where=name, hint="build again") from None
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), _MODE
             tar.addfile(entry, io.BytesIO(data))
+
+
+def _check(path: str | Path) -> None:
+    """Check that a cache file is ours and holds what was written; else a CacheError."""
+    cachefile.read_header(path)
+    if damage := corruption_of(path):
+        raise CacheError(f"is damaged: {damage}", where=path, hint="delete it and build again")
 
 
 def write_record(order: Path, path: Path) -> None:
@@ -156,7 +164,7 @@ def unpack(order: Path, archives: Sequence[Path], say: Callable[[str], None]) ->
             for name, data in _members(archive, place, set(names)):
                 atomic.write(staged, data)
                 try:
-                    cachefile.read_header(staged)
+                    _check(staged)
                 except CacheError as error:
                     say(f"{place}: {name} {error.what}; it will be encoded")
                     continue

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake import digest
+from latentmake.errors import CacheError
 from latentmake.files import cachefile, checksums, npz
 from latentmake.files.regular import open_regular
 from latentmake.files.safetensors import holds_numbers, parse_head
@@ -23,7 +24,7 @@ from latentmake.files.safetensors import holds_numbers, parse_head
 if TYPE_CHECKING:
     import xxhash
 
-__all__ = ["REASONS", "Checked", "Expected", "damage_of", "verify"]
+__all__ = ["REASONS", "Checked", "Expected", "corruption_of", "damage_of", "verify"]
 
 CUT_SHORT = "cut short"
 LONGER = "longer than its header says"
@@ -114,11 +115,28 @@ def verify(path: str | os.PathLike[str], expected: Expected) -> Checked:
     return _File(data, expected).check(is_npz)
 
 
+def corruption_of(path: str | os.PathLike[str]) -> str | None:
+    """Return the damage of a file that its own checksums tell, whatever target it is of.
+
+    None for a sound file, and for one without checksums.
+
+    Raises:
+        OSError: it is gone or cannot be read.
+    """
+    if _read_intact(path, None) is not None:
+        return None
+    try:
+        header = cachefile.read_header(path)
+    except CacheError:
+        return None  # not ours; whoever reads it says what is wrong
+    return damage_of(path, Expected(header.key)) if header.checksum else None
+
+
 # -- a sound file ---------------------------------------------------------------------------------
 
 
-def _read_intact(path: str | os.PathLike[str], key: str) -> int | None:
-    """Return the size of a file that has a key and the checksums in its header; else None."""
+def _read_intact(path: str | os.PathLike[str], key: str | None) -> int | None:
+    """Return the size of a file that has a key, if given, and its checksums; else None."""
     import xxhash
 
     buffer: memoryview | None = getattr(_own, "buffer", None)
@@ -144,7 +162,7 @@ def _read_intact(path: str | os.PathLike[str], key: str) -> int | None:
         os.close(file)
 
 
-def _npz_is_intact(file: int, size: int, got: int, buffer: memoryview, key: str) -> bool:
+def _npz_is_intact(file: int, size: int, got: int, buffer: memoryview, key: str | None) -> bool:
     """Likewise of an archive, whose first bytes are in the buffer."""
     import xxhash
 
@@ -182,11 +200,11 @@ def _update(tensors: xxhash.xxh3_128, file: int, done: int, end: int, buffer: me
     return True
 
 
-def _stamp_of(head: bytes, key: str) -> re.Match[bytes] | None:
+def _stamp_of(head: bytes, key: str | None) -> re.Match[bytes] | None:
     found = checksums.STAMPED.search(head)
-    if found is None or found[3] != key.encode() or not checksums.header_is_intact(head, found):
+    if found is None or (key is not None and found[3] != key.encode()):
         return None
-    return found
+    return found if checksums.header_is_intact(head, found) else None
 
 
 # -- reasons --------------------------------------------------------------------------------------

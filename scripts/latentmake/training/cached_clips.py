@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -12,10 +13,12 @@ from safetensors import SafetensorError, safe_open
 from torch.utils.data import Dataset as TorchDataset
 
 from latentmake.errors import CacheError, DatasetError
+from latentmake.files.verified import corruption_of
 
 __all__ = ["SPLITS", "CachedClipDataset"]
 
 SPLITS = ("train", "validation", "all")
+_DELETE = "delete it and give the build's command again, which encodes it anew"
 _HINT = "give the build's command again, which makes it anew"
 
 
@@ -57,6 +60,7 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
                 where="CachedClipDataset",
                 hint=f"use one of {SPLITS}",
             )
+        self._checked: set[str] = set()
         # Paths in a manifest are below the folder of the build: that of `runs`.
         self._root = self._folder_of_build()
         self.rows = [row for row in self._rows() if "aside" not in row and _belongs(row, split)]
@@ -88,16 +92,26 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
         """
         pair = self._pairs[index]
         item: dict[str, Any] = {}
-        tensors, _ = _read(self._root / pair.latents)
+        tensors, _ = self._read(pair.latents)
         for name, tensor in tensors.items():
             kind = name.partition("_")[0] if name.startswith("clip") else name.rsplit("_", 2)[0]
             item[kind] = tensor.float()
-        tensors, metadata = _read(self._root / pair.text)
+        tensors, metadata = self._read(pair.text)
         if "latents" not in item or len(tensors) != 1:
             what = "is no cache of a Wan model"
             raise CacheError(what, where=pair.latents, hint="name the manifest of a Wan run")
         (item["text"],) = tensors.values()
         return {**item, "prompt": metadata.get("caption1", ""), "row": self.rows[pair.row]}
+
+    def _read(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Return tensors and metadata of a cache file, whose checksum is compared once."""
+        path = self._root / name
+        if name not in self._checked:
+            with contextlib.suppress(OSError):  # which reading tells too
+                if damage := corruption_of(path):
+                    raise CacheError(f"is damaged: {damage}", where=path, hint=_DELETE)
+            self._checked.add(name)
+        return _read(path)
 
     def _folder_of_build(self) -> Path:
         place = self.manifest.absolute().parent

@@ -210,6 +210,12 @@ def test_an_archive_carries_it_to_another_machine_whole_or_not_at_all(
     assert Path(names[0]).read_bytes() == WHOLE
     assert not Path(names[1]).exists()
     assert "b_0040x0036_sdxl.npz is cut short or no npz file; it will be encoded" in said[0]
+    place = data.index(ARRAYS["latents"].tobytes())
+    Path("caches.tar").write_bytes(data[: place + 9] + b"X" + data[place + 10 :])
+    Path(names[0]).unlink()
+    archives.unpack(Path("fetch.json"), [Path("caches.tar")], said.append)
+    assert not Path(names[0]).exists() and Path(names[1]).read_bytes() == WHOLE
+    assert f"{names[0]} is damaged: checksum differs; it will be encoded" in said[2]
 
 
 def test_the_recipe_is_told_by_either_kind_of_file_and_by_no_other(path: Path) -> None:

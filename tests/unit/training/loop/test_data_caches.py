@@ -14,10 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.errors import CacheError, TrainingError
+from latentmake.files import cachefile
 from latentmake.training.loop.batch_order import BatchOrder
 from latentmake.training.loop.data.batch import Batch, pad
 from latentmake.training.loop.data.caches import Caches, find_not_finite, read_items
-from latentmake.training.loop.data.headers import read_text
+from latentmake.training.loop.data.headers import check_bytes, read_text
 from latentmake.training.loop.data.loader import prefetched
 from latentmake.training.loop.data.tensors import PLAIN
 from safetensors.torch import load_file, save_file
@@ -283,6 +284,42 @@ def test_a_file_that_is_damaged_later_is_named_wherever_it_is_read(
         next(batches)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 30])
+def test_a_byte_that_changed_since_it_was_written_is_found_as_it_is_first_read(
+    manifest: Path, memory: int
+) -> None:
+    paths = [manifest.parent / f"cache/{part}/1.safetensors" for part in ("16", "text")]
+    for path, sizes in zip(paths, (METADATA, {}), strict=True):
+        stamp = cachefile.stamp(key="k", source="s", recipe={})
+        path.write_bytes(cachefile.serialize(load_file(path), sizes | stamp))
+    caches = Caches(read_items(manifest), memory=memory)
+    caches.batch([0, 2])
+    for path in paths:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+        with pytest.raises(CacheError, match="is damaged: checksum differs") as caught:
+            Caches(read_items(manifest), memory=memory).batch([0, 2])
+        assert str(caught.value).startswith(f"{path}: ") and caught.value.hint
+        if path == paths[1]:
+            with pytest.raises(CacheError, match="checksum differs"):
+                read_text(str(path), PLAIN.text)
+        path.write_bytes(whole)
+
+
+def test_a_file_is_hashed_once(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def check(path: str) -> None:
+        hashed.append(path)
+        check_bytes(path)
+
+    monkeypatch.setattr("latentmake.training.loop.data.caches.check_bytes", check)
+    caches = Caches(read_items(manifest), memory=0)
+    for batch in ORDER * 2:
+        caches.batch([index % len(caches.examples) for index in batch[:1]])
+    assert hashed and len(set(hashed)) == len(hashed)
 
 
 def test_a_file_that_was_written_anew_is_read_as_it_is_now(manifest: Path) -> None:

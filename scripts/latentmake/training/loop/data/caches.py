@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from latentmake.errors import CacheError, TrainingError
 from latentmake.training.loop.data.batch import Batch, mask_of
-from latentmake.training.loop.data.headers import HINT, Stored, inspect_all
+from latentmake.training.loop.data.headers import HINT, Stored, check_bytes, inspect_all
 from latentmake.training.loop.data.tensors import PLAIN, CacheTensors
 
 __all__ = ["Caches", "Example", "Item", "find_not_finite", "read_items"]
@@ -196,6 +196,7 @@ class Caches:
         stored = (each for group in (texts, latents, *more.values()) for each in group.values())
         self.in_memory = sum(each.size for each in stored) <= memory
         self._kept: dict[tuple[str, str], torch.Tensor] = {}
+        self._checked: set[str] = set()
 
     def _add(self, index: int, text: Stored) -> int:
         """Add an example with another text; return its index."""
@@ -265,7 +266,10 @@ class Caches:
         return stack
 
     def _put(self, stored: Stored, place: torch.Tensor) -> None:
-        """Put a tensor into its place, from memory where it is kept."""
+        """Put a tensor into its place, from memory where it is kept; check its file once."""
+        if stored.path not in self._checked:
+            check_bytes(stored.path)
+            self._checked.add(stored.path)
         if not self.in_memory and stored.dtype == place.dtype:
             stored.read_into(place)
             return

@@ -14,8 +14,9 @@ import torch
 
 from latentmake.errors import CacheError
 from latentmake.files.safetensors import read_head
+from latentmake.files.verified import corruption_of
 
-__all__ = ["HINT", "Sought", "Stored", "inspect", "inspect_all", "read_text"]
+__all__ = ["HINT", "Sought", "Stored", "check_bytes", "inspect", "inspect_all", "read_text"]
 
 HINT = "delete it and give the build's command again, which encodes it anew"
 
@@ -217,12 +218,27 @@ def inspect_all(paths: Iterable[str], sought: Sought) -> dict[str, Stored]:
             pool.shutdown(cancel_futures=True)
 
 
+def check_bytes(path: str | os.PathLike[str]) -> None:
+    """Read a cache file, and compare its bytes with the checksums in its header, if it has any.
+
+    Raises:
+        CacheError: it is missing, or other bytes than were written.
+    """
+    try:
+        damage = corruption_of(path)
+    except OSError as error:
+        raise _damaged(os.fspath(path), error) from None
+    if damage is not None:
+        raise CacheError(f"this cache file is damaged: {damage}", where=path, hint=HINT)
+
+
 def read_text(path: str, sought: Sought) -> torch.Tensor:
     """Return the embedding [tokens, width] in a cache file of text, float32.
 
     Raises:
         CacheError: it is missing or damaged, or holds NaN or infinite values.
     """
+    check_bytes(path)
     text = inspect(path, sought).read().float()
     if not torch.isfinite(text).all():
         raise CacheError("holds NaN or infinite values", where=path, hint=HINT)
