@@ -57,6 +57,6 @@ rule explain:
     conda:
         "../envs/encode.yaml"
     params:
-        status=str(EXPLANATION),
+        found=str(EXPLANATION),
     script:
-        "../scripts/status.py"
+        "../scripts/explain.py"

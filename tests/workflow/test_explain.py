@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -47,6 +48,10 @@ def test_an_edited_caption_another_vae_and_another_text_encoder_are_named_with_o
     said = built.run("explain", "--config", f"file={built / name}")
     assert re.search(text, said.output) and not re.search(vae, said.output)
     said.one_line('"a red circle" -> "a purple circle"')
+    (values,) = json.loads((built / "reports/explain.json").read_bytes())
+    assert (values["path"], values["state"], values["runs"]) == (name, "stale", ["tiny"])
+    (caption, *_) = values["differences"]
+    assert (caption["name"], caption["old"]) == ("caption", '"a red circle"')
 
     planned = built.run("-n", "caches_tiny")
     assert re.search(rf"^recipe: {vae}: 12 latents of shapes$", planned.output, re.MULTILINE)

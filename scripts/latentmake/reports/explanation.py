@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -18,13 +19,22 @@ from latentmake.plan.receipts import job_log
 __all__ = ["EXPLANATION", "explanation_text", "write_explanation"]
 
 EXPLANATION = RUNS / "explain.txt"
-"""What `explain` prints."""
+"""What `explain` prints; beside it the same as JSON."""
 
 
 def write_explanation(facts: Facts) -> None:
     """Explain the file that the command names; see `explain` for errors."""
     found = explain(facts, facts.options.file)
     atomic.write(EXPLANATION, explanation_text(found).encode("utf-8", "surrogateescape"))
+    values = json.dumps([*map(_values, found)], indent=1, ensure_ascii=False)
+    atomic.write(EXPLANATION.with_suffix(".json"), values.encode("utf-8", "surrogateescape"))
+
+
+def _values(each: Explanation) -> dict[str, object]:
+    """Return an explanation as plain values."""
+    header, checked = (part and part._asdict() for part in (each.header, each.checked))
+    differences = [difference._asdict() for difference in each.differences]
+    return {**vars(each), "header": header, "checked": checked, "differences": differences}
 
 
 def explanation_text(found: Sequence[Explanation]) -> str:
