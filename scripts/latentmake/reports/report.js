@@ -193,7 +193,7 @@
     const { steps, seconds, loss_start: before, loss_end: after } = found.facts;
     const facts = [];
     if (steps) facts.push(plural(steps, "step"));
-    if (seconds) facts.push(duration(seconds), `${digits(steps / seconds)} steps/s`);
+    if (seconds) facts.push(duration(seconds));
     if (after !== undefined && before !== undefined) facts.push(`loss ${digits(before)} → ${digits(after)}`);
     within("training", ".facts").textContent = facts.join(" · ");
     within("training", ".curves").append(...found.curves.map(curve));
@@ -204,14 +204,16 @@
   // -- throughput and builds --------------------------------------------------------------------
 
   function speed() {
-    const lines = data.speeds.map(({ work, speed: rate, words }) => [work.replace(" ", " of "), `${digits(rate)}`, words || "–", "average of past jobs"]);
+    const lines = data.speeds.map(({ work, speed: rate, words }) => [work.replace(" ", " of "), `${digits(rate)} targets/s`, words || "–", "average of past jobs"]);
     for (const build of [...data.history].reverse()) {
       for (const [work, [count, seconds, words]] of Object.entries(build.work)) {
-        if (count && seconds) lines.push([work.replace(" ", " of "), digits(count / seconds), words || "–", `${time(build.began)}: ${plural(count, "target")} in ${duration(seconds)}`]);
+        if (count && seconds) lines.push([work.replace(" ", " of "), `${digits(count / seconds)} targets/s`, words || "–", `${time(build.began)}: ${plural(count, "target")} in ${duration(seconds)}`]);
       }
     }
+    const { steps, seconds } = data.training?.facts ?? {};
+    if (steps && seconds) lines.unshift(["training", `${digits(steps / seconds)} steps/s`, "–", `${plural(steps, "step")} in ${duration(seconds)}`]);
     if (!lines.length) return say("speed", "No job has encoded anything yet.");
-    table(within("speed", "table"), ["work", ">targets/s", "bottleneck", "measured"], lines.slice(0, 50));
+    table(within("speed", "table"), ["work", ">speed", "bottleneck", "measured"], lines.slice(0, 50));
   }
 
   function history() {
