@@ -27,7 +27,7 @@ __all__ = ["ACROSS", "ContactSheets", "Look", "Place", "look_at"]
 ACROSS = 10  # thumbnails in a row of a sheet, and rows
 _SIDES = ((300, 192), (1500, 128))  # most items -> pixels a side of a thumbnail
 _LEAST = 64  # pixels a side, of any number of items
-_BYTES, _MOST = 3_000_000, 6000  # of all thumbnails, and of one
+_BYTES, _MOST = 2_200_000, 6000  # of all thumbnails, and of one
 _QUALITIES = (75, 60, 45, 30, 20, 10)
 
 Place = tuple[int, int, int, int, int]

@@ -1,7 +1,7 @@
 """Items of a run's report: thumbnails with their crops, decoded latents, tokens, near-duplicates.
 
 Bounded whatever the number of items: at most 10,000 are shown, of which a few are decoded, and all
-takes less than 9 MB as JSON.
+takes less than 8.5 MB as JSON.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _PIXELS = 1024 * 1024
 _DECODED = {True: 2 * _PIXELS, False: 64 * _PIXELS}  # pixels at most; whether on the CPU
 _MANY = 1000  # items; of more, fewer are decoded
 _PICTURES, _FEW = 24, 8  # items at most whose latents are decoded
-_TEXT, _LONGEST = 800_000, 2000  # characters of all captions, and of one
+_TEXT, _LONGEST = 600_000, 2000  # characters of all captions, and of one
 _REST, _LONGEST_REST = 300_000, 300  # characters of all that is cut off, and of one text
-_ALIKE = 20_000  # near-duplicates in all, and 8 of an item at most
+_ALIKE = 10_000  # near-duplicates in all, and 8 of an item at most
 
 Row = dict[str, Any]
 
@@ -45,8 +45,8 @@ def items_section(order: ItemsOrder, say: Callable[[str], object]) -> dict[str, 
             ([sheet, left, top, width, height] in pixels, or None), `targets`, `tokens` (encoder ->
             [number, limit]), `like` ([dataset, stem, different bits]); where there is any `fault`
             and `cut` (encoder -> text that it does not see). A target has `resolution`, `size`,
-            `crop` ([left, top, right, bottom] as shares of the image) and `psnr` in dB; where it
-            was decoded `decoded` and `original` (data URIs), or `note` (why there are none).
+            `crop` ([left, top, right, bottom] as shares of the image); where it was decoded
+            `decoded` and `original` (data URIs) and `psnr` in dB, else `note` says why not.
         sheets: data URIs of the thumbnails.
         skipped: items that the run leaves out, and why.
         encoders: lengths of the texts, of each text encoder.
@@ -82,10 +82,7 @@ def _row(item: Shown) -> Row:
         "height": None,
         "caption": "",
         "thumbnail": None,
-        "targets": [
-            {"resolution": name, "size": None, "crop": None, "psnr": None}
-            for name, _ in item.targets
-        ],
+        "targets": [{"resolution": name, "size": None, "crop": None} for name, _ in item.targets],
         "tokens": {},
         "like": [],
     }
@@ -145,7 +142,7 @@ def _shares(found: Placement) -> list[float]:
     (width, height), left, top, target = found
     right, bottom = left + target.width, top + target.height
     shares = (left / width, top / height, right / width, bottom / height)
-    return [round(min(share, 1.0), 4) for share in shares]
+    return [round(min(share, 1.0), 3) for share in shares]
 
 
 # -- captions -------------------------------------------------------------------------------------
@@ -163,7 +160,7 @@ def _count_tokens(order: ItemsOrder, rows: list[Row], notes: list[str]) -> list[
         if not limits:
             program = "the tokenizers are those of the program that encodes"
             notes.append(f"tokens are not counted: {program}")
-    text_limit = max(80, min(_LONGEST, _TEXT // max(1, len(rows))))
+    text_limit = max(60, min(_LONGEST, _TEXT // max(1, len(rows))))
     rest_limit = max(20, min(_LONGEST_REST, _REST // max(1, len(rows))))
     all_seen: list[list[tokens.Cut]] = [[] for _ in limits]
     for item, row in zip(order.items, rows, strict=True):

@@ -99,7 +99,7 @@ function showItems(contact) {
     }
     const size = found.size ? `${found.size[0]} × ${found.size[1]}` : "";
     line.append(make("b", "", found.resolution), size && ` → ${size}`);
-    if (found.psnr !== null) line.append(`, ${found.psnr.toFixed(1)} dB`);
+    if (found.psnr) line.append(`, ${found.psnr.toFixed(1)} dB`);
     if (found.note) line.append(`: ${found.note}`);
     element.append(line);
     if (found.decoded) {
