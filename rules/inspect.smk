@@ -1,24 +1,24 @@
 # Needs: the plan.
-# Makes: nothing that is declared; status_{run} prints every stale target with its reason, check_{run}
-#        a checklist of all that a run needs, verify_{run} what is wrong with cache files (also in
-#        reports/verify_{run}.json, which Snakemake would delete where the job fails), explain where a
-#        file comes from and why it is stale. They encode nothing.
+# Makes: nothing that is declared; status_{run} prints the state of caches and of running builds (also
+#        in runs/{run}/status.json), check_{run} a checklist of all that a run needs, verify_{run}
+#        what is wrong with cache files (also in reports/verify_{run}.json, which Snakemake would
+#        delete where the job fails), explain where a file comes from and why it is stale. They encode
+#        nothing.
 
 from latentmake.reports.explanation import EXPLANATION
-from latentmake.reports.plan_report import status_path
 
 for run in SESSION.runs:
 
     rule:
         name:
             f"status_{run}"
+        input:
+            order=ancient(SESSION.run_order(run, "status") or workflow.main_snakefile),
         log:
             f"logs/status/{run}.log",
         localrule: True
         conda:
             "../envs/encode.yaml"
-        params:
-            status=str(status_path(run)),
         script:
             "../scripts/status.py"
 

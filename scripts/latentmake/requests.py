@@ -21,6 +21,7 @@ from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.explanation import write_explanation
 from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.report_order import plan_report
+from latentmake.reports.status_order import plan_status
 from latentmake.reports.verify_order import plan_verify
 from latentmake.training.external.publication import is_uncached, write_items
 
@@ -38,6 +39,7 @@ _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "clips": plan_clips,
     "check": plan_check,
     "report": plan_report,
+    "status": plan_status,
     "verify": plan_verify,
 }
 """Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -166,14 +167,20 @@ def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path
     assert len(kept) == 12 + 5  # what both jobs will replace
     built.run("caches_tiny", check=False).one_line("Directory cannot be locked")
     built.run("cache/shapes/micro/16/fox.latents.safetensors")
-    built.run("status_tiny")  # which Snakemake lets run beside it
+    status = built.run("status_tiny").output  # which Snakemake lets run beside it
+    assert f"a build runs: caches_tiny (process {running.pid})" in status
+    finished = len(built.changed(before.snapshot()).content)
+    made = re.findall(r"^  (\S+) of micro: (\d+) of (\d+) targets made$", status, re.MULTILINE)
+    assert {kind: total for kind, _, total in made} == {"latents": "12", "text": "6"}
+    assert FINISHED <= sum(int(number) for _, number, _ in made) == finished < 18
     assert {*kept} <= {*built.spool()}
     (built / "stopped").unlink()
     os.kill(process, signal.SIGCONT)
     stopped(running, after=process)
-    kill_group(running)  # in the other job, that of texts
+    kill_group(running)  # in the other job
+    assert "a build runs" not in built.run("status_tiny").output
     replaced = len(built.changed(before.snapshot()).content)
-    assert replaced > 12
+    assert replaced > 6 + FINISHED - 1  # the first job's may be the 6 texts, of which 2 are links
     for part in ("data", "scripts"):
         shutil.copytree(before / part, built / part, dirs_exist_ok=True)
     built.run("--unlock")

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from latentmake import __version__
-from latentmake.plan import spool
+from latentmake.plan import running, spool
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import Receipt, read_receipt
 
@@ -75,6 +75,7 @@ class RunningBuild:
         self._orders, self._runs, self._targets = orders, runs, targets
         self._began = time.time()
         self._held = spool.begin(orders, alone=alone)
+        self._announced = running.announce(orders, runs, targets)
 
     def end(self, keep: int, *, succeeded: bool) -> None:
         """Add it to the history, and clean up if no job failed, before Snakemake unlocks.
@@ -83,6 +84,8 @@ class RunningBuild:
             keep: size of the store in bytes, at most.
             succeeded: whether no job failed.
         """
+        if self._announced is not None:
+            self._announced.close()
         _note(self._orders, self._runs, self._targets, self._began, succeeded=succeeded)
         if succeeded:
             spool.end(self._held, self._orders, keep)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from latentmake.plan.parts import Plan
 from latentmake.plan.targets import kinds_built
 from latentmake.plan.training_estimate import duration, guessed
 
-__all__ = ["CacheEstimate", "Estimates", "built_orders"]
+__all__ = ["CacheEstimate", "Estimates", "built_orders", "estimates_by_part"]
 
 _FORMATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _DIGEST = "0" * 64
@@ -164,6 +164,24 @@ def built_orders(plan: Plan, targets: Sequence[str]) -> list[WorkOrder]:
         for order in run.orders
         if order.kind in kinds_built(name, targets)
     ]
+
+
+def estimates_by_part(
+    memo: Memo, orders: Iterable[WorkOrder]
+) -> dict[tuple[str, str, str], CacheEstimate]:
+    """Return (dataset, model, part) -> estimate of its targets, without the start of jobs."""
+    found: dict[tuple[str, str, str], CacheEstimate] = {}
+    for order in orders:
+        if order.reuses:
+            continue
+        for part in dict.fromkeys(target.part for item in order.items for target in item.targets):
+            own = ((x, tuple(t for t in x.targets if t.part == part)) for x in order.items)
+            items = tuple(item._replace(targets=targets) for item, targets in own if targets)
+            place = order.dataset, order.model, part
+            empty = CacheEstimate(order.kind, order.model)
+            estimate = _estimate(memo, replace(order, items=items), starts=False)
+            found.setdefault(place, empty).add(estimate)
+    return found
 
 
 def _estimate(memo: Memo, order: WorkOrder, *, starts: bool) -> CacheEstimate:

@@ -1,28 +1,25 @@
-"""Report of a plan: its table and estimates, what `status_{run}` prints, and disks without room."""
+"""Report of a plan: its table and estimates, and disks without room."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
-from latentmake.files import atomic
 from latentmake.files.disk import Need, human, shortages
 from latentmake.plan.estimates import Estimates, built_orders
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import RUNS
 from latentmake.plan.parts import Plan
 from latentmake.plan.targets import is_training_asked
-from latentmake.reports.plan_table import plan_table, status_lines
+from latentmake.reports.plan_table import plan_table
 from latentmake.reports.recipe_changes import recipe_changes
 
-__all__ = ["report", "status_path"]
+__all__ = ["report"]
 
 
 def report(
     facts: Facts, plan: Plan, targets: Sequence[str], needs: Collection[Need], *, dry: bool
 ) -> None:
-    """Print the table of a plan, and write what `status_{run}` will print.
+    """Print the table of a plan, unless all that is asked for is a status, which has its own.
 
     Args:
         facts: of its runs.
@@ -43,20 +40,10 @@ def report(
     lines = [*estimates.lines(), *(f"training of {each.run}: {each.note}" for each in trainings)]
     lines = [*recipe_changes(facts, plan.runs.values()), *lines]
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
-    if plan.runs:
+    if plan.runs and (dry or not all(each.startswith("status_") for each in targets or [""])):
         sys.stderr.write(plan_table(plan, lines) + "\n")
     caches = estimates.needs(built_orders(plan, targets))
     for shortage in shortages([*caches, *needs, *(each.need for each in trainings)]):
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")
-    for name, run in plan.runs.items():
-        if f"status_{name}" in targets:
-            lines = [*status_lines(run, facts.config.store.keep, facts.memo)]
-            lines += [*recipe_changes(facts, [run]), ""]
-            atomic.write(status_path(name), "\n".join(lines).encode())
-
-
-def status_path(run: str) -> Path:
-    """Return the path of what `status_{run}` prints."""
-    return RUNS / f"{run}.status.txt"

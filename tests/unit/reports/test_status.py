@@ -10,7 +10,8 @@ from latentmake.index.memo import Memo
 from latentmake.index.rates import Work
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.reports.plan_table import status_lines
+from latentmake.reports.status import status_text
+from latentmake.reports.status_order import plan_status
 
 CONFIG = {
     "datasets": {"cats": {"path": "data"}},
@@ -31,8 +32,11 @@ def test_status_names_the_bottleneck_of_past_jobs_once_a_model(
         memo.learn_rate("latents tiny", Work(9000, 6.0, 1.0, amount=1e6, words=words))
         memo.learn_rate("latents tiny", Work(3000, 3.0, 1.0, amount=1e6))  # a short one
         memo.save()
-        plan = make_plan(Facts(parse(CONFIG), memo, buildable=["vae", "text"]), ["first"])
-        lines = [*status_lines(plan.runs["first"], 0, memo)]
+        config = parse(CONFIG)
+        facts = Facts(config, memo, buildable=["vae", "text"])
+        plan = make_plan(facts, ["first"])
+        order = plan_status(facts, plan.runs["first"], config.runs["first"])
+        lines = status_text(order).splitlines()
     assert [line for line in lines if line.startswith("past jobs")] == [
         "past jobs of latents of tiny: 1,250 targets/s, device busy 40%, bottleneck: reading"
     ]

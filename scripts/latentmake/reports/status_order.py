@@ -1,0 +1,181 @@
+"""Order of `status_{run}`: state, bytes and rest of each dataset, model and kind; running builds.
+
+The job prints it and writes it as JSON. Nothing is encoded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from pydantic import BaseModel, ByteSize
+
+from latentmake.config import Run
+from latentmake.index.memo import Memo
+from latentmake.layouts import kind_of
+from latentmake.plan import store
+from latentmake.plan.estimates import CacheEstimate, Estimates, estimates_by_part
+from latentmake.plan.facts import Facts
+from latentmake.plan.jobs import jobs_of
+from latentmake.plan.listing import Folder
+from latentmake.plan.parts import Part, RunPlan
+from latentmake.plan.running import BuildProgress, running_builds
+from latentmake.reports.plan_table import row_of
+from latentmake.reports.recipe_changes import recipe_changes
+
+__all__ = ["StatusOrder", "StatusRow", "plan_status"]
+
+
+class StatusRow(BaseModel, extra="forbid"):
+    """State of one dataset, model and kind; all variants of a text are one kind.
+
+    Attributes:
+        kind: `latents 64`, `text`.
+        fresh: number of fresh targets.
+        stale: reason -> number of stale targets.
+        orphans: number of cache files whose items are gone.
+        files: cache files there now, stale and orphaned ones too.
+        bytes: their size; of several names of one file once.
+        rest: number of files to be encoded.
+        rest_bytes: their estimated size; None where nobody knows.
+        rest_seconds: estimated time to encode them; None where no job of the kind has run here.
+    """
+
+    dataset: str
+    model: str
+    kind: str
+    fresh: int = 0
+    stale: dict[str, int] = {}
+    orphans: int = 0
+    files: int = 0
+    bytes: int = 0
+    rest: int = 0
+    rest_bytes: int | None = 0
+    rest_seconds: float | None = 0.0
+
+
+class StatusOrder(BaseModel, extra="forbid", frozen=True):
+    """Status of a run.
+
+    Attributes:
+        rows: of its parts.
+        files: reason and path of each target that is not fresh, and of each orphan.
+        faulty: a line for each faulty item.
+        builds: that run here.
+        lines: on recipes that changed, the rest, past jobs, manifest, training and store.
+        verbose: whether to print `files`.
+    """
+
+    run: str
+    rows: list[StatusRow]
+    files: list[tuple[str, str]]
+    faulty: list[str]
+    builds: list[BuildProgress]
+    lines: list[str]
+    verbose: bool
+
+    @property
+    def fresh(self) -> int:
+        """Number of fresh targets."""
+        return sum(row.fresh for row in self.rows)
+
+    @property
+    def stale(self) -> int:
+        """Number of stale targets."""
+        return sum(sum(row.stale.values()) for row in self.rows)
+
+
+def plan_status(facts: Facts, plan: RunPlan, run: Run) -> StatusOrder:
+    """Return the status of a run."""
+    files = [
+        (reason, path)
+        for state in plan.parts.values()
+        for reason, path in (
+            *((each.reason, each.path) for each in state.stale),
+            *(("orphaned", path) for path in state.orphans),
+        )
+    ]
+    return StatusOrder(
+        run=plan.name,
+        rows=_rows(facts, plan),
+        files=files,
+        faulty=[fault.line for found in plan.faults.values() for fault in found],
+        builds=running_builds(),
+        lines=[*_lines(facts, plan)],
+        verbose=facts.options.verbose,
+    )
+
+
+def _rows(facts: Facts, plan: RunPlan) -> list[StatusRow]:
+    rows: dict[tuple[str, str, str], StatusRow] = {}
+    parts: dict[tuple[str, str, str], list[Part]] = {}
+    for part, state in plan.parts.items():
+        name = row_of(part)
+        dataset, model, kind = name
+        row = rows.setdefault(name, StatusRow(dataset=dataset, model=model, kind=kind))
+        parts.setdefault(name, []).append(part)
+        row.fresh += state.fresh
+        row.stale = dict(Counter(row.stale) + Counter(each.reason for each in state.stale))
+        row.orphans += len(state.orphans)
+    listings = {place: Folder("/".join(("cache", *place))) for place in {x[:2] for x in rows}}
+    for name, row in rows.items():
+        _add_sizes(facts, row, parts[name], listings[name[:2]])
+    for place, estimate in estimates_by_part(facts.memo, plan.orders).items():
+        name = row_of(Part(*place))
+        if name in rows:
+            _add_rest(rows[name], estimate)
+    return [*rows.values()]
+
+
+def _add_sizes(facts: Facts, row: StatusRow, parts: Iterable[Part], listing: Folder) -> None:
+    layout = facts.layout(row.model)
+    ending = layout.text_ending if kind_of(row.kind) == "text" else layout.latents_ending
+    folders = {layout.folder(*part) for part in parts}
+    seen: dict[int, int] = {}
+    for folder, entries in listing.folders:
+        # Stems may have folders of their own.
+        if any(folder == each or folder.startswith(f"{each}/") for each in folders):
+            for name, size, _, inode in entries:
+                if ending and name.endswith(ending):
+                    row.files += 1
+                    seen[inode] = size
+    row.bytes = sum(seen.values())
+
+
+def _add_rest(row: StatusRow, estimate: CacheEstimate) -> None:
+    row.rest += estimate.count
+    known = row.rest_bytes is not None and not estimate.unknown
+    row.rest_bytes = (row.rest_bytes or 0) + estimate.size if known else None
+    timed = row.rest_seconds is not None and estimate.minutes is not None
+    row.rest_seconds = (
+        round((row.rest_seconds or 0.0) + 60 * (estimate.minutes or 0.0), 3) if timed else None
+    )
+
+
+def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
+    yield from recipe_changes(facts, [plan])
+    yield from Estimates(facts.memo, jobs_of(((order, ()) for order in plan.orders), 1)).lines()
+    yield from _past_jobs(plan, facts.memo)
+    if plan.manifest_order is not None:
+        yield f"{plan.name}: the manifest is to be written"
+    if plan.training_order is not None:
+        yield f"{plan.name}: is to be trained, or its sample pictures drawn"
+        if plan.estimate is not None:
+            yield f"training of {plan.name}: {plan.estimate.note}"
+    used, bound = (_exactly(size) for size in (store.used(), facts.config.store.keep))
+    yield f"store: {used} of {bound} used (store.keep)"
+
+
+def _past_jobs(plan: RunPlan, memo: Memo) -> Iterator[str]:
+    for work in dict.fromkeys((kind_of(part.name), part.model) for part in plan.parts):
+        if rate := memo.rate(" ".join(work)):
+            words = rate.words and f", {rate.words}"
+            yield f"past jobs of {' of '.join(work)}: {_speed(rate.speed)} targets/s{words}"
+
+
+def _speed(targets: float) -> str:
+    return f"{targets:,.0f}" if targets >= 10 else f"{targets:.2g}"
+
+
+def _exactly(size: int) -> str:
+    return ByteSize(size).human_readable(decimal=True, separator=" ")
