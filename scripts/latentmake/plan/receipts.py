@@ -15,7 +15,7 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.index.memo import Memo, SourceStat, TargetStat
 from latentmake.index.rates import Work
-from latentmake.plan.orders import FOLDER, WorkOrder
+from latentmake.plan.orders import FOLDER, RUNS
 
 __all__ = [
     "GONE",
@@ -101,11 +101,20 @@ def receipts() -> Iterator[Path]:
 def job_log(path: str) -> str | None:
     """Return the log of the latest job with a cache file among its targets, if it is kept."""
     for receipt in sorted(receipts(), key=lambda each: each.stat().st_mtime_ns, reverse=True):
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError):
             if path in read_receipt(receipt).targets:
-                name = receipt.name.partition(".")[0]
-                log = WorkOrder.read(FOLDER / f"{name}.json").log
-                return log if Path(log).exists() else None
+                return _log_of(receipt.name.partition(".")[0])
+    return None
+
+
+def _log_of(order: str) -> str | None:
+    """Return the log of the job that carried out a work order: a plan file names its rule."""
+    for plan in sorted(RUNS.glob("plan.*.json"), reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            for rule, names in json.loads(plan.read_bytes())["jobs"].items():
+                if order in names:
+                    name = rule.rpartition("_")[2]
+                    return next(map(str, Path("logs").glob(f"*/*/{name}.log")), None)
     return None
 
 
