@@ -13,7 +13,7 @@ from latentmake.files.cachefile import read_header
 
 __all__ = ["Content", "Reading", "read", "read_all"]
 
-_LEAST_THREADS = 4
+_LEAST_THREADS = 2
 _SHARE = 16 << 20  # bytes of the files that a thread is given at a time
 _MOST = 256  # files likewise
 _REWRITTEN = "rewritten by another program"
