@@ -20,6 +20,7 @@ from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.disk import human
 from latentmake.index.memo import TargetStat
+from latentmake.layouts import kind_of
 from latentmake.plan.expected import Expected
 from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.spool import SPOOL
@@ -117,10 +118,14 @@ def _verified(order: VerifyOrder, threads: int) -> Verified:
             listed[path] = stat
             others[path] = bases
     kept = {path: stat for folder in _KEPT for path, stat in Folder(str(folder)).listing().items()}
+    stats = listed | kept
     result = Verified(missing=sorted(expected.keys() - listed.keys()), findings=foreign)
     keys = {path: Path(path).name.partition(".")[0] for path in kept}
-    keys |= {path: each.key for path, each in expected.items()}
-    contents = _contents(listed | kept, keys, threads, result)
+    files = {path: Reading(path, stat.size, keys.get(path, "")) for path, stat in stats.items()}
+    files |= {
+        path: _reading(each, listed[path]) for path, each in expected.items() if path in listed
+    }
+    contents = _contents(stats, files, threads, result)
     origins = Origins(expected, order.recipes)
     for path in listed:
         wanted, found = expected.get(path), contents[path]
@@ -138,7 +143,6 @@ def _verified(order: VerifyOrder, threads: int) -> Verified:
     for path in kept:
         finding = kept_file(path, contents[path], keys[path])
         result.findings += [finding] if finding else []
-    stats = listed | kept
     for finding, stat in _linked(result.findings, stats):
         result.findings.append(finding)
         stats[finding.path] = stat
@@ -170,15 +174,20 @@ def _files(
         yield path, stat, [each for each in bases if each in others] if bases else None
 
 
+def _reading(wanted: Expected, stat: TargetStat) -> Reading:
+    key, content, recipe = wanted.key, wanted.content, wanted.recipe
+    return Reading(wanted.path, stat.size, key, content, recipe, kind_of(wanted.part) == "text")
+
+
 def _contents(
-    found: Listing, keys: Mapping[str, str], threads: int, result: Verified
+    found: Listing, readings: Mapping[str, Reading], threads: int, result: Verified
 ) -> dict[str, Content]:
     """Return the content of each file; names of the same file share one."""
     names: dict[TargetStat, list[str]] = {}
     for path, stat in found.items():
         names.setdefault(stat, []).append(path)
     several = list(names.values())
-    files = [Reading(each[0], found[each[0]].size, keys.get(each[0], "")) for each in several]
+    files = [readings[each[0]] for each in several]
     contents: dict[str, Content] = {}
     result.size = sum(each.size for each in files)
     begun = time.monotonic()

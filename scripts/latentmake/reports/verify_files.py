@@ -25,11 +25,16 @@ class Reading(NamedTuple):
     Attributes:
         size: in bytes.
         key: that it should have; "" where that is unknown.
+        source: digest that belongs to that key, as does `recipe`.
+        may_be_zero: whether a sound file may hold zeros alone, as that of an empty caption.
     """
 
     path: str
     size: int
-    key: str
+    key: str = ""
+    source: str = ""
+    recipe: str = ""
+    may_be_zero: bool = True
 
 
 class Content(NamedTuple):
@@ -41,9 +46,7 @@ class Content(NamedTuple):
         foreign: whether another program made it.
         unreadable: whether the system does not let it be read.
         gone: whether it has been removed since it was listed.
-        key: of its header.
-        source: digest in its header; "" where the key is the expected one and the header intact, as
-            is `recipe`.
+        key: of its header, as are `source` and `recipe`.
         summed: whether its header holds a checksum.
     """
 
@@ -58,29 +61,31 @@ class Content(NamedTuple):
     summed: bool = False
 
 
-def read(path: str, key: str) -> Content:
+def read(file: Reading) -> Content:
     """Read a file, and check all that can be known without its source."""
+    path, expected = file.path, verified.Expected(file.key, may_be_zero=file.may_be_zero)
     try:
-        found = verified.verify(path, verified.Expected(key)) if key else None
+        found = verified.verify(path, expected) if file.key else None
         if found is not None and found.damage is None and found.has_checksum:
-            return Content(ours=True, key=key, summed=True)
-        return _examined(path, found)
+            return Content("", True, False, False, False, *file[2:5], summed=True)
+        return _examined(file, found)
     except FileNotFoundError:
         return Content("is a link that leads nowhere", gone=not os.path.lexists(path))
     except OSError as error:
         return Content(f"cannot be read ({error.strerror})", unreadable=True)
 
 
-def _examined(path: str, found: verified.Checked | None) -> Content:
+def _examined(file: Reading, found: verified.Checked | None) -> Content:
     """Read a file that is not known to be sound, or not to have a key."""
     try:
-        header = read_header(path)
+        header = read_header(file.path)
     except CacheError as error:
         fault = error.what if found is None or found.damage is None else found.damage
         foreign = fault.startswith(verified.FOREIGN) or _REWRITTEN in fault
         return Content(fault, foreign=foreign)
     # Whatever name it bears: is it sound as what its own header says?
-    own = verified.verify(path, verified.Expected(header.key, header.recipe))
+    expected = verified.Expected(header.key, header.recipe, may_be_zero=file.may_be_zero)
+    own = verified.verify(file.path, expected)
     return Content(
         own.damage or "",
         ours=True,
@@ -121,4 +126,4 @@ def _shares(files: Sequence[tuple[int, Reading]]) -> Iterator[_Share]:
 
 
 def _read_share(share: _Share) -> list[tuple[int, Content]]:
-    return [(number, read(each.path, each.key)) for number, each in share]
+    return [(number, read(each)) for number, each in share]

@@ -69,8 +69,6 @@ class Origins:
             return Finding(path, "foreign", f"{found.fault}; the next build replaces it")
         if found.fault:
             return Finding(path, "damaged", found.fault)
-        if found.key == wanted.key and not found.source:
-            return None
         source_fits = not wanted.content or found.source == wanted.content
         recipe_fits = not wanted.recipe or found.recipe == wanted.recipe
         key_fits = found.key == wanted.key or not wanted.key

@@ -119,6 +119,14 @@ def test_files_under_each_others_names_are_not_encoded_again(caches: Caches) -> 
     assert caches.stale() == dict.fromkeys(map(str, (caches[0], caches[1])), "at hand")
 
 
+def test_a_file_linked_to_another_items_name_is_named_there_alone(caches: Caches) -> None:
+    caches[1].unlink()
+    os.link(caches[0], caches[1])
+    found = caches.verified(repair=True, fails=False)
+    assert found == {str(caches[1]): ("other item", "kept in the store")}
+    assert caches[0].exists() and caches.stale() == {str(caches[1]): "new"}
+
+
 def test_a_swapped_file_that_is_damaged_too_is_not_kept(caches: Caches) -> None:
     verify_world.swap(caches[0], caches[1])
     verify_world.put_nan(caches[0])
