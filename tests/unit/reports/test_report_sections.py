@@ -17,6 +17,7 @@ from latentmake.reports.report_caches import buckets_section, caches_section
 from latentmake.reports.report_order import PartReport, ReportOrder
 from latentmake.reports.report_training import training_section
 from torch.utils.tensorboard import SummaryWriter
+from video_world import write_video
 
 POINTS = 1000
 
@@ -123,3 +124,13 @@ def test_a_large_picture_is_scaled_down_and_a_damaged_one_is_told() -> None:
     assert (large["width"], large["height"], large["pixels"]) == (384, 192, False)
     assert damaged is None
     assert len(said) == 1 and "step-000005_01.png" in said[0]
+
+
+def test_a_clip_is_shown_by_its_middle_frame() -> None:
+    make_run(Path(), "r", ["a"], [5])
+    write_video(Path("runs/r/samples/step-000005_00.mp4"), "libx264", 9)
+    index = Path("runs/r/samples/index.json")
+    index.write_text(index.read_text().replace("_00.png", "_00.mp4"))
+    (((clip,),),) = [trained()["samples"]["pictures"]]
+    assert (clip["width"], clip["height"]) == (64, 48)
+    assert clip["source"].startswith("data:image/png;base64,")
