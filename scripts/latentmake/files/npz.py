@@ -26,7 +26,16 @@ from latentmake.files.regular import open_regular
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAGIC", "Archive", "archive_of", "comment_of", "read_comment", "serialize", "stamped"]
+__all__ = [
+    "MAGIC",
+    "Archive",
+    "Read",
+    "archive_of",
+    "comment_of",
+    "read_comment",
+    "serialize",
+    "stamped",
+]
 
 MAGIC = b"PK\x03\x04"  # the first bytes of an archive that is not empty
 _END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
@@ -116,6 +125,10 @@ def stamped(data: bytes, metadata: Mapping[str, str]) -> bytes:
     return b"".join((memoryview(data)[: start - len(length)], end))
 
 
+Read = Callable[[int, int], "bytes | memoryview"]
+"""Function that returns the bytes from an offset, of a length or fewer."""
+
+
 class Span(NamedTuple):
     """Place of a member's bytes in an archive."""
 
@@ -130,7 +143,7 @@ class Archive:
     zipfile would take longer than all else that is done with a small archive.
 
     Args:
-        read: returns the bytes from an offset, of a length or fewer.
+        read: of its bytes.
         size: of the archive in bytes.
 
     Attributes:
@@ -141,7 +154,7 @@ class Archive:
         ValueError: it is no archive, damaged, or larger than 4 GB.
     """
 
-    def __init__(self, read: Callable[[int, int], bytes | memoryview], size: int) -> None:
+    def __init__(self, read: Read, size: int) -> None:
         self._read = read
         self.spans: dict[str, Span] = {}
         rest, done = [], 0

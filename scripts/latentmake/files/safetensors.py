@@ -16,15 +16,23 @@ from typing import Any, NamedTuple
 
 from latentmake.files.regular import open_regular
 
-__all__ = ["Head", "Tensor", "holds_numbers", "not_finite", "parse_head", "read_head"]
+__all__ = [
+    "FLOATS",
+    "Head",
+    "Tensor",
+    "holds_numbers",
+    "largest",
+    "not_finite",
+    "parse_head",
+    "read_head",
+]
 
 _FIRST_READ = 4096  # bytes, more than most headers take
 _MAX_HEADER = 100_000_000  # the format's own limit, in bytes
-_PART = 1 << 16  # numbers that are looked at together, in the processor's cache
 # Whatever reading an odd JSON value may raise.
 _DAMAGE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
-# dtype -> its bits, and those of the exponent.
-_EXPONENTS = {"BF16": (16, 0x7F80), "F16": (16, 0x7C00), "F32": (32, 0x7F800000)}
+FLOATS = {"BF16": (2, 0x7F80), "F16": (2, 0x7C00), "F32": (4, 0x7F8 << 20), "F64": (8, 0x7FF << 52)}
+"""dtype -> bytes of a number, and the bits of its exponent, which NaN and infinity have all set."""
 
 
 class Tensor(NamedTuple):
@@ -119,14 +127,11 @@ def _read(path: str | os.PathLike[str]) -> tuple[bytes, int]:
 
 
 def not_finite(path: Path) -> Iterator[str]:
-    """Yield the names of the tensors of 16 or 32 bits that hold NaN or infinite values.
-
-    A number of the format is not finite where all bits of its exponent are set.
-    """
+    """Yield the names of the tensors that hold NaN or infinite values, see `holds_numbers`."""
     head = read_head(path)
     with path.open("rb") as file:
         for name, tensor in head.tensors.items():
-            if tensor.dtype not in _EXPONENTS:
+            if tensor.dtype not in FLOATS:
                 continue
             file.seek(len(head.data) + tensor.start)
             if not holds_numbers(tensor.dtype, file.read(tensor.end - tensor.start)):
@@ -134,13 +139,23 @@ def not_finite(path: Path) -> Iterator[str]:
 
 
 def holds_numbers(dtype: str, data: bytes | memoryview) -> bool:
-    """Whether none of a tensor's values is NaN or infinite, as far as it has 16 or 32 bits."""
+    """Whether none of a tensor's values is NaN or infinite, as far as it has one of `FLOATS`."""
+    return dtype not in FLOATS or largest(data, *FLOATS[dtype]) is not None
+
+
+def largest(data: bytes | memoryview, number: int, exponent: int) -> int | None:
+    """Return the largest value of `number` bytes each, as unsigned ones; None where one is NaN.
+
+    Infinite ones count as NaN, and so do bytes of which a part is left. Without a copy: a number
+    that is not finite is above its exponent, as a signed number or, where negative, an unsigned
+    one.
+    """
     import numpy as np  # planning reads headers alone, and does without
 
-    if dtype not in _EXPONENTS:
-        return True
-    bits, pattern = _EXPONENTS[dtype]
-    mask = np.dtype(f"<u{bits // 8}").type(pattern)
-    numbers = np.frombuffer(data, mask.dtype)
-    parts = (numbers[start : start + _PART] for start in range(0, len(numbers), _PART))
-    return not any((part & mask).max() == mask for part in parts)
+    if len(data) % number:
+        return None
+    top = int(np.frombuffer(data, f"<u{number}").max(initial=0))
+    if top >= exponent | 1 << 8 * number - 1:
+        return None
+    signed = np.frombuffer(data, f"<i{number}").max(initial=0)
+    return None if int(signed) >= exponent else top

@@ -1,7 +1,6 @@
 """Check of one cache file: whether its bytes are those that were written for its target.
 
-A sound file with checksums is read once, in pieces that stay in the processor's cache, and its
-header is compared as bytes. Only another one is parsed and searched for a reason.
+A sound file is read once by `files/intact.py`. Only another one is parsed here, for the reason.
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ import math
 import os
 import re
 import struct
-import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.files import cachefile, checksums, npz
+from latentmake.files.intact import DTYPES, NPY, read_intact
 from latentmake.files.regular import open_regular
-from latentmake.files.safetensors import holds_numbers, parse_head
-
-if TYPE_CHECKING:
-    import xxhash
+from latentmake.files.safetensors import FLOATS, holds_numbers, parse_head
 
 __all__ = ["REASONS", "Checked", "Expected", "corruption_of", "damage_of", "verify"]
 
@@ -43,15 +39,8 @@ REASONS = (
 )
 """Kinds of damage; further words follow one in parentheses."""
 
-_PIECE = 1 << 18  # bytes that are read and hashed at a time
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # so that a pipe is no endless wait
-_NPY = re.compile(
-    rb"\{'descr': '([^']+)', 'fortran_order': (?:True|False), 'shape': \(([\d, ]*)\), \} *\n"
-)
-_DTYPES = {"<f2": "F16", "<f4": "F32", "<f8": "F64", "<i4": "I32", "<i8": "I64", "|b1": "BOOL"}
-_FLOATS = {"BF16": "<u2", "F16": "<u2", "F32": "<u4", "F64": "<u8"}
+_FIRST = 1 << 20  # bytes in which the end of a header is looked for
 _SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids")  # constant or zero by right
-_own = threading.local()
 
 
 class Expected(NamedTuple):
@@ -96,15 +85,19 @@ def damage_of(path: str | os.PathLike[str], expected: Expected) -> str | None:
 def verify(path: str | os.PathLike[str], expected: Expected) -> Checked:
     """Read a cache file and check it; several threads may do so at a time.
 
-    A file with the checksums that it was written with is not searched for NaN or zeros: no such
-    file is written.
-
     Raises:
         OSError: it is gone or cannot be read.
     """
-    size = _read_intact(path, expected.key)
+    size = read_intact(path, expected.key, values=True)
     if size is not None:
         return Checked(None, size, True, expected.key)
+    return _examine(path, expected)
+
+
+def _examine(
+    path: str | os.PathLike[str], expected: Expected, *, bytes_alone: bool = False
+) -> Checked:
+    """Parse a file; of one with its checksums the values do not count where `bytes_alone`."""
     try:
         file, _ = open_regular(path)
     except ValueError as error:
@@ -112,7 +105,7 @@ def verify(path: str | os.PathLike[str], expected: Expected) -> Checked:
     with file:
         data = file.readall()
     is_npz = os.fspath(path).endswith(".npz") or data.startswith(npz.MAGIC)
-    return _File(data, expected).check(is_npz)
+    return _File(data, expected, bytes_alone).check(is_npz)
 
 
 def corruption_of(path: str | os.PathLike[str]) -> str | None:
@@ -123,88 +116,15 @@ def corruption_of(path: str | os.PathLike[str]) -> str | None:
     Raises:
         OSError: it is gone or cannot be read.
     """
-    if _read_intact(path, None) is not None:
+    if read_intact(path) is not None:
         return None
     try:
         header = cachefile.read_header(path)
     except CacheError:
         return None  # not ours; whoever reads it says what is wrong
-    return damage_of(path, Expected(header.key)) if header.checksum else None
-
-
-# -- a sound file ---------------------------------------------------------------------------------
-
-
-def _read_intact(path: str | os.PathLike[str], key: str | None) -> int | None:
-    """Return the size of a file that has a key, if given, and its checksums; else None."""
-    import xxhash
-
-    buffer: memoryview | None = getattr(_own, "buffer", None)
-    if buffer is None:
-        buffer = _own.buffer = memoryview(bytearray(_PIECE))
-    file = os.open(path, _FLAGS)
-    try:
-        size = os.fstat(file).st_size
-        try:
-            got = os.readv(file, [buffer])
-        except (IsADirectoryError, BlockingIOError):
-            return None
-        if buffer[: len(npz.MAGIC)] == npz.MAGIC:
-            return size if _npz_is_intact(file, size, got, buffer, key) else None
-        length = 8 + struct.unpack_from("<Q", buffer)[0]
-        found = _stamp_of(bytes(buffer[8:length]), key) if length <= got else None
-        if found is None:
-            return None
-        tensors = xxhash.xxh3_128(buffer[length:got])
-        read = _update(tensors, file, got, size, buffer)
-        return size if read and tensors.hexdigest().encode() == found[1][-32:] else None
-    finally:
-        os.close(file)
-
-
-def _npz_is_intact(file: int, size: int, got: int, buffer: memoryview, key: str | None) -> bool:
-    """Likewise of an archive, whose first bytes are in the buffer."""
-    import xxhash
-
-    def read(start: int, length: int) -> bytes | memoryview:
-        if start + length <= got:
-            return buffer[start : start + length]
-        return os.pread(file, length, start)
-
-    try:
-        archive = npz.Archive(read, size)
-    except ValueError:
-        return False
-    found, spans = _stamp_of(archive.rest, key), archive.spans.values()
-    if found is None or any(deflated for _, _, deflated in spans):
-        return False
-    tensors = xxhash.xxh3_128()
-    for start, end, _ in spans:
-        done = max(start, min(end, got))
-        tensors.update(buffer[start:done])
-        if done < end:
-            got = 0  # the buffer has other bytes from here on
-            if not _update(tensors, file, done, end, buffer):
-                return False
-    return tensors.hexdigest().encode() == found[1][-32:]
-
-
-def _update(tensors: xxhash.xxh3_128, file: int, done: int, end: int, buffer: memoryview) -> bool:
-    """Add a part of a file to a checksum; return whether it is there to its end."""
-    while done < end:
-        got = os.preadv(file, [buffer[: end - done]], done)
-        if not got:
-            return False
-        tensors.update(buffer[:got])
-        done += got
-    return True
-
-
-def _stamp_of(head: bytes, key: str | None) -> re.Match[bytes] | None:
-    found = checksums.STAMPED.search(head)
-    if found is None or (key is not None and found[3] != key.encode()):
+    if not header.checksum:
         return None
-    return found if checksums.header_is_intact(head, found) else None
+    return _examine(path, Expected(header.key), bytes_alone=True).damage
 
 
 # -- reasons --------------------------------------------------------------------------------------
@@ -225,9 +145,11 @@ class _Array(NamedTuple):
 class _File:
     """A file that is not known to be sound, whose content is examined."""
 
-    def __init__(self, data: bytes, expected: Expected) -> None:
+    def __init__(self, data: bytes, expected: Expected, bytes_alone: bool) -> None:
         self.data = data
         self.expected = expected
+        self.bytes_alone = bytes_alone
+        self.header_fault: str | None = None
         self.metadata: Mapping[str, object] = {}
         self.arrays: dict[str, _Array] = {}
         self.pieces: list[bytes | memoryview] = []
@@ -243,9 +165,10 @@ class _File:
             found = checksums.STAMPED.search(header)
             promised = self.metadata.keys() & checksums.PLACEHOLDERS.keys()
             if promised and (found is None or not checksums.header_is_intact(header, found)):
-                raise _DamageError(HEADER)
-            key = self._check_stamp()
-            self._check_shapes()
+                self.header_fault = self.header_fault or HEADER
+            if self.header_fault is None:
+                key = self._check_stamp()
+                self._check_shapes()
             self._check_values()
         except _DamageError as error:
             damage = str(error)
@@ -264,7 +187,7 @@ class _File:
             raise _DamageError(_fault_of(data, length)) from None
         self.metadata = head.metadata
         if cachefile.KEY in head.metadata and not cachefile.is_as_written(head.data, head.metadata):
-            raise _DamageError(f"{HEADER} (rewritten by another program)")
+            self.header_fault = f"{HEADER} (rewritten by another program)"
         self.pieces = [memoryview(data)[len(head.data) :]]
         for name, (dtype, shape, start, end) in tensors.items():
             bits = math.prod(shape) * cachefile.BYTES.get(dtype, 0)
@@ -321,22 +244,27 @@ class _File:
                 raise _DamageError(f"{SHAPE} ({what})")
 
     def _check_values(self) -> None:
-        """Compare the checksum; without an equal one look at the values."""
+        """Look at the values, which say more than a checksum, then compare that."""
         wanted = self.metadata.get(cachefile.CHECKSUM)
-        if wanted is not None and wanted == checksums.of_tensors(self.pieces):
+        same = wanted is not None and wanted == checksums.of_tensors(self.pieces)
+        if same and self.header_fault is not None:
+            raise _DamageError(self.header_fault)  # a damaged one may tell of another dtype
+        if same and self.bytes_alone:
             return
         longest = max((len(each.data) for each in self.arrays.values()), default=0)
         for name, array in self.arrays.items():
-            if array.dtype not in _FLOATS:
+            if array.dtype not in FLOATS:
                 continue
             if not holds_numbers(array.dtype, array.data):
                 raise _DamageError(f"{NOT_FINITE} ({name})")
             # Masks, positions and small tensors may be constant by right.
             if 2 * len(array.data) < longest or _SIDE.search(name) or self.expected.may_be_zero:
                 continue
-            if same := _sameness(array):
-                raise _DamageError(f"{same} ({name})")
-        if wanted is not None:
+            if uniform := _uniformity(array):
+                raise _DamageError(f"{uniform} ({name})")
+        if self.header_fault is not None:
+            raise _DamageError(self.header_fault)
+        if wanted is not None and not same:
             raise _DamageError(CHECKSUM)
 
 
@@ -352,7 +280,7 @@ def _fault_of(data: bytes, length: int) -> str:
         return CUT_SHORT if size < end else LONGER if size > end else HEADER
     if not data.startswith(b"{", 8):
         return CUT_SHORT if len(data) < 9 else FOREIGN
-    text = data[8 : 8 + _PIECE].decode("utf-8", "replace")
+    text = data[8 : 8 + _FIRST].decode("utf-8", "replace")
     try:
         _, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
@@ -368,19 +296,18 @@ def _array_of(member: bytes | memoryview) -> _Array:
     Raises:
         ValueError: it is no array, or damaged.
     """
-    size = 10 if member[6:7] == b"\1" else 12
-    found = _NPY.match(member, size)
-    if member[:6] != b"\x93NUMPY" or found is None:
+    found = NPY.match(member)
+    if found is None:
         raise ValueError("is no array")
     shape = tuple(int(side) for side in found[2].split(b",") if side.strip())
-    return _Array(_DTYPES.get(found[1].decode(), found[1].decode()), shape, member[found.end() :])
+    return _Array(DTYPES.get(found[1].decode(), found[1].decode()), shape, member[found.end() :])
 
 
-def _sameness(array: _Array) -> str | None:
+def _uniformity(array: _Array) -> str | None:
     """Return how all values of a tensor are the same, None where they differ."""
     import numpy as np  # planning imports what is above, and does without
 
-    values = np.frombuffer(array.data, _FLOATS[array.dtype])
+    values = np.frombuffer(array.data, f"<u{FLOATS[array.dtype][0]}")
     if len(values) == 0 or values[0] != values[-1] or not bool((values == values[0]).all()):
         return None
     if not values[0]:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.files import cachefile, checksums, npz, verified
 from latentmake.files.verified import Expected, damage_of, verify
+from safetensors import safe_open
 
 RECIPE: dict[str, object] = {"format": 1, "dtype": "float32"}
 KEY = "k" * 64
@@ -126,9 +127,8 @@ def test_each_dtype_is_searched(dtype: torch.dtype) -> None:
     for value, reason in ((0, "all zeros"), (3, "constant"), (float("inf"), "NaN or infinity")):
         values = torch.full((4, 2, 3), float(value), dtype=dtype)
         data = written("safetensors", values, OLD)
-        if dtype is torch.float64 and reason == "NaN or infinity":
-            reason = "constant"
         assert found_in(data, Expected(KEY)) == f"{reason} (latents)"
+        assert found_in(written("safetensors", values), Expected(KEY)) == f"{reason} (latents)"
 
 
 def test_what_is_constant_by_right_is_sound() -> None:
@@ -169,6 +169,28 @@ def test_an_edited_header_is_damaged(kind: str) -> None:
     for old, new in ((b"k" * 64, b"o" * 64), (b"s" * 64, b"o" * 64), (b"float32", b"float16")):
         assert whole.count(old) == 1
         assert found_in(whole.replace(old, new), kind=kind) == "header damaged"
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (torch.zeros(4, 2, 3), "all zeros (latents)"),
+        (LATENTS / 0, "NaN or infinity (latents)"),
+        (LATENTS + 1, "header damaged (rewritten by another program)"),
+    ],
+)
+def test_of_a_file_that_was_written_again_values_tell_more(
+    tmp_path: Path, values: torch.Tensor, reason: str
+) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(written("safetensors"))
+    with safe_open(path, "pt") as file:
+        metadata = dict(sorted(file.metadata().items(), reverse=True))  # as no file of ours has it
+    whole = cachefile.serialize({"latents": values}, {})
+    entries = json.loads(whole[8 : 8 + struct.unpack_from("<Q", whole)[0]])
+    header = json.dumps(entries | {"__metadata__": metadata}, separators=(",", ":")).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + values.numpy().tobytes())
+    assert damage_of(path, EXPECTED) == reason
 
 
 def test_a_header_that_is_no_json_is_damaged() -> None:
