@@ -101,9 +101,9 @@ def explain(facts: Facts, file: str | None) -> list[Explanation]:
 def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
     """Explain all targets that runs need of the items that have a file."""
     config = facts.config
-    needed = {part for run in config.runs.values() for part in parts_of(config, run)}
+    needed = dict.fromkeys(part for run in config.runs.values() for part in parts_of(config, run))
     faults = []
-    for dataset, model in sorted({(part.dataset, part.model) for part in needed}):
+    for dataset, model in dict.fromkeys((part.dataset, part.model) for part in needed):
         if dataset == PROMPTS or not _may_hold(facts, dataset, path):
             continue
         items, faulty = facts.items(dataset, model)
@@ -112,7 +112,7 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
         for item in items:
             if not any(_same(each, path) for each in _files(item)):
                 continue
-            for part in sorted(x.name for x in needed if x[:2] == (dataset, model)):
+            for part in (x.name for x in needed if x[:2] == (dataset, model)):
                 source = source_of(part, item, controlled_text=layout.controlled_text)
                 folder, media = layout.folder(dataset, model, part), source.media
                 for named in layout.named(folder, part, item.stem, media, settings, source.span):
