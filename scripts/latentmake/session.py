@@ -87,6 +87,7 @@ class Session:
         self._buildable = dict(buildable or {})
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self.pages: list[Page] = []
+        self._prunings: list[prune_order.Pruning] = []
         with exit_on_mistake():
             if main:
                 workspace.check(home, dry=dry)
@@ -213,7 +214,7 @@ class Session:
         """Note what a build made, and clean up if it succeeded, before Snakemake unlocks."""
         if not self._imports:  # nothing says how much the store may keep
             self._build.end(self.config.store.keep, succeeded=succeeded)
-            if succeeded:
+            if succeeded and self._prunings:
                 prune_order.forget(self._facts.memo, self._prunings)
 
     # -- inputs and resources of rules --------------------------------------------------------
