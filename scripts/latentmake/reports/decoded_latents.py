@@ -20,10 +20,12 @@ from latentmake.caches.encoders.vae import load_vae, tile
 from latentmake.caches.inputs import SourceBytes, samples_of
 from latentmake.config import Dataset, Model
 from latentmake.errors import CacheError, ModelError, SourceError
-from latentmake.files.cachefile import read_header
+from latentmake.files.cachefile import read_header, target_key
+from latentmake.geometry.buckets import Size
+from latentmake.plan.keys import PENDING
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.reports.images import embedded
-from latentmake.reports.items_order import Shown
+from latentmake.reports.items_order import Shown, decodes
 from latentmake.training.sd.decode import decode
 
 __all__ = ["Decoded", "Decoder", "psnr", "read_latents"]
@@ -61,7 +63,7 @@ class Decoder:
         self.fault = ""
         device = pick_device()
         self.on_cpu = device.type == "cpu"
-        if model.spec.video or not model.spec.encodes:
+        if not decodes(model):
             self.fault = f"latents of models.{name} are not decoded: its VAE is no AutoencoderKL"
             return
         try:
@@ -69,19 +71,26 @@ class Decoder:
         except ModelError as error:
             self.fault = f"latents of models.{name} are not decoded: {error}"
 
-    def show(self, item: Shown, resolution: str, path: str, settings: Dataset) -> Decoded:
-        """Return what a cache file holds, as a picture."""
+    def show(
+        self, item: Shown, resolution: str, path: str, settings: Dataset, recipe: str
+    ) -> Decoded:
+        """Return what a cache file holds, as a picture; `recipe` is today's digest."""
         if self.fault:
             return Decoded(None)
         order = WorkOrder("latents", item.dataset, self._name, settings, self._model, {}, items=())
-        target = Target(resolution, path, None, layouts.size_of(resolution))
+        size = layouts.size_of(resolution)
+        target = Target(resolution, path, None, size)
         source = WorkItem(item.stem, item.image, None, (target,), media=item.media)
         try:
             data = Path(item.image).read_bytes()
             content = digest.of_bytes(data)
-            if read_header(path).source != content:
-                return Decoded(None, note="was made of another image: it is stale")
+            header = read_header(path)
+            if header.source != content:
+                return Decoded(None, note="is stale: it was made of another image")
             (sample,) = samples_of(order, SourceBytes(source, data, content), {target: ""})
+            variant = order.layout.variant(size, Size(*sample.original), settings, None)
+            if recipe != PENDING and header.key != target_key(content, recipe, variant):
+                return Decoded(None, note="is stale: it was made by another recipe")
             latents = read_latents(path)
         except FileNotFoundError:
             return Decoded(None, note="is not made yet")

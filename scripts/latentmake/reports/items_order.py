@@ -10,13 +10,15 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
+from latentmake import digest
 from latentmake.config import Dataset, Model, Run
 from latentmake.files.media import Media
 from latentmake.geometry.clips import Span
 from latentmake.plan.facts import Facts
+from latentmake.plan.keys import PENDING
 from latentmake.plan.parts import RunPlan
 
-__all__ = ["ItemsOrder", "Shown", "Skipped", "plan_items", "spread"]
+__all__ = ["ItemsOrder", "Shown", "Skipped", "decodes", "plan_items", "spread"]
 
 _MOST = 10_000  # items: a page of more is over 10 MB
 _Any = TypeVar("_Any")
@@ -59,6 +61,8 @@ class ItemsOrder(BaseModel, extra="forbid", frozen=True):
     Attributes:
         model: for its VAE and its tokenizers.
         datasets: name -> section of the configuration.
+        recipes: dataset -> digest of the recipe of its latents; "" where they are not decoded,
+            or a rule has yet to make the model.
         items: at most 10,000, spread evenly over all.
         total: number of all.
     """
@@ -67,6 +71,7 @@ class ItemsOrder(BaseModel, extra="forbid", frozen=True):
     model_name: str
     model: Model
     datasets: dict[str, Dataset]
+    recipes: dict[str, str]
     items: list[Shown]
     total: int
     skipped: list[Skipped]
@@ -112,10 +117,23 @@ def plan_items(facts: Facts, plan: RunPlan, run: Run) -> ItemsOrder:
         model_name=run.model,
         model=facts.config.models[run.model],
         datasets={name: facts.config.datasets[name] for name in run.datasets},
+        recipes={name: _recipe(facts, name, run.model) for name in run.datasets},
         items=spread(shown, _MOST),
         total=len(shown),
         skipped=skipped,
     )
+
+
+def decodes(model: Model) -> bool:
+    """Whether the latents of a model are those of an AutoencoderKL."""
+    return model.spec.encodes and not model.spec.video
+
+
+def _recipe(facts: Facts, dataset: str, model: str) -> str:
+    if not decodes(facts.config.models[model]):
+        return PENDING
+    recipe = facts.recipe(dataset, model, "latents")
+    return digest.of_value(recipe) if recipe else PENDING
 
 
 def spread(found: Sequence[_Any], most: int) -> list[_Any]:

@@ -207,7 +207,8 @@ def _decode(order: ItemsOrder, rows: list[Row], notes: list[str]) -> None:
     for number in Progress(chosen, desc=f"latents of {order.run}", unit="item"):
         item = order.items[number]
         for target, (resolution, path) in zip(rows[number]["targets"], item.targets, strict=True):
-            shown = decoder.show(item, resolution, path, order.datasets[item.dataset])
+            settings, recipe = order.datasets[item.dataset], order.recipes[item.dataset]
+            shown = decoder.show(item, resolution, path, settings, recipe)
             target |= {key: value for key, value in shown._asdict().items() if value}
 
 

@@ -81,6 +81,16 @@ def pixels_of(order: ItemsOrder, stem: str) -> dict[str, np.ndarray]:
     return {sample.key: np.asarray(sample.content) for sample in samples}
 
 
+def stamp_of(order: ItemsOrder, image: str, name: str) -> dict[str, str]:
+    """Return the metadata of fresh latents."""
+    content, layout = digest.of_file(Path(image)), layouts.of(order.model.layout_name)
+    with Image.open(image) as opened:
+        size = Size(*opened.size)
+    variant = layout.variant(layouts.size_of(name), size, order.datasets["shapes"], None)
+    key = cachefile.target_key(content, order.recipes["shapes"], variant)
+    return cachefile.stamp(key=key, source=content, recipe={})
+
+
 def encode(order: ItemsOrder, *stems: str) -> None:
     """Write the latents of some items with the real VAE."""
     vae = load_vae(order.model.vae, torch.device("cpu"), torch.float32)
@@ -90,8 +100,7 @@ def encode(order: ItemsOrder, *stems: str) -> None:
         pixels = pixels_of(order, item.stem)
         for name, path in item.targets:
             (latents,) = encode_images(vae, torch.from_numpy(pixels[name])[None])
-            content = digest.of_file(Path(item.image))
-            stamp = cachefile.stamp(key="k", source=content, recipe={})
+            stamp = stamp_of(order, item.image, name)
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_bytes(cachefile.serialize({"latents": latents}, stamp))
 
@@ -129,8 +138,7 @@ def test_scaled_latents_of_another_layout_are_decoded_to_the_same_picture(projec
         latents = read_latents(plain.items[0].targets[name == "32"][1]).numpy()
         shift, factor = scaled.model.spec.scale
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        content = digest.of_file(Path(scaled.items[0].image))
-        stamp = cachefile.stamp(key="k", source=content, recipe={})
+        stamp = stamp_of(scaled, scaled.items[0].image, name)
         sides = "x".join(map(str, latents.shape[1:]))
         arrays = {f"latents_{sides}": (latents - shift) * factor}
         Path(path).write_bytes(npz.serialize(arrays, stamp))
@@ -147,11 +155,17 @@ def test_latents_of_an_edited_image_or_a_damaged_file_are_not_decoded(project: P
     damaged.write_bytes(damaged.read_bytes()[:-8])
     found = by_stem(section(order))
     assert {each["note"] for each in found["ant"]["targets"]} == {
-        "was made of another image: it is stale"
+        "is stale: it was made of another image"
     }
     assert found["bee"]["targets"][0]["note"] == "is cut short or has grown"
     assert found["bee"]["targets"][1]["decoded"]
     assert all(each["decoded"] for each in found["cat"]["targets"])
+    found = by_stem(section(planned(dtype="float16")))
+    assert {each["note"] for each in found["cat"]["targets"]} == {
+        "is stale: it was made by another recipe"
+    }
+    pending = order.model_copy(update={"recipes": {"shapes": ""}})  # a rule made the model since
+    assert all(each["decoded"] for each in by_stem(section(pending))["cat"]["targets"])
     with pytest.raises(CacheError, match="no latents"):
         Path("other.npz").write_bytes(npz.serialize({"latents_flipped": np.zeros(1)}, {}))
         read_latents("other.npz")
@@ -161,9 +175,10 @@ def test_without_a_decoder_the_report_says_why(project: Path) -> None:
     wan = {"task": "t2v-1.3B", "text": "models/micro/text_encoder", "unet": None}
     found = section(planned(**wan))
     assert any("its VAE is no AutoencoderKL" in note for note in found["notes"])
+    order = planned()
     (project / "models/micro").unlink()
-    found = section(planned(vae="models/gone"))
-    assert any("latents of models.micro are not decoded: models/gone" in n for n in found["notes"])
+    found = section(order)
+    assert any("latents of models.micro are not decoded: models/micro" in n for n in found["notes"])
     assert any("tokens are not counted: models/micro" in note for note in found["notes"])
     assert all(item["thumbnail"] for item in found["items"])
 
