@@ -76,9 +76,6 @@ def test_only_what_was_listed_is_removed(built: Project, tmp_path: Path) -> None
     gone = {str(path) for path in ours} - {str(changed)}
     assert after == {path: data for path, data in before.items() if path not in gone}
 
-    assert "nothing was listed" in built.run(
-        "prune_shapes", "--config", "confirm=true", check=False
-    ).one_line("error: prune_shapes")
     assert not any("/32/" in path for path in known_targets(built))
     assert built.run("caches_tiny").encoded().encoded == 0
 
@@ -120,6 +117,3 @@ def test_a_model_a_dataset_a_run_and_a_recipe_that_nobody_names_are_listed(
     assert files_of(built, "cache/figures") == mine
     assert all(path.startswith("cache/figures/") for path in known_targets(built))
     assert built.run("caches_second").idle
-    result = built.run("prune_figures", "caches_second", check=False)
-    result.one_line("error: prune_figures", "cannot be given together with caches_second")
-    assert "nothing to remove" in built.run("prune_figures").output

@@ -74,9 +74,9 @@ def _find_caches(order: PruneOrder, found: Prunable) -> None:
         model, _, rest = path.removeprefix(f"{root}/").partition("/")
         part, _, name = rest.partition("/")
         what, why = f"{root}/{model}", f"no run of {order.dataset} has the model {model}"
-        if model in order.parts:
+        if model in order.folders:
             what, why = f"{root}/{model}/{part}", f"no run needs {part} of it"
-            if part in order.parts[model]:
+            if part in order.folders[model]:
                 if layouts.of(order.layouts[model]).owners(name) or _is_temporary(path):
                     continue  # builds remove what has no item
                 why = f"not of the layout {order.layouts[model]}"

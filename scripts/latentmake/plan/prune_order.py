@@ -32,7 +32,7 @@ class PruneOrder(BaseModel, extra="forbid", frozen=True):
     Attributes:
         dataset: a name, or that of a folder in `cache/` which the configuration does not name.
         layouts: model -> layout, of the models that runs use with this dataset.
-        parts: model -> parts that runs need.
+        folders: model -> folders of the parts that runs need, below that of the model.
         spared: paths in `cache/` that the configuration names.
         recipes: digests of the recipes of all runs; None where one of them is not known.
         unknown: why it is not.
@@ -44,7 +44,7 @@ class PruneOrder(BaseModel, extra="forbid", frozen=True):
 
     dataset: str
     layouts: dict[str, str]
-    parts: dict[str, list[str]]
+    folders: dict[str, list[str]]
     spared: list[str]
     recipes: list[str] | None
     unknown: str
@@ -109,11 +109,16 @@ def _plan(facts: Facts, dataset: str) -> Pruning:
             if part.dataset == dataset:
                 parts.setdefault(part.model, []).append(part.name)
     recipes, unknown = _recipes(facts)
-    forgotten = _forgotten(facts.memo, config, dataset, parts)
+    layouts = {model: facts.layout(model) for model in parts}
+    places = {
+        model: [layouts[model].folder(dataset, model, part).split("/", 3)[3] for part in names]
+        for model, names in parts.items()
+    }
+    forgotten = _forgotten(facts.memo, config, dataset, parts, places)
     order = PruneOrder(
         dataset=dataset,
-        layouts={model: facts.layout(model).name for model in parts},
-        parts=parts,
+        layouts={model: layout.name for model, layout in layouts.items()},
+        folders=places,
         spared=_spared(config),
         recipes=recipes,
         unknown=unknown,
@@ -167,15 +172,19 @@ def _spared(config: Config) -> list[str]:
 
 
 def _forgotten(
-    memo: Memo, config: Config, dataset: str, parts: dict[str, list[str]]
+    memo: Memo,
+    config: Config,
+    dataset: str,
+    parts: dict[str, list[str]],
+    places: dict[str, list[str]],
 ) -> dict[str, list[str]]:
     """Return table -> names of facts of parts that no run needs, and of sources that are gone."""
     folder = f"cache/{dataset}/"
 
     def is_unnamed(path: str) -> bool:
         model, _, rest = path.removeprefix(folder).partition("/")
-        part = rest.partition("/")[0]
-        return path.startswith(folder) and part not in parts.get(model, ())
+        place = rest.partition("/")[0]
+        return path.startswith(folder) and place not in places.get(model, ())
 
     def is_old_snapshot(name: str) -> bool:
         owner, model, *asked = name.partition("\n\n")[0].split("\n")
