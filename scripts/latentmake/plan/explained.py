@@ -265,7 +265,7 @@ def _source_differences(
 
 
 def _noun(found: Explanation) -> str:
-    return "caption" if found.recipe.get("kind") == "text" else "image"
+    return "caption" if found.recipe.get("kind") == "text" else "source"
 
 
 def quoted(text: str) -> str:
