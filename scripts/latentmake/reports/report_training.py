@@ -23,8 +23,9 @@ from latentmake.training.loop.curves import Curve, is_noisy, read_curves, smooth
 __all__ = ["training_section"]
 
 _POINTS = 400  # of a curve
-_STEPS, _PROMPTS = 6, 12  # sample pictures on the page
-_SIDE = 384  # pixels of a sample picture
+_STEPS, _PROMPTS = 6, 8  # sample pictures on the page
+_SIDE = 384  # pixels of a sample picture at most
+_PIXELS = 3_000_000  # of all sample pictures: a page of 10,000 items has room for 1 MB of them
 _SMALL = 128  # pixels; smaller pictures are embedded without loss
 _DIGITS = 5
 _EVENTS = "events.out.tfevents*"
@@ -102,13 +103,14 @@ def _samples(run: str, say: Callable[[str], object]) -> dict[str, Any] | None:
         return None
     rows = _spread(len(index.steps), _STEPS)
     shown = index.prompts[:_PROMPTS]
+    side = min(_SIDE, math.isqrt(_PIXELS // (len(rows) * len(shown))))
     pictures: list[list[dict[str, Any] | None]] = []
     for row in rows:
         pictures.append([])
         for name in index.files[row][: len(shown)]:
             path = None if name is None else Path(source.path, name)
             try:
-                pictures[-1].append(None if path is None else _picture(path))
+                pictures[-1].append(None if path is None else _picture(path, side))
             except (SourceError, OSError) as error:
                 say(f"not shown: {path}: {error}")
                 pictures[-1].append(None)
@@ -127,8 +129,8 @@ def _spread(count: int, most: int) -> Sequence[int]:
     return [round(number * (count - 1) / (most - 1)) for number in range(most)]
 
 
-def _picture(path: Path) -> dict[str, Any]:
-    """Return a picture for the page; of a clip its middle frame."""
+def _picture(path: Path, side: int) -> dict[str, Any]:
+    """Return a picture of at most `side` pixels for the page; of a clip its middle frame."""
     if path.suffix.lower() in PLAYED:
         (media,) = probe_videos([str(path)])
         if isinstance(media, SourceError):
@@ -141,6 +143,6 @@ def _picture(path: Path) -> dict[str, Any]:
     if small:
         uri = embedded(image, "png", optimize=True)
     else:
-        image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+        image.thumbnail((side, side), Image.Resampling.LANCZOS)
         uri = embedded(image, "webp", quality=80, method=4)
     return {"source": uri, "width": image.width, "height": image.height, "pixels": small}
