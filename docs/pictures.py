@@ -1,4 +1,4 @@
-"""Pictures of the README: the sample's grid, and a comparison page in a browser.
+"""Pictures of the README and docs: the sample's grid, a comparison and a report in a browser.
 
     python docs/pictures.py
 
@@ -20,30 +20,30 @@ from PIL import Image
 
 FOLDER = Path(__file__).parent
 RUN, SECOND = "michael_gove", "michael_gove-rank2"
-PAGE = f"compare_{RUN}_vs_{SECOND}"
-SIZE = (1100, 700)  # pixels of the browser's window
+PAGE, REPORT = f"compare_{RUN}_vs_{SECOND}", f"report_{RUN}"
+SIZE, TALL = (1100, 700), (820, 1120)  # pixels of the browser's window
 
 
 def build(temporary: Path) -> None:
-    """Train both runs and write their comparison."""
+    """Train both runs, and write their comparison and a report."""
     values = yaml.safe_load(Path("config/config.yaml").read_text())
     values["runs"][SECOND] = copy.deepcopy(values["runs"][RUN])
     values["runs"][SECOND]["trainer"]["rank"] = 2
     config = temporary / "config.yaml"
     config.write_text(yaml.safe_dump(values))
-    targets = [f"train_{RUN}", f"train_{SECOND}", PAGE]
+    targets = [f"train_{RUN}", f"train_{SECOND}", PAGE, REPORT]
     snakemake = [sys.executable, "-m", "snakemake", "--cores", "all", *targets]
     subprocess.run([*snakemake, "--configfile", str(config)], check=True)
 
 
-def photograph(page: Path, target: Path) -> None:
-    """Write what a browser shows of a page at its last step."""
+def photograph(name: str, target: Path, part: str, window: tuple[int, int] = SIZE) -> None:
+    """Write what a browser shows of a page, at the `part` that its address names."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         raise SystemExit("chromium is missing: apt-get install chromium")
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    size = ",".join(map(str, SIZE))
-    address = f"{page.resolve().as_uri()}#prompt=4&step=500"
+    size = ",".join(map(str, window))
+    address = f"{Path('reports', name).resolve().as_uri()}.html#{part}"
     subprocess.run(
         [program, *options, f"--window-size={size}", f"--screenshot={target}", address],
         check=True,
@@ -58,13 +58,15 @@ def keep(picture: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Write docs/samples.png and docs/compare.png."""
+    """Write the pictures into docs."""
     with tempfile.TemporaryDirectory() as name:
         temporary = Path(name)
         build(temporary)
-        photograph(Path(f"reports/{PAGE}.html"), temporary / "page.png")
+        photograph(PAGE, temporary / "compare.png", "prompt=4&step=500")
+        photograph(REPORT, temporary / "report.png", "", TALL)
         keep(Path(f"runs/{RUN}/samples.png"), FOLDER / "samples.png")
-        keep(temporary / "page.png", FOLDER / "compare.png")
+        for page in temporary.glob("*.png"):
+            keep(page, FOLDER / page.name)
 
 
 if __name__ == "__main__":
