@@ -29,9 +29,8 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_order(*parts: PartReport, planned: float = 0.0) -> ReportOrder:
     model = Model.model_validate({"vae": "vae", "text": ["text"]})
-    contact = ItemsOrder(
-        run="r", model_name="m", model=model, datasets={}, items=[], total=0, skipped=[]
-    )
+    empty: dict[str, Any] = {"datasets": {}, "recipes": {}, "items": [], "skipped": []}
+    contact = ItemsOrder(run="r", model_name="m", model=model, total=0, **empty)
     return ReportOrder(
         contact=contact, trainer=None, parts=[*parts], recipes={}, speeds=[], planned=planned
     )
