@@ -1,127 +1,108 @@
-"""Speed of the check of cache files, as a ratio to `cat` over the same files in the page cache.
+"""How fast verify_{run} reads cache files, beside `cat`.
 
-    python tests/bench/verify.py [--files 2000] [--least 30] [--most 300] [--npz 0.25] [--old]
-        [--jobs 1 2] [--rounds 5] [--folder FOLDER]
+    python tests/bench/verify.py [--gigabytes 1] [--rounds 5]
 
-Random files of `least` to `most` KB, safetensors and a share of npz. Each round runs `cat` once,
-`verify` in this process, and in so many threads and processes, in turn; printed are medians of
-ratios within a round, of wall time and of processor time. `--old` leaves the checksums out, so that
-values are searched. Processes are started before the clock, as a job that verifies starts its own
-once.
+Files of three sizes are written: latents of SDXL at 1024 x 1024, embeddings of CLIP-L, clips of Wan
+at 480 x 832. Both read them in turns, from the system's cache. Printed: the speed of `cat` by
+processor time and the ratios of both times, medians of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import random
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
-import torch
 from tabulate import tabulate
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
 
-from latentmake import digest
-from latentmake.files import atomic, cachefile, checksums, npz
-from latentmake.files.verified import Expected, verify
-
-RECIPE = digest.canonical({"vae": "v" * 64, "layout": "plain", "format": 3, "dtype": "float32"})
-Work = list[tuple[str, Expected]]
-
-
-def make_files(folder: Path, options: argparse.Namespace) -> Work:
-    """Write cache files of random values as a build does."""
-    dice, values, work = random.Random(0), torch.randn(options.most << 8), []
-    for number in range(options.files):
-        stamp = cachefile.stamp(key=f"{number:064}", source="s" * 64, recipe=RECIPE)
-        if options.old:
-            stamp = {name: stamp[name] for name in stamp.keys() - checksums.PLACEHOLDERS.keys()}
-        length = dice.randint(options.least, options.most) << 8
-        some = values[:length].roll(number).reshape(4, -1, 64)
-        if dice.random() < options.npz:
-            path = folder / f"{number}.npz"
-            arrays = {"latents": some.numpy(), "crop_ltrb": torch.zeros(4).numpy()}
-            atomic.write(path, npz.serialize(arrays, stamp))
-        else:
-            path = folder / f"{number}.safetensors"
-            sizes = {"scaling_factor": "0.13025", "original_width": "64", "original_height": "64"}
-            atomic.write(path, cachefile.serialize({"latents": some}, stamp | sizes))
-        work.append((str(path), Expected(f"{number:064}")))
-    dice.shuffle(work)
-    return work
+KINDS = {
+    "latents of SDXL": ("float32", (4, 128, 128)),
+    "embeddings of CLIP-L": ("float32", (77, 768)),
+    "clips of Wan": ("bfloat16", (16, 21, 60, 104)),
+}
 
 
-def check(work: Work) -> int:
-    """Check files; return their bytes."""
-    total = 0
-    for path, expected in work:
-        found = verify(path, expected)
-        assert found.damage is None, (path, found)
-        total += found.size
-    return total
+def make(folder: Path, dtype: str, shape: tuple[int, ...], gigabytes: float) -> list[tuple]:  # type: ignore[type-arg]
+    """Write files; return path, size and key of each."""
+    import torch
+    from latentmake import digest
+    from latentmake.files import atomic, cachefile
+
+    recipe = {"kind": "latents", "dtype": dtype, "vae": digest.of_bytes(b"weights")}
+    dice = torch.Generator().manual_seed(0)
+    tensor = torch.randn(shape, generator=dice).to(getattr(torch, dtype))
+    size = tensor.numel() * tensor.element_size()
+    files = []
+    for number in range(max(1, round(gigabytes * 1e9 / size))):
+        key = digest.of_bytes(str(number).encode())
+        stamp = cachefile.stamp(key=key, source=key, recipe=recipe)
+        path = folder / f"{number}.latents.safetensors"
+        stat = atomic.write(path, *cachefile.pieces({"latents": tensor}, stamp))
+        files.append((str(path), stat.st_size, key))
+    return files
 
 
-def timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Return seconds of wall time and of processor time, of children that ended too."""
-    before, cpu = time.perf_counter(), sum(os.times()[:4])
-    run()
-    return time.perf_counter() - before, sum(os.times()[:4]) - cpu
+def seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """Return the processor and wall time of some work with all its processes."""
 
+    def used() -> float:
+        several = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(each.ru_utime + each.ru_stime for each in several)
 
-def in_pool(pool: Executor, work: Work, jobs: int) -> None:
-    """Check files in all workers of a pool, some at a time."""
-    size = max(1, min(256, len(work) // (4 * jobs)))
-    list(pool.map(check, [work[start : start + size] for start in range(0, len(work), size)]))
+    before, began = used(), time.monotonic()
+    work()
+    return used() - before, time.monotonic() - began
 
 
 def main() -> None:
-    """Print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, value in {"files": 2000, "least": 30, "most": 300, "rounds": 5}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--npz", type=float, default=0.25, help="share of npz files")
-    parser.add_argument("--old", action="store_true", help="files without checksums")
-    parser.add_argument("--jobs", type=int, nargs="*", default=[2])
-    parser.add_argument("--folder", type=Path)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        work = make_files(Path(folder), options)
-        paths = [path for path, _ in work]
-        pools = {f"{jobs} threads": ThreadPoolExecutor(jobs) for jobs in options.jobs}
-        pools |= {f"{jobs} processes": ProcessPoolExecutor(jobs) for jobs in options.jobs}
-        runs: dict[str, Callable[[], object]] = {
-            "cat": lambda: [
-                subprocess.run(["cat", *paths[i : i + 5000]], check=True, stdout=subprocess.DEVNULL)
-                for i in range(0, len(paths), 5000)
-            ],
-            "one thread": lambda: check(work),
-        }
-        for name, pool in pools.items():
-            runs[name] = lambda pool=pool, name=name: in_pool(pool, work, int(name.split()[0]))
-        for run in runs.values():
-            run()
-        found = [{name: timed(run) for name, run in runs.items()} for _ in range(options.rounds)]
-        total = sum(os.path.getsize(path) for path in paths)
-        rows = []
-        for name in runs:
-            wall = statistics.median(each["cat"][0] / each[name][0] for each in found)
-            cpu = statistics.median(each["cat"][1] / max(1e-9, each[name][1]) for each in found)
-            rate = total / statistics.median(each[name][0] for each in found) / 1e9
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--gigabytes", type=float, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    from latentmake.reports.verify_files import Reading, read_all
+
+    rows = []
+    for name, (dtype, shape) in KINDS.items():
+        with tempfile.TemporaryDirectory() as place:
+            files = [
+                Reading(path, size, key)
+                for path, size, key in make(Path(place), dtype, shape, arguments.gigabytes)
+            ]
+            names = "\0".join(each.path for each in files).encode()
+
+            def cat(names: bytes = names) -> None:
+                command = ["xargs", "-0", "cat"]
+                subprocess.run(command, input=names, stdout=subprocess.DEVNULL, check=True)
+
+            def ours(files: list[Reading] = files) -> None:
+                if any(content.fault for _, content in read_all(files, 2)):
+                    raise SystemExit("a file is damaged")
+
+            ours()
+            rounds = [(seconds(cat), seconds(ours)) for _ in range(arguments.rounds)]
+            size = sum(each.size for each in files)
             rows.append(
-                (name, f"{rate:.2f}", f"{wall:.2f}", "" if "proc" in name else f"{cpu:.2f}")
+                [
+                    name,
+                    f"{len(files)} x {files[0].size / 1e6:.2f} MB",
+                    f"{size / 1e9 / statistics.median(theirs[0] for theirs, _ in rounds):.1f} GB/s",
+                    *(
+                        f"{statistics.median(x[which] / y[which] for x, y in rounds):.2f}"
+                        for which in (0, 1)
+                    ),
+                ]
             )
-        heads = ("", "GB/s", "speed of cat", "by processor time")
-        sys.stdout.write(f"{len(paths)} files, {total / 1e6:.0f} MB\n{tabulate(rows, heads)}\n")
-        for pool in pools.values():
-            pool.shutdown()
+    headers = ["files", "size", "cat", "processor time: cat / verify", "wall time: cat / verify"]
+    print(tabulate(rows, headers, disable_numparse=True))
 
 
 if __name__ == "__main__":
