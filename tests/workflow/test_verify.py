@@ -26,13 +26,14 @@ def test_damages_of_eight_kinds_are_named_repaired_and_encoded_again_alone(
     files = verify_world.build(written.folder)
     assert len(files) > 1000
     before = written.snapshot()
-    kinds = verify_world.spoil(written.folder, files)
+    spoilt = verify_world.spoil(written.folder, files)
+    kinds = {path: kind for path, (kind, _) in spoilt.items()}
     assert len(kinds) == 25
     result = written.run("verify_tiny", "--config", "repair=true", check=False)
     report = json.loads((written / "reports/verify_tiny.json").read_bytes())
     assert {each["path"]: each["kind"] for each in report["findings"]} == kinds
-    for path, kind in kinds.items():
-        assert f"{path}: {kind}: " in result.output
+    for path, (kind, reason) in spoilt.items():
+        assert f"\n{path}: {kind}: {reason}" in result.output
     # A foreign file is left to the next build.
     foreign = {path for path, kind in kinds.items() if kind == "foreign"}
     assert {each["path"] for each in report["findings"] if not each["done"]} == foreign

@@ -175,35 +175,48 @@ def put_foreign(path: Path) -> None:
     save_file({"latents": torch.ones(4, 2, 2)}, path)
 
 
-def spoil(folder: Path, files: list[Expected]) -> dict[str, str]:
-    """Damage 25 files of a project in 8 ways; return path -> kind of the finding of each.
+WAYS = (
+    (4, flip_a_bit, "checksum differs"),
+    (3, cut_off, "cut short"),
+    (3, edit_header, "header damaged"),
+    (3, put_zeros, "all zeros"),
+    (3, put_nan, "NaN or infinity"),
+)
+
+
+def spoil(folder: Path, files: list[Expected]) -> dict[str, tuple[str, str]]:
+    """Damage 25 files of a project in 8 ways.
 
     Args:
         folder: of the project.
         files: of it, 150 or more.
+
+    Returns:
+        Path -> kind of the finding of each, and how its reason begins.
     """
     values = yaml.safe_load((folder / "config/config.yaml").read_text())
     chosen = files[:: len(files) // 30]
-    ways = [flip_a_bit] * 4 + [cut_off] * 3 + [edit_header] * 3 + [put_zeros] * 3 + [put_nan] * 3
-    kinds: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
     with inside(folder), Memo(None) as memo:
         facts = facts_of(values, memo)
-        for way in ways:
-            each = chosen.pop()
-            way(Path(each.path))
-            kinds[each.path] = "damaged"
+        for count, way, reason in WAYS:
+            for _ in range(count):
+                each = chosen.pop()
+                way(Path(each.path))
+                found[each.path] = "damaged", reason
         for _ in range(2):
             each = chosen.pop()
             put_foreign(Path(each.path))
-            kinds[each.path] = "foreign"
+            found[each.path] = "foreign", "not made by latentmake"
         for _ in range(3):
             each = chosen.pop()
             recipe = {**facts.recipe(DATASET, MODEL, kind_of(each.part)), "dtype": "float16"}
             key = target_key(each.content, digest.of_value(recipe), "16x16")
             write_cache(facts, each, stamp={"key": key, "recipe": recipe})
-            kinds[each.path] = "other recipe"
+            found[each.path] = "other recipe", "dtype float16 -> float32"
         for _ in range(2):
             one, other = chosen.pop(), chosen.pop()
             swap(Path(one.path), Path(other.path))
-            kinds |= {one.path: "other item", other.path: "other item"}
-    return kinds
+            for each, holds in ((one, other), (other, one)):
+                found[each.path] = "other item", f"it is the file of {holds.path}"
+    return found

@@ -235,6 +235,7 @@ def _summary(found: Verified) -> Iterator[str]:
         "missing: the next build makes them": len(found.missing),
         "foreign: in no item's place, and left as they are": notes["foreign"],
         "orphaned: the next build removes them": notes["orphan"],
+        "odd, as their encoder wrote them": notes["odd"],
         "without a checksum: they were made by an earlier release": found.unsummed,
     }
     for what, number in lines.items():

@@ -48,6 +48,7 @@ class Content(NamedTuple):
         gone: whether it has been removed since it was listed.
         key: of its header, as are `source` and `recipe`.
         summed: whether its header holds a checksum.
+        doubt: what is odd about a file that is as it was written.
     """
 
     fault: str = ""
@@ -59,6 +60,7 @@ class Content(NamedTuple):
     source: str = ""
     recipe: str = ""
     summed: bool = False
+    doubt: str = ""
 
 
 def read(file: Reading) -> Content:
@@ -86,13 +88,17 @@ def _examined(file: Reading, found: verified.Checked | None) -> Content:
     # Whatever name it bears: is it sound as what its own header says?
     expected = verified.Expected(header.key, header.recipe, may_be_zero=file.may_be_zero)
     own = verified.verify(file.path, expected)
+    fault, doubt = own.damage or "", ""
+    if fault.startswith(verified.CONSTANT) and verified.corruption_of(file.path) is None:
+        fault, doubt = "", fault
     return Content(
-        own.damage or "",
+        fault,
         ours=True,
         key=header.key,
         source=header.source,
         recipe=header.recipe,
         summed=own.has_checksum,
+        doubt=doubt,
     )
 
 

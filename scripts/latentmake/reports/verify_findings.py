@@ -21,9 +21,9 @@ class Finding(NamedTuple):
 
     Attributes:
         kind: `damaged`, `edited header`, `other item`, `other recipe`, `other source`, `foreign`,
-            `unreadable` or `orphan`.
-        note: whether nothing is wrong with the caches: a foreign file that is no cache file, an
-            orphan.
+            `unreadable`, `odd` or `orphan`.
+        note: whether it is nothing that a build would repair: a foreign file that is no cache file,
+            an orphan, an odd one that is as it was written.
         key: of a sound file, under which the store keeps it; "" of others.
         done: what repair did: `deleted`, `kept in the store`, or why nothing.
     """
@@ -73,7 +73,8 @@ class Origins:
         recipe_fits = not wanted.recipe or found.recipe == wanted.recipe
         key_fits = found.key == wanted.key or not wanted.key
         if source_fits and recipe_fits and key_fits:
-            return None
+            reason = f"{found.doubt}, as its encoder wrote it; look at {_short(wanted.source)}"
+            return Finding(path, "odd", reason, note=True) if found.doubt else None
         if wanted.key and key_fits:
             name = "recipe" if source_fits else "source"
             return Finding(path, "edited header", f"its key is not that of its {name}")

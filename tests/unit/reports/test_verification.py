@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import verify_world
 import world
 import yaml
@@ -235,6 +236,24 @@ def test_a_cache_that_cannot_be_written_is_verified_and_repaired_by_nothing(
         subprocess.run(["umount", "cache"], check=True)
     done = "cannot be deleted (the file system is read-only)"
     assert found == {str(caches[0]): ("damaged", done)}
+
+
+@pytest.mark.parametrize(
+    ("number", "found"),
+    [
+        (0.0, ("damaged", "deleted")),
+        (float("nan"), ("damaged", "deleted")),
+        (2.5, ("odd", "")),
+    ],
+)
+def test_values_are_looked_at_where_checksums_hold(
+    caches: Caches, number: float, found: tuple[str, str]
+) -> None:
+    each = caches.files[0]
+    with Memo(None) as memo:
+        tensors = {"latents": torch.full((4, 2, 2), number)}
+        verify_world.write_cache(verify_world.facts_of(caches.values, memo), each, tensors=tensors)
+    assert caches.verified(repair=True, fails=False) == {each.path: found}
 
 
 def test_a_file_without_checksum_is_compared_as_far_as_can_be(caches: Caches) -> None:
