@@ -1,4 +1,4 @@
-"""Rules prune_*: list what no configuration names any more, or remove what was listed."""
+"""Rules prune_*: list files without a name in the configuration, or remove listed files."""
 
 import sys
 from pathlib import Path

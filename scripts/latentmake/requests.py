@@ -1,4 +1,4 @@
-"""What is done on request alone: targets `{word}_{run}` and the orders that they are planned to."""
+"""Targets on request, `{word}_{run}`: their orders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removal of listed files: never through a link, and none that changed since it was listed.
+"""Removal of listed files: unchanged ones alone, and never through a link.
 
 `shutil.rmtree` spares links as well, but takes whatever lies in a folder.
 """

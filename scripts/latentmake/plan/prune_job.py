@@ -1,4 +1,4 @@
-"""Job of `prune_{dataset}`: list what no configuration names any more; remove what was listed.
+"""Job of `prune_{dataset}`: list files without a name in the configuration; remove listed files.
 
 Only files that this tool wrote are listed: cache files by their headers, unfinished ones by their
 names, a manifest by the digest in its lock. Removed is what was shown before, is to be removed
@@ -58,7 +58,7 @@ class Prunable:
 
 
 def find(order: PruneOrder) -> Prunable:
-    """Find what no configuration names any more; removes nothing."""
+    """Return files without a name in the configuration; removes nothing."""
     found = Prunable()
     _find_caches(order, found)
     if order.recipes is not None:

@@ -1,4 +1,4 @@
-"""Order of `prune_{dataset}`: all that the configuration names, and memo rows that it does not."""
+"""Order of `prune_{dataset}`: names in the configuration, and memo rows to delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds that run in this folder, and how far they are, as any process sees it.
+"""Running builds of this folder and their progress, for other processes.
 
 A build leaves a file that it holds locked until its process ends, however it ends. Progress is what
 lies on the disk: receipts, and targets that are no longer what its orders found.
@@ -58,7 +58,7 @@ class BuildProgress:
 def announce(
     orders: Iterable[WorkOrder], runs: Iterable[str], targets: Sequence[str]
 ) -> BinaryIO | None:
-    """Let others see a build that begins; return a file to hold until it ends.
+    """Note the begin of a build for other processes; return a file to hold until it ends.
 
     Args:
         orders: work orders of its plan.

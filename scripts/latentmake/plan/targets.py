@@ -153,7 +153,8 @@ def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigEr
     if own:
         return ConfigError(what, where=target, hint=f"of the run {run} there are {', '.join(own)}")
     if target in _CLEANING:
-        what += ": caches without an item are removed by a build"
+        what += ": caches without an item are removed by a build, others by prune_{dataset}"
     shown = [f"{word}_{{run}}" for word in _PER_RUN if any(n.startswith(f"{word}_") for n in named)]
+    shown += ["prune_{dataset}"] if any(name.startswith("prune_") for name in named) else []
     hint = f"targets: all, {', '.join(shown)}, cache/...; runs: {', '.join(runs)}"
     return ConfigError(what, where=target, hint=hint)

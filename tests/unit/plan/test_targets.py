@@ -65,7 +65,7 @@ def made(target: str) -> bool:
         ("trian_cats", "did you mean `train_cats`?"),
         ("train", "did you mean `train_"),
         ("foo_cats", "of the run cats there are caches_cats, status_cats, train_cats"),
-        ("clean", "caches without an item are removed by a build; targets: all, train_{run}, "),
+        ("clean", "removed by a build, others by prune_{dataset}; targets: all, train_{run}, "),
         (
             "zzz",
             "targets: all, train_{run}, caches_{run}, status_{run}, cache/...; runs: cats, a_b",
