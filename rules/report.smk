@@ -1,4 +1,4 @@
-# Needs: the plan, and whatever caches and results of a run there are.
+# Needs: the plan, the model's tokenizers, and whatever caches and results of a run there are.
 # Makes: reports/report_{run}.html, on request alone: a run's items, sizes, training, speed, history
 #        and provenance. It encodes nothing, and waits for what the same command makes of the run;
 #        `--report` of Snakemake contains the same page.
@@ -21,6 +21,7 @@ for run in SESSION.runs:
         input:
             order=SESSION.run_order(run, "report") or workflow.main_snakefile,
             made=made_beside(run),
+            model=SESSION.text_models(run),
         output:
             page=report(
                 f"reports/report_{run}.html",
