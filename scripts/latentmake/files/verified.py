@@ -51,7 +51,8 @@ class Expected(NamedTuple):
         recipe: digest of its recipe; "" where that is not known.
         tensors: dtype (as safetensors names it) and shape by name, as far as known.
         owners: key -> name of the item that it belongs to, for a file of another one.
-        may_be_zero: whether it may hold zeros alone, as the embedding of an empty caption.
+        may_be_zero: whether it may hold zeros alone, as the embedding of an empty caption, unless
+            its checksum says that it did not.
     """
 
     key: str
