@@ -16,6 +16,7 @@ __all__ = [
     "Table",
     "TargetStat",
     "Unsaved",
+    "is_text",
     "matching",
     "source_stat",
     "target_stat",
@@ -84,7 +85,8 @@ class Table(Generic[Stat]):
 
     def learn(self, name: str, stat: Stat | None, value: str | bytes) -> None:
         """Remember a fact; `stat` is None of one about no file."""
-        self._unsaved[self._insert].append((name, *(stat or (time.time_ns(),)), value))
+        if is_text(name):
+            self._unsaved[self._insert].append((name, *(stat or (time.time_ns(),)), value))
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget facts, of files that are gone."""
@@ -151,8 +153,16 @@ def matching(
     database: sqlite3.Connection, query: str, first: Sequence[object], wanted: Iterable[object]
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a query `... IN (...)` for any number of values, some at a time."""
-    values = list(wanted)
+    values = [each for each in wanted if not isinstance(each, str) or is_text(each)]
     for start in range(0, len(values), _AT_ONCE):
         some = values[start : start + _AT_ONCE]
         marks = ",".join("?" * len(some))
         yield from database.execute(f"{query} IN ({marks})", (*first, *some))
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be in the database; the name of a foreign file may be no UTF-8."""
+    try:
+        return name.isascii() or bool(name.encode())
+    except UnicodeEncodeError:
+        return False

@@ -22,6 +22,7 @@ from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import Header, read_header, target_key
 from latentmake.geometry.clips import AnyClip
 from latentmake.index.memo import Memo, TargetStat
+from latentmake.index.table import is_text
 from latentmake.layouts import Layout, Named, kind_of
 from latentmake.plan.keys import PENDING, Keys, Source
 from latentmake.plan.listing import Listing
@@ -292,7 +293,7 @@ def _orphans(
 ) -> Iterator[tuple[str, str]]:
     """Yield part and path of our cache files below a folder (with a slash) that have no owner."""
     for path, stat in targets.found.items():
-        if path in expected:
+        if path in expected or not is_text(path):  # no name of ours
             continue
         part, _, name = path[len(prefix) :].partition("/")
         if bases := layout.owners(name):

@@ -6,6 +6,7 @@ too, since the next build may link to them.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
@@ -13,13 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic_core import to_json
-
 from latentmake import layouts
 from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.disk import human
 from latentmake.index.memo import TargetStat
+from latentmake.index.table import is_text
 from latentmake.layouts import kind_of
 from latentmake.plan.expected import Expected
 from latentmake.plan.listing import Folder, Listing
@@ -170,7 +170,7 @@ def _files(
         if "/" in below and not path.startswith(folders):
             continue  # of other runs
         name = below.partition("/")[2]
-        bases = layout.owners(name) if name else ()
+        bases = layout.owners(name) if name and is_text(name) else ()
         yield path, stat, [each for each in bases if each in others] if bases else None
 
 
@@ -265,4 +265,4 @@ def _write(order: VerifyOrder, found: Verified) -> None:
             for each in found.findings
         ],
     }
-    atomic.write(report_path(order.run), to_json(values, indent=1))
+    atomic.write(report_path(order.run), json.dumps(values, indent=1).encode())

@@ -42,8 +42,9 @@ class Finding(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The finding in a line."""
-        return f"{self.path}: {self.kind}: {self.reason}{f'; {self.done}' if self.done else ''}"
+        """The finding in a line, whatever its file is called."""
+        text = f"{self.path}: {self.kind}: {self.reason}{f'; {self.done}' if self.done else ''}"
+        return text.replace("\n", "\\n").encode("utf-8", "backslashreplace").decode()
 
 
 class Origins:

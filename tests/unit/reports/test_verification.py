@@ -141,11 +141,15 @@ def test_foreign_files_are_named_and_left(caches: Caches) -> None:
     folder = caches[0].parent
     foreign = [folder / "notes.txt", folder / "item0000.npz", folder.parent / "Thumbs.db"]
     foreign.append(folder / "nobody.latents.safetensors")  # our ending, but no header
+    foreign.append(folder / os.fsdecode(b"caf\xe9.txt"))  # no UTF-8
+    foreign.append(folder / "two\nlines.txt")
     for path in foreign:
         path.write_bytes(b"something else")
+    foreign.append(folder / os.fsdecode(b"caf\xe9.latents.safetensors"))  # no build writes such
+    foreign[-1].write_bytes(caches[0].read_bytes())
     found = caches.verified(repair=True, fails=False)
     assert found == {str(path): ("foreign", "") for path in foreign}
-    assert all(path.exists() for path in foreign)
+    assert all(path.exists() for path in foreign) and caches.stale() == {}
 
 
 def test_a_foreign_file_in_a_targets_place_is_left_to_the_build(caches: Caches) -> None:
