@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from latentmake import layouts
 from latentmake.errors import SourceError, UserError
-from latentmake.files.media import VIDEO_EXTENSIONS
+from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.layouts import Layout
 from latentmake.models import tokenizers as tokens
@@ -27,7 +28,7 @@ from latentmake.reports.near_duplicates import Fingerprint, alike, fingerprint
 __all__ = ["items_section"]
 
 _PIXELS = 1024 * 1024
-_DECODED = {True: 2 * _PIXELS, False: 64 * _PIXELS}  # pixels at most; whether on the CPU
+_DECODED = {True: 4 * _PIXELS, False: 64 * _PIXELS}  # pixels at most; whether on the CPU
 _MANY = 1000  # items; of more, fewer are decoded
 _PICTURES, _FEW = 24, 8  # items at most whose latents are decoded
 _TEXT, _LONGEST = 600_000, 2000  # characters of all captions, and of one
@@ -188,28 +189,30 @@ def _shortened(text: str, most: int) -> str:
 
 
 def _decode(order: ItemsOrder, rows: list[Row], notes: list[str]) -> None:
-    """Fill in the decoded latents of a few items, spread evenly."""
+    """Fill in the decoded latents of a few items that have some, spread evenly."""
     decoder = Decoder(order.model_name, order.model)
     if decoder.fault:
         notes.append(decoder.fault)
         return
     numbers = [
         number
-        for number, row in enumerate(rows)
-        if row["thumbnail"] and not _is_video(order.items[number])
+        for number, (row, item) in enumerate(zip(rows, order.items, strict=True))
+        if row["thumbnail"]
+        and not _is_video(item)
+        and any(Path(x).exists() for _, x in item.targets)
     ]
     each = max((sum(map(_area, rows[number]["targets"])) for number in numbers), default=1)
     pictures = _PICTURES if len(rows) <= _MANY else _FEW
-    most = max(1, min(pictures, _DECODED[decoder.on_cpu] // max(1, each)))
-    chosen = spread(numbers, most)
-    if len(chosen) < len(rows):
-        notes.append(f"latents of {len(chosen)} of {len(rows)} items are decoded")
+    chosen = spread(numbers, max(1, min(pictures, _DECODED[decoder.on_cpu] // max(1, each))))
     for number in Progress(chosen, desc=f"latents of {order.run}", unit="item"):
         item = order.items[number]
+        settings, recipe = order.datasets[item.dataset], order.recipes[item.dataset]
         for target, (resolution, path) in zip(rows[number]["targets"], item.targets, strict=True):
-            settings, recipe = order.datasets[item.dataset], order.recipes[item.dataset]
             shown = decoder.show(item, resolution, path, settings, recipe)
             target |= {key: value for key, value in shown._asdict().items() if value}
+    decoded = sum(any("decoded" in target for target in row["targets"]) for row in rows)
+    if decoded < len(rows):
+        notes.append(f"latents of {decoded} of {len(rows)} items are decoded")
 
 
 def _area(target: Row) -> int:
@@ -218,4 +221,4 @@ def _area(target: Row) -> int:
 
 
 def _is_video(item: Shown) -> bool:
-    return os.path.splitext(item.image)[1].lower() in VIDEO_EXTENSIONS  # noqa: PTH122
+    return Path(item.image).suffix.lower() in {*VIDEO_EXTENSIONS, NPZ}
