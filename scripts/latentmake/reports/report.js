@@ -62,7 +62,11 @@
     const body = make("tbody");
     for (const line of lines) {
       const row = make("tr");
-      line.forEach((value, index) => row.append(cell(index ? "td" : "th", value, index)));
+      line.forEach((value, index) => {
+        const made = cell(index ? "td" : "th", value, index);
+        made.dataset.head = heads[index].replace(">", ""); // beside it on a phone
+        row.append(made);
+      });
       body.append(row);
     }
     element.replaceChildren(head, body);
