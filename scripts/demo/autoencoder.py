@@ -24,7 +24,7 @@ __all__ = ["encode", "make_autoencoder", "train_autoencoder"]
 _Normed: TypeAlias = tuple[nn.GroupNorm, nn.Conv2d, ResnetBlock2D]
 
 _WIDTHS = (8, 16, 32, 64)
-_LATENTS = 4
+_LATENTS = 8  # as many as let 8 x 8 pixels have an edge in them
 _RANDOM_SHARE = 0.3  # how much of the ordinary initial weights remains beside the thumbnail's
 _LEARNING_RATE = 2e-3
 _BATCH = 8
@@ -33,7 +33,7 @@ _CROP_SHARE = 0.75
 
 
 def make_autoencoder() -> AutoencoderKL:
-    """Return an `AutoencoderKL` (4 latent channels, 1/8 of the side) initialized as a thumbnail.
+    """Return an `AutoencoderKL` (8 latent channels, 1/8 of the side) initialized as a thumbnail.
 
     Drawn from torch's global generator.
     """
@@ -163,7 +163,7 @@ def _batch(pictures: Tensor, generator: torch.Generator, *, cropped: bool) -> Te
 def encode(
     autoencoder: AutoencoderKL, pictures: Tensor, *, scaling_factor: float | None = None
 ) -> Tensor:
-    """Return scaled latents [count, 4, height / 8, width / 8] of pictures in -1 to 1."""
+    """Return scaled latents [count, 8, height / 8, width / 8] of pictures in -1 to 1."""
     factor = autoencoder.config.scaling_factor if scaling_factor is None else scaling_factor
     with torch.no_grad():
         means = [autoencoder.encode(part).latent_dist.mean for part in torch.split(pictures, 64)]

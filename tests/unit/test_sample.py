@@ -28,7 +28,7 @@ def pixels(path: Path) -> np.ndarray:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-sd"
-    build_tiny_bundle(folder, vae_steps=2, unet_steps=2)
+    build_tiny_bundle(folder, vae_steps=2, text_steps=2, unet_steps=2)
     return folder
 
 
@@ -122,12 +122,12 @@ class TestBundle:
         with torch.no_grad():
             latents = autoencoder.encode(pictures).latent_dist.mean
             decoded = autoencoder.decode(latents).sample
-        assert latents.shape == (2, 4, 8, 8)
-        assert (decoded[:, :, 16:48, 16:48].mean((2, 3)) - colours).abs().max() < 0.5
+        assert latents.shape == (2, 8, 8, 8)
+        assert (decoded[:, :, 16:48, 16:48].mean((2, 3)) - colours).abs().max() < 0.6
 
     def test_every_part_loads_by_its_ordinary_class(self, bundle: Path) -> None:
         autoencoder = AutoencoderKL.from_pretrained(bundle / "vae")
-        assert autoencoder.config.latent_channels == 4
+        assert autoencoder.config.latent_channels == 8
         assert autoencoder.config.scaling_factor != 0.18215
         unet = UNet2DConditionModel.from_pretrained(bundle / "unet")
         text_encoder = CLIPTextModel.from_pretrained(bundle / "text_encoder")
@@ -202,7 +202,7 @@ class TestBundle:
         again.mkdir()
         (again / "model_index.json").write_text("{}")
         (again / "stale.txt").write_text("")
-        build_tiny_bundle(again, vae_steps=2, unet_steps=2)
+        build_tiny_bundle(again, vae_steps=2, text_steps=2, unet_steps=2)
         files = {path.relative_to(bundle): path for path in bundle.rglob("*") if path.is_file()}
         assert {path.relative_to(again) for path in again.rglob("*") if path.is_file()} == set(
             files
@@ -216,7 +216,7 @@ class TestBundle:
         folder.mkdir()
         (folder / "mine.png").write_bytes(b"mine")
         with pytest.raises(ModelError, match="pictures"):
-            build_tiny_bundle(folder, vae_steps=2, unet_steps=2)
+            build_tiny_bundle(folder, vae_steps=2, text_steps=2, unet_steps=2)
         assert (folder / "mine.png").read_bytes() == b"mine"
         assert list(tmp_path.iterdir()) == [folder]
 
@@ -225,6 +225,6 @@ class TestBundle:
         expected = torch.rand(3)
         torch.manual_seed(11)
         threads = torch.get_num_threads()
-        build_tiny_bundle(tmp_path / "tiny", threads=1, vae_steps=1, unet_steps=1)
+        build_tiny_bundle(tmp_path / "tiny", threads=1, vae_steps=1, text_steps=1, unet_steps=1)
         assert torch.equal(torch.rand(3), expected)
         assert torch.get_num_threads() == threads
