@@ -80,7 +80,7 @@ class RealProject:
             carry_out(
                 order, order.receipt, say=lambda _: None, threads=1, encoder=encoder_of(order)
             )
-        session.end()
+        session.end(succeeded=True)
         return True
 
     def edit(self) -> set[str]:

@@ -51,11 +51,11 @@ def stopping(fresh: Callable[[], Project]) -> Project:
 
 
 def sound(project: Project) -> list[str]:
-    """Return the cache files under their names, all of which must be whole."""
+    """Return the latents under their names; these and texts, if any, must be whole."""
     found = [name for name in project.cache_files() if not name.endswith(TEMPORARY_SUFFIX)]
     for name in found:
         read_header(project / name)
-    return found
+    return [name for name in found if name.startswith(CACHES)]
 
 
 @contextmanager
