@@ -56,8 +56,7 @@ def look_at(item: Shown, settings: Dataset, side: int) -> Look:
     known = None if item.media is None else Size(item.media.width, item.media.height)
     try:
         if path.suffix.lower() in {*VIDEO_EXTENSIONS, NPZ}:
-            # Processes that read videos may have another folder.
-            ((_, frame),) = frames_at(str(path.absolute()), [item.frame])
+            ((_, frame),) = frames_at(item.image, [item.frame])
             turns = -(item.media.rotation if item.media else 0) // 90
             image = Image.fromarray(np.ascontiguousarray(np.rot90(frame, turns)))
             size = Size(*image.size)

@@ -132,11 +132,10 @@ def _spread(count: int, most: int) -> Sequence[int]:
 def _picture(path: Path, side: int) -> dict[str, Any]:
     """Return a picture of at most `side` pixels for the page; of a clip its middle frame."""
     if path.suffix.lower() in PLAYED:
-        name = str(path.absolute())  # processes that read videos may have another folder
-        (media,) = probe_videos([name])
+        (media,) = probe_videos([str(path)])
         if isinstance(media, SourceError):
             raise media
-        (_, frame), *_ = frames_at(name, [media.frames // 2])
+        (_, frame), *_ = frames_at(str(path), [media.frames // 2])
         image = Image.fromarray(frame)
     else:
         image = decoded(path.read_bytes(), path)

@@ -54,7 +54,8 @@ class _Worker:
 
     def ask(self, path: str, indices: Sequence[int] | None) -> bool:
         """Send a request; return False if the process has ended meanwhile."""
-        request: dict[str, object] = {"path": path}
+        # It may live on while this process goes to another folder.
+        request: dict[str, object] = {"path": str(Path(path).absolute())}
         if indices is not None:
             request["indices"] = [*indices]
         assert self.process.stdin is not None
