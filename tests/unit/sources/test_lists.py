@@ -477,12 +477,15 @@ def test_orders_hold_timestamps_and_rotation_only_where_they_count(tmp_path: Pat
 def test_a_video_that_hung_is_named_at_once_in_the_next_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    video_world.write_video(tmp_path / "a.mp4", "mpeg4", 600)  # decoding takes a while
+    video_world.write_video(tmp_path / "a.mp4", "mpeg4", 9)
     path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"})
-    monkeypatch.setattr("latentmake.files.frames.workers.READ_TIMEOUT", 1e-06)
+    (tmp_path / "hang").mkdir()  # the process that reads hangs where it starts
+    (tmp_path / "hang" / "sitecustomize.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hang"))
+    monkeypatch.setattr("latentmake.files.frames.workers.READ_TIMEOUT", 0.1)
     with Memo(tmp_path / "memo.sqlite") as memo:
         (fault,) = probe(path, memo).faults
-        assert fault.what == "gave no frame for 1e-06 seconds"
+        assert fault.what == "gave no frame for 0.1 seconds"
     monkeypatch.undo()
     with Memo(tmp_path / "memo.sqlite") as memo:
         (fault,) = probe(path, memo).faults
