@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import boto3
 
-_LISTENS = re.compile(r"http://127\.0\.0\.1:\d+")
+_LISTENS = re.compile(r"http://127\.0\.0\.1:\d+(?=\s)")
 _LINE = re.compile(r"(GET|HEAD|PUT|POST|DELETE) (/\S*) HTTP/1\.[01]\S*\" (\d+)")
 
 

@@ -38,9 +38,14 @@ def test_steps_that_fail_or_take_too_long_are_told_and_stop_no_other(
     gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('[{\"images /s\": 3}]')"
+
+    def measured(cpu: bool, rows: str) -> list[str]:
+        Path(rows).write_text('[{"images /s": 3}]')  # by itself it may not come to that in time
+        return ["-c", "import time; time.sleep(100)"]
+
     steps = (
         step(gpu, "lacking", "import nothing_of_this_name"),
-        step(gpu, "slow", f"{rows}; import time; time.sleep(100)", 1),
+        gpu.Step("slow", 1, measured),
         step(gpu, "good", f"{rows}; print('all is well')"),
         step(gpu, "unasked", "print(1)"),
     )

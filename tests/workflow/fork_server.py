@@ -113,6 +113,7 @@ def _take_place(connection: socket.socket) -> list[str]:
     further = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[1:1] = [path for path in further if not (Path(path) / "hand_over.py").is_file()]
     connection.sendall(os.getpid().to_bytes(8, "little"))
+    connection.recv(1)  # the other process passes signals on by now
     connection.close()
     return [str(part) for part in command]
 

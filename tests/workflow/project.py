@@ -39,13 +39,15 @@ Snapshot = dict[str, tuple[str, int]]
 # Stops a job, once, just before one more file comes to stand in a folder, so that a test need not
 # be quick enough to meet it there.
 _STOP = """
-import os, signal, sys
-NAMED = []
+import itertools, os, signal, sys, time
+NAMED, NUMBERS = {{}}, itertools.count()
 def stop(event, arguments):
     if event == "os.rename" and os.path.dirname(os.fspath(arguments[1])).endswith({folder!r}):
-        NAMED.append(arguments[1])
-        if len(NAMED) == {files} + 1 and not os.path.exists("stopped"):
+        NAMED[number := next(NUMBERS)] = arguments[1]
+        if number == {files} and not os.path.exists("stopped"):
             open("stopped", "x").close()
+            while not all(os.path.exists(NAMED.get(each, "")) for each in range({files})):
+                time.sleep(0.01)  # other threads put them there
             os.kill(os.getpid(), signal.SIGSTOP)
 sys.addaudithook(stop)
 """

@@ -28,7 +28,7 @@ LATENTS, TEXT, TWICE = (
 
 # What goes wrong stands in moods.json: of an item by its stem, of all at "".
 _CODE = """
-import argparse, json, os, signal, struct, sys, time, tomllib
+import argparse, glob, json, os, signal, struct, sys, time, tomllib
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PASSES = {passes!r}
@@ -140,6 +140,8 @@ def main():
             # Several workers hand over what is ready first.
             for line in lines if args.num_workers == 1 else reversed(lines):
                 encode(line["image_path"], line["caption"], block, names)
+                while "until" in MOODS and not glob.glob(MOODS["until"], recursive=True):
+                    time.sleep(0.01)
                 time.sleep(MOODS.get("seconds", 0))
 
 

@@ -119,13 +119,14 @@ def _copy(output: IO[bytes], log: IO[bytes], tail: bytearray, muted: threading.E
     terminal = getattr(sys.stderr, "buffer", None)
     with suppress(ValueError):  # closed under us, when a grandchild holds it open for too long
         while data := os.read(output.fileno(), 1 << 16):
+            shown = None if muted.is_set() else terminal
             # A terminal that has gone away must not stop the training.
             with suppress(OSError, ValueError):
                 log.write(data)
             with suppress(OSError, ValueError):
-                if terminal is not None and not muted.is_set():
-                    terminal.write(data)
-                    terminal.flush()
+                if shown is not None:
+                    shown.write(data)
+                    shown.flush()
             tail += data
             del tail[:-_TAIL]
 

@@ -22,7 +22,7 @@ from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 from latentmake.caches.job import Job
 from latentmake.errors import SourceError
-from latentmake.files.frames import Workers, workers
+from latentmake.files.frames import Workers
 from latentmake.files.media import Media
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Span
@@ -264,23 +264,36 @@ def reading(path: Path) -> psutil.Process:
     ("number", "fault"),
     [
         (signal.SIGSEGV, "made FFmpeg crash (SIGSEGV)"),
-        (signal.SIGSTOP, "gave no frame for 6 seconds"),
+        (signal.SIGSTOP, "gave no frame for 0.5 seconds"),
     ],
 )
 def test_a_video_that_crashes_or_hangs_ends_alone(
     number: signal.Signals, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "READ_TIMEOUT", 6.0)  # a start takes long on a busy machine
     films = several(tmp_path, 3)
     films["b"] = write_video(tmp_path / "long.mp4", "libx264", 300, size=(320, 240), g="30")
     items = {stem: item_of(stem, path, target_frames=[25]) for stem, path in films.items()}
     hit: list[int] = []
+    frames_at, is_half_way, is_hit = Workers.frames_at, threading.Event(), threading.Event()
+
+    def halting(self: Workers, path: str, indices: list[int]) -> Iterator[Any]:
+        for number, frame in enumerate(frames_at(self, path, indices)):
+            if path == str(films["b"]) and number == 40:
+                is_half_way.set()
+                is_hit.wait()
+                for worker in self._all:
+                    worker._timeout = 0.5
+            yield frame
 
     def strike(samples: list[Sample]) -> None:
         if samples[0].item.stem == "b" and not hit:
-            process = reading(films["b"])  # half way: its pipe is full
+            is_half_way.wait()
+            process = reading(films["b"])
             hit.append(process.pid)
             os.kill(process.pid, number)
+            is_hit.set()
+
+    monkeypatch.setattr(Workers, "frames_at", halting)
 
     said: list[str] = []
     work = order_of(*items.values(), on_error="skip")

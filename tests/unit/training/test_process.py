@@ -62,7 +62,8 @@ def test_a_signal_ends_all_descendants(tmp_path: Path, number: signal.Signals, s
         [sys.executable, "-c", STARTER, FAMILY, str(note), str(log)],
         env={**os.environ, "PYTHONPATH": str(package)},
     )
-    _wait(lambda: log.is_file() and b"grandchild" in log.read_bytes() and note.is_file())
+    _wait(lambda: log.is_file() and b"grandchild" in log.read_bytes())
+    _wait(lambda: note.is_file() and note.read_text() != "")
     family = psutil.Process(starter.pid).children(recursive=True)
     assert int(note.read_text()) in {each.pid for each in family}
     starter.send_signal(number)

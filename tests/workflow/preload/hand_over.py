@@ -33,6 +33,7 @@ def hand_over(place, command):
             signal.SIGUSR2,
         ):
             signal.signal(number, lambda number, _: os.kill(job, number))
+        connection.sendall(b"1")  # the command may begin
     status = connection.recv(8)  # of os.waitpid; nothing where that process is gone
     code = int.from_bytes(status, "little") if len(status) == 8 else 1 << 8
     if os.WIFSIGNALED(code):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
+from typing import IO, Any
 
 import av
 import numpy as np
@@ -20,7 +25,7 @@ import pytest
 from clip_world import whole
 from latentmake.errors import SourceError
 from latentmake.files.frames import EndedError, Workers, frames_at, probe_videos, workers
-from latentmake.files.frames.protocol import ALIVE, HEAD
+from latentmake.files.frames.protocol import ALIVE, FRAME, HEAD
 from latentmake.files.media import probe_video
 from video_world import write_video
 
@@ -48,6 +53,11 @@ def impatient(of: Workers, seconds: float) -> None:
     """Shorten the time until processes that have started are taken to hang."""
     for worker in of._all:
         worker._timeout = seconds
+
+
+def waiting_bytes(pipe: IO[bytes]) -> int:
+    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return count
 
 
 def refusal(frames: Iterator[object]) -> str:
@@ -119,22 +129,34 @@ def test_a_process_that_hangs_is_ended(video: Path) -> None:
         assert len([*readers.frames_at(str(video), range(120))]) == 120
 
 
-def test_whoever_takes_frames_slowly_is_not_taken_for_a_hang(video: Path) -> None:
+def test_whoever_takes_frames_slowly_is_not_taken_for_a_hang(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "small.mp4", "libx264", 120)
     with Workers() as readers:
-        frames = readers.frames_at(str(video), range(120))
-        next(frames)
-        impatient(readers, 2)
-        time.sleep(2.5)
-        assert len([*frames]) == 119
+        frames = readers.frames_at(str(path), range(120))
+        _, first = next(frames)
+        (worker,) = readers._all
+        assert worker.process.stdout is not None
+        while waiting_bytes(worker.process.stdout) < 2 * (HEAD.size + first.nbytes):
+            time.sleep(0.01)
+        impatient(readers, 0)  # it may not be waited for
+        assert next(frames)[0] == 1
+        impatient(readers, workers.READ_TIMEOUT)
+        assert len([*frames]) == 118
 
 
-def test_frames_decoded_in_vain_are_signs_of_life(tmp_path: Path) -> None:
+def test_frames_decoded_in_vain_are_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where nothing can be skipped the frame that was asked for comes late."""
-    picture = np.random.default_rng(0).integers(0, 256, (600, 800, 3), dtype=np.uint8)
-    count, path = 120, tmp_path / "slow.mkv"
+    (tmp_path / "sitecustomize.py").write_text(
+        "from latentmake.files.frames import protocol\nprotocol.SIGN_SECONDS = -1\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    picture = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    count, path = 12, tmp_path / "a.mkv"
     with av.open(str(path), "w") as file:
         stream = file.add_stream("ffv1", rate=24, options={"g": "1"})
-        stream.width, stream.height, stream.pix_fmt = 800, 600, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         (packet,) = stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24"))
         data = bytes(packet)
         for number in range(count):
@@ -147,8 +169,8 @@ def test_frames_decoded_in_vain_are_signs_of_life(tmp_path: Path) -> None:
         (worker,) = readers._all
         assert worker.ask(str(path), [count - 1])
         assert worker.process.stdout is not None
-        kinds = [HEAD.unpack(worker.process.stdout.read(HEAD.size))[0]]
-    assert kinds == [ALIVE]
+        kinds = [HEAD.unpack(worker.process.stdout.read(HEAD.size))[0] for _ in range(count + 1)]
+    assert kinds == [ALIVE] * count + [FRAME]
 
 
 def test_one_that_was_ended_while_it_was_idle_is_replaced(video: Path, readers: Workers) -> None:
@@ -238,11 +260,19 @@ def test_probing_tells_size_and_length_or_the_fault_in_order(
 def test_a_file_that_never_answers_is_named_while_planning(
     video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "READ_TIMEOUT", 6.0)  # a start takes long on a busy machine
     os.mkfifo(pipe := tmp_path / "pipe.mp4")  # whoever opens it waits for a writer
+
+    class Impatient(Workers):
+        def _take(self, path: str) -> tuple[Any, bool]:
+            worker, is_new = super()._take(path)
+            assert worker._timeout in (workers.READ_TIMEOUT, 0.5)
+            worker._timeout = 0.5 if path == str(pipe) else workers.READ_TIMEOUT
+            return worker, is_new
+
+    monkeypatch.setattr(workers, "Workers", Impatient)
     sound, hanging, other = probe_videos([str(video), str(pipe), str(video)])
     assert sound == other == probe_video(str(video))
-    assert f"{pipe}: gave no frame for 6 seconds" in str(hanging)
+    assert f"{pipe}: gave no frame for 0.5 seconds" in str(hanging)
 
 
 # -- what a process is ----------------------------------------------------------------------------
@@ -264,11 +294,13 @@ def test_a_process_ends_with_the_one_that_asked(video: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL
     left = int(done.stdout)
-    for _ in range(600):
-        if not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.1)
-    pytest.fail("it still runs")
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(left)
+        for _ in range(600):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return
+            time.sleep(0.1)
+        pytest.fail("it still runs")
 
 
 def test_a_process_imports_no_more_than_it_needs() -> None:

@@ -102,11 +102,13 @@ def test_batches_and_workers_are_those_of_the_configuration() -> None:
 
 
 def test_a_receipt_tells_loading_from_encoding() -> None:
-    tuner = scripts_world.install(TUNER, loading=1.0, seconds=0.1)
+    taken = str(Path("cache/**/*.safetensors").absolute())  # it encodes on when one is
+    tuner = scripts_world.install(TUNER, loading=0.4, seconds=0.1, until=taken)
     order = scripts_world.order("text", tuner)
     receipt, _ = carry_out(order)
     assert receipt.work == order.work
-    assert 1.0 < receipt.starting < receipt.seconds - 0.3
+    assert receipt.starting is not None
+    assert 0.4 < receipt.starting < receipt.seconds - 6 * 0.1
 
 
 def test_captions_are_in_the_list_alone_and_equal_ones_are_encoded_once() -> None:
@@ -214,16 +216,16 @@ def test_a_job_that_is_killed_keeps_what_was_finished(number: signal.Signals) ->
     )
     try:
         hangs = TUNER / "src/musubi_tuner/hangs"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while not (hangs.exists() and finished() == 2) and time.monotonic() < deadline:
             time.sleep(0.02)
         job.send_signal(number)
-        assert job.wait(20) != 0
+        assert job.wait(300) != 0
     finally:
         job.kill()
     assert finished() == 2
     (call,) = calls(TUNER)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while runs(call["pid"]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not runs(call["pid"])  # it would keep its GPU
