@@ -2,8 +2,8 @@
 
     python tests/bench/verify.py [--gigabytes 1] [--rounds 5]
 
-Files of three sizes are written: latents of SDXL at 1024 x 1024, embeddings of CLIP-L, clips of Wan
-at 480 x 832. Both read them in turns, from the system's cache. Printed: the speed of `cat` by
+Files of several kinds are written: latents of SDXL at 1024 x 1024, embeddings of CLIP-L, clips of
+Wan at 480 x 832. Both read them in turns, from the system's cache. Printed: the speed of `cat` by
 processor time and the ratios of both times, medians of the rounds.
 """
 
@@ -28,6 +28,8 @@ KINDS = {
     "latents of SDXL": ("float32", (4, 128, 128)),
     "embeddings of CLIP-L": ("float32", (77, 768)),
     "clips of Wan": ("bfloat16", (16, 21, 60, 104)),
+    "the same in float16": ("float16", (16, 21, 60, 104)),
+    "half as long in float32": ("float32", (16, 11, 60, 104)),
 }
 
 

@@ -131,6 +131,47 @@ def test_each_dtype_is_searched(dtype: torch.dtype) -> None:
         assert found_in(written("safetensors", values), Expected(KEY)) == f"{reason} (latents)"
 
 
+SPECIAL = (0.0, -0.0, 1e-39, -1e-7, 3.0, float("nan"), float("inf"), -float("inf"))  # two denormal
+BITS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    dtype=st.sampled_from([*BITS, torch.int64]),
+    length=st.integers(1, 40) | st.sampled_from([(1 << 18) - 100, (1 << 18) + 3]),
+    first=st.sampled_from([*SPECIAL, None]),
+    others=st.lists(st.tuples(st.integers(0, 1 << 18), st.sampled_from(SPECIAL)), max_size=2),
+    by_checksum=st.booleans(),
+)
+def test_values_are_judged_by_their_bits(
+    dtype: torch.dtype,
+    length: int,
+    first: float | None,
+    others: list[tuple[int, float]],
+    by_checksum: bool,
+) -> None:
+    dice = torch.Generator().manual_seed(length)
+    values = torch.randn(length, generator=dice) if first is None else torch.full((length,), first)
+    for place, value in others:
+        values[place % length] = value
+    values = values.nan_to_num(0, 7, -7).long() if dtype is torch.int64 else values.to(dtype)
+    bits = values.view(BITS.get(dtype, dtype))
+    expected = None
+    if dtype in BITS and not values.isfinite().all():
+        expected = "NaN or infinity (latents)"
+    elif dtype in BITS and not bits.any():
+        expected = "all zeros (latents)"
+    elif dtype in BITS and length > 1 and (bits == bits[0]).all():
+        expected = "constant (latents)"
+    stamp = STAMP if by_checksum else OLD
+    assert found_in(written("safetensors", values, stamp), Expected(KEY)) == expected
+
+
 def test_what_is_constant_by_right_is_sound() -> None:
     masks = {"attention_mask": torch.ones(64, dtype=torch.int64), "alpha_mask": torch.ones(64)}
     for kind in FORMATS:
