@@ -101,6 +101,8 @@ def test_a_page_has_some_of_the_items_with_their_thumbnails(opened: Browser) -> 
         opened.click("on")
     assert stems(opened)[-1] == "item119" and len(stems(opened)) == 24
     assert opened.text("#place") == "5 of 5"
+    opened.driver.find_element("tag name", "body").send_keys(Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
+    assert opened.text("#place") == "4 of 5" and stems(opened)[0] == "item072"
     assert opened.complaints() == []
 
 

@@ -154,6 +154,11 @@ def make(**model: Any) -> dict[str, Any]:
         ("dit", "cap_embedder.0.weight"),
     ):
         save_file({tensor: torch.ones(2)}, f"models/{name}.safetensors")
+    return config(**model)
+
+
+def config(resolution: int = 64, **model: Any) -> dict[str, Any]:
+    """Return a configuration of a run over all of them; `model` are further keys of its model."""
     values = {
         "architecture": "lumina",
         "vae": "models/ae.safetensors",
@@ -164,7 +169,7 @@ def make(**model: Any) -> dict[str, Any]:
     return {
         "datasets": {"shapes": {"path": "data"}},
         "models": {"tiny": values},
-        "runs": {"tiny": {"datasets": ["shapes"], "model": "tiny", "resolutions": [64]}},
+        "runs": {"tiny": {"datasets": ["shapes"], "model": "tiny", "resolutions": [resolution]}},
         "sd_scripts": {"path": "sd-scripts"},
     }
 

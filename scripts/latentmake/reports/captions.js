@@ -1,6 +1,6 @@
 (() => {
-  const PAGE = 50;
-  const state = { page: 0, dataset: -1, words: "", cut: false };
+  const PAGE = 50; // items
+  const state = { dataset: -1, words: "", cut: false };
 
   showEncoders(data.encoders);
   document.querySelector(".key .some").hidden = data.encoders.length < 2;
@@ -65,19 +65,16 @@
         || item.texts.some((text) => whole(text).toLowerCase().includes(words))));
   }
 
-  function show() {
-    const found = wanted();
-    const pages = Math.max(1, Math.ceil(found.length / PAGE));
-    state.page = Math.min(Math.max(0, state.page), pages - 1);
-    const first = state.page * PAGE;
-    at("items").replaceChildren(...found.slice(first, first + PAGE).map(row));
-    at("place").textContent = `${state.page + 1} of ${pages}`;
-    at("back").disabled = state.page === 0;
-    at("on").disabled = state.page === pages - 1;
+  const show = showPages(at("items"), PAGE, wanted, row, (count) => {
     const left = data.total - data.items.length;
     const more = left ? ` ${left} more are in the JSONL file beside this page.` : "";
-    at("status").textContent = `${found.length} of ${data.items.length} items.${more}`;
+    at("status").textContent = `${count} of ${data.items.length} items.${more}`;
     at("cut").setAttribute("aria-pressed", String(state.cut));
+  });
+
+  function change(values) {
+    Object.assign(state, values);
+    show();
   }
 
   for (const [index, name] of [[-1, "All datasets"], ...data.datasets.entries()]) {
@@ -86,27 +83,8 @@
     at("dataset").append(option);
   }
   at("dataset").parentElement.hidden = data.datasets.length < 2;
-  at("dataset").addEventListener("change", (event) => {
-    state.dataset = Number(event.target.value);
-    state.page = 0;
-    show();
-  });
-  at("words").addEventListener("input", (event) => {
-    state.words = event.target.value;
-    state.page = 0;
-    show();
-  });
-  at("cut").addEventListener("click", () => {
-    state.cut = !state.cut;
-    state.page = 0;
-    show();
-  });
-  at("back").addEventListener("click", () => { state.page -= 1; show(); });
-  at("on").addEventListener("click", () => { state.page += 1; show(); });
-  document.addEventListener("keydown", (event) => {
-    if (event.target.tagName === "INPUT" || event.target.tagName === "SELECT") return;
-    if (event.key === "ArrowLeft") { state.page -= 1; show(); }
-    if (event.key === "ArrowRight") { state.page += 1; show(); }
-  });
+  at("dataset").addEventListener("change", (event) => change({ dataset: Number(event.target.value) }));
+  at("words").addEventListener("input", (event) => change({ words: event.target.value }));
+  at("cut").addEventListener("click", () => change({ cut: !state.cut }));
   show();
 })();

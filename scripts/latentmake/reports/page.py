@@ -21,8 +21,8 @@ _SHARED = {
     "evaluate": ("clips",),
     "compare": ("clips",),
     "generated": ("clips",),
-    "captions": ("encoders",),
-    "report": ("encoders", "sheet"),
+    "captions": ("encoders", "paging"),
+    "report": ("encoders", "paging", "sheet"),
 }  # further templates of a kind of page
 _HEAD = 4096  # bytes: the state stands within these
 _STATE = re.compile(rb'<meta name="latentmake-state" content="([0-9a-f]{64})">')

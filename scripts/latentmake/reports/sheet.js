@@ -1,6 +1,6 @@
-// The contact sheet: a page of items at a time, so that ten thousand cost no more than two dozen.
+// The contact sheet: items with their thumbnails, captions and targets.
 function showItems(contact) {
-  const PAGE = 24;
+  const PAGE = 24; // items
   const SCALE = 2; // pixels of a canvas for one of a thumbnail: crops are drawn as fine lines
   const PIXELS = 128; // smaller pictures are shown pixel by pixel
   const COLOURS = ["#ffd33d", "#3ddcff", "#ff7ad9", "#8dff6a"]; // of crops, by resolution
@@ -20,7 +20,7 @@ function showItems(contact) {
     "Longest caption first": (a, b) => tokens(b) - tokens(a),
     "Smallest image first": (a, b) => pixels(a) - pixels(b),
   };
-  const state = { page: 0, dataset: "", only: "All items", order: "As listed", words: "" };
+  const state = { dataset: "", only: "All items", order: "As listed", words: "" };
   const datasets = [...new Set(contact.items.map((item) => item.dataset))];
   const several = datasets.length > 1;
   const resolutions = [...new Set(contact.items.flatMap((item) => item.targets.map((target) => target.resolution)))];
@@ -122,10 +122,7 @@ function showItems(contact) {
       const like = make("button", "like", `≈ ${several ? `${dataset}/` : ""}${stem}`);
       like.type = "button";
       like.title = distance ? `${distance} bits of the images' hashes differ` : "the images' hashes are equal";
-      like.addEventListener("click", () => {
-        Object.assign(state, { page: 0, dataset: "", only: "All items", words: stem });
-        show();
-      });
+      like.addEventListener("click", () => change({ dataset: "", only: "All items", words: stem }));
       line.append(like, " ");
     }
     return line;
@@ -149,7 +146,7 @@ function showItems(contact) {
     return element;
   }
 
-  // -- a page of items --------------------------------------------------------------------------
+  // -- items to show ----------------------------------------------------------------------------
 
   function wanted() {
     const words = state.words.toLowerCase();
@@ -159,21 +156,13 @@ function showItems(contact) {
     return ORDERS[state.order] ? found.sort(ORDERS[state.order]) : found;
   }
 
-  function show() {
-    const found = wanted();
-    const pages = Math.max(1, Math.ceil(found.length / PAGE));
-    state.page = Math.min(Math.max(0, state.page), pages - 1);
-    const first = state.page * PAGE;
-    at("sheet").replaceChildren(...found.slice(first, first + PAGE).map(card));
-    at("place").textContent = `${state.page + 1} of ${pages}`;
-    at("back").disabled = state.page === 0;
-    at("on").disabled = state.page === pages - 1;
-    at("status").textContent = `${found.length} of ${contact.total} items.`;
-    for (const name of ["dataset", "only", "order", "words"]) at(name).value = state[name];
-  }
+  const show = showPages(at("sheet"), PAGE, wanted, card, (count) => {
+    at("status").textContent = `${count} of ${contact.total} items.`;
+    for (const [name, value] of Object.entries(state)) at(name).value = value;
+  });
 
-  function turn(pages) {
-    state.page += pages;
+  function change(values) {
+    Object.assign(state, values);
     show();
   }
 
@@ -183,10 +172,7 @@ function showItems(contact) {
       option.value = value;
       at(name).append(option);
     }
-    at(name).addEventListener("change", (event) => {
-      Object.assign(state, { page: 0, [name]: event.target.value });
-      show();
-    });
+    at(name).addEventListener("change", (event) => change({ [name]: event.target.value }));
   }
 
   const same = (names) => names.map((name) => [name, name]);
@@ -194,17 +180,7 @@ function showItems(contact) {
   at("dataset").parentElement.hidden = !several;
   choose("only", same(Object.keys(KINDS).filter((name) => contact.items.some(KINDS[name]))));
   choose("order", same(Object.keys(ORDERS)));
-  at("words").addEventListener("input", (event) => {
-    Object.assign(state, { page: 0, words: event.target.value });
-    show();
-  });
-  at("back").addEventListener("click", () => turn(-1));
-  at("on").addEventListener("click", () => turn(1));
-  document.addEventListener("keydown", (event) => {
-    if (event.target.tagName === "INPUT" || event.target.tagName === "SELECT") return;
-    if (event.key === "ArrowLeft") turn(-1);
-    if (event.key === "ArrowRight") turn(1);
-  });
+  at("words").addEventListener("input", (event) => change({ words: event.target.value }));
 
   showEncoders(contact.encoders);
   document.querySelector(".notes").append(...contact.notes.map((note) => make("li", "", note)));

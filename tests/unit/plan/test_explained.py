@@ -45,18 +45,7 @@ def _copied(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def config() -> dict[str, Any]:
-    model = {
-        "architecture": "lumina",
-        "vae": "models/ae.safetensors",
-        "text": "models/gemma.safetensors",
-        "checkpoint": "models/dit.safetensors",
-    }
-    return {
-        "datasets": {"shapes": {"path": "data"}},
-        "models": {"tiny": model},
-        "runs": {"tiny": {"datasets": ["shapes"], "model": "tiny", "resolutions": [128]}},
-        "sd_scripts": {"path": "sd-scripts"},
-    }
+    return strategies_world.config(resolution=128)
 
 
 def explained(file: str, values: dict[str, Any] | None = None) -> list[Explanation]:
