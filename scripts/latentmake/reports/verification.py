@@ -6,8 +6,10 @@ too, since the next build may link to them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ from latentmake import layouts
 from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.disk import human
-from latentmake.index.memo import TargetStat
+from latentmake.index.memo import TargetStat, target_stat
 from latentmake.index.table import is_text
 from latentmake.layouts import kind_of
 from latentmake.plan.expected import Expected
@@ -35,6 +37,7 @@ __all__ = ["Verified", "report_path", "verify"]
 
 _SHOWN = 200  # lines; the JSON has all findings
 _KEPT = (STORE, SPOOL)
+_KEPT_NAME = re.compile(r"([0-9a-f]{64})(\.safetensors)?")
 
 
 @dataclass
@@ -117,10 +120,15 @@ def _verified(order: VerifyOrder, threads: int) -> Verified:
                 continue
             listed[path] = stat
             others[path] = bases
-    kept = {path: stat for folder in _KEPT for path, stat in Folder(str(folder)).listing().items()}
+    kept: Listing = {}
+    keys: dict[str, str] = {}
+    for path, stat in (pair for folder in _KEPT for pair in _entries(str(folder))):
+        if name := _KEPT_NAME.fullmatch(path.rpartition("/")[2]):
+            kept[path], keys[path] = stat, name[1]
+        elif finding := unexpected_file(path, None, ()):
+            foreign.append(finding)
     stats = listed | kept
     result = Verified(missing=sorted(expected.keys() - listed.keys()), findings=foreign)
-    keys = {path: Path(path).name.partition(".")[0] for path in kept}
     files = {path: Reading(path, stat.size, keys.get(path, "")) for path, stat in stats.items()}
     files |= {
         path: _reading(each, listed[path]) for path, each in expected.items() if path in listed
@@ -172,6 +180,15 @@ def _files(
         name = below.partition("/")[2]
         bases = layout.owners(name) if name and is_text(name) else ()
         yield path, stat, [each for each in bases if each in others] if bases else None
+
+
+def _entries(folder: str) -> Iterator[tuple[str, TargetStat]]:
+    """Yield path and stat of what lies in a folder itself, but not of its sub-folders."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+        for entry in found:
+            with contextlib.suppress(FileNotFoundError):  # taken by a build that runs beside
+                if not entry.is_dir():
+                    yield entry.path, target_stat(entry.stat(follow_symlinks=False))
 
 
 def _reading(wanted: Expected, stat: TargetStat) -> Reading:

@@ -110,6 +110,23 @@ def test_files_of_the_store_are_what_their_names_say(caches: Caches) -> None:
     assert sound.exists() and not wrong.exists()
 
 
+def test_what_is_no_file_of_a_key_stays_in_store_and_spool(caches: Caches) -> None:
+    outside = Path("outside")
+    outside.mkdir()
+    mine = [outside / "mine.safetensors", store.STORE / "notes.txt", spool.SPOOL / "deep/more.txt"]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    for folder in (store.STORE, spool.SPOOL):
+        (folder / "link").symlink_to(outside.absolute())
+    key = store.stored("a" * 64)
+    key.symlink_to(mine[0].absolute())
+    found = caches.verified(repair=True, fails=False)
+    assert found == {str(mine[1]): ("foreign", ""), str(key): ("damaged", "deleted")}
+    assert all(path.read_text() == "precious" for path in mine)
+    assert not key.is_symlink() and (spool.SPOOL / "link").is_symlink()
+
+
 def test_files_under_each_others_names_are_not_encoded_again(caches: Caches) -> None:
     before = [path.read_bytes() for path in (caches[0], caches[1])]
     verify_world.swap(caches[0], caches[1])
