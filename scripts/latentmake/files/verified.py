@@ -249,7 +249,7 @@ class _File:
         wanted = self.metadata.get(cachefile.CHECKSUM)
         same = wanted is not None and wanted == checksums.of_tensors(self.pieces)
         if same and self.header_fault is not None:
-            raise _DamageError(self.header_fault)  # a damaged one may tell of another dtype
+            raise _DamageError(HEADER)  # its entries may tell of another dtype
         if same and self.bytes_alone:
             return
         longest = max((len(each.data) for each in self.arrays.values()), default=0)

@@ -144,9 +144,14 @@ def _same(some: str, other: str) -> bool:
 
 
 def _of_cache(facts: Facts, path: str) -> Explanation:
-    """Explain a cache file by its name."""
-    if not os.path.lexists(path):
-        raise CacheError("there is no such cache file", where=path, hint=_near(path))
+    """Explain a cache file by its name, one that runs are yet to make as well."""
+    found = _of_name(facts, path)
+    if found.runs or os.path.lexists(path):
+        return found
+    raise CacheError("there is no such cache file", where=path, hint=_near(path))
+
+
+def _of_name(facts: Facts, path: str) -> Explanation:
     _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
     config, found = facts.config, _of_header(path)
     if dataset not in (PROMPTS, *config.datasets) or model not in config.models:
@@ -178,9 +183,12 @@ def _of_header(path: str) -> Explanation:
     """Explain a file by its header alone."""
     try:
         header = read_header(path)
-    except (CacheError, OSError) as error:
-        what = error.what if isinstance(error, CacheError) else str(error.strerror)
-        return Explanation(path, "unreadable", what)
+    except CacheError as error:
+        return Explanation(path, "unreadable", error.what)
+    except FileNotFoundError:
+        return Explanation(path, "unreadable", "is a link that leads nowhere")
+    except OSError as error:
+        return Explanation(path, "unreadable", f"cannot be read ({error.strerror})")
     recipe, metadata = read_recipe(path), read_metadata(path)
     asked = Expected(header.key, header.recipe, may_be_zero=recipe.get("kind") == "text")
     caption = metadata.get("caption", metadata.get("caption1"))

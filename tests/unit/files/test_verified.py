@@ -247,7 +247,7 @@ def test_a_header_that_is_no_json_is_damaged() -> None:
     assert found_in(longer) == "header damaged"
     again = json.dumps(json.loads(whole[8 : 8 + length])).encode()
     again = struct.pack("<Q", len(again)) + again + whole[8 + length :]
-    assert found_in(again) == "header damaged (rewritten by another program)"
+    assert found_in(again) == "header damaged"
     assert found_in(whole + b"x") == "longer than its header says"
 
 

@@ -130,6 +130,11 @@ def test_damaged_foreign_and_ownerless_files_are_explained_too() -> None:
     path.write_bytes(path.read_bytes()[:-9])
     found = one(TEXT)
     assert (found.state, found.reason.partition(":")[0]) == ("stale", "damaged")
+    path.unlink()
+    assert (one(TEXT).state, one(TEXT).reason, one(TEXT).runs) == ("stale", "new", ["tiny"])
+    path.symlink_to("nowhere")
+    assert one(TEXT).reason == "damaged: it is a link that leads nowhere"
+    path.unlink()
     path.write_bytes(b"of another program")
     assert one(TEXT).reason.startswith("damaged: it ")
     foreign = path.with_name("notes.npz")
