@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from file_clock import await_another_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config import Dataset
@@ -257,6 +258,7 @@ def test_an_edit_whose_mtime_was_set_back_is_noticed(tmp_path: Path) -> None:
     put(tmp_path, "a.png", "a.txt")
     stat = (tmp_path / "a.png").stat()
     before = scan("cats", settings_).fingerprint
+    await_another_time(tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes(b"c" * stat.st_size)
     os.utime(tmp_path / "a.png", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert scan("cats", settings_).fingerprint != before
