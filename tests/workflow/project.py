@@ -56,7 +56,7 @@ sys.addaudithook(stop)
 _MEET = """
 import os, sys, time
 def meet(event, arguments):
-    if event == "os.rename" and os.path.dirname(os.fspath(arguments[1])).endswith("/16"):
+    if event == "os.rename" and os.path.dirname(os.fspath(arguments[1])).endswith({folder!r}):
         mine = f"met/{{os.getpid()}}"
         if not os.path.exists(mine):
             os.makedirs("met", exist_ok=True)
@@ -204,9 +204,9 @@ class Project:
         """
         self._begin_script(name, _STOP.format(folder=folder, files=files))
 
-    def meet_in_script(self, name: str, jobs: int) -> None:
-        """Let jobs of a script wait until so many run side by side."""
-        self._begin_script(name, _MEET.format(jobs=jobs))
+    def meet_in_script(self, name: str, jobs: int, folder: str = "/16") -> None:
+        """Let jobs of a script that put files into a folder wait until there are so many."""
+        self._begin_script(name, _MEET.format(jobs=jobs, folder=folder))
 
     def met(self) -> list[str]:
         """Return the GPUs of those jobs, in the order in which they came."""

@@ -35,8 +35,9 @@ def project_of(folder: Path, *, batch: dict[str, Any] | None = None) -> Project:
 def test_jobs_of_scripts_run_side_by_side_on_all_gpus(tmp_path: Path) -> None:
     project = project_of(tmp_path, batch={"items": 3})
     scripts_world.install(project / TUNER)
-    project.meet_in_script("encode.py", 2)
+    project.meet_in_script("encode.py", 2, "/64")
     project.run("--cores", "4", "caches_tiny", CUDA_VISIBLE_DEVICES="4,6")
+    assert {*project.met()} == {"4", "6"}
     calls = scripts_world.calls(project / TUNER)
     assert len(calls) == 4  # two of latents and two of captions
     assert {call["gpu"] for call in calls[:2]} == {"4", "6"}
