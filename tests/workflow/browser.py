@@ -28,6 +28,11 @@ _OPTIONS = (
     *("--window-size=1200,1000", "--force-device-scale-factor=1", "--disable-gpu"),
 )
 
+_DRAWN = """
+await Promise.all([...document.images].map((image) => image.decode().catch(() => {})));
+await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+"""
+
 _PATIENCE = 120.0  # seconds: on a machine with much else to do a page is slow, not wrong
 
 
@@ -83,6 +88,7 @@ class Browser:
         ]
 
     def screenshot(self) -> Image.Image:
+        self.run(_DRAWN)
         return Image.open(io.BytesIO(self.driver.get_screenshot_as_png())).convert("RGB")
 
     def colours(self) -> list[tuple[int, int, int]]:

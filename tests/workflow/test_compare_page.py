@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from browser import Browser
+from browser import Browser, until
 from compare_world import colour_of, make_folder, make_run
 from latentmake.reports.comparison import compare
 from latentmake.reports.comparison_order import PageOrder, Source
@@ -130,8 +130,7 @@ def test_an_address_leads_to_what_it_was_copied_from(browser: Browser, runs: Pat
     assert browser.colours() == expected(1, 100)
     assert browser.text("#zoom-reset") == "200 %"
     browser.run("location.hash = '#prompt=1&step=0'")
-    browser.press(Keys.SHIFT)  # any round trip: the event comes after the script
-    assert browser.colours() == expected(0, 0)
+    until(lambda: browser.colours() == expected(0, 0))  # the event comes after the script
     for address in ("#prompt=99&step=99999&zoom=7", "#prompt=x&step=-1", "#<b>"):
         browser.open(runs, address)
         assert len(browser.all("figure")) == 2
@@ -187,7 +186,7 @@ def test_the_page_asks_the_network_for_nothing(browser: Browser, runs: Path) -> 
         "return await fetch('http://127.0.0.1:1/').then(() => 'allowed', (error) => String(error))"
     )
     assert "Failed to fetch" in refused
-    assert any("Content Security Policy" in line for line in browser.complaints())
+    until(lambda: any("Content Security Policy" in line for line in browser.complaints()))
 
 
 def test_settings_that_differ_are_shown_and_the_others_folded(browser: Browser, runs: Path) -> None:
@@ -261,7 +260,7 @@ def test_many_sides_and_large_pictures_fit_a_narrow_window(
     size = browser.driver.get_window_size()
     try:
         browser.driver.set_window_size(500, 900)
+        until(lambda: len({frame.rect["y"] for frame in browser.all(".frame")}) == 5)
         assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
-        assert len({frame.rect["y"] for frame in browser.all(".frame")}) == 5
     finally:
         browser.driver.set_window_size(size["width"], size["height"])
