@@ -83,6 +83,9 @@ def explain(facts: Facts, file: str | None) -> list[Explanation]:
     path = file if s3.is_remote(file) else os.path.relpath(file)
     if Path(path).is_dir():
         raise SourceError("is a folder", where=file, hint="name one of its files")
+    caches = os.path.realpath("cache")
+    if not path.startswith("cache/") and _place(path).startswith(f"{caches}/"):
+        path = f"cache{_place(path).removeprefix(caches)}"
     if path.startswith("cache/"):
         return [_of_cache(facts, path)]
     if found := [*_of_source(facts, path)]:
@@ -125,8 +128,12 @@ def _may_hold(facts: Facts, dataset: str, path: str) -> bool:
     settings = facts.config.datasets[dataset]
     if settings.is_list or s3.is_remote(path):
         return True
-    folders = filter(None, (settings.path, settings.control_directory))
-    return any(Path(os.path.abspath(path)).is_relative_to(os.path.abspath(x)) for x in folders)  # noqa: PTH100
+    folders = [*filter(None, (settings.path, settings.control_directory))]
+    named, real = (Path(os.path.abspath(path)), Path(_place(path)))  # noqa: PTH100
+    return any(
+        named.is_relative_to(os.path.abspath(each)) or real.is_relative_to(os.path.realpath(each))  # noqa: PTH100
+        for each in folders
+    )
 
 
 def _files(item: Item) -> Iterator[str]:
@@ -137,7 +144,13 @@ def _files(item: Item) -> Iterator[str]:
 def _same(some: str, other: str) -> bool:
     if os.path.basename(some) != os.path.basename(other):  # noqa: PTH119 -- of many paths
         return False
-    return some == other or os.path.abspath(some) == os.path.abspath(other)  # noqa: PTH100
+    return some == other or _place(some) == _place(other)
+
+
+def _place(path: str) -> str:
+    """Return a path whose folders are no links."""
+    folder, name = os.path.split(path)
+    return f"{os.path.realpath(folder)}/{name}"
 
 
 # -- a cache file ---------------------------------------------------------------------------------

@@ -168,19 +168,23 @@ def prune(order: PruneOrder, say: Callable[[str], None]) -> str:
     left["changed since they were listed"] = len(listed.keys() & now.keys()) - len(chosen)
     left["gone or named again"] = len(listed.keys() - now.keys())
     left["not listed before"] = len(now.keys() - listed.keys())
-    try:
-        for file in chosen:
+    failed: list[tuple[str, str | None]] = []
+    for file in chosen:
+        try:
             if remove(file):
                 removed.append(file)
             else:
                 left["changed since they were listed"] += 1
-    except OSError as error:
-        what = f"cannot be removed ({error.strerror})"
-        raise StorageError(what, where=file.path, hint="check the folder's permissions") from None
-    finally:
-        remove_empty(file.path for file in removed if file.path.startswith("cache/"))
-        line = f"pruned {order.dataset}: removed {_count(len(removed))}, {human(freed(removed))}"
-        say("; ".join([line, *(f"{n} left: {why}" for why, n in left.items() if n)]))
+        except OSError as error:
+            failed.append((file.path, error.strerror))
+    left["could not be removed"] = len(failed)
+    remove_empty(file.path for file in removed if file.path.startswith("cache/"))
+    line = f"pruned {order.dataset}: removed {_count(len(removed))}, {human(freed(removed))}"
+    say("; ".join([line, *(f"{n} left: {why}" for why, n in left.items() if n)]))
+    if failed:
+        path, fault = failed[0]
+        what = f"cannot be removed ({fault})"
+        raise StorageError(what, where=path, hint="check the permissions of its folder")
     order.list_path.unlink(missing_ok=True)
     return ""
 

@@ -64,6 +64,12 @@ def test_fresh_files_are_explained_by_image_caption_or_name() -> None:
             (LATENTS, "fresh"),
             (TEXT, "fresh"),
         ]
+    # By another way to the folder, and where the source lies behind a link.
+    Path("link").symlink_to(Path.cwd())
+    Path("data").rename("disk")
+    Path("data").symlink_to("disk")
+    for file in ("disk/ant.png", "link/data/ant.png", f"link/{LATENTS}"):
+        assert explained(str(Path(file).absolute()))[0].path == LATENTS, file
     found = one(TEXT)
     assert (found.differences, found.runs, found.source) == ([], ["tiny"], ["data/ant.txt"])
     text = explanation_text([found])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,24 @@ def test_a_folder_of_caches_that_is_a_link_as_a_whole_is_pruned(order: Order) ->
     assert said[-1].startswith("pruned cats: removed 1 file, ")
     assert not Path("cache/cats/tiny/96").exists()
     assert Path("cache/cats/tiny/64/a.latents.safetensors").exists()
+
+
+def test_a_file_that_cannot_be_removed_stops_the_removal_of_no_other(order: Order) -> None:
+    said: list[str] = []
+    locked, free = (Path(f"disk/cats/tiny/{place}") for place in ("64", "96"))
+    prune(order(32), said.append)
+    if subprocess.run(["mount", "--bind", locked, locked], capture_output=True).returncode:
+        pytest.skip("mounting needs the rights of root")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", locked], check=True)
+        with pytest.raises(StorageError, match="cannot be removed"):
+            prune(order(32, confirm=True), said.append)
+    finally:
+        subprocess.run(["umount", locked], check=True)
+    assert "removed 1 file, " in said[-1] and said[-1].endswith("1 left: could not be removed")
+    assert list(locked.iterdir()) and not free.exists()
+    prune(order(32, confirm=True), said.append)  # the list is good for what is left
+    assert not locked.exists()
 
 
 def test_pruning_is_a_command_of_its_own(order: Order) -> None:
