@@ -187,9 +187,15 @@ def _of_name(facts: Facts, path: str) -> Explanation:
             found.reason = f"its item is faulty: {fault.line}"
             return found
     found.state, found.reason = "orphaned", "its item is gone, or named otherwise"
+    if any(facts.layout(model).base(stem) in bases for stem in _stems(facts, dataset, model)):
+        found.reason = "its item has no such text, clip or size any more"
     if not bases:
         found.reason = f"the layout of {model} has no cache file of such a name"
     return found
+
+
+def _stems(facts: Facts, dataset: str, model: str) -> list[str]:
+    return [] if dataset == PROMPTS else [item.stem for item in facts.items(dataset, model)[0]]
 
 
 def _of_header(path: str) -> Explanation:

@@ -88,13 +88,13 @@ def verify(order: VerifyOrder, threads: int, say: Callable[[str], None]) -> None
         StorageError: the findings cannot be written.
     """
     found = _verified(order, threads)
-    _write(order, found)
     for finding in found.findings[:_SHOWN]:
         say(finding.line)
     if len(found.findings) > _SHOWN:
         say(f"... and {len(found.findings) - _SHOWN} more, all in {report_path(order.run)}")
     for line in _summary(found):
         say(line)
+    _write(order, found)
     if found.left:
         several = len(found.left) > 1
         what = f"{len(found.left)} file{'s are' if several else ' is'} wrong"

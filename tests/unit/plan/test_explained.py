@@ -133,6 +133,10 @@ def test_damaged_foreign_and_ownerless_files_are_explained_too() -> None:
     path.write_bytes(data)
     found = one(TEXT)
     assert found.state == "fresh" and "damaged: checksum differs" in explanation_text([found])
+    other = Path(LATENTS.replace("0300x0080", "0320x0080"))
+    shutil.copy(LATENTS, other)
+    reason = "its item has no such text, clip or size any more"
+    assert (one(str(other)).state, one(str(other)).reason) == ("orphaned", reason)
     path.write_bytes(path.read_bytes()[:-9])
     found = one(TEXT)
     assert (found.state, found.reason.partition(":")[0]) == ("stale", "damaged")

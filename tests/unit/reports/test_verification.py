@@ -14,7 +14,7 @@ import torch
 import verify_world
 import world
 import yaml
-from latentmake.errors import CacheError
+from latentmake.errors import CacheError, StorageError
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
 from latentmake.index.memo import Memo
@@ -235,6 +235,14 @@ def test_a_header_without_checksum_whose_key_and_source_do_not_fit_is_edited(
     each, other = caches.files[:2]
     write_without_checksum(each.path, SOURCE=other.content)
     assert caches.verified(repair=True, fails=False) == {each.path: ("edited header", "deleted")}
+
+
+def test_findings_are_said_where_they_cannot_be_written(caches: Caches) -> None:
+    verify_world.flip_a_bit(caches[0])
+    Path("reports").write_text("no folder")
+    with pytest.raises(StorageError, match="a file lies where a folder belongs"):
+        caches.verified(repair=True, fails=False)
+    assert f"{caches[0]}: damaged: checksum differs; deleted" in caches.said
 
 
 def test_missing_files_are_counted_and_nothing_wrong(caches: Caches) -> None:
