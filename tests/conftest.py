@@ -28,9 +28,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Beside builds, how long an example takes says nothing.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared")
+# Beside builds, how long an example takes says nothing. The same examples each time:
+# `--hypothesis-profile random` looks for others.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("random"), derandomize=True)
+settings.load_profile("same")
 
 # What waits or builds longest, so that no worker is left with it at the end.
 FIRST = ("test_slurm.py", "test_wan.py")

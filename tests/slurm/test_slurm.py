@@ -34,7 +34,7 @@ PROFILE = (
 )
 CLUSTER = {
     "partition": "test",
-    "encode": {"gpus": 1, "cpus": 1, "mem_mb": 1500, "runtime": 5},
+    "encode": {"gpus": 1, "cpus": 1, "mem_mb": 1500, "runtime": 20},
     "train": {"gpus": 1, "cpus": 2, "mem_mb": 4000, "runtime": 20},
 }
 

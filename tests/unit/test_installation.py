@@ -71,5 +71,7 @@ def test_a_wheel_holds_every_file_of_the_package(source: Path, tmp_path: Path) -
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if not name.startswith("latentmake-")}
-    files = (path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    files = (
+        path for path in PACKAGE.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
+    )
     assert found == {path.relative_to(PACKAGE.parent).as_posix() for path in files}
