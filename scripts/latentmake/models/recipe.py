@@ -35,7 +35,7 @@ __all__ = [
     "weights_digest",
 ]
 
-FORMAT_VERSIONS = {"plain": 3, "sdscripts": 2, "wan": 1, "text": 1}
+FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1}
 """By kind of bytes: latents by the encoding of their layout, and text. Raised when the same source
 and settings would give others, and every cache of that kind is then stale. plain and sdscripts 2:
 pictures lie contiguous before an AutoencoderKL. plain 3: torch's Lanczos instead of Pillow's."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from latentmake.caches.pixels.plain import decode, upright_size
+from latentmake.caches.pixels.plain import decode, shrink_to, upright_size
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
 from latentmake.files.frames import frames_at
@@ -65,7 +65,8 @@ def look_at(item: Shown, settings: Dataset, side: int) -> Look:
                 settings = settings.model_copy(update={"exif_rotation": False})
             data = path.read_bytes()
             size = upright_size(data, item.image, settings)
-            image = decode(data, item.image, settings, least=(2 * side, 2 * side))
+            shrink = shrink_to(size, Size(2 * side, 2 * side))
+            image = decode(data, item.image, settings, shrink=shrink)
     except SourceError as error:
         return Look(known, None, error.what)
     except OSError as error:

@@ -36,8 +36,9 @@ class Loaded(NamedTuple):
             it is called by one thread at a time, while others wait for results and write them.
         sizes: tells how many samples are in a batch, by their shape.
         lengths: tells the numbers of tokens that a caption takes in each of several encoders.
-        alike: tells how many captions of the same lengths, and of no others, are encoded at once;
-            None: captions of any lengths are, and padded to the longest.
+        alike: tells how many samples of one shape a CPU encodes at once: captions of the same
+            lengths, and of no others. None: `size` of pictures, and captions of any lengths, which
+            are padded to the longest.
     """
 
     encode: Encoder

@@ -37,10 +37,10 @@ def encoder(
 
     On a CPU several threads encode a sample each, side by side: batches would change the last bits,
     and threads that share the work on one small sample wait for each other most of the time. (What
-    captions may go together says `together`.) On a GPU batches are encoded one after the other,
-    while results of those before are written; those of a CUDA device grow while that is faster.
-    There float32 is not computed in TF32, as cuDNN would: its 10 bits of mantissa are those of
-    float16.
+    captions may go together says `together`, and what pictures `recorded`.) On a GPU batches are
+    encoded one after the other, while results of those before are written; those of a CUDA device
+    grow while that is faster. There float32 is not computed in TF32, as cuDNN would: its 10 bits of
+    mantissa are those of float16.
 
     A process that works on this order `alone` leaves out imports that encoding does not need.
 

@@ -10,7 +10,7 @@ import torch
 
 from latentmake.caches.encoders import Encoded, Loaded
 from latentmake.caches.encoders.device import DTYPES, compute_dtype
-from latentmake.caches.encoders.recorded import Recorded
+from latentmake.caches.encoders.recorded import Recorded, by_onednn, pictures_at_once
 from latentmake.caches.encoders.transfer import download, stacked
 from latentmake.caches.inputs import Sample
 from latentmake.config import Model
@@ -27,11 +27,24 @@ __all__ = ["ImageEncoder", "latents", "text"]
 class ImageEncoder:
     """The AutoencoderKL of a model.
 
+    Args:
+        model: its settings.
+        device: to encode on.
+        say: told what the user should know of it.
+        together: whether several small pictures may be encoded at once on a CPU.
+
     Raises:
         ModelError: it is missing or of another kind.
     """
 
-    def __init__(self, model: Model, device: torch.device, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        device: torch.device,
+        say: Callable[[str], None],
+        *,
+        together: bool = False,
+    ) -> None:
         from diffusers.utils import logging  # seconds of import, which text jobs do without
 
         from latentmake.caches.encoders.vae import load_vae, tile
@@ -44,7 +57,11 @@ class ImageEncoder:
         if model.vae_tiling:
             tile(self.vae)
         elif device.type == "cpu":
-            self.vae.encoder = Recorded(self.vae.encoder)
+            if together:
+                by_onednn(self.vae)
+            quantize = self.vae.quant_conv or torch.nn.Identity()
+            self.vae.encoder = Recorded(torch.nn.Sequential(self.vae.encoder, quantize))
+            self.vae.quant_conv = None
 
     def encode(self, samples: list[Sample], *, flipped: bool = False) -> torch.Tensor:
         """Encode samples, or their mirror images, to unscaled latents [N, C, h, w], float32.
@@ -67,7 +84,7 @@ def latents(
 ) -> Loaded:
     """Load the VAE."""
     model = order.model_settings
-    encoder = ImageEncoder(model, device, say)
+    encoder = ImageEncoder(model, device, say, together=True)
     stored = DTYPES[model.vae_dtype or model.dtype]
     scale = float(encoder.vae.config.get("scaling_factor") or 1.0)
     shift = float(encoder.vae.config.get("shift_factor") or 0.0)
@@ -83,7 +100,8 @@ def latents(
 
         return results()
 
-    return Loaded(encode, size)
+    is_recorded = isinstance(encoder.vae.encoder, Recorded)
+    return Loaded(encode, size, alike=pictures_at_once if is_recorded else None)
 
 
 def text(order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]) -> Loaded:

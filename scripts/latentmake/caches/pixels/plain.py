@@ -1,8 +1,12 @@
-"""Pixels of an image for the encoders of the plain layout: decoded by Pillow, scaled by Lanczos."""
+"""Pixels of an image for the encoders of the plain layout: decoded by Pillow, scaled by Lanczos.
+
+A JPEG many times as large as the resolution is decoded to a half, a quarter or an eighth.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,7 +19,7 @@ from latentmake.files.media import opened_image
 from latentmake.geometry.buckets import Size, placement
 from latentmake.plan.orders import Target, WorkOrder
 
-__all__ = ["decode", "fit", "samples_of", "upright_size"]
+__all__ = ["decode", "fit", "samples_of", "shrink_to", "upright_size"]
 
 # EXIF orientation -> transposition. Not ImageOps.exif_transpose: it rewrites the EXIF as well, and
 # fails for odd entries that no viewer minds.
@@ -28,6 +32,10 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_JPEG = b"\xff\xd8\xff"
+_SHRINKS = (1, 2, 4, 8)  # of libjpeg
+# A JPEG is decoded to no less than so many times its size at a resolution (tests/bench/pixels.py).
+_RESERVE = 6
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
@@ -40,34 +48,57 @@ def samples_of(
         SourceError: the image is damaged, too large or too narrow.
     """
     settings, path = order.dataset_settings, source.item.source or ""
-    image = decode(source.data, path, settings)
-    pixels = view_of(image)
+    size, is_jpeg = upright_size(source.data, path, settings), source.data.startswith(_JPEG)
+    shrinks = {
+        target: _shrink(size, target.size or (0, 0), settings, path) if is_jpeg else 1
+        for target in missing
+    }
+    pixels = {
+        shrink: view_of(decode(source.data, path, settings, shrink=shrink))
+        for shrink in {*shrinks.values()}
+    }
     return [
         Sample(
             key,
             source.digest,
             source.item,
-            fit(pixels, target.size or (0, 0), settings, path),
-            image.size,
+            fit(pixels[shrinks[target]], target.size or (0, 0), settings, path, size),
+            size,
         )
         for target, key in missing.items()
     ]
 
 
-def decode(
-    data: bytes, path: str, settings: Dataset, *, least: tuple[int, int] | None = None
-) -> Image.Image:
+def _shrink(size: Size, resolution: tuple[int, int], settings: Dataset, path: str) -> int:
+    """Return to which fraction a JPEG is decoded: one at which its sides are whole numbers.
+
+    Otherwise the last block of pixels would reach beyond the picture, and the first one if it is
+    turned.
+    """
+    resized = placement(size, resolution, settings, path).resized
+    most = shrink_to(size, Size(_RESERVE * resized.width, _RESERVE * resized.height))
+    return math.gcd(most, *size)
+
+
+def shrink_to(size: Size, least: Size) -> int:
+    """Return to which fraction, 1 / n, a JPEG is decoded if any size from `least` on will do."""
+    room = min(size.width // least.width, size.height // least.height)
+    return max(each for each in _SHRINKS if each <= max(room, 1))
+
+
+def decode(data: bytes, path: str, settings: Dataset, *, shrink: int = 1) -> Image.Image:
     """Decode an image to RGB, upright, without transparency.
 
-    Where any size from `least` on will do, a JPEG is decoded to a fraction of its size, in a
-    fraction of the time.
+    With `shrink` a JPEG is decoded to that fraction of its size, 1 / n, sides rounded up, in less
+    time: its pixels are the means of n x n (source: libjpeg-turbo, `jidctred.c`), but for colours
+    of half the resolution and the rounding of values beyond black and white.
 
     Raises:
         SourceError: it is empty, no image, cut short, or too large.
     """
     with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
-        if least is not None:
-            image.draft("RGB", least)
+        if shrink > 1:
+            image.draft("RGB", (image.width // shrink, image.height // shrink))
         image.load()
         if settings.exif_rotation and image.format != "TIFF":  # Pillow turns a TIFF itself
             method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
@@ -117,7 +148,13 @@ def _to_rgb(image: Image.Image, background: str) -> Image.Image:
     return image.convert("RGB")
 
 
-def fit(pixels: Array, resolution: tuple[int, int], settings: Dataset, path: str = "") -> Array:
+def fit(
+    pixels: Array,
+    resolution: tuple[int, int],
+    settings: Dataset,
+    path: str = "",
+    whole: Size | None = None,
+) -> Array:
     """Scale an image by Lanczos to cover its target size, and cut it around its centre.
 
     The pixels of a resolution are the same whichever others are made of the image.
@@ -127,6 +164,7 @@ def fit(pixels: Array, resolution: tuple[int, int], settings: Dataset, path: str
         resolution: width and height asked for.
         settings: of the dataset.
         path: of the image.
+        whole: its size, where it was decoded to a fraction of that.
 
     Returns:
         [height, width, 3], contiguous.
@@ -134,9 +172,8 @@ def fit(pixels: Array, resolution: tuple[int, int], settings: Dataset, path: str
     Raises:
         SourceError: it is too narrow.
     """
-    size = Size(pixels.shape[1], pixels.shape[0])
+    size = whole or Size(pixels.shape[1], pixels.shape[0])
     resized, left, top, target = placement(size, resolution, settings, path)
     if size != resized:
         pixels = lanczos(pixels, resized)
-    found = pixels[top : top + target.height, left : left + target.width, :3]
-    return np.array(found, order="C")
+    return np.array(pixels[top : top + target.height, left : left + target.width, :3], order="C")
