@@ -21,7 +21,7 @@ Release = Callable[[], object]
 """Called when a sample is encoded and no longer in memory."""
 
 
-_SMALL, _AT_ONCE = 1 << 18, 8  # numbers in all samples handed over at once, and batches
+_SMALL, _AT_ONCE = 1 << 18, 8  # numbers in all samples handed over at once, and samples
 
 
 class _Batch(NamedTuple):
@@ -58,7 +58,7 @@ class Pipeline:
         Several batches if they are small: handing over takes as long as encoding a tiny one.
         """
         size = self.loaded().size_of(shape)
-        return size * max(1, min(_AT_ONCE, _SMALL // (size * math.prod(shape))))
+        return size * max(1, min(_AT_ONCE, _SMALL // math.prod(shape)) // size)
 
     def submit(self, samples: list[Sample], releases: Sequence[Release]) -> None:
         """Hand over samples of one shape; waits while as many batches wait as are encoded."""
