@@ -117,7 +117,7 @@ def forget_old(keep: set[str]) -> None:
                 path.unlink()
     forget_delivered()
     for entry in _entries():
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # a folder that somebody put there
             # By the change time: a file that was kept from being replaced may be older itself.
             if entry.stat().st_ctime < limit:
                 Path(entry.path).unlink()

@@ -173,6 +173,7 @@ def test_old_orders_and_delivered_spool_files_are_forgotten_and_no_others() -> N
 def test_what_nobody_fetched_from_the_spool_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     spooled("x").parent.mkdir(parents=True)
     spooled("given up").write_bytes(b"x")
+    spooled("a folder of somebody's").mkdir()
     monkeypatch.setattr(spool, "KEPT_SECONDS", -1)
     spool.forget_old(set())
     assert not spooled("given up").exists()
