@@ -38,8 +38,8 @@ __all__ = [
 FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1}
 """By kind of bytes: latents by the encoding of their layout, and text. Raised when the same source
 and settings would give others, and every cache of that kind is then stale. plain and sdscripts 2:
-pictures lie contiguous before an AutoencoderKL. plain 3: torch's Lanczos instead of Pillow's. plain 4: a
-large JPEG decoded to a fraction, and all convolutions by oneDNN on a CPU."""
+pictures lie contiguous before an AutoencoderKL. plain 3: torch's Lanczos instead of Pillow's.
+plain 4: large JPEGs decoded to a fraction, and all convolutions by oneDNN on a CPU."""
 
 NEW = "new"
 """In place of a projection's path: it begins with random weights."""

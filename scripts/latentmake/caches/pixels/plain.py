@@ -48,22 +48,24 @@ def samples_of(
         SourceError: the image is damaged, too large or too narrow.
     """
     settings, path = order.dataset_settings, source.item.source or ""
-    size, is_jpeg = upright_size(source.data, path, settings), source.data.startswith(_JPEG)
+    whole = upright_size(source.data, path, settings) if source.data.startswith(_JPEG) else None
+    sizes = {target: target.size or (0, 0) for target in missing}
     shrinks = {
-        target: _shrink(size, target.size or (0, 0), settings, path) if is_jpeg else 1
-        for target in missing
+        target: 1 if whole is None else _shrink(whole, size, settings, path)
+        for target, size in sizes.items()
     }
-    pixels = {
-        shrink: view_of(decode(source.data, path, settings, shrink=shrink))
-        for shrink in {*shrinks.values()}
+    images = {
+        shrink: decode(source.data, path, settings, shrink=shrink) for shrink in {*shrinks.values()}
     }
+    pixels = {shrink: view_of(image) for shrink, image in images.items()}
+    original = whole or Size(*images[1].size)
     return [
         Sample(
             key,
             source.digest,
             source.item,
-            fit(pixels[shrinks[target]], target.size or (0, 0), settings, path, size),
-            size,
+            fit(pixels[shrinks[target]], sizes[target], settings, path, original),
+            original,
         )
         for target, key in missing.items()
     ]
