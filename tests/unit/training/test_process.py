@@ -91,7 +91,7 @@ def test_what_is_said_after_ctrl_c_is_for_the_log_alone(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    _wait(lambda: log.is_file() and b"begun" in log.read_bytes())
+    _wait(lambda: log.is_file() and b"begun\n" in log.read_bytes())
     starter.send_signal(signal.SIGINT)
     _, said = starter.communicate(timeout=300)
     assert starter.returncode == 77

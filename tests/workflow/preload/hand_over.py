@@ -5,6 +5,7 @@ Signals reach the process that carries it out; its exit status, or its signal, i
 
 import json
 import os
+import select
 import signal
 import socket
 
@@ -24,7 +25,10 @@ def hand_over(place, command):
     socket.send_fds(connection, [len(data).to_bytes(8, "little")], [0, 1, 2])
     connection.sendall(data)
     job = int.from_bytes(connection.recv(8), "little")
+    awake, waker = os.pipe()
     if job:
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker)  # or one that comes just before `select` would wait with it
         for number in (
             signal.SIGINT,
             signal.SIGTERM,
@@ -34,6 +38,8 @@ def hand_over(place, command):
         ):
             signal.signal(number, lambda number, _: os.kill(job, number))
         connection.sendall(b"1")  # the command may begin
+    while connection not in select.select([connection, awake], [], [])[0]:
+        os.read(awake, 1)
     status = connection.recv(8)  # of os.waitpid; nothing where that process is gone
     code = int.from_bytes(status, "little") if len(status) == 8 else 1 << 8
     if os.WIFSIGNALED(code):
