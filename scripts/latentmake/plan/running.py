@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.plan.orders import FOLDER, WorkOrder
 from latentmake.plan.targets import is_training_asked, kinds_built
@@ -67,6 +68,10 @@ def announce(
 
     Returns:
         None where it makes neither caches nor trainings, or no file can be written or locked.
+
+    Raises:
+        StorageError: a running build makes some of it. Snakemake knows by its locks, but each
+            Snakemake that ends, that of a status too, deletes the locks of all.
     """
     kinds = {kind for run in runs for kind in kinds_built(run, targets)}
     made = [
@@ -77,6 +82,12 @@ def announce(
     trained = [run for run in runs if is_training_asked(run, targets)]
     if not made and not trained:
         return None
+    for path, other in _running():
+        same = {*made} & {*other["orders"]} or {*trained} & {*other["trained"]}
+        if same:
+            asked = " ".join(other["targets"]) or "all"
+            what = f"another build makes some of this ({asked}, process {other['process']})"
+            raise StorageError(what, where=str(path), hint="wait for its end")
     about = {"process": os.getpid(), "targets": [*targets], "began": time.time()}
     path = BUILDS / f"{time.time_ns()}.{os.getpid()}.json"
     with contextlib.suppress(OSError):
@@ -92,12 +103,21 @@ def announce(
 def running_builds() -> list[BuildProgress]:
     """Return the progress of each build that runs here, and forget those that ended."""
     found = []
+    for _, about in _running():
+        with contextlib.suppress(ValueError, LookupError):
+            found.append(_progress(about))
+    return found
+
+
+def _running() -> list[tuple[Path, dict[str, Any]]]:
+    """Return the notes of builds that run, and delete those of others."""
+    found = []
     for path in sorted(BUILDS.glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, LookupError), path.open("rb") as file:
+        with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                found.append(_progress(json.loads(file.read())))
+                found.append((path, json.loads(file.read())))
             else:
                 path.unlink()
     return found

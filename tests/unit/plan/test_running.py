@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from latentmake.config import Dataset, Model
+from latentmake.errors import StorageError
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.running import BUILDS, announce, running_builds
@@ -51,6 +52,26 @@ def test_targets_count_once_they_are_no_longer_what_was_found() -> None:
     assert running_builds()[0].training == {"r": ""}
     held.close()
     assert running_builds() == [] and not list(BUILDS.iterdir())
+
+
+def test_what_a_running_build_makes_is_made_by_no_other() -> None:
+    orders = [make_order("latents", a=None), make_order("text", b=None)]
+    held = announce(orders, ["r", "other"], ["train_r"])
+    assert held is not None
+    for targets in (["train_r"], ["latents_r"], []):
+        with pytest.raises(StorageError, match=r"another build makes some of this \(train_r, "):
+            announce(orders, ["r"], targets)
+    with pytest.raises(StorageError, match="wait for its end"):
+        announce([], ["r"], ["train_r"])
+    assert announce(orders, ["r"], ["status_r"]) is None
+    for made in ([], orders[:0]):
+        beside = announce(made, ["other"], ["train_other"])
+        assert beside is not None
+        beside.close()
+    held.close()
+    again = announce(orders, ["r"], ["train_r"])
+    assert again is not None
+    again.close()
 
 
 def test_what_builds_nothing_is_not_seen() -> None:
