@@ -13,6 +13,7 @@ from latentmake.caches.encoders import Loaded
 from latentmake.caches.encoders.device import pick_device
 from latentmake.caches.encoders.imports import encoding_only
 from latentmake.caches.encoders.measured import batch_sizes, measured
+from latentmake.caches.encoders.memory import keep_memory
 from latentmake.config import Model
 from latentmake.models.files import encoder_files
 from latentmake.plan.orders import WorkOrder
@@ -64,6 +65,7 @@ def encoder(
         load = module.latents if order.kind == "latents" else module.text
         loaded: Loaded = load(order, device, size, say)
     if on_cpu:
+        keep_memory()
         return loaded._replace(workers=workers, threads=torch.get_num_threads())
     if on_cuda:
         sizes = batch_sizes(order, device)
