@@ -22,11 +22,9 @@ def faults():
         del several
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-for keeps in (False, True):
-    if keeps:
-        keep_memory()
-    faults()
-    print(faults())
+keep_memory()
+faults()
+print(faults())
 """
 
 
@@ -36,5 +34,5 @@ def test_the_system_need_not_clear_memory_for_each_tensor() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True
     )
-    without, kept = map(int, done.stdout.split())
-    assert kept < without / 4
+    # 120,000 pages otherwise, unless something small lies behind the tensors by chance.
+    assert int(done.stdout) < 10_000
