@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from latentmake.config import Dataset, Model, TextWeights
@@ -36,6 +36,8 @@ _TRIED: dict[str, tuple[object, ...]] = {
     "fit": ("crop", "bucket"),
     "bucket_no_upscale": (False, True),
     "bucket_reso_steps": (None, 8, 16, 32, 64),
+    "min_bucket_reso": (None, 64, 128, 192, 256, 320, 384, 512),
+    "max_bucket_reso": (None, 512, 768, 1024, 1280, 1536, 2048),
     "no_resize_control": (False, True),
 }
 """Keys of a dataset that place images, and the values that a file may have been made with."""
@@ -200,6 +202,21 @@ def _sources(was: str, value: str) -> list[Difference]:
 # -- placement ------------------------------------------------------------------------------------
 
 
+def _named(changes: Sequence[dict[str, object]], settings: Dataset) -> list[Difference]:
+    """Return the keys that one of several changes is of, with all of their values; often none.
+
+    A file of the very resolution is taken for one of `fit: crop`, whatever else might give it.
+    """
+    first = {*changes[0]}
+    if first != {"fit"} and any({*each} != first for each in changes):
+        return []
+    found = []
+    for key in changes[0]:
+        values = dict.fromkeys(_text(each[key]) for each in changes if {*each} == first)
+        found.append(Difference(key, " or ".join(values), _text(getattr(settings, key))))
+    return found
+
+
 def placement_differences(
     memo: Memo,
     layout: Layout,
@@ -211,8 +228,8 @@ def placement_differences(
 ) -> list[Difference]:
     """Return what differs in how an image is scaled and cut; nothing where it is the same.
 
-    The last one is the placement itself, after the settings that changed it, as far as they are
-    found: a key that was edited looks like a placement by settings that are not.
+    The last one is the placement itself, after the one or two settings that changed it, where only
+    they can have: a key that was edited looks like a placement by settings that are not.
 
     A key holds the placement as part of a digest alone: so the settings that the file may have
     been made with are tried. A source of another size is no difference of the placement.
@@ -241,16 +258,17 @@ def placement_differences(
     now = variant(settings)
     if explains(now) or settings is None or now == "":
         return []
-    tried = [dict(zip(_TRIED, values, strict=True)) for values in product(*_TRIED.values())]
-    changes = [
-        {key: value for key, value in each.items() if value != getattr(settings, key)}
-        for each in tried
+    others = [
+        {key: value}
+        for key, values in _TRIED.items()
+        for value in values
+        if value != getattr(settings, key)
     ]
-    for changed in sorted(changes, key=len):
-        if explains(was := variant(settings.model_copy(update=changed))):
-            found = [
-                Difference(key, _text(value), _text(getattr(settings, key)))
-                for key, value in changed.items()
-            ]
-            return [*found, Difference("size and crop", str(was), str(now))]
+    pairs = [one | other for one, other in combinations(others, 2) if one.keys() != other.keys()]
+    for changes in (others, pairs):
+        tried = [(each, variant(settings.model_copy(update=each))) for each in changes]
+        found = [(each, was) for each, was in tried if explains(was)]
+        if found:
+            keys = _named([each for each, _ in found], settings)
+            return [*keys, Difference("size and crop", str(found[0][1]), str(now))]
     return [Difference("size and crop", "others", now or "unknown until the image is read")]

@@ -62,7 +62,7 @@ def test_a_key_that_a_recipe_does_not_name_has_its_default() -> None:
         (
             {"fit": "bucket", "bucket_reso_steps": 32},
             {"fit": "bucket", "bucket_no_upscale": True},
-            ["bucket_no_upscale false -> true", "bucket_reso_steps 32 -> none"],
+            ["bucket_no_upscale false -> true", "bucket_reso_steps 32 or 64 -> none"],
         ),
         ({"fit": "bucket", "bucket_reso_steps": 24}, {}, []),
     ],
@@ -92,3 +92,18 @@ def test_a_key_that_was_edited_is_no_crash_where_no_bucket_fits() -> None:
     (found,) = placement_differences(*asked, "16", Source("x", "x.png", None), header)
     assert found.old == "others"
     assert placement_differences(*asked, "text", Source("x", "x.txt", None), header) == []
+
+
+@pytest.mark.parametrize("size", [Size(1600, 200), Size(300, 1100), Size(700, 500)])
+@pytest.mark.parametrize("least", [(None, 64), (64, 128), (128, 320), (320, None)])
+def test_no_setting_is_named_that_others_could_be(
+    size: Size, least: tuple[int | None, int | None]
+) -> None:
+    layout = layouts.of("sdscripts-sdxl")
+    before, now = (Dataset(path="a", fit="bucket", min_bucket_reso=each) for each in least)
+    was = layout.variant(Size(512, 512), size, before, None)
+    header = Header(target_key(NEW, OLD, was), NEW, OLD, picture=Picture(*size, upright=True))
+    asked = Source("x", "x.png", None), header
+    found = placement_differences(Memo(None), layout, now, "512", *asked)
+    assert {each.name for each in found} <= {"min_bucket_reso", "size and crop"}
+    assert bool(found) == (was != layout.variant(Size(512, 512), size, now, None))
