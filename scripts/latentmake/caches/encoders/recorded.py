@@ -67,11 +67,6 @@ class Recorded(torch.nn.Module):
         self._is_equal: dict[torch.Size, bool] = {}
         self._lock = threading.RLock()
 
-    @property
-    def shapes(self) -> list[torch.Size]:
-        """Shapes that the recording is used for."""
-        return [shape for shape, is_equal in self._is_equal.items() if is_equal]
-
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the network's output."""
         if len(values) not in (1, _TOGETHER):  # too few to try it
