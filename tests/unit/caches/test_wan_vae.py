@@ -7,6 +7,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from latentmake.config import Weights
 from safetensors.torch import save_file
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
 from wan_world import (
     State,
     assert_configuration_is_refused,
@@ -194,6 +196,41 @@ def test_pixels_are_rounded_to_the_stored_format_first(
     expected = plainly(state, signal_of(pixels, torch.bfloat16))
     torch.testing.assert_close(found, expected, **ROUNDING)
     assert not torch.equal(found, vae.encode(pixels, EXACT))
+
+
+class _Convolutions(TorchFunctionMode):
+    """Notes which convolutions are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[Any] = set()
+
+    def __torch_function__(
+        self, function: Any, types: Any, values: Any = (), named: Any = None
+    ) -> Any:
+        self.found |= {function} & {functional.conv2d, functional.conv3d}
+        return function(*values, **(named or {}))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_a_first_frame_is_convolved_without_the_padding_before_it(
+    places: dict[str, Path], dtype: torch.dtype, bound: float
+) -> None:
+    vae, pixels = loaded(places["folder"], dtype), video(5)
+    original = tiny_wan_vae().to(dtype)
+    with torch.inference_mode():
+        signal = signal_of(pixels).to(dtype)
+        mode = original.encode(signal).latent_dist.mode().float()
+    mean, std = (torch.tensor(each).reshape(1, 16, 1, 1, 1) for each in (MEAN, STD))
+    expected = (mode - mean) / std
+    with _Convolutions() as image:
+        found = vae.encode(pixels[:, :1], EXACT)
+    with _Convolutions() as clip:
+        whole = vae.encode(pixels, EXACT)
+    assert image.found == {functional.conv2d}
+    assert clip.found == {functional.conv2d, functional.conv3d}
+    assert (found - expected[:, :, :1]).abs().max() <= bound * expected.abs().max()
+    assert (whole - expected).abs().max() <= bound * expected.abs().max()
 
 
 def test_a_batch_gives_what_each_gives_alone(places: dict[str, Path]) -> None:
