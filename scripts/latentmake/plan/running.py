@@ -74,15 +74,17 @@ def announce(
             Snakemake that ends, that of a status too, deletes the locks of all.
     """
     kinds = {kind for run in runs for kind in kinds_built(run, targets)}
-    wanted = [
-        order for order in orders if order.kind in kinds or not {*targets}.isdisjoint(order.paths)
+    made = [
+        order.name
+        for order in orders
+        if order.kind in kinds or not {*targets}.isdisjoint(order.paths)
     ]
-    made = [order.name for order in wanted]
     trained = [run for run in runs if is_training_asked(run, targets)]
     if not made and not trained:
         return None
     for path, other in _running():
-        if not {*trained}.isdisjoint(other["trained"]) or _overlap(wanted, other["orders"]):
+        same = {*made} & {*other["orders"]} or {*trained} & {*other["trained"]}
+        if same:
             asked = " ".join(other["targets"]) or "all"
             what = f"another build makes some of this ({asked}, process {other['process']})"
             raise StorageError(what, where=str(path), hint="wait for its end")
@@ -96,18 +98,6 @@ def announce(
             held.flush()
         return held
     return None
-
-
-def _overlap(orders: Sequence[WorkOrder], names: Sequence[str]) -> bool:
-    """Return whether orders make targets of those named, however the targets were divided."""
-    if any(order.name in names for order in orders):
-        return True
-    paths = {path for order in orders for path in order.paths}
-    for name in names if paths else ():
-        with contextlib.suppress(OSError, ValueError):
-            if not paths.isdisjoint(WorkOrder.read(FOLDER / f"{name}.json").paths):
-                return True
-    return False
 
 
 def running_builds() -> list[BuildProgress]:
