@@ -74,8 +74,8 @@ class _CausalConvolution(WanCausalConv3d):  # type: ignore[misc]
     """Convolves a frame with none before it in two dimensions.
 
     Of a kernel in time such a frame, an image or the first of a clip, meets the last slice alone:
-    the others fall on padding. That takes less than half of the time, and its bits are the same in
-    bfloat16; in float32 sums are formed in another order.
+    the others fall on padding. On a CPU that takes half of the time; its bits are the same in
+    bfloat16, and in float32 sums are formed in another order.
     """
 
     def forward(self, values: torch.Tensor, earlier: torch.Tensor | None = None) -> torch.Tensor:
