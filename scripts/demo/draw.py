@@ -92,7 +92,7 @@ PICTURES: tuple[Picture, ...] = (
     Picture("pink", "ring", (), "transparent", (240, 240), "png"),
     Picture("blue", "ring", ("grey", "white"), "checked", (176, 264), "webp"),
     Picture("white", "cross", ("red",), "plain", (192, 192), "png"),
-    Picture("brown", "cross", ("green", "yellow"), "dotted", (300, 200), "jpg"),
+    Picture("black", "cross", ("green", "yellow"), "dotted", (300, 200), "jpg"),
     Picture("red", "heart", ("pink",), "plain", (208, 256), "jpg"),
     Picture("purple", "heart", ("white", "teal"), "striped", (256, 256), "webp"),
     Picture("teal", "diamond", ("brown",), "plain", (192, 288), "jpg"),
