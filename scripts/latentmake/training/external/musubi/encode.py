@@ -159,6 +159,7 @@ class _Attempts:
                 environment={**self.installation.environment(), "TQDM_DISABLE": "1"},
                 log=self.log,
                 cwd=self.installation.folder,
+                pipe=taker.pipe,
             )
         taker.finish(status)
         return taker, status, output

@@ -26,6 +26,7 @@ from latentmake.models.scripted import frames_and_sides
 from latentmake.plan.orders import WorkOrder
 from latentmake.progress import Progress
 from latentmake.training.external.musubi.scratch import Awaited
+from latentmake.training.process import Pipe
 
 __all__ = ["Taker"]
 
@@ -43,6 +44,7 @@ class Taker:
     each file is taken a moment after it was found, when that output has been read.
 
     Attributes:
+        pipe: of the script's output.
         left: files that are yet to be taken, by path, in the order of the script's dataset.
         taken: how many were taken or refused.
 
@@ -56,6 +58,7 @@ class Taker:
     def __init__(self, job: Job, awaited: Iterable[Awaited], log: Path, progress: Progress) -> None:
         self.left = {each.path: each for each in awaited}
         self.taken = 0
+        self.pipe = Pipe()
         self._job = job
         self._progress = progress
         self._output = _Output(log)
@@ -126,6 +129,8 @@ class Taker:
                 now = self._present()
                 ready = [path for path, stat in now.items() if self._seen.get(path) == stat]
                 self._seen = now
+                if ready:
+                    self.pipe.settle()
                 self._output.read()
                 if self._output.began and self._job.loaded is None:
                     self._job.loaded = time.monotonic()
