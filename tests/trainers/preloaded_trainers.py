@@ -85,6 +85,8 @@ def main(place: str, owner: int) -> None:
     gc.freeze()  # no copy looks through what all of them have
     command = fork_server.served(place, owner)
     os.environ.update(HF_HOME=hub, HF_HUB_OFFLINE="1")
+    # Some CPUs convolve float16 to interleaved channels, which HunyuanVideo's script cannot save.
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE"
     sys.executable = str(python)  # by which a launcher starts its script
     sys.orig_argv = [sys.executable, *command]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from pathlib import Path
 
 import pytest
 from conftest import FOLDERS, PYTHON, sources
 from latentmake.config import Dataset, ExternalProgram, Model, Publish, SdScriptsTrainer
+from latentmake.config.architectures import ARCHITECTURES
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.musubi.training_command import (
     local_arguments as musubi_arguments,
@@ -37,6 +40,21 @@ SCRIPTS = [
 def installation(name: str, script: str) -> Installation:
     program = Program(name, name, FOLDERS[name][1], script, name)
     return Installation.locate(program, os.fspath(sources(name)), PYTHON)
+
+
+def asked_steps(script: str) -> int:
+    text = (sources("sd-scripts") / f"{script}.py").read_text(encoding="utf-8")
+    own = re.search(r"^ +train_dataset_group\.verify_bucket_reso_steps\((\d+)\)", text, re.M)
+    assert own is not None
+    inherits = re.search(r"^ +super\(\)\.assert_extra_args\(", text, re.M)
+    return math.lcm(int(own[1]), asked_steps("train_network") if inherits else 1)
+
+
+@pytest.mark.parametrize(("architecture", "script"), SCRIPTS)
+def test_bucket_steps_are_those_that_sd_scripts_asks_for(architecture: str, script: str) -> None:
+    row = ARCHITECTURES[architecture]
+    assert row.strategies is not None
+    assert (row.strategies.divisor or row.bucket_divisor) == asked_steps(script)
 
 
 @pytest.mark.parametrize(("architecture", "script"), SCRIPTS)

@@ -240,6 +240,8 @@ def _check_sdscripts(
 
 def _check_buckets(name: str, dataset: Dataset, run: Run, model: Model) -> None:
     where, divisor = f"datasets.{name}", model.spec.bucket_divisor
+    if run.trainer is not None and model.spec.strategies is not None:
+        divisor = model.spec.strategies.divisor or divisor
     steps, _, least, most = dataset.bucketing(model.spec)
     if steps % divisor:
         what = (

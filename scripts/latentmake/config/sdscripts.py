@@ -62,6 +62,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         files=(File("--ae", "vae"), File("--clip_l", "text"), File("--t5xxl", "text.1")),
         insists=True,
         batches_text=True,
+        divisor=64,  # train_network's, which it asks besides its own
     ),
     "lumina": Strategies(
         "Lumina Image 2.0",
@@ -75,7 +76,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         batches_text=True,
         samples=True,
         side=16,
-        divisor=64,  # train_network's, which it asks besides its own
+        divisor=64,  # as Flux
         channels=16,
         caption=2_370_000,
         latents=Encoder(

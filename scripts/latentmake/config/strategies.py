@@ -148,7 +148,8 @@ class Strategies:
         batches_text: whether they take `--text_encoder_batch_size`.
         pixels: side of a latent, in pixels.
         side: sides of its own encoders' images are multiples of this, in pixels.
-        divisor: bucket steps of these must be multiples of this, in pixels.
+        divisor: its default script asks for bucket steps that are multiples of this, in pixels; 0:
+            for those that the architecture needs.
         channels: of its own encoders' latents.
         caption: bytes of a file of its own encoders' embeddings, about.
         latents: encoder of latents; None: one of ours.

@@ -66,8 +66,18 @@ def _shrink_krea() -> None:
     _shrink_config(_module("krea2.krea2_encoder").QWEN3_VL_4B_INSTRUCT_CONFIG)
 
 
+def _fill_meta_tensors(model: Any) -> None:
+    """Leave buffers of values as they are, which `to_empty` fills with whatever memory holds."""
+    import torch
+
+    for layer in model.modules():
+        for name, value in layer.named_parameters(recurse=False):
+            setattr(layer, name, torch.nn.Parameter(torch.empty_like(value, device="cpu")))
+
+
 def _shrink_ideogram() -> None:
     module = _module("ideogram4.ideogram4_utils")
+    module._materialize_meta_tensors = _fill_meta_tensors
     _shrink_config(module.QWEN3_VL_8B_INSTRUCT_CONFIG)
     made = module.AutoEncoderParams
     module.AutoEncoderParams = lambda: made(ch=32, ch_mult=[1, 1, 1, 1], num_res_blocks=1)

@@ -86,6 +86,16 @@ def test_what_sd_scripts_refuses_is_refused_with_a_mend(
     assert said.startswith(begins) and hint in said.partition("; ")[2]
 
 
+def test_the_script_of_flux_asks_for_larger_bucket_steps_than_its_network() -> None:
+    asked = values("flux", fit="bucket", bucket_reso_steps=32)
+    parse(asked)
+    asked["models"]["big"]["checkpoint"] = "flux.safetensors"
+    asked["runs"]["first"]["trainer"] = {"kind": "sdscripts"}
+    asked["sd_scripts"] = {"path": "sd-scripts"}
+    said = line(asked)
+    assert said.startswith("datasets.cats.bucket_reso_steps: 32 is not a multiple of 64")
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
