@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
+
+import numpy as np  # noqa: F401 -- else imported by the first file, as a part of its time
+import xxhash  # noqa: F401
 
 from latentmake.errors import CacheError
 from latentmake.files import verified
@@ -16,6 +21,7 @@ __all__ = ["Content", "Reading", "read", "read_all"]
 _LEAST_THREADS = 2
 _SHARE = 16 << 20  # bytes of the files that a thread is given at a time
 _MOST = 256  # files likewise
+_AHEAD = 8  # times as many shares as threads are read before what is faster is asked again
 _REWRITTEN = "rewritten by another program"
 
 
@@ -105,18 +111,39 @@ def _examined(file: Reading, found: verified.Checked | None) -> Content:
 def read_all(files: Sequence[Reading], threads: int) -> Iterator[tuple[int, Content]]:
     """Yield the number of each file and its content.
 
-    Reading and hashing let other threads run; a network file system needs several at a time.
+    Reading and hashing let other threads run, and a network file system needs several at a time.
+    But for small files at hand threads pass Python's lock to and fro, which takes some machines
+    longer than reading: what was faster last decides for files of like size.
 
     Args:
         files: to read.
         threads: cores that may be used.
     """
-    with ThreadPoolExecutor(max(threads, _LEAST_THREADS)) as pool:
-        for found in pool.map(_read_share, _shares([*enumerate(files)])):
-            yield from found
+    most = max(threads, _LEAST_THREADS)
+    waiting = deque(_shares([*enumerate(files)]))
+    pace: dict[tuple[int, bool], float] = {}  # seconds a byte
+    with ThreadPoolExecutor(most) as pool:
+        while waiting:
+            kind = _kind(waiting[0])
+            apart, together = pace.get((kind, False)), pace.get((kind, True))
+            several = apart is not None and (together is None or together < apart)
+            count = 1 if not several else most if together is None else _AHEAD * most
+            taken = [waiting.popleft()]
+            while waiting and len(taken) < count and _kind(waiting[0]) == kind:
+                taken.append(waiting.popleft())
+            began = time.monotonic()
+            for found in pool.map(_read_share, taken):
+                yield from found
+            size = sum(each.size for share in taken for _, each in share)
+            pace[kind, several] = (time.monotonic() - began) / max(size, 1)
 
 
 _Share = list[tuple[int, Reading]]
+
+
+def _kind(share: _Share) -> int:
+    """Return a number that is the same for files of like size."""
+    return (sum(each.size for _, each in share) // len(share)).bit_length()
 
 
 def _shares(files: Sequence[tuple[int, Reading]]) -> Iterator[_Share]:
@@ -128,7 +155,8 @@ def _shares(files: Sequence[tuple[int, Reading]]) -> Iterator[_Share]:
         if size >= _SHARE or len(share) == _MOST:
             yield share
             share, size = [], 0
-    yield share
+    if share:
+        yield share
 
 
 def _read_share(share: _Share) -> list[tuple[int, Content]]:
