@@ -53,7 +53,7 @@ def photograph(name: str, target: Path, part: str, window: tuple[int, int] = SIZ
 
 def keep(picture: Path, target: Path) -> None:
     """Write a picture with a palette, for a third of the bytes."""
-    image = Image.open(picture).convert("RGB")
+    image = Image.open(picture, formats=["PNG"]).convert("RGB")
     image.quantize(256).save(target, optimize=True)
 
 

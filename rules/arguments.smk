@@ -8,14 +8,20 @@ from io import StringIO
 from latentmake.config.document import check_files
 from latentmake.entry import exit_on_mistake
 from latentmake.exchange.datasets_toml.order import imported_run
+from latentmake.plan.targets import as_words
 from snakemake.cli import parse_args
 
 
 def read_arguments():
-    """Return what Snakemake was called with, profiles included; it says so itself already."""
+    """Return what Snakemake was called with, profiles included; it says so itself already.
+
+    A page that is asked for by its file stands there by its word, such as `report_{run}`.
+    """
     called = Path(sys.argv[0]).stem in ("snakemake", "__main__")
     with redirect_stderr(StringIO()):
-        return parse_args(sys.argv[1:] if called else [])[1]
+        found = parse_args(sys.argv[1:] if called else [])[1]
+    found.targets = as_words(found.targets or [])
+    return found
 
 
 ASKED = read_arguments()

@@ -4,6 +4,8 @@
 
 # Jobs inherit it: threads that wait actively halve the speed of everything beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# So that a GPU has the same number for CUDA as for nvidia-smi.
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 from functools import partial
 
@@ -40,7 +42,7 @@ with exit_on_mistake():
 SESSION = Session(
     VALUES,
     options=OPTIONS,
-    targets=ASKED.targets or [],
+    targets=ASKED.targets,
     main=workflow.is_main_process and not (ASKED.lint or ASKED.unlock),
     force=bool(ASKED.forceall or ASKED.force or ASKED.forcerun),
     dry=bool(ASKED.dryrun),
@@ -85,7 +87,7 @@ def resources_of(kind, job=None):
 def check_targets():
     """Exit with one line at the first unknown target."""
     SESSION.check_targets(
-        ASKED.targets or [],
+        ASKED.targets,
         {each.name for each in workflow.rules if not each.has_wildcards()},
         lambda target: any(each.is_producer(target) for each in workflow.rules),
     )

@@ -4,13 +4,15 @@ from pathlib import Path
 
 from latentmake import backends
 from latentmake.entry import logged
+from latentmake.training.run_lock import run_lock
 
-with logged(snakemake.log[0]):
-    order = Path(snakemake.input.order)
-    backends.of_order(order).train(
-        order,
-        log=Path(snakemake.log[0]),
-        receipt=Path(snakemake.output.receipt),
-        threads=snakemake.threads,
-        processes=max(1, snakemake.resources.gpu),
-    )
+with logged(snakemake.log[0]) as say:
+    order, receipt = Path(snakemake.input.order), Path(snakemake.output.receipt)
+    with run_lock(receipt.parent, say):
+        backends.of_order(order).train(
+            order,
+            log=Path(snakemake.log[0]),
+            receipt=receipt,
+            threads=snakemake.threads,
+            processes=max(1, snakemake.resources.gpu),
+        )

@@ -23,10 +23,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Of all that test side by side, one process is there before and after the others.
 os.environ.setdefault(preloaded.OWNER, str(os.getpid()))
 
-# What a shell script starts in the background ignores Ctrl-C, and so does all that it starts.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+# What a shell script starts in the background ignores Ctrl-C, what `nohup` starts ignores a closed
+# terminal, and so does all that these start.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(number, handler)
 
 # Beside builds, how long an example takes says nothing. The same examples each time:
 # `--hypothesis-profile random` looks for others.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Raised when the same files and settings would be judged otherwise: which files make an item, how
 captions are read and composed, what is stale. No remembered verdict of before is then believed."""
 

@@ -5,11 +5,13 @@ SHA-256 throughout, so that `sha256sum` on a source gives the very digest in a c
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from latentmake.regular import open_regular
 
 __all__ = ["canonical", "of_bytes", "of_file", "of_lines", "of_value"]
 
@@ -36,11 +38,18 @@ def of_lines(lines: Iterable[str]) -> str:
     return of_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
 
 
-def of_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content, with a progress bar if it is large."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < _LONG:
+def of_file(path: Path, *, quiet: bool = False) -> str:
+    """Return the SHA-256 of a file's content; a large one gets a progress bar unless `quiet`.
+
+    Raises:
+        OSError: it cannot be read, or is a folder, a pipe, a socket or a device.
+    """
+    try:
+        file, size = open_regular(path)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    with file:
+        if quiet or size < _LONG:
             return hashlib.file_digest(file, "sha256").hexdigest()
         from latentmake.progress import Progress
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from latentmake.errors import UserError, storage_error
+from latentmake.files.watchdog import signals_call
 from latentmake.progress import Progress
 
 __all__ = ["exit_on_mistake", "logged"]
@@ -19,21 +20,23 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that prints a line above any progress bar and into a job's log.
 
     A user's mistake ends the process with one line and status 1; a fault of ours with a traceback,
-    in the log as well.
+    in the log as well. SIGTERM and SIGHUP end it as Ctrl-C does.
     """
     path = Path(log)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
 
         def say(line: str) -> None:
-            Progress.write(line, file=sys.stderr)
+            with contextlib.suppress(OSError):  # the terminal was closed
+                Progress.write(line, file=sys.stderr)
             # A full disk must not hide the message about it.
             with contextlib.suppress(OSError):
                 file.write(f"{line}\n")
                 file.flush()
 
         try:
-            yield say
+            with signals_call(_interrupt):
+                yield say
         except UserError as error:
             say(f"error: {error}")
             sys.exit(1)
@@ -47,6 +50,10 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
         except Exception:
             say(traceback.format_exc())
             sys.exit(1)
+
+
+def _interrupt(_number: int) -> None:
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

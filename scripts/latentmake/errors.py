@@ -10,6 +10,7 @@ __all__ = [
     "CacheError",
     "ConfigError",
     "DatasetError",
+    "DeviceError",
     "LatentmakeError",
     "ModelError",
     "SourceError",
@@ -17,6 +18,9 @@ __all__ = [
     "TrainingError",
     "UserError",
     "first_line",
+    "is_device_fault",
+    "is_out_of_memory",
+    "is_surely_memory",
     "storage_error",
 ]
 
@@ -60,6 +64,10 @@ class CacheError(UserError):
     """A cache file is damaged, foreign, or holds values that no encoder should give."""
 
 
+class DeviceError(UserError):
+    """A GPU is out of memory, lost or not visible: no fault of an item, so the job stops."""
+
+
 class StorageError(UserError):
     """The disk is full or cannot be written, or something is in the way."""
 
@@ -96,6 +104,41 @@ def storage_error(error: Exception, where: str | os.PathLike[str]) -> StorageErr
     what, hint = fault
     hint = f"{hint} and give the same command again: finished work is kept"
     return StorageError(what, where=where, hint=hint)
+
+
+# Words of torch's allocators for CUDA, Apple's GPUs and the CPU; and of cuDNN and cuBLAS, which
+# fail like this where no memory is left for their own buffers.
+_OUT_OF_MEMORY = re.compile(
+    "out of memory|OutOfMemory|cudaErrorMemoryAllocation|can't allocate memory|not enough memory"
+    "|Invalid buffer size|_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
+    "|unable to find an engine to execute this computation"
+)
+_DEVICE_FAULT = re.compile(
+    "(?:CUDA|HIP|cuDNN|MIOpen)(?: driver| unknown)? error|(?:CU|HIP)[A-Z]+_STATUS_"
+    "|no kernel image|NVIDIA driver|No (?:CUDA|HIP) GPUs",
+    re.IGNORECASE,
+)
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Return whether an error's message says that memory of a GPU or the machine is short.
+
+    A single sample can fail with the words of cuDNN and cuBLAS for other reasons: repeat them.
+    """
+    return _OUT_OF_MEMORY.search(message) is not None
+
+
+def is_surely_memory(message: str) -> bool:
+    """Return whether a message of `is_out_of_memory` can mean nothing else.
+
+    cuDNN and cuBLAS say the same of a GPU that they have no kernels for.
+    """
+    return "unable to find an engine" not in message and "_STATUS_NOT_INITIALIZED" not in message
+
+
+def is_device_fault(message: str) -> bool:
+    """Return whether an error's message blames a GPU: no memory, no kernel, lost, in error."""
+    return is_out_of_memory(message) or _DEVICE_FAULT.search(message) is not None
 
 
 def first_line(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from latentmake.plan.orders import WorkOrder
 from latentmake.plan.parts import Plan
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan
+from latentmake.plan.processes import Jobs, enter
 from latentmake.plan.resources import Resources, resources_of
 from latentmake.plan.single import single
 from latentmake.plan.targets import (
@@ -84,6 +85,7 @@ class Session:
         self._targets = targets
         self._imports = imported is not None
         self._side_by_side = side_by_side
+        self._jobs: Jobs | None = None
         self._buildable = dict(buildable or {})
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self.pages: list[Page] = []
@@ -91,6 +93,8 @@ class Session:
         with exit_on_mistake():
             if main:
                 workspace.check(home, dry=dry)
+                if not dry:
+                    self._entered = enter(cluster=side_by_side is None)
             if imported is not None:
                 self._plan_import(imported, values)
                 return
@@ -202,6 +206,8 @@ class Session:
 
     def begin(self) -> None:
         """Clean up, and keep what jobs will replace: after Snakemake locked, before any job."""
+        if self._main and self._side_by_side is not None:
+            self._jobs = Jobs()
         if not self._imports:
             orders = self.plan.orders + [order for order, stale in self._singles.values() if stale]
             alone = any(each.order.confirm for each in self._prunings)
@@ -212,6 +218,8 @@ class Session:
 
     def end(self, *, succeeded: bool) -> None:
         """Note what a build made, and clean up if it succeeded, before Snakemake unlocks."""
+        if self._jobs is not None:
+            self._jobs.end()
         if not self._imports:  # nothing says how much the store may keep
             self._build.end(self.config.store.keep, succeeded=succeeded)
             if succeeded and self._prunings:

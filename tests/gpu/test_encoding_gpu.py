@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +19,12 @@ from diffusers import AutoencoderKL
 from latentmake.caches.batch_sizes import BatchSizes
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded, load
+from latentmake.caches.encoders.device import held_by_others
 from latentmake.caches.encoders.measured import free_memory, watch_of
 from latentmake.caches.encoders.transfer import download, stacked, upload
 from latentmake.caches.inputs import Sample
 from latentmake.config import Model
+from latentmake.errors import DeviceError
 from latentmake.plan.orders import WorkItem, WorkOrder
 from order_world import order, silent
 from PIL import Image
@@ -230,6 +237,112 @@ def test_batch_sizes_keep_within_memory_and_are_remembered(
     assert 1 <= size <= 8 and 0 < taken < free
     again = load.encoder(work, threads=2, say=silent)
     assert again.sizes is not None and again.sizes.of((side, side, 3)) == size
+
+
+OTHER = """
+import sys, torch
+free, _ = torch.cuda.mem_get_info()
+kept = torch.empty(free - int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+print("full", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def filled(left: int) -> Iterator[None]:
+    """Let another program hold the device's memory but for some bytes."""
+    torch.cuda.empty_cache()
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(left)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with other:
+        assert other.stdout is not None and other.stdin is not None
+        assert other.stdout.readline().strip() == "full"
+        yield
+        other.stdin.close()
+
+
+def said_by(code: str, **environment: str) -> str:
+    """Return the one line that a process of its own prints."""
+    scripts = str(Path(carry_out.__code__.co_filename).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": scripts, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    return line
+
+
+def skipping(work: WorkOrder) -> WorkOrder:
+    settings = work.dataset_settings.model_copy(update={"on_error": "skip"})
+    return replace(work, dataset_settings=settings)
+
+
+def test_another_program_that_fills_the_device_makes_no_item_faulty() -> None:
+    model, side = vae("float32"), 1024
+    work = skipping(latents_order(model, images(12, side), side))
+    encoder = load.encoder(work, threads=2, say=silent)
+    list(encoder.encode(pictures(1, 64)))  # the libraries have their workspaces
+    with filled(64 << 20):
+        held, total = held_by_others()
+        assert held > 0.5 * total
+        with pytest.raises(DeviceError, match="memory does not suffice") as caught:
+            carry_out(work, Path("receipt.json"), say=silent, threads=2, encoder=encoder)
+        assert "\n" not in str(caught.value) and not Path("receipt.json").exists()
+    receipt = carry_out(work, Path("receipt.json"), say=silent, threads=2, encoder=encoder)
+    assert receipt.counts["encoded"] + receipt.counts["kept"] == 12 and receipt.faults == []
+
+
+def test_an_item_too_large_for_a_device_of_its_own_is_faulty_and_stops_no_other(
+    little_memory: Callable[[int], None],
+) -> None:
+    model = vae("float32")
+    work = skipping(latents_order(model, images(4, 256), 256))
+    (large,) = latents_order(model, {"large": Path("data/000.png")}, 1024).items
+    encoder = load.encoder(work, threads=2, say=silent)
+    peak = peak_of(encoder, pictures(1, 256))
+    held, total = held_by_others()
+    if held > total // 4:
+        pytest.skip("other programs hold much of the device")
+    little_memory(3 * peak)
+    both = replace(work, items=(large, *work.items))
+    receipt = carry_out(both, Path("receipt.json"), say=silent, threads=2, encoder=encoder)
+    assert [fault["stem"] for fault in receipt.faults] == ["large"]
+    assert receipt.counts["encoded"] == 4
+
+
+def test_a_context_that_is_dead_stops_the_job_in_one_line() -> None:
+    """An assertion on the device ends its context: in a process of its own."""
+    code = """
+import torch
+from latentmake.caches.encoders.device import attempt
+from latentmake.errors import DeviceError
+try:
+    attempt(lambda: torch.zeros(2, device="cuda")[torch.tensor([5], device="cuda")].cpu())
+except DeviceError as error:
+    print(error)
+"""
+    assert said_by(code).startswith("GPU: CUDA error: ")
+
+
+def test_a_gpu_that_is_hidden_from_torch_alone_is_refused() -> None:
+    code = """
+from latentmake.caches.encoders.device import pick_device
+from latentmake.errors import DeviceError
+try:
+    print(pick_device().type)
+except DeviceError as error:
+    print(error)
+"""
+    assert said_by(code, CUDA_VISIBLE_DEVICES="99").startswith("GPU 99: torch ")
+    assert said_by(code, CUDA_VISIBLE_DEVICES="") == "cpu"
 
 
 def test_a_job_keeps_the_device_busy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 from latentmake.training.loop.result import RunFiles
 from PIL import Image
 from safetensors.torch import load_file
-from trainer_world import make_order, train, write_order
+from trainer_world import make_order, make_training, train, write_order
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,6 +71,19 @@ def test_a_deterministic_training_resumes_to_the_bit(tmp_path: Path, optimizer: 
     train(path, log=log, receipt=receipt)  # goes on from step 5
     assert files.weights.read_bytes() == expected
     assert "resumed from step 5" in log.read_text()
+
+
+def test_a_step_that_fp16_skips_advances_no_learning_rate(tmp_path: Path) -> None:
+    order = make_order(tmp_path, mixed_precision="fp16", lr_scheduler="linear", ema_decay=0.9)
+    learner = make_training(order).learner
+    for factor, moves in ((1.0, True), (math.inf, False), (1.0, True)):
+        before = learner.rate
+        loss = sum(each.square().sum() for each in learner.parameters)
+        learner._accelerator.backward(factor * loss)
+        learner.clip()
+        learner.step()
+        assert (learner.rate != before) == moves
+    assert learner.state()[1]["average"]["optimization_step"] == 2
 
 
 def test_a_compiled_network_learns(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def make(folder: Path, micro: Path, **changes: Any) -> ClusterProject:
     project = ClusterProject.make(folder, {**world.config(), "cluster": CLUSTER, **changes}, micro)
     world.make_dataset(project / "data/shapes")
     assert isinstance(project, ClusterProject)
+    project.compute_on_the_cpu()
     return project
 
 

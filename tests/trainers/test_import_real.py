@@ -33,10 +33,12 @@ from latentmake.layouts import kind_of, size_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan
 from latentmake.plan.planner import make_plan
+from latentmake.sources.caption_files import read_caption
 
 pytestmark = pytest.mark.real_trainer
 
 IMAGES = {"ant.png": (200, 120), "bee.jpg": (64, 64), "cat.webp": (80, 180), "DOG.PNG": (130, 70)}
+SEVERAL_LINES = b"a caption of \r\n\r\nseveral lines\r\n"
 VIDEOS = {"one.mp4": 48, "two.mp4": 27}
 GENERAL = '[general]\nresolution = [960, 544]\ncaption_extension = ".txt"\nenable_bucket = true\n'
 
@@ -159,7 +161,7 @@ def _targets(layout: Any, settings: Any, item: Any, part: str) -> Iterator[Found
     if layout.name == "musubi" or layout.name.startswith("musubi-"):
         (named,) = layout.named("", f"text@{part}", item.stem, None, settings)
         text = named.path.rpartition("/")[2]
-    caption = Path(item.caption).read_text().strip() if item.caption else ""
+    caption = read_caption(item.caption) if item.caption else ""
     tags: list[str] | None = [caption if item.texts is None else item.texts[0]]
     if item.texts is not None and settings.captions is not None:
         drops = settings.captions.caption_tag_dropout_rate
@@ -209,6 +211,7 @@ def put_files_of_musubi(root: Path) -> None:
             for ending in endings:
                 world.draw(root / f"{folder}/{Path(name).stem}{ending}png", number, (70, 70))
     put_images(root / "listed")
+    (root / "image_dir/ant.txt").write_bytes(SEVERAL_LINES)
 
 
 def documented(page: Path) -> list[str]:
@@ -349,7 +352,10 @@ def put_files_of_sdscripts(root: Path) -> None:
     tags = {"caption": "a list says", "tags": "one, two"}
     entries = {name: tags for name in IMAGES if name != "bee.jpg"}
     (root / "C:\\piyo\\piyo_md.json").write_text(json.dumps(entries))
+    entries["ant.png"] = {"caption": "listed in\nseveral lines", "tags": "three"}
+    (root / "C:\\piyo\\piyo_md.json").write_text(json.dumps(entries))
     put_images(root / "path/to/image_dir")
+    (root / "path/to/image_dir/ant.txt").write_bytes(SEVERAL_LINES)
     put_images(root / "path/to/image/directory")
     put_images(root / "full")
     rows = [{"image_path": str(root / f"full/{name}"), "caption": name} for name in IMAGES]

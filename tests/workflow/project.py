@@ -213,6 +213,12 @@ class Project:
         files = sorted((self / "met").iterdir(), key=lambda path: path.stat().st_mtime_ns)
         return [path.read_text() for path in files]
 
+    def compute_on_the_cpu(self) -> None:
+        """Let encoding jobs and trainings compute there: torch sees none of the GPUs they hold."""
+        code = "from latentmake.caches.encoders import device\ndevice.visible = list\n"
+        self._begin_script("encode.py", code)
+        self._begin_script("train.py", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n")
+
     def _begin_script(self, name: str, code: str) -> None:
         entry = self / "scripts" / name
         entry.write_text(code + entry.read_text(encoding="utf-8"), encoding="utf-8")

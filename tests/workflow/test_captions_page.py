@@ -38,6 +38,21 @@ def rows(project: Project) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def test_a_page_asked_for_by_its_file_is_as_new_as_one_asked_for_by_its_word(
+    shown: Project,
+) -> None:
+    before = rows(shown)
+    caption = shown / "data/shapes/bee.txt"
+    text = caption.read_text()
+    caption.write_text("a bee")
+    shown.run("reports/captions_tiny.html")
+    assert "a bee" in [row["text"] for row in rows(shown)]
+    caption.write_text(text)
+    shown.run("reports/captions_tiny.jsonl")
+    assert rows(shown) == before
+    assert "report_tiny" in shown.run("-n", "reports/report_tiny.html").output
+
+
 def test_a_line_says_of_each_text_what_every_encoder_sees(shown: Project) -> None:
     found = rows(shown)
     assert [(row["stem"], row["variant"]) for row in found] == [

@@ -18,7 +18,7 @@ import world
 from project import Project
 from safetensors.torch import save_file
 
-LACKING = {"attention": "xformers", "accelerate_config": None}
+LACKING = {"optimizer": "adamw8bit", "accelerate_config": None}
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +67,10 @@ def test_every_kind_of_run_is_checked(
     result = project.run("train_tiny", check=False)
     result.one_line("error", "none.yaml does not exist")
     assert not result.jobs
-    if find_spec("xformers") is None:
+    if find_spec("bitsandbytes") is None:
         project.configure(lambda values: values["runs"]["tiny"]["trainer"].update(LACKING))
         result = project.run("train_tiny", check=False)
-        result.one_line("error", "environment: xformers is not installed")
+        result.one_line("error", "environment: bitsandbytes is not installed")
         assert not result.jobs
     other = sdscripts.make(tmp_path / "other", micro)
     sdscripts.with_trainer(other)

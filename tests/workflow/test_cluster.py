@@ -22,6 +22,7 @@ def test_as_many_jobs_run_as_there_are_gpus_each_with_its_own(fresh: Callable[[]
     world.keep(project / "data/shapes", 4)  # one more than there are GPUs
     project.configure(lambda values: values.update(batch={"items": 1}))
     project.meet_in_script("encode.py", 3)
+    project.compute_on_the_cpu()
     done = project.run("--cores", "4", "latents_tiny", CUDA_VISIBLE_DEVICES="0,1,2")
     gpus = project.met()
     assert sorted(gpus) == ["0", "1", "2"]

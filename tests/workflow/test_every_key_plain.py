@@ -193,7 +193,6 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "ema_decay"): Change(0.5),
     ("runs", "trainer", "mixed_precision"): Change("bf16"),
     ("runs", "trainer", "gradient_checkpointing"): Change(True),
-    ("runs", "trainer", "attention"): refused("xformers", "xformers"),
     ("runs", "trainer", "deterministic"): Change(True),
     ("runs", "trainer", "seed"): Change(5),
     ("runs", "trainer", "checkpointing_steps"): Change(2),

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import world
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import read_header
-from project import NOTHING, ROOT, Counts, Project, kill_group, stopped
+from project import NOTHING, ROOT, Counts, Project, kill_group, stopped, wait_until
 
 STEMS = [f"item{number}" for number in range(8)]
 FINISHED = 3
@@ -128,13 +131,43 @@ def test_killing_everything_at_once_costs_no_finished_item(stopping: Project) ->
     finished = len(sound(stopping))
     assert FINISHED <= finished < len(STEMS)
     stopping.assert_all_whole()
-    # Snakemake itself cannot know that nobody holds its lock any more, and says what to do.
+    # Of a build of another machine nobody can know here whether it lives.
+    (machine,) = (stopping / ".snakemake/locks").glob("*.machine")
+    machine = machine.rename(machine.with_name("elsewhere.machine"))
     locked = stopping.run("caches_tiny", check=False)
     assert locked.returncode != 0
     locked.one_line("--unlock")
-    stopping.run("--unlock")
+    machine.rename(machine.with_name(f"{socket.gethostname()}.machine"))
     assert len(sound(stopping)) == finished
     _finishes(stopping, finished)
+
+
+def test_no_training_outlives_its_build_and_the_same_command_goes_on(built: Project) -> None:
+    trainer = {**world.training(), "steps": 1_000_000, "checkpointing_steps": 1}
+    built.configure(lambda config: config["runs"]["tiny"].update(trainer=trainer))
+    states = built / "runs/tiny/checkpoints"
+    for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGTERM):
+        before = {*states.glob("step-*")}
+        running = built.start("train_tiny")
+        wait_until(lambda: {*states.glob("step-*")} - before, running)  # noqa: B023
+        training = _working_in(built.folder)
+        assert len(training) > 3
+        running.send_signal(number)
+        assert running.wait(timeout=600) != 0
+        _, alive = psutil.wait_procs(training, timeout=60)
+        assert not alive
+        said = (built / "started.txt").read_text()
+        assert "Traceback" not in said, said
+
+
+def _working_in(folder: Path) -> list[psutil.Process]:
+    """Return the processes whose working folder this is."""
+    found = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if each.cwd() == str(folder):
+                found.append(each)
+    return found
 
 
 def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(

@@ -215,7 +215,7 @@ def test_an_edited_caption_or_image_trains_again_on_what_changed_alone(built: Pr
     built.run("train_tiny")
     (built / "data/shapes/ant.txt").write_text("a purple\ncircle\n")
     result = built.run("train_tiny")
-    assert ["ant.png", "a purple circle"] in called(folder)["items"]
+    assert ["ant.png", "a purple"] in called(folder)["items"]  # of several lines the first
     result.one_line("0 files linked, 2 written", "25 unchanged, 0 removed")
     world.draw(built / "data/shapes/sub/cat.png", 77, (100, 160))
     result = built.run("train_tiny")

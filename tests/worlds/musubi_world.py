@@ -126,7 +126,6 @@ def stand_in(
     *,
     scripts: str = ".",
     without: tuple[str, ...] = (),
-    refuses_sage: bool = False,
     counts: bool = False,
     own_venv: bool = True,
 ) -> Path:
@@ -136,7 +135,6 @@ def stand_in(
         folder: gets it.
         scripts: where in it the scripts lie.
         without: flags that it does not know.
-        refuses_sage: it knows `--sage_attn` and raises.
         counts: its states say how far they came, and it goes on counting from there.
         own_venv: it has an environment of its own, without any package.
     """
@@ -148,11 +146,7 @@ def stand_in(
         if name not in without
     ]
     lines += [f'    parser.add_argument("--{name}")' for name in VALUES if name not in without]
-    body = _BODY
-    if refuses_sage:
-        lines_after = '\n    if args.sage_attn:\n        raise ValueError("not for training")\n'
-        body = body.replace("\n    mood =", f"{lines_after}    mood =", 1)
-    program = _HEAD.format(counts=counts) + "\n".join(lines) + body + "\n\nmain()\n"
+    program = _HEAD.format(counts=counts) + "\n".join(lines) + _BODY + "\n\nmain()\n"
     (place / "wan_train_network.py").write_text(program, encoding="utf-8")
     if own_venv and not (folder / "venv").exists():
         venv.create(folder / "venv", symlinks=True)

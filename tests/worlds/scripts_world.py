@@ -34,6 +34,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PASSES = {passes!r}
 HEADER = {header!r}
 MOODS = json.load(open(os.path.join(HERE, "moods.json")))
+OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {{"__module__": "torch"}})
+SHORT = OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+encoded = []
 
 
 def header_of(path):
@@ -64,8 +67,13 @@ def save(path, names, metadata, fill):
 def encode(path, caption, block, names):
     stem = os.path.splitext(os.path.basename(path))[0]
     mood = MOODS.get(stem)
+    if len(caption) > MOODS.get("room", 1000) or len(encoded) >= MOODS.get("crowded after", 1000):
+        raise SHORT
+    encoded.append(stem)
     if mood == "raise":
-        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        raise RuntimeError("Kernel size can't be greater than actual input size")
+    if mood == "lost":
+        raise RuntimeError("CUDA error: unspecified launch failure")
     if mood == "name":
         raise ValueError(f"Image or video size too small: {{path}} and 0 more, size: (4, 4)")
     if mood == "second pass" and names == PASSES[-1]:
@@ -132,6 +140,8 @@ def main():
             "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find "
             "them in the cached files.\\nCheck your internet connection or see how to run offline."
         )
+    if MOODS.get("") == "crowded":
+        raise SHORT
     if MOODS.get("") == "load":
         raise KeyError("encoder.conv_in.weight")
     for names in PASSES:
@@ -189,9 +199,10 @@ def order(
     architecture: str = "z_image",
     parts: Sequence[str] = ("64",),
     captions: Mapping[str, str] | None = None,
+    stems: Sequence[str] = STEMS,
     **model: Any,
 ) -> WorkOrder:
-    """Return an order for six pictures, or for their captions, below the working directory."""
+    """Return an order for some pictures, or for their captions, below the working directory."""
     texts = ["models/text", "models/text2"] if architecture == "hunyuan_video" else "models/text"
     for name in ("vae", "text", "text2"):
         Path("models").mkdir(exist_ok=True)
@@ -200,11 +211,11 @@ def order(
     settings = Model.model_validate(section)
     layout = layouts.of(settings.layout_name)
     items = []
-    for number, stem in enumerate(STEMS):
+    for number, stem in enumerate(stems):
         source = Path(f"data/{stem}.png")
         source.parent.mkdir(exist_ok=True)
         if not source.exists():
-            Image.new("RGB", (80, 64), (40 * number, 10, 10)).save(source)
+            Image.new("RGB", (80, 64), (40 * number % 256, number, 10)).save(source)
         media = Media(80, 64, 0) if kind == "latents" else None
         named = [part if kind == "latents" else f"text@{part}" for part in parts]
         targets = tuple(

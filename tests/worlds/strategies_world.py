@@ -77,8 +77,13 @@ class LuminaLatentsCachingStrategy:
         width, height = info.bucket_reso
         size = f"_{height // 8}x{width // 8}"
         values = torch.randn(16, height // 8, width // 8).numpy()
-        if mood == "raise":
+        wanted = moods()
+        self.calls = getattr(self, "calls", 0) + 1
+        crowded = self.calls in range(*wanted.get("crowded", [0]))
+        if crowded or width * height > wanted.get("room", 1 << 20):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if mood == "raise":
+            raise RuntimeError("Kernel size can't be greater than actual input size")
         if mood == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if mood == "nothing":

@@ -13,8 +13,9 @@ from types import MappingProxyType
 
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.job import ExternalEncoder, Job, Say
+from latentmake.caches.shortages import Shortages
 from latentmake.caches.stages import Stages
-from latentmake.errors import ModelError, SourceError
+from latentmake.errors import DeviceError, SourceError
 from latentmake.models import recipe
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import Receipt
@@ -38,6 +39,7 @@ def carry_out(
     lease: Lease = contextlib.nullcontext,
     load: Load | None = None,
     before: Mapping[str, str] = MappingProxyType({}),
+    shortages: Shortages | None = None,
 ) -> Receipt:
     """Carry out a work order and leave its receipt.
 
@@ -52,8 +54,10 @@ def carry_out(
         lease: holds a GPU; entered when there is something to encode, and not before.
         load: used instead of `load_encoder`.
         before: key -> file of what was made for orders before.
+        shortages: of memory, for orders before.
 
     Raises:
+        DeviceError: the device is out of memory or in error; what is finished is kept.
         SourceError: items were faulty and the dataset says `on_error: fail`; all are named.
         ModelError: the model is missing or incomplete.
         StorageError: the disk is full or cannot be written.
@@ -61,7 +65,8 @@ def carry_out(
     began, since = time.monotonic(), time.time()
     # A model that was made after planning has a recipe only now.
     made = order.recipe or recipe.make(order.kind, order.dataset_settings, order.model_settings)
-    job = Job(order, made, say, stages=Stages(threads), before=before)
+    shortages = shortages or Shortages()
+    job = Job(order, made, say, stages=Stages(threads), before=before, shortages=shortages)
     ready = [encoder] if isinstance(encoder, Loaded) else []
     started: list[float] = []
     held = contextlib.ExitStack()
@@ -141,16 +146,16 @@ def load_encoder(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loade
     gc.disable()
     try:
         from latentmake.caches.encoders import load
-        from latentmake.caches.encoders.device import within_memory
+        from latentmake.caches.encoders.device import attempt
 
-        found = within_memory(load.encoder, order, threads=threads, say=say, alone=alone)
+        found, words = attempt(load.encoder, order, threads=threads, say=say, alone=alone)
         if alone:
             gc.freeze()  # it never searches them
     finally:
         gc.enable()
     if found is None:
-        raise ModelError(
-            f"memory does not suffice for the encoders of {order.kind}",
+        raise DeviceError(
+            f"memory does not suffice for the encoders of {order.kind}: {words}",
             where=f"models.{order.model}",
             hint="end other programs and give the same command again",
         )

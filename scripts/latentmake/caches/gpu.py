@@ -1,4 +1,4 @@
-"""GPUs of this machine, each leased to one job at a time by a lock file.
+"""GPUs of this machine, each held by one job at a time by a lock file.
 
 Jobs of one user never share a GPU, whichever projects they belong to. No torch here: planning asks
 for the number of GPUs.
@@ -12,18 +12,16 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from latentmake.errors import StorageError
+from latentmake.files.locks import Lock
 
-if TYPE_CHECKING:
-    from filelock import FileLock
+__all__ = ["chosen", "hold", "lease", "visible"]
 
-__all__ = ["lease", "visible"]
-
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_ALLOCATION = "SLURM_JOB_ID"
 _POLL_SECONDS = 0.2
 _LISTED = re.compile(r"^GPU (\d+): .*\(UUID: ([\w-]+)\)", re.MULTILINE)
 
@@ -32,7 +30,8 @@ def visible() -> list[str]:
     """Return the ids of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
     for variable in _VARIABLES:
         if (named := os.environ.get(variable)) is not None:
-            return [each.strip() for each in named.split(",") if each.strip() not in ("", "-1")]
+            names = dict.fromkeys(each.strip() for each in named.split(","))
+            return [each for each in names if each not in ("", "-1")]
     for command, beginning in (
         (["nvidia-smi", "-L"], "GPU "),
         (["rocm-smi", "--showid", "--csv"], "card"),
@@ -43,54 +42,87 @@ def visible() -> list[str]:
     return []
 
 
+def chosen() -> dict[str, str]:
+    """Return the variables of this process's environment that choose GPUs."""
+    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+
+
 @contextlib.contextmanager
 def lease(say: Callable[[str], None] = lambda line: None) -> Iterator[str | None]:
-    """Lock one GPU for this process, and hide the others from later imports.
+    """Hold one GPU for an encoding job, and say which; see `hold`."""
+    with hold(1, "encoding", say) as taken:
+        say(f"GPU: {taken}" if taken else "no GPU")
+        yield taken
 
-    Waits while all are taken. A single GPU is locked only if its UUID is known: number 0 may be
-    another one for each job of a cluster. Yields its id; None on a machine without GPUs.
+
+@contextlib.contextmanager
+def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | None]:
+    """Lock some GPUs for this process, and hide the others from later imports and from children.
+
+    Waits while others hold them. A single GPU is locked only if its UUID is known: number 0 may be
+    another one for each job of a cluster. Nor is a SLURM allocation locked as a whole, which has
+    its GPUs for itself; jobs in it share them out.
+
+    Args:
+        count: any one, or the first ones by their UUID.
+        about: what they are held for, for those that wait.
+        say: told who holds them, where this waits.
+
+    Yields:
+        Their ids; None on a machine without GPUs.
 
     Raises:
         StorageError: the folder of the locks belongs to somebody else.
     """
     found = visible()
-    uuids = dict(_LISTED.findall(_output(["nvidia-smi", "-L"]))) if found else {}
-    if not found or (len(found) == 1 and found[0] not in (*uuids, *uuids.values())):
-        say(f"GPU: {found[0]}" if found else "no GPU")
-        yield found[0] if found else None
+    listed = dict(_LISTED.findall(_output(["nvidia-smi", "-L"]))) if found else {}
+    uuids = {name: _uuid(name, listed) for name in found}
+    unknown = len(found) == 1 and uuids[found[0]] not in listed.values()
+    if unknown or (_ALLOCATION in os.environ and count >= len(found)) or not found:
+        yield ",".join(found) or None
         return
     variable = next((name for name in _VARIABLES if name in os.environ), _VARIABLES[0])
-    from filelock import FileLock  # not needed while planning
-
-    folder = _folder()
+    folder, by_uuid = _folder(), sorted(found, key=lambda name: uuids[name])
     locks = {
-        name: FileLock(folder / f"gpu-{uuids.get(name, name).replace('/', '_')}.lock")
-        for name in found
+        name: Lock(folder / f"gpu-{uuids[name].replace('/', '_')}.lock", about) for name in by_uuid
     }
-    taken = _first(locks)
-    if taken is None:
-        say(f"waiting for a GPU: other jobs hold {', '.join(found)} ({folder})")
-    while taken is None:
+    with contextlib.ExitStack() as held:
+        if count == 1:
+            taken = [_first(locks, say)]
+            held.enter_context(locks[taken[0]].released())
+        else:
+            taken = by_uuid[:count]
+            for name in taken:  # in one order: two that hold some never wait for each other
+                if not locks[name].acquire():
+                    say(f"waiting for GPU {name}: {locks[name].holder()} holds it")
+                    locks[name].acquire(wait=True)
+                held.enter_context(locks[name].released())
+        os.environ[variable] = ",".join(name for name in found if name in taken)
+        try:
+            yield os.environ[variable]
+        finally:
+            os.environ[variable] = ",".join(found)
+
+
+def _uuid(name: str, listed: Mapping[str, str]) -> str:
+    """Return the UUID of a GPU by its number or the beginning of its UUID, as CUDA takes either."""
+    return listed.get(name) or next(
+        (each for each in listed.values() if each.startswith(name)), name
+    )
+
+
+def _first(locks: dict[str, Lock], say: Callable[[str], None]) -> str:
+    """Acquire the first free lock, and return its name."""
+    waits = False
+    while True:
+        for name, lock in locks.items():
+            if lock.acquire():
+                return name
+        if not waits:
+            held = "; ".join(f"{lock.holder()} holds {name}" for name, lock in locks.items())
+            say(f"waiting for a GPU: {held}")
+        waits = True
         time.sleep(_POLL_SECONDS)
-        taken = _first(locks)
-    os.environ[variable] = taken
-    say(f"GPU: {taken}")
-    try:
-        yield taken
-    finally:
-        os.environ[variable] = ",".join(found)
-        locks[taken].release()
-
-
-def _first(locks: dict[str, FileLock]) -> str | None:
-    """Acquire the first free lock, if any, and return its name."""
-    from filelock import Timeout
-
-    for name, lock in locks.items():
-        with contextlib.suppress(Timeout):
-            lock.acquire(blocking=False)
-            return name
-    return None
 
 
 def _folder() -> Path:

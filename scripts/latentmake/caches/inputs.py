@@ -80,6 +80,14 @@ class Sample(NamedTuple):
         """Shape of the pixels, or `tokens` of a caption; the same for all samples of a batch."""
         return self.tokens if isinstance(self.content, str) else self.content.shape
 
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Frames and pixels, which tell what memory it takes; `tokens` of a caption."""
+        if isinstance(self.content, str):
+            return self.tokens
+        *frames, height, width, _ = self.content.shape
+        return (*(frames or [1]), height * width)
+
 
 class Maker(Protocol):
     """Makes the clips of a file one after the other."""

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from latentmake.caches.inputs import Sample, samples_of
 from latentmake.caches.keyed_files import has_files, holds, link_of_key
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.reading import Reading, read_ahead, unreadable
-from latentmake.caches.refusals import fault_of, too_large, wrong_values
+from latentmake.caches.refusals import fault_of, skipped_before, too_large, wrong_values
+from latentmake.caches.shortages import Again, Shortages, encode_in_parts
 from latentmake.caches.stages import Stages
 from latentmake.caches.turns import Turns
-from latentmake.errors import SourceError
+from latentmake.errors import DeviceError, SourceError, is_surely_memory
 from latentmake.files import atomic, cachefile
 from latentmake.files.frames import Workers
 from latentmake.index.memo import target_stat
@@ -63,6 +65,7 @@ class Job:
         loaded: moment (time.monotonic) when another program came to the first item.
         stages: account of its time.
         before: key -> file of what this process has made for other orders.
+        shortages: of memory in this process.
     """
 
     order: WorkOrder
@@ -82,6 +85,7 @@ class Job:
     loaded: float | None = None
     stages: Stages = field(default_factory=lambda: Stages(1))
     before: Mapping[str, str] = field(default_factory=dict)
+    shortages: Shortages = field(default_factory=Shortages)
 
     def __post_init__(self) -> None:
         self._recipe_text = digest.canonical(self.recipe)
@@ -223,9 +227,7 @@ class Job:
         """Make the missing targets of some items; `load` is called when needed."""
 
         def encode(loaded: Loaded, samples: list[Sample]) -> None:
-            count = len(samples)
-            self.encode(loaded, samples)
-            progress.update(count)
+            progress.update(self.encode(loaded, samples))
 
         with Pipeline(load, encode) as pipeline:
             batches: Batches | CaptionBatches
@@ -263,43 +265,40 @@ class Job:
             fail=fail,
         )
 
-    def encode(self, loaded: Loaded, samples: list[Sample]) -> None:
-        """Encode samples of one shape, and write their targets.
+    def encode(self, loaded: Loaded, samples: list[Sample]) -> int:
+        """Encode samples of one shape, and write their targets; return how many are settled.
 
-        Out of memory: retry with half of them, with one while no other worker encodes, and with it
-        in the frugal way. If that fails too, it is refused: no target's bytes depend on how much
-        memory was free.
+        Raises:
+            DeviceError: the device is at fault, not an item; see `Shortages`.
         """
         from latentmake.caches.encoders.device import within_memory
 
-        groups = [samples]
-        while groups:
-            group = groups.pop()
-            # Small samples come several at a time; and a size is halved where memory is short.
-            size = loaded.size_of(group[0].shape)
-            if len(group) > size:
-                groups += [group[size:], group[:size]]
-                continue
-            results = within_memory(self._results, loaded, loaded.encode, group)
-            if results is None and len(group) > 1:
-                if loaded.sizes is not None:
-                    loaded.sizes.out_of_memory(group[0].shape, len(group))
-                half = len(group) // 2
-                self.say(f"out of memory with {len(group)} at once: trying half as many")
-                groups += [group[half:], group[:half]]
-                continue
-            if results is None and loaded.workers > 1 and not loaded.queues:
-                results = within_memory(self._results, loaded, loaded.encode, group, alone=True)
-            if results is None and loaded.frugal is not None:
-                self.say(f"out of memory with one of {group[0].shape}: trying it in less memory")
-                results = within_memory(self._results, loaded, loaded.frugal, group, alone=True)
+        settled, run = 0, partial(self._results, loaded)
+        again = partial(within_memory, run, loaded.encode, alone=True)
+        for group, results, words in encode_in_parts(
+            loaded, samples, run, self.shortages, self.say
+        ):
             if results is None:
-                why = too_large(group[0], self.order.model_settings)
-                self.refuse(group[0].item, group[0].key, "", *why)
+                settled += self._does_not_fit(group[0], words, again)
                 continue
+            settled += len(group)
             with self.stages.writing():
                 for sample, (tensors, metadata) in zip(group, results, strict=True):
                     self.store(sample.item, sample.key, sample.source, tensors, metadata)
+        return settled
+
+    def _does_not_fit(self, sample: Sample, words: str, again: Again) -> bool:
+        """Refuse a sample, put it off (`deliver` returns its item), or stop the job."""
+        alone, sure = len(self.order.paths) < 2, is_surely_memory(words)
+        known = sample.item.stem in self.known_faults
+        verdict = self.shortages.judge(sample, again, alone=alone, sure=sure, known=known)
+        what, hint = too_large(sample, self.order.model_settings)
+        if verdict.stop:
+            what = f"{what}, {verdict.stop}: {words}"
+            raise DeviceError(what, where=sample.item.place, hint=hint)
+        if verdict.refuse:
+            self.refuse(sample.item, sample.key, "", f"{what}: {words}", hint)
+        return verdict.refuse
 
     def _results(
         self, loaded: Loaded, encode: Encoder, samples: list[Sample], *, alone: bool = False
@@ -349,6 +348,11 @@ class Job:
 
     # -- faults -------------------------------------------------------------------------------
 
+    @cached_property
+    def known_faults(self) -> set[str]:
+        """Stems of the items that earlier builds skipped."""
+        return skipped_before(self.order, self.recipe_digest)
+
     def fail(self, item: WorkItem, content: str, line: str) -> None:
         """Note a faulty item; the job goes on with the others."""
         order, beside = self.order, {"controls": item.controls, "layers": item.layers}
@@ -377,7 +381,8 @@ class Job:
         """Link what was found elsewhere or made for other targets to the names of its targets.
 
         Returns:
-            Items whose files another build has just deleted: they must be made again.
+            Items whose files another build has just deleted, or that memory did not suffice for:
+            they must be made again.
         """
         linked: dict[str, Path] = {}
         lost: dict[tuple[str, str | None], WorkItem] = {}
@@ -393,4 +398,7 @@ class Job:
             else:
                 self.places.pop(key, None)
                 lost[item.stem, item.text] = item
-        return list(lost.values())
+        return [each._replace(targets=self._unmade(each)) for each in lost.values()]
+
+    def _unmade(self, item: WorkItem) -> tuple[Target, ...]:
+        return tuple(each for each in item.targets if each.path in self.wanted)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from latentmake.caches.inputs import Sample
 from latentmake.config import Model
+from latentmake.plan.manifest import read_lock
+from latentmake.plan.orders import WorkOrder
 
-__all__ = ["fault_of", "too_large", "wrong_values"]
+__all__ = ["fault_of", "skipped_before", "too_large", "wrong_values"]
 
 
 def fault_of(tensors: dict[str, Any], nonzero: Collection[str] | None = None) -> str | None:
@@ -44,3 +47,14 @@ def too_large(sample: Sample, model: Model) -> tuple[str, str]:
         if not getattr(model, key):
             hint += f"; `{key}: true` in the model makes all its latents again, in tiles"
     return what, hint
+
+
+def skipped_before(order: WorkOrder, recipe: str) -> set[str]:
+    """Return the stems of the items that earlier builds skipped, by the locks of the runs.
+
+    `recipe` is the digest of the recipe that is the same now.
+    """
+    fault = {"dataset": order.dataset, "model": order.model, "kind": order.kind, "recipe": recipe}
+    locks = map(read_lock, Path("runs").glob("*/dataset.lock"))
+    skipped = (each for lock in locks for each in lock.aside.get(order.dataset, ()))
+    return {each["stem"] for each in skipped if fault.items() <= each.items()}

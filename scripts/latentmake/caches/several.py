@@ -9,6 +9,7 @@ from functools import cache
 from latentmake.caches.encode import Lease, carry_out, load_encoder
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.job import ExternalEncoder, Say
+from latentmake.caches.shortages import Shortages
 from latentmake.errors import SourceError
 from latentmake.plan.orders import WorkOrder
 
@@ -35,12 +36,14 @@ def carry_out_all(
         lease: holds a GPU; entered once, when there is something to encode.
 
     Raises:
+        DeviceError: the device is out of memory or in error; the orders that are left wait.
         SourceError: orders had faulty items; all are named, and all orders were carried out.
         ModelError: the model is missing or incomplete.
         StorageError: the disk is full or cannot be written.
     """
     loaded: list[Loaded] = []
     made: dict[str, str] = {}
+    shortages = Shortages()
     faults: list[SourceError] = []
 
     def load(order: WorkOrder, threads: int, say: Say, alone: bool) -> Loaded:
@@ -62,6 +65,7 @@ def carry_out_all(
                     lease=lambda _: contextlib.nullcontext(device()),
                     load=load,
                     before=made,
+                    shortages=shortages,
                 )
                 made |= {str(values[-1]): path for path, values in receipt.targets.items()}
             except SourceError as error:

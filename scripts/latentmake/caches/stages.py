@@ -21,7 +21,7 @@ _CROWDED = 1.5  # load of a core above which threads do not wait for storage alo
 
 
 def _load() -> float:
-    return os.getloadavg()[0] / (os.cpu_count() or 1)
+    return os.getloadavg()[0] / (os.cpu_count() or 1)  # both of the whole machine
 
 
 class Clocks(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from latentmake.config.fields import Closed, Number
+from latentmake.config.fields import Closed, Number, Real
 from latentmake.config.shapes import TEXT, Shapes
 
 __all__ = ["Captions"]
@@ -31,7 +31,7 @@ class Captions(Closed):
     """Put before the caption, with a space."""
     caption_suffix: str | None = Field(None, min_length=1)
     """Put behind the caption, with a space."""
-    caption_dropout_rate: float = Field(0.0, ge=0, lt=1)
+    caption_dropout_rate: Real = Field(0.0, ge=0, lt=1)
     """Share of the variants that are the empty caption."""
     caption_dropout_every_n_epochs: Number = Field(
         0, ge=0, json_schema_extra=Shapes("text", "weights")
@@ -48,9 +48,9 @@ class Captions(Closed):
     instead of keep_tokens where it occurs."""
     token_warmup_min: Number = Field(1, ge=0)
     """Tags of a caption in the first step, besides those that are kept."""
-    token_warmup_step: float = Field(0.0, ge=0, json_schema_extra=Shapes("text", "weights"))
+    token_warmup_step: Real = Field(0.0, ge=0, json_schema_extra=Shapes("text", "weights"))
     """Step from which captions have all their tags; below 1 a share of all steps."""
-    caption_tag_dropout_rate: float = Field(0.0, ge=0, lt=1)
+    caption_tag_dropout_rate: Real = Field(0.0, ge=0, lt=1)
     """Share of the tags that are left out."""
     secondary_separator: str | None = Field(None, min_length=1)
     """Holds tags together that are shuffled and dropped as one; becomes the caption_separator."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from latentmake.config.fields import Closed, Number
+from latentmake.config.fields import Closed, Number, Real
 from latentmake.config.shapes import MACHINE, Shapes
 
 __all__ = ["Batch", "Cluster", "ClusterJob", "TrainingJob"]
@@ -20,7 +20,7 @@ class Batch(Closed):
     items: Annotated[Number, Field(ge=1)] | Literal["auto"] = 1024
     """Items (images, captions) of one batch; auto: as many as past jobs of the same model did in
     `minutes`."""
-    minutes: float = Field(10, gt=0)
+    minutes: Real = Field(10, gt=0)
     """With `items: auto`: how long a batch shall take."""
 
 

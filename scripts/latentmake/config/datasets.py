@@ -17,6 +17,7 @@ from latentmake.config.fields import (
     Ending,
     Number,
     Place,
+    Real,
     ResolutionField,
     listed,
 )
@@ -40,7 +41,7 @@ _LAYERS = Shapes("latents", layouts=("musubi",), indirect=True)
 _FRAMEPACK = Shapes("latents", layouts=("musubi",))
 
 
-_Rate = Annotated[float, Field(gt=0)] | Literal["auto"] | None
+_Rate = Annotated[Real, Field(gt=0)] | Literal["auto"] | None
 
 
 def _rate(value: object) -> object:
@@ -48,8 +49,8 @@ def _rate(value: object) -> object:
     if value is None or value == "auto":
         return value
     try:
-        rate = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        rate = 0.0 if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
         rate = 0.0
     if not 0 < rate < math.inf:
         raise ValueError("should be a number of frames a second above 0, or auto")

@@ -1,8 +1,8 @@
 """Check of configuration files as text: encoding, syntax, repeated keys.
 
-Snakemake reads them itself, but names no line of a mistake and keeps the last of two equal keys. So
-this check comes first: for files named on the command line from the profile, for any file from the
-Snakefile.
+Snakemake reads them itself, but names no line of a mistake, keeps the last of two equal keys, and
+runs Python code of a file that asks for it. So this check comes first: for files named on the
+command line from the profile, for any file from the Snakefile.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from latentmake.errors import ConfigError
 
 __all__ = ["check_command", "check_file", "check_files"]
 
+_VALUES, _DEPTH = 100_000, 100  # of a file, with whatever its aliases stand for
+_BYTES = 4_000_000
+_LONGEST_NUMBER = 1000  # characters: PyYAML takes hours for a million of them
 _TOP = "write the sections datasets, models and runs; see config/README.md"
 
 
@@ -45,14 +49,23 @@ def check_files(files: Iterable[str | Path]) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Check encoding, syntax and repeated keys of a configuration file.
+    """Check encoding, syntax, size and repeated keys of a configuration file; refuse templates.
 
     Raises:
         ConfigError: the first mistake, with its line.
     """
     try:
-        if stat.S_ISFIFO(path.stat().st_mode):
-            return  # a pipe can be read once: by Snakemake
+        mode, size = path.stat().st_mode, path.stat().st_size
+        if stat.S_ISFIFO(mode) and path.is_relative_to("/dev/fd"):
+            return  # a pipe can be read once: by Snakemake, which takes nothing but JSON from it
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            hint = "name a file that can be read"
+            raise ConfigError("is no regular file", where=path, hint=hint)
+        if stat.S_ISREG(mode) and size > _BYTES:
+            what = f"has {size} bytes, more than the {_BYTES} of any configuration"
+            raise ConfigError(
+                what, where=path, hint="write prompts and lists into files of their own"
+            )
         data = path.read_bytes()
     except FileNotFoundError:
         raise _missing(path) from None
@@ -67,6 +80,8 @@ def check_file(path: Path) -> None:
         raise _mistake(path, line, what, "save the file in UTF-8") from None
     try:
         values = json.loads(text, object_pairs_hook=lambda pairs: _unique(path, pairs))
+        if _depth(values) > _DEPTH:
+            raise RecursionError
     except (ValueError, RecursionError):
         _check_yaml(path, text)
     else:
@@ -92,10 +107,15 @@ def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object
     """Return the values of a JSON object without repeated keys."""
     values = dict(pairs)
     if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ConfigError(f"the key `{twice}` occurs twice", where=path, hint="write it once")
     return values
+
+
+def _depth(value: object) -> int:
+    """Return the depth of a value of a JSON file."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, parts), default=0)
 
 
 def _check_yaml(path: Path, text: str) -> None:
@@ -109,8 +129,9 @@ def _check_yaml(path: Path, text: str) -> None:
             what = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
             line = node.start_mark.line
             raise _mistake(path, line, f"{what} is in the place of sections", _TOP)
-        values = loader.construct_document(node)
-        json.dumps(values, default=str, skipkeys=True)  # which finds a section that holds itself
+        _measure(node, {})
+        if not isinstance(loader.construct_document(node), dict):
+            raise _mistake(path, node.start_mark.line, "the sections are no mapping", _TOP)
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
         what = f"the character U+{error.character:04X} is not allowed"
@@ -124,13 +145,66 @@ def _check_yaml(path: Path, text: str) -> None:
         raise _mistake(path, line, what, error.note or hint) from None
     except RecursionError:
         raise ConfigError("is nested too deeply", where=path, hint=hint) from None
-    except ValueError as error:
-        what = f"has a value that cannot be read: {error}"
-        raise ConfigError(what, where=path, hint="write it in quotes") from None
+    except (ValueError, OverflowError):  # of \UFFFFFFFF
+        what = "a character stands there that does not exist"
+        raise _mistake(path, loader.line, what, hint) from None
+
+
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Return the number of values that a node stands for, and its depth.
+
+    Args:
+        node: a scalar, list or section.
+        known: results by the nodes' ids; None for those that hold this one.
+
+    Raises:
+        MarkedYAMLError: it holds itself, too many values, or too deep ones.
+    """
+    if id(node) not in known:
+        known[id(node)] = None
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            parts = [each for pair in parts for each in pair]
+        inner = [_measure(each, known) for each in parts]
+        values = 1 + sum(number for number, _ in inner)
+        depth = 1 + max((depth for _, depth in inner), default=0)
+        if values > _VALUES:
+            what = f"with its aliases, this stands for more than {_VALUES} values"
+            raise yaml.MarkedYAMLError(None, None, what, node.start_mark, "write fewer")
+        if depth > _DEPTH:
+            raise yaml.MarkedYAMLError(None, None, "this is nested too deeply", node.start_mark)
+        known[id(node)] = values, depth
+    found = known[id(node)]
+    if found is None:
+        what = "a section or list holds itself"
+        raise yaml.MarkedYAMLError(None, None, what, node.start_mark, "write its values there")
+    return found
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's, but for keys that are no words, or repeated in their section."""
+    """PyYAML's, but for keys that are no words or repeated, templates, and values of wrong type."""
+
+    values = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.values += 1
+        if self.values > _VALUES:
+            what, mark = f"there are more than {_VALUES} values", self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(None, None, what, mark, "write fewer")
+        return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            if node.tag.endswith((":int", ":float")) and len(node.value) > _LONGEST_NUMBER:
+                raise ValueError(f"it has {len(node.value)} characters")
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:  # PyYAML lets through whatever its conversions raise
+            kind = node.tag.replace("tag:yaml.org,2002:", "!!")
+            what = f"`{node.value:.40}` cannot be read as {kind} ({error})"
+            mark = node.start_mark
+            raise yaml.MarkedYAMLError(None, None, what, mark, "write it in quotes") from None
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -140,8 +214,11 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 what = "a key is a list or section"
                 raise yaml.MarkedYAMLError(None, None, what, mark, "write a word")
-            if key.value == "<<" or key.value.startswith("?"):
-                continue  # a merge, or a template's condition
+            if key.value == "<<":
+                continue
+            if key.value == "__use_yte__":
+                what = "`__use_yte__` would run Python code of this file"
+                raise yaml.MarkedYAMLError(None, None, what, mark, "write values, and no template")
             if (key.tag, key.value) in lines:
                 first = lines[key.tag, key.value] + 1
                 what = f"the key `{key.value}` occurs twice, first in line {first}"

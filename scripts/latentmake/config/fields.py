@@ -29,6 +29,7 @@ __all__ = [
     "Name",
     "Number",
     "Place",
+    "Real",
     "Resolution",
     "ResolutionField",
     "expanded",
@@ -70,6 +71,7 @@ def _no_truth(value: object) -> object:
 
 
 Number = Annotated[int, BeforeValidator(_no_truth)]
+Real = Annotated[float, BeforeValidator(_no_truth)]
 
 
 def expanded(path: str) -> str:
@@ -121,8 +123,8 @@ class Resolution(BaseModel):
     """A target size in pixels; for `fit: bucket`, its area is what the buckets keep."""
 
     model_config = ConfigDict(frozen=True)
-    width: Annotated[int, Field(gt=0, le=MAX_SIDE)]
-    height: Annotated[int, Field(gt=0, le=MAX_SIDE)]
+    width: Annotated[Number, Field(gt=0, le=MAX_SIDE)]
+    height: Annotated[Number, Field(gt=0, le=MAX_SIDE)]
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from latentmake.config.fields import Closed, DiskPath, Number, ResolutionField, listed
+from latentmake.config.fields import Closed, DiskPath, Number, Real, ResolutionField, listed
 from latentmake.config.prompts import with_prompt_file
 from latentmake.config.shapes import CLIPS, Shapes
 
@@ -76,9 +76,9 @@ class Generation(Closed):
     """Size of the clips; by default the run's first resolution."""
     num_inference_steps: Number = Field(50, ge=1)
     """Denoising steps of a clip."""
-    guidance_scale: float = Field(5.0, ge=1)
+    guidance_scale: Real = Field(5.0, ge=1)
     """Classifier-free guidance; 1 is none."""
-    flow_shift: float | None = Field(None, gt=0)
+    flow_shift: Real | None = Field(None, gt=0)
     """Shift of the timesteps; by default that of the training."""
     scheduler: Literal["unipc", "euler"] = "unipc"
     """Solver: diffusers' UniPCMultistepScheduler, as in Wan's pipelines, or Euler steps."""

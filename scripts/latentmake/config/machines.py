@@ -99,9 +99,7 @@ class Publish(Closed):
     caches: bool = True
     """Encode here and publish the caches. `false`: encode nothing here; the published scripts make
     the caches on the trainer's machine."""
-    attention: (
-        Literal["sdpa", "flash_attn", "flash3", "xformers", "sage_attn", "mem_eff_attn"] | None
-    ) = None
+    attention: Literal["sdpa", "flash_attn", "flash3", "xformers", "mem_eff_attn"] | None = None
     """Attention of the trainer's machine; by default the trainer's, where `auto` is `sdpa`."""
     num_processes: Number | None = Field(None, ge=1)
     """--num_processes of accelerate launch in the published scripts."""

@@ -23,6 +23,7 @@ __all__ = ["Answer", "answers", "line_of", "nearest", "refuse_unknown"]
 Location = tuple[int | str, ...]
 Answer = str | Mapping[str, str]
 _PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
+_LONGEST = 200  # characters of a value in a message
 _PLACE = re.compile(
     r"(?P<section>(?:datasets|models|runs)\.NAME(?:\.[a-z_]+)*)\.(?P<key>[a-z_]+.*)"
 )
@@ -58,7 +59,7 @@ def answers() -> Mapping[str, Answer]:
 def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, object]) -> str:
     """Return the line for one of pydantic's errors about values of a configuration."""
     location, context = error["loc"], error.get("ctx") or {}
-    where = shown(location)
+    where = shown(location)[:1000]
     if isinstance(context.get("error"), ConfigError):
         return str(context["error"])
     if error["type"] == "extra_forbidden":
@@ -74,7 +75,8 @@ def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, obj
         return str(ConfigError(error["msg"], where=f"{where}.{context['key']}", hint="add it"))
     what, hint = _rule(error)
     if not isinstance(error["input"], dict | BaseModel):
-        what = f"{json.dumps(error['input'], default=str, ensure_ascii=False)} {what}"
+        value = json.dumps(error["input"], default=str, ensure_ascii=False)
+        what = f"{value if len(value) <= _LONGEST else f'{value[:_LONGEST]}...'} {what}"
     return str(ConfigError(what, where=where.removesuffix(".[key]"), hint=hint))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from latentmake.config.fields import expanded
+from latentmake.regular import read_regular
 
 __all__ = ["with_prompt_file"]
 
@@ -22,7 +22,7 @@ def with_prompt_file(values: Any) -> Any:
         raise ValueError("has both `prompts` and `prompt_file`: leave one out")
     name = expanded(values["prompt_file"])
     try:
-        lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
+        lines = read_regular(name).decode("utf-8-sig").splitlines()
     except OSError as error:
         what = f"`prompt_file` {name} cannot be read ({error.strerror}): correct the path"
         raise ValueError(what) from None

@@ -30,6 +30,8 @@ from latentmake.errors import ConfigError
 
 __all__ = ["Config", "parse"]
 
+_MISTAKES = 50  # that are named at a time
+
 
 class Config(Closed):
     """The root of `config.yaml`."""
@@ -136,6 +138,7 @@ def parse(values: Mapping[str, object]) -> Config:
         raise
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
+        others, mistakes = len(mistakes) - _MISTAKES, mistakes[:_MISTAKES]
         lines = [line_of(each, Config, values) for each in mistakes]
         if any(each["type"] == "extra_forbidden" for each in mistakes):
             # A misspelt key is missing under its right name: the first line says it all.
@@ -144,4 +147,5 @@ def parse(values: Mapping[str, object]) -> Config:
                 for line, each in zip(lines, mistakes, strict=True)
                 if each["type"] != "missing" or f"`{each['loc'][-1]}`" not in " ".join(lines)
             ]
+        lines += [f"and {others} more"] if others > 0 else []
         raise ConfigError(" | ".join(dict.fromkeys(lines))) from None

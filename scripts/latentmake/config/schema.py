@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
@@ -18,6 +19,11 @@ from latentmake.config.root import Config
 from latentmake.config.sections import sections
 
 __all__ = ["json_schema"]
+
+_LIMITS = {
+    "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"
+}  # fmt: skip
+"""Limits as pydantic leaves them behind a validator -> as JSON schema names them."""
 
 
 def json_schema() -> str:
@@ -30,7 +36,8 @@ def json_schema() -> str:
             properties[key] = dict(sorted(described.items()))
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "latentmake configuration"
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    return re.sub(r'"(ge|gt|le|lt)": ', lambda limit: f'"{_LIMITS[limit[1]]}": ', text)
 
 
 def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:

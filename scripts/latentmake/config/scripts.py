@@ -14,9 +14,7 @@ from typing import Literal, NamedTuple
 __all__ = ["ATTENTIONS", "File", "Rule", "Script", "Scripts", "Vae", "Version"]
 
 
-ATTENTIONS: Mapping[str, int | None] = dict.fromkeys(
-    ("sdpa", "flash_attn", "xformers", "sage_attn")
-)
+ATTENTIONS: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xformers"))
 """Attentions of most networks, for batches of any size."""
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.files import checksums, npz
-from latentmake.files.regular import open_regular
 from latentmake.files.safetensors import read_head
+from latentmake.regular import open_regular
 
 if TYPE_CHECKING:
     import torch

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COUNTED_CONTAINERS",
+    "IMAGE_FORMATS",
     "NPZ",
     "VIDEO_EXTENSIONS",
     "Media",
@@ -34,6 +35,12 @@ __all__ = [
     "probe_video",
     "rotation_of",
 ]
+
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
+"""Pillow's names of the formats of the endings that a dataset takes.
+
+No other format is tried, whatever a file is called: Pillow would start Ghostscript for PostScript.
+"""
 
 VIDEO_EXTENSIONS = frozenset(
     {".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"}
@@ -82,7 +89,7 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata that no pixel depends on
-            image = Image.open(file)
+            image = Image.open(file, formats=IMAGE_FORMATS)
             if max_pixels is not None and image.width * image.height > max_pixels:
                 raise SourceError(
                     f"has {image.width} x {image.height} pixels, more than {max_pixels} in all "
@@ -94,7 +101,7 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
     except SourceError:
         raise
     except UnidentifiedImageError:
-        what = "is not an image that Pillow can read"
+        what = "is not an image that can be read (JPEG, PNG, WebP, BMP, TIFF, GIF or AVIF)"
         hint = "save it anew as PNG or JPEG, or remove it"
         raise SourceError(what, where=path, hint=hint) from None
     except Exception as error:  # a decoder may raise anything at all for a damaged file

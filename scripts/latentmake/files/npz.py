@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake.files import checksums
-from latentmake.files.regular import open_regular
+from latentmake.regular import open_regular
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentmake.files.regular import open_regular
+from latentmake.regular import open_regular
 
 __all__ = [
     "FLOATS",

@@ -80,6 +80,9 @@ def sync(
     work = _Sync(folder, old, link, replacing or (lambda name: None))
     done: Counter[str] = Counter()
     try:
+        for place in {(folder / name).parent for name in (RECORD, *files)}:
+            for left in place.glob(f".*{atomic.TEMPORARY_SUFFIX}"):
+                left.unlink()  # of a sync that was killed
         # Before anything is copied: a name that changed in upper and lower case alone is the same
         # file where case does not count.
         for name in sorted(old.keys() - files.keys()):

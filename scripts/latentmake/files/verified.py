@@ -17,8 +17,8 @@ from latentmake import digest
 from latentmake.errors import CacheError
 from latentmake.files import cachefile, checksums, npz
 from latentmake.files.intact import DTYPES, NPY, read_intact
-from latentmake.files.regular import open_regular
 from latentmake.files.safetensors import FLOATS, holds_numbers, parse_head
+from latentmake.regular import open_regular
 
 __all__ = ["REASONS", "Checked", "Expected", "corruption_of", "damage_of", "verify"]
 

@@ -45,11 +45,11 @@ __all__ = [
 _VERSION = 7
 _CACHE = 32_768  # KiB of pages
 _VERDICT_NS = 90 * 24 * 3600 * 10**9  # after which a verdict is forgotten
-# Kinds of facts, by number.
-_SOURCE, _TARGET, _MEDIA, _TEXT, _LIST, _PICTURE, _VERDICT, _OLD_RATE, _RECEIPT, _RATE = range(
+# Kinds of facts, by number; texts of former versions lack empty lines.
+_SOURCE, _TARGET, _MEDIA, _OLD_TEXT, _LIST, _PICTURE, _VERDICT, _OLD_RATE, _RECEIPT, _RATE = range(
     1, 11
 )
-_SNAPSHOT = 11
+_SNAPSHOT, _TEXT = 11, 12
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS facts (
     kind INT, name TEXT, size INT, mtime_ns INT, ctime_ns INT, inode INT, value TEXT,

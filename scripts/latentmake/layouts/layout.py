@@ -88,6 +88,7 @@ class Layout(ABC):
         controlled_text: whether text depends on control images.
         rate: frames a second that `source_fps` converts videos to.
         pads_t5: whether T5's captions are padded, and the padding is visible to it.
+        first_line: whether its trainer reads only the first line of a caption.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Layout(ABC):
     npz: ClassVar[bool] = False
     rate: float = WAN_FPS
     pads_t5: ClassVar[bool] = False
+    first_line: ClassVar[bool] = False
     names_architecture: ClassVar[bool] = False
     numbers_variants: ClassVar[bool] = False
     numbered_controls: bool = False
@@ -184,6 +186,13 @@ class Layout(ABC):
         `resolution` is None where it has none, and `image` the size of the image that it describes.
         """
         return ""
+
+    @property
+    def lines_rule(self) -> str:
+        """The lines of a caption that are encoded, and those that an earlier release encoded."""
+        if self.first_line:
+            return "the first line is encoded, as sd-scripts reads it; before, it was all lines"
+        return "all lines are encoded; before, it was only the first"
 
     @abstractmethod
     def placement(self, resolution: Size, image: Size, settings: Dataset) -> Placement:

@@ -28,6 +28,7 @@ class SdScripts(Layout):
     adopts = True
     npz = True
     pads_t5 = True
+    first_line = True
     names_architecture = True
 
     def __init__(self, architecture: ArchitectureName) -> None:

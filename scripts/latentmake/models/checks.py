@@ -17,6 +17,7 @@ from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.models.files import config_file, weights_files
 from latentmake.models.weight_kinds import Role, kinds_of
+from latentmake.regular import read_regular
 
 __all__ = [
     "check_kind",
@@ -70,7 +71,7 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
 def _class_of(config: Path | None) -> str:
     """Return the class that a network's configuration names; "" where it names none."""
     try:
-        values = json.loads(config.read_bytes()) if config is not None else {}
+        values = json.loads(read_regular(config)) if config is not None else {}
     except (OSError, ValueError):
         return ""  # its loader says so
     if not isinstance(values, dict):
@@ -188,7 +189,7 @@ def read_schedule(
             file = f"{unet.hub}@{unet.revision}/scheduler"
             config = _on_hub(unet)
         else:
-            config = dict(json.loads(Path(file).read_bytes()))
+            config = dict(json.loads(read_regular(file)))
     except (OSError, ValueError, TypeError):
         raise ModelError(
             "this noise schedule is missing or damaged",

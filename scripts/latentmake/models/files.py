@@ -11,6 +11,7 @@ from typing import Any
 
 from latentmake.config import Model, TextWeights, Weights
 from latentmake.errors import ModelError
+from latentmake.regular import read_regular
 
 __all__ = [
     "config_file",
@@ -156,7 +157,7 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path))
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:

@@ -8,11 +8,11 @@ is taken to need as much less as its files are smaller.
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 from latentmake.config import Model, Weights
 from latentmake.errors import ModelError
+from latentmake.files.cores import usable_cores
 from latentmake.models.files import encoder_files
 from latentmake.models.wan_shapes import DitShapes
 
@@ -29,7 +29,7 @@ def guessed_speed() -> float:
     """Return operations a second: 100 TFLOP/s with a GPU, else 20 GFLOP/s for each core."""
     if any(Path(device).exists() for device in _DEVICES):
         return _GPU
-    return _CORE * (os.cpu_count() or 1)
+    return _CORE * usable_cores()
 
 
 def latents_flops(model: Model) -> float | None:

@@ -13,6 +13,7 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO, Literal, NamedTuple
 
 from latentmake.files.safetensors import Tensor, read_head
@@ -137,7 +138,10 @@ def content_of(path: Path) -> Content:
         ValueError: it is neither a safetensors nor a torch file, or cut short; says which.
         OSError: it cannot be read.
     """
-    if path.stat().st_size == 0:
+    stat = path.stat()
+    if not S_ISREG(stat.st_mode):
+        raise ValueError("is no regular file")
+    if stat.st_size == 0:
         raise ValueError("is an empty file")
     if path.suffix == ".safetensors":
         tensors = read_head(path).tensors

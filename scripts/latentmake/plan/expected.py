@@ -64,6 +64,7 @@ def expected_files(
         sources: see `sources_of`; of prompts, those of their texts.
     """
     layout, settings = facts.layout(model), facts.config.datasets.get(dataset)
+    cached = facts.memo.targets.below(f"cache/{dataset}/{model}")
     recipes = {part: _recipe(facts, dataset, model, part) for part in sources}
     keys = Keys(facts.memo, layout, settings, recipes, _known(facts, dataset))
     for part, wanted in sources.items():
@@ -85,7 +86,14 @@ def expected_files(
                         variant = keys.variant(part, source, content, clip, read_header(path))
                 known = content and recipes[part] != PENDING and variant is not None
                 key = target_key(content, recipes[part], variant or "") if known else ""
-                yield Expected(path, part, source.stem, place, content, recipes[part], key)
+                source_digest = content
+                if known and kind_of(part) == "text" and cached.get(path, ("", ""))[1] != key:
+                    with contextlib.suppress(CacheError, OSError):
+                        source_digest = keys.with_line_ends(
+                            source, content, read_header(path).source
+                        )
+                    key = target_key(source_digest, recipes[part], variant or "")
+                yield Expected(path, part, source.stem, place, source_digest, recipes[part], key)
 
 
 def _recipe(facts: Facts, dataset: str, model: str, part: str) -> str:

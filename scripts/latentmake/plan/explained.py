@@ -245,10 +245,13 @@ def _explained(
         found.key = target_key(content, state.keys.recipes[part], variant)
     if stale is None:
         found.state, found.reason = "fresh", ""
+        found.key = found.header.key if found.header else found.key  # of other line ends, it may be
         return found
     damage, found.state, found.reason = found.reason, "stale", stale.reason
     if stale.reason == "damaged":
         found.reason += f": it {damage}"
+    if stale.rule:
+        found.reason += f": {stale.rule}"
     reuse.mark(facts.memo, [state])
     found.at_hand = [
         x for each in state.parts[part].stale if each.path == path for x in each.at_hand

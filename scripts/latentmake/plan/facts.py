@@ -20,7 +20,7 @@ from latentmake.plan.keys import joined
 from latentmake.plan.parts import read_lock
 from latentmake.sources import items as datasets
 from latentmake.sources import lists, metadata, s3
-from latentmake.sources.caption_files import texts_of
+from latentmake.sources.caption_files import first_lines, texts_of
 from latentmake.sources.items import Fault, Item, Scan
 from latentmake.sources.probe import Measured, measured
 
@@ -61,8 +61,8 @@ class Facts:
         self._program_digest = program_digest
         self._scans: dict[str, Scan] = {}
         self._controls: dict[str, Scan | None] = {}
-        self._found: dict[str, tuple[list[Item], list[Fault]]] = {}
-        self._items: dict[tuple[str, str, str], tuple[list[Item], list[Fault]]] = {}
+        self._found: dict[tuple[str, bool], tuple[list[Item], list[Fault]]] = {}
+        self._items: dict[tuple[str, ...], tuple[list[Item], list[Fault]]] = {}
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._skipped: dict[str, list[dict[str, str]]] = {}
         self.unreadable: dict[str, dict[str, Fault]] = {}
@@ -97,9 +97,10 @@ class Facts:
         asked = self._asked(dataset, model)
         if asked not in self._items:
             scan = self.scan(dataset)
-            if dataset not in self._found:
-                self._found[dataset] = self._composed(dataset, scan)
-            found, faults = self._found[dataset]
+            read = dataset, layout.first_line
+            if read not in self._found:
+                self._found[read] = self._composed(dataset, scan, layout)
+            found, faults = self._found[read]
             if layout.names_media:
                 made = self._measured(dataset, model, scan, found)
                 for line in made.lines():
@@ -128,7 +129,7 @@ class Facts:
         if not entries:
             return []
         try:
-            found, faults = self._composed(dataset, scan)
+            found, faults = self._composed(dataset, scan, self.layout(model))
             if self.layout(model).names_media:
                 made = self._measured(dataset, model, scan, found)
                 found, faults = made.found, faults + made.faults
@@ -138,7 +139,7 @@ class Facts:
             return None
         return None if faults else sorted(found)
 
-    def _composed(self, dataset: str, scan: Scan) -> tuple[list[Item], list[Fault]]:
+    def _composed(self, dataset: str, scan: Scan, layout: Layout) -> tuple[list[Item], list[Fault]]:
         """Return the items of a listing with their texts, and the faults of the others."""
         settings = self.config.datasets[dataset]
         entries, listed = None, None
@@ -150,11 +151,19 @@ class Facts:
             if settings.metadata_file is not None:
                 place = settings.metadata_file
                 listed = metadata.entries_of(dataset, place, scan.root, self.memo)
-            made = texts_of(settings, scan.roots, found, listed, self.memo, entries)
+            roots, first = scan.roots, layout.first_line
+            made = texts_of(settings, roots, found, listed, self.memo, entries, first_line=first)
             if note := made.note(dataset, settings.text_variants):
                 sys.stderr.write(f"note: {note}\n")
-            texts, faults = made.found, faults + made.faults
-            found = [item._replace(texts=texts[x]) for item in found if (x := item.stem) in texts]
+            texts, former, faults = made.found, made.former, faults + made.faults
+            found = [
+                item._replace(texts=texts[x], former=former.get(x))
+                for item in found
+                if (x := item.stem) in texts
+            ]
+        elif layout.first_line:
+            found, more = first_lines(settings, scan.roots, found, self.memo)
+            faults = faults + more
         return found, faults
 
     def _measured(self, dataset: str, model: str, scan: Scan, found: Sequence[Item]) -> Measured:
@@ -167,9 +176,10 @@ class Facts:
         """Return the faults of a dataset's items; none where a remembered verdict spared them."""
         return self._items.get(self._asked(dataset, model), ([], []))[1]
 
-    def _asked(self, dataset: str, model: str) -> tuple[str, str, str]:
+    def _asked(self, dataset: str, model: str) -> tuple[str, ...]:
+        """Return the dataset's name with all of a model that decides about its items."""
         section = self.config.models[model]
-        return dataset, section.layout_name, section.task or ""
+        return dataset, section.layout_name, section.task or "", section.encoder
 
     def add_faults(self, dataset: str, unreadable: Mapping[str, SourceError]) -> None:
         """Count the items whose sources cannot be read as faulty from now on."""

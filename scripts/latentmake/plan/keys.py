@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 from pathlib import Path
@@ -18,6 +19,7 @@ from latentmake.geometry.clips import AnyClip, Span
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout, beside, kind_of, size_of
 from latentmake.sources import s3
+from latentmake.sources.caption_pipeline import newlines
 
 __all__ = ["PENDING", "Keys", "Source", "joined", "resolution_of", "unreadable"]
 
@@ -40,6 +42,7 @@ class Source(NamedTuple):
         layers: further target images.
         control_sizes: of the control images, where what is done to them depends on these.
         image: of a text that depends on controls, the image whose bucket they are brought to.
+        former: of a caption that an earlier release read otherwise, the source as it read it.
     """
 
     stem: str
@@ -54,6 +57,7 @@ class Source(NamedTuple):
     layer_stats: tuple[SourceStat, ...] = ()
     control_sizes: tuple[Size, ...] = ()
     image: str | None = None
+    former: Source | None = None
 
     @property
     def files(self) -> list[tuple[str, SourceStat]]:
@@ -137,6 +141,29 @@ class Keys:
         except SourceError as error:
             self.unreadable[source.stem] = error
             return None
+
+    def is_former(self, source: Source, found: str) -> bool:
+        """Whether the digest in a header is of the text as an earlier release read it."""
+        if source.former is None:
+            return False
+        same = {key: getattr(source, key) for key in ("controls", "control_stats")}
+        return self.content(source.former._replace(**same)) == found
+
+    def with_line_ends(self, source: Source, content: str, found: str) -> str:
+        """Return a text's digest, or the one found in a header if only line ends differ.
+
+        A byte order mark does not count either.
+        """
+        if source.path is None or content == found or s3.is_remote(source.path):
+            return content
+        try:
+            text = newlines(Path(source.path).read_bytes().decode("utf-8-sig")).encode()
+            others = [self._file(path, stat) for path, stat in source.files[1:]]
+        except (OSError, UnicodeDecodeError, SourceError):
+            return content
+        forms = product((b"", BOM_UTF8), (text, text.replace(b"\n", b"\r\n")))
+        same = (_joined(source, [digest.of_bytes(b"".join(each)), *others]) for each in forms)
+        return found if found in same else content
 
     def known_content(self, source: Source) -> str | None:
         """Return the digest of a source of one file, if it is known without reading."""

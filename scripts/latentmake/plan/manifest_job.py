@@ -56,6 +56,11 @@ def plan_manifest(
     if fresh and not force:
         plan.lock = lock.data
         return
+    former = {name: _text_digests(facts, run, name, former=True) for name in datasets}
+    if former != texts and lock.digest == _digest_of(states, former, repeats, validation):
+        rule = facts.layout(run.model).lines_rule
+        counts = {name: len(texts[name].items() - former[name].items()) for name in datasets}
+        plan.rules = {name: (rule, count) for name, count in counts.items() if count}
     orphans = [path for state in plan.parts.values() for path in state.orphans]
     replaced = [stale.found for state in plan.parts.values() for stale in state.stale]
     known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
@@ -106,8 +111,10 @@ def _stems(skipped: _Skipped) -> set[tuple[str, str]]:
     return {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
 
 
-def _text_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:
+def _text_digests(facts: Facts, run: Run, name: str, *, former: bool = False) -> dict[str, str]:
     """Return stem -> digest of an item's text, where the trainer encodes that itself.
+
+    With `former` of the text as an earlier release read it.
 
     sd-scripts does so with Stable Diffusion 1.x and 2.x: no cache tells that a caption changed.
     """
@@ -118,8 +125,11 @@ def _text_digests(facts: Facts, run: Run, name: str) -> dict[str, str]:
     for item in facts.items(name, run.model)[0]:
         if item.stem in without:
             continue
-        if item.texts is not None:
-            found[item.stem] = digest.of_value(item.texts)
+        texts = item.texts
+        if former and item.former is not None:
+            texts = item.former or None
+        if texts is not None:
+            found[item.stem] = digest.of_value(texts)
         elif item.caption is not None:
             found[item.stem] = facts.digest_of(item.caption) or "missing"
         else:

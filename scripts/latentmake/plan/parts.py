@@ -66,6 +66,10 @@ class RunPlan:
         trainer_order: of checklist and publication; None where the run has no trainer.
         images: dataset -> digest of the paths of its images.
         lock: digest of what trains, from its lock; None where its manifest is to be written.
+        rules: dataset -> the change of a rule by which its captions, which the trainer encodes,
+            became others, and their number.
+        note: a line for the plan, where its training goes on from a checkpoint, or only writes
+            files of trained weights anew.
     """
 
     name: str
@@ -77,7 +81,9 @@ class RunPlan:
     trainer_order: Path | None = None
     images: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
+    rules: dict[str, tuple[str, int]] = field(default_factory=dict)
     estimate: TrainingEstimate | None = None
+    note: str = ""
 
     def receipts(self, *kinds: str) -> list[str]:
         """Return the receipts of its batches of some kinds."""
@@ -196,6 +202,8 @@ def source_of(part: str, item: Item, *, controlled_text: bool = False) -> Source
             control_sizes=item.control_sizes,
         )
     found = _text_source(part, item)
+    if item.former is not None and layouts.text_of(part) != layouts.DROPPED:
+        found = found._replace(former=_text_source(part, item._replace(texts=item.former or None)))
     if not controlled_text or not item.controls:
         return found
     return found._replace(

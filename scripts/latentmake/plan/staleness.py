@@ -43,6 +43,7 @@ class Stale(NamedTuple):
         found: key and mtime of the file there now, if any.
         content: digest of the source, if it is known.
         recipe: digest of the recipe of the file there, where that is another than it should be.
+        rule: the change of a rule that made it stale, as a sentence; "" of all others.
     """
 
     source: Source
@@ -53,6 +54,7 @@ class Stale(NamedTuple):
     content: str | None = None
     at_hand: tuple[str, ...] = ()
     recipe: str = ""
+    rule: str = ""
 
 
 @dataclass
@@ -219,7 +221,7 @@ def _part(
     keys: Keys,
     targets: _Targets,
 ) -> PartState:
-    state, recipe = PartState(), keys.recipes[part]
+    state, recipe, is_text_part = PartState(), keys.recipes[part], kind_of(part) == "text"
     lines: dict[str, str] = {}
     for source, several in wanted:
         for path, clip in several:
@@ -241,21 +243,32 @@ def _part(
             content = keys.content(source)
             if content is None:
                 continue
-            variant = keys.variant(part, source, content, clip)
-            if variant is None:
-                variant = keys.variant(part, source, content, clip, targets.header(path))
-            if variant is not None and key == target_key(content, recipe, variant):
+            variant, header = keys.variant(part, source, content, clip), None
+            if variant is None or key != target_key(content, recipe, variant):
+                try:
+                    header = targets.header(path)
+                except (CacheError, OSError):  # it was sound when the memo learnt its key
+                    found = f"damaged@{stat.mtime_ns}"
+                    state.stale.append(Stale(source, path, "damaged", found, clip))
+                    continue
+                if variant is None:
+                    variant = keys.variant(part, source, content, clip, header)
+                if is_text_part:
+                    content = keys.with_line_ends(source, content, header.source)
+            if header is None or (
+                variant is not None and key == target_key(content, recipe, variant)
+            ):
                 state.fresh += 1
                 line = f"{layout.identity(source.stem, path)}\t{key}"
                 before = lines.get(source.stem)
                 lines[source.stem] = line if before is None else f"{before}\n{line}"
             else:
-                header = targets.header(path)
                 edited = header.recipe == recipe and header.source != content
-                reason = "edited" if edited else "changed recipe"
+                rule = layout.lines_rule if edited and keys.is_former(source, header.source) else ""
+                reason = "edited" if edited and not rule else "changed recipe"
                 content = keys.known_content(source)
                 state.stale.append(
-                    Stale(source, path, reason, found, clip, content, recipe=header.recipe)
+                    Stale(source, path, reason, found, clip, content, (), header.recipe, rule)
                 )
     state.lines = lambda: lines
     return state

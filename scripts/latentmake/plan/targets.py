@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from latentmake.errors import ConfigError
 
 __all__ = [
     "ON_REQUEST",
+    "as_words",
     "check_known",
     "is_evaluation_asked",
     "is_generation_asked",
@@ -34,7 +36,7 @@ _PER_RUN = (
     "publish",
     *ON_REQUEST,
 )
-_PAGE = re.compile(r"reports/(evaluate_.+)\.html")
+_PAGE = re.compile(r"reports/((?:captions|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl")
 _ALONE = {
     "adopt": (("adopt", "status"), "adopt first, then give the other command: it encodes the rest"),
     "verify": (
@@ -45,6 +47,12 @@ _ALONE = {
 """Word of a target that changes what the plan of its command has found -> words of the targets that
 may be given with it, and a hint."""
 _CLEANING = ("clean", "distclean", "clobber")
+
+
+def as_words(targets: Sequence[str]) -> list[str]:
+    """Return targets with `report_{run}` in place of the file that it writes, and so on."""
+    pages = map(_PAGE.fullmatch, targets)
+    return [page[1] or page[2] if page else each for each, page in zip(targets, pages, strict=True)]
 
 
 def is_training_asked(run: str, targets: Sequence[str]) -> bool:
@@ -65,19 +73,15 @@ def is_generation_asked(run: str, targets: Sequence[str]) -> bool:
 def kinds_built(run: str, targets: Sequence[str]) -> set[str]:
     """Return the kinds of caches that a build of some targets makes for a run."""
     kinds = {"latents", "text"}
-    words = {each.removesuffix(f"_{run}") for each in targets if each.endswith(f"_{run}")}
-    if (
-        not targets
-        or "all" in targets
-        or any(x.startswith((f"runs/{run}/", f"reports/evaluate_{run}.")) for x in targets)
-    ):
+    words = {word for word in _PER_RUN if f"{word}_{run}" in targets}
+    if not targets or "all" in targets or any(x.startswith(f"runs/{run}/") for x in targets):
         return kinds
     return kinds if words - kinds - {*_ENCODING_NOTHING} else kinds & words
 
 
 def is_evaluation_asked(run: str, targets: Sequence[str]) -> bool:
     """Whether some targets stand for the evaluation of a run."""
-    return any(each in (f"evaluate_{run}", f"reports/evaluate_{run}.html") for each in targets)
+    return f"evaluate_{run}" in targets
 
 
 def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]:
@@ -90,14 +94,13 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
     for target in targets:
         if target.startswith(("cache/", "models/", "reports/compare_")):
             continue
-        if match := _PAGE.fullmatch(target):
-            target = match[1]
         word, _, name = target.partition("_")
         if target.startswith("runs/"):
             word, name = "runs", target.split("/")[1]
-        if word in _PER_RUN and name and "/" not in name and name not in runs:
+        if word in ("runs", *_PER_RUN) and name and "/" not in name and name not in runs:
             guess = nearest(name, runs)
-            hint = f"did you mean `{word}_{guess}`?" if guess else f"known: {', '.join(runs)}"
+            meant = target.replace(name, guess or "", 1)
+            hint = f"did you mean `{meant}`?" if guess else f"known: {', '.join(runs)}"
             raise ConfigError(f"there is no run `{name}`", where=target, hint=hint)
         if name not in runs or word not in ("runs", *_PER_RUN):
             if target != "all" and "/" not in target and not target.startswith("encode_"):
@@ -114,8 +117,15 @@ def check_known(
     rules: Collection[str],
     is_made: Callable[[str], bool],
 ) -> None:
-    """Refuse the first target that is no rule, no file, and `is_made` by no rule."""
+    """Refuse the first target that is no rule, no file, and `is_made` by no rule.
+
+    A file of ours that is spelled otherwise than rules spell it would count as one that is there.
+    """
     for target in targets:
+        spelled = os.path.relpath(target)
+        if spelled != target and spelled.startswith(("cache/", "reports/", "runs/")):
+            what = "is a spelling that no rule has"
+            raise ConfigError(what, where=target, hint=f"write `{spelled}`")
         if target in rules or Path(target).exists():
             continue
         if not target.startswith((".latentmake/", "cache/")) and not is_made(target):
@@ -140,8 +150,8 @@ def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigEr
     """Return the error for an unknown target, with the nearest one or all of them."""
     what = "there is no such target"
     named = [name for name in names if "/" not in name and not name.startswith("encode_")]
-    run = next((each for each in runs if target.endswith(f"_{each}")), None)
-    own = sorted(name for name in named if run and name.endswith(f"_{run}"))
+    run = max((each for each in runs if target.endswith(f"_{each}")), key=len, default=None)
+    own = sorted({f"{word}_{run}" for word in _PER_RUN} & {*named})
     words = [name.removesuffix(f"_{run}") for name in own]
     word = target.removesuffix(f"_{run}")
     if guess := difflib.get_close_matches(word if own else target, words or named, n=1, cutoff=0.6):

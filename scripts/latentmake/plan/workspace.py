@@ -11,6 +11,12 @@ from latentmake.errors import ConfigError, StorageError, storage_error
 __all__ = ["check"]
 
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
+_LOGS = (
+    *("adopt", "archive", "captions", "check", "clips", "compare", "evaluate", "export", "fetch"),
+    *("generate", "import", "latents", "manifest", "prune", "publish", "record", "report"),
+    *("status", "text", "train", "verify"),
+)
+"""Folders below `logs`."""
 _PROBE = bytes(1 << 16)  # bytes: some room for Snakemake's log and locks
 
 
@@ -25,8 +31,8 @@ def check(home: Path, *, dry: bool) -> None:
     for name in _WRITTEN:
         folder = Path(name)
         if folder.is_dir():
-            for each in folder.iterdir() if name == "logs" else ():
-                if not each.suffix and not each.is_dir():
+            for each in (folder / log for log in _LOGS) if name == "logs" else ():
+                if os.path.lexists(each) and not each.is_dir():
                     raise _in_the_way(each)
         elif folder.exists() or folder.is_symlink():
             raise _in_the_way(folder)

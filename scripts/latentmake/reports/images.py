@@ -14,6 +14,7 @@ from latentmake import digest
 from latentmake.caches.pixels.plain import decode
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
+from latentmake.regular import read_regular
 from latentmake.reports.clips import ClipSources
 
 __all__ = ["Pictures", "as_text", "decoded", "embedded"]
@@ -76,7 +77,7 @@ class Pictures:
             if self._sources is not None and path in self._sources:
                 name, found = self._clip(path, self._sources)
             else:
-                data = path.read_bytes()
+                data = read_regular(path)
                 name = digest.of_bytes(data)
                 if name in self._numbers:
                     return self._numbers[name]

@@ -38,6 +38,9 @@ def report(
         if run.estimate is not None and is_training_asked(name, targets)
     ]
     lines = [*estimates.lines(), *(f"training of {each.run}: {each.note}" for each in trainings)]
+    lines += [
+        run.note for name, run in plan.runs.items() if run.note and is_training_asked(name, targets)
+    ]
     lines = [*recipe_changes(facts, plan.runs.values()), *lines]
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs and (dry or not all(each.startswith("status_") for each in targets or [""])):

@@ -8,7 +8,7 @@ from pathlib import Path
 from latentmake.errors import storage_error
 from latentmake.index.memo import TargetStat, target_stat
 from latentmake.plan import store
-from latentmake.reports.verify_findings import Finding
+from latentmake.reports.verify_findings import WEIGHTS, Finding
 
 __all__ = ["repaired"]
 
@@ -16,14 +16,14 @@ __all__ = ["repaired"]
 def repaired(finding: Finding, stats: Mapping[str, TargetStat]) -> Finding:
     """Delete the file of a finding, or put it into the store where it is sound but elsewhere's.
 
-    Nothing is done to a foreign file, to one that cannot be read, and to one that was replaced
-    since it was read. Of a link the link is deleted.
+    Nothing is done to a foreign file, to trained weights, to a file that cannot be read, and to one
+    that was replaced since it was read. Of a link the link is deleted.
 
     Args:
         finding: of a file.
         stats: path -> stat as it was read.
     """
-    if finding.note or finding.kind in ("foreign", "unreadable"):
+    if finding.note or finding.kind in ("foreign", "unreadable", WEIGHTS):
         return finding
     path = Path(finding.path)
     try:

@@ -6,7 +6,6 @@ takes less than 8.5 MB as JSON.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from latentmake import layouts
 from latentmake.errors import SourceError, UserError
+from latentmake.files.cores import usable_cores
 from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.layouts import Layout
@@ -103,7 +103,7 @@ def _look(order: ItemsOrder, rows: list[Row]) -> list[str]:
         return found, None if found.image is None else fingerprint(found.image)
 
     bar = Progress(total=len(rows), desc=f"images of {order.run}", unit="image")
-    with bar, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with bar, ThreadPoolExecutor(usable_cores()) as pool:
         for start in range(0, len(rows), ACROSS**2):
             items = order.items[start : start + ACROSS**2]
             looks = []

@@ -30,8 +30,15 @@ from latentmake.plan.store import STORE
 from latentmake.progress import Progress
 from latentmake.reports.repair import repaired
 from latentmake.reports.verify_files import Content, Reading, read_all
-from latentmake.reports.verify_findings import Finding, Origins, kept_file, unexpected_file
+from latentmake.reports.verify_findings import (
+    WEIGHTS,
+    Finding,
+    Origins,
+    kept_file,
+    unexpected_file,
+)
 from latentmake.reports.verify_order import Place, VerifyOrder
+from latentmake.reports.verify_weights import changed_weights
 
 __all__ = ["Verified", "report_path", "verify"]
 
@@ -99,7 +106,7 @@ def verify(order: VerifyOrder, threads: int, say: Callable[[str], None]) -> None
         several = len(found.left) > 1
         what = f"{len(found.left)} file{'s are' if several else ' is'} wrong"
         hint = f"see {report_path(order.run)}"
-        if not order.repair:
+        if not order.repair and any(each.kind != WEIGHTS for each in found.left):
             hint = (
                 f"`snakemake verify_{order.run} --config repair=true` deletes what is wrong and "
                 "ours, and the next build makes it"
@@ -154,6 +161,7 @@ def _verified(order: VerifyOrder, threads: int) -> Verified:
     for finding, stat in _linked(result.findings, stats):
         result.findings.append(finding)
         stats[finding.path] = stat
+    result.findings += changed_weights(order.run)
     result.findings.sort()
     if order.repair:
         result.findings = [repaired(each, stats) for each in result.findings]

@@ -11,7 +11,10 @@ from latentmake.plan.differences import recipe_differences
 from latentmake.plan.expected import Expected
 from latentmake.reports.verify_files import Content
 
-__all__ = ["Finding", "Origins", "kept_file", "unexpected_file"]
+__all__ = ["WEIGHTS", "Finding", "Origins", "kept_file", "unexpected_file"]
+
+WEIGHTS = "damaged weights"
+"""Kind of a finding about trained weights, which no repair deletes."""
 
 _DONE = ("deleted", "kept")
 
@@ -21,7 +24,7 @@ class Finding(NamedTuple):
 
     Attributes:
         kind: `damaged`, `edited header`, `other item`, `other recipe`, `other source`, `foreign`,
-            `unreadable`, `odd` or `orphan`.
+            `unreadable`, `odd`, `orphan` or `WEIGHTS`.
         note: whether it is nothing that a build would repair: a foreign file that is no cache file,
             an orphan, an odd one that is as it was written.
         key: of a sound file, under which the store keeps it; "" of others.

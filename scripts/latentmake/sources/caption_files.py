@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from latentmake.config import Captions, Dataset
 from latentmake.errors import SourceError
 from latentmake.index.memo import Entry, Listed, Memo, SourceStat
 from latentmake.progress import Progress
 from latentmake.sources import s3
-from latentmake.sources.caption_pipeline import CaptionError, clean, decode_caption, variants
+from latentmake.sources.caption_pipeline import (
+    CaptionError,
+    clean,
+    decode_text,
+    newlines,
+    variants,
+)
 from latentmake.sources.items import Fault, Item
 
-__all__ = ["Texts", "read_caption", "texts_of"]
+__all__ = ["Texts", "first_lines", "read_caption", "texts_of"]
+
+_Lines = Literal["all", "first", "before"]
+"""Lines of a caption that count where wildcards take none: all; the first, as in sd-scripts; the
+first, as it was with any of our layouts before `PLAN_VERSION` 2."""
 
 _LOOKS_LONG = 1000  # files whose reading is worth a progress bar
 
@@ -30,11 +40,13 @@ class Texts(NamedTuple):
         found: stem -> the variants of the item's text.
         faults: what is wrong with the captions of the others.
         alike: stems of items that have fewer different variants than were asked for.
+        former: stem -> the variants as an earlier release made them, where these were others.
     """
 
     found: dict[str, list[str]]
     faults: list[Fault]
     alike: list[str]
+    former: dict[str, list[str]]
 
     def note(self, dataset: str, wanted: int) -> str | None:
         """Return a line about items with too few different variants; None where there are none."""
@@ -49,13 +61,44 @@ class Texts(NamedTuple):
 
 
 def read_caption(path: str) -> str:
-    """Return the text of a caption file on disk or on S3; a SourceError says why there is none."""
+    """Return the caption in a file on disk or on S3; a SourceError says why there is none."""
+    return _read(path).strip()
+
+
+def _read(path: str) -> str:
     try:
         data = s3.read(path)[0] if s3.is_remote(path) else Path(path).read_bytes()
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
         raise SourceError(what, where=path, hint="check the file's permissions") from None
-    return decode_caption(data, path)
+    return decode_text(data, path)
+
+
+def first_lines(
+    settings: Dataset, roots: Sequence[str], items: Iterable[Item], memo: Memo
+) -> tuple[list[Item], list[Fault]]:
+    """Return items whose captions of several lines are replaced by their first lines, and faults.
+
+    Source: `read_caption` of sd-scripts' library/train_util.py, where wildcards are not enabled.
+    """
+    found, faults, known = [], [], list(items)
+    files = _Files(memo, roots, known)
+    with files.progress:
+        for item in known:
+            try:
+                text = item.texts[0] if item.texts else files.read(item.caption, item.caption_stat)
+            except SourceError:
+                found.append(item)  # its job names it
+                continue
+            first = _lines(text, "first")
+            if first == text.strip():
+                found.append(item)
+            elif first or settings.empty_caption == "allow":
+                found.append(item._replace(texts=[first], former=item.texts or []))
+            else:
+                place = item.place or _place(settings, item)
+                faults.append(Fault(place, item.stem, *_EMPTY_FIRST_LINE))
+    return found, faults
 
 
 def texts_of(
@@ -65,6 +108,8 @@ def texts_of(
     listed: Listed | None,
     memo: Memo,
     rows: Mapping[str, Entry] | None = None,
+    *,
+    first_line: bool = False,
 ) -> Texts:
     """Make the texts of a dataset's items.
 
@@ -75,8 +120,9 @@ def texts_of(
         listed: entries of its metadata file, if any.
         memo: knows the content of files and learns that of new ones.
         rows: stem -> what the row of an item says, of a list.
+        first_line: whether only the first line of a caption counts, as in sd-scripts.
     """
-    made = Texts({}, [], [])
+    made = Texts({}, [], [], {})
     making = settings.captions or Captions()
     entries = dict(rows or {})
     if listed is not None:
@@ -85,8 +131,8 @@ def texts_of(
     with files.progress:
         for item in items:
             try:
-                caption, tags = _sources(settings, making, files, item, entries.get(item.stem))
-                texts = variants(item.stem, caption, tags, making)
+                sources = _Sources(settings, making, files, item, entries.get(item.stem))
+                texts = sources.texts("first" if first_line else "all")
             except SourceError as error:
                 made.faults.append(Fault(error.where, item.stem, error.what, error.hint))
                 continue
@@ -95,6 +141,8 @@ def texts_of(
                 made.faults.append(Fault(_place(settings, item), item.stem, str(error), hint))
                 continue
             made.found[item.stem] = texts
+            if sources.has_lines and (former := sources.texts("before")) != texts:
+                made.former[item.stem] = former
             # Dropped captions are empty on purpose.
             if len({text for text in texts if text}) < sum(text != "" for text in texts):
                 made.alike.append(item.stem)
@@ -136,61 +184,117 @@ class _Files:
         self.progress = Progress(total=new, desc="captions", unit="file", disable=new < _LOOKS_LONG)
 
     def read(self, path: str | None, stat: SourceStat | None) -> str:
-        """Return the cleaned text of a file; "" where there is none."""
+        """Return the text of a file; "" where there is none."""
         if path is None or stat is None:
             return ""
         known = self._known.get(path)
         if known is not None and known[0] == stat:
             return known[1]
         self.progress.update()
-        text = clean(read_caption(path))
+        text = _read(path)
         self._memo.texts.learn(path, stat, text)
         return text
 
 
-def _sources(
-    settings: Dataset, making: Captions, files: _Files, item: Item, entry: Entry | None
-) -> tuple[str, str]:
-    """Return an item's caption and its tags, each from a file, from the metadata file or both."""
-    caption = files.read(item.caption, item.caption_stat)
-    tags = files.read(item.tags, item.tags_stat)
-    if entry is not None:
-        caption = _of_both(caption, entry.caption, item.caption or item.image, settings, making)
-        tags = _of_both(tags, entry.tags, item.tags or item.image, settings, making)
-    if caption or tags:
-        return caption, tags
-    if item.caption is None and item.tags is None and entry is None:
-        if settings.missing_caption == "error":
-            endings = [settings.caption_extension, settings.tags_extension]
-            names = " or ".join(f"{item.stem}{each}" for each in endings if each)
-            listed = f", or an entry in {settings.metadata_file}" if settings.metadata_file else ""
-            hint = f"write {names}{listed}, or set missing_caption: empty"
-            raise SourceError("has no caption", where=item.image, hint=hint)
-    elif settings.empty_caption == "error":
-        what = "is an empty caption" if item.caption or item.tags else f"has an empty {item.stem}"
-        hint = "describe the image, or set empty_caption: allow"
-        raise SourceError(what, where=_place(settings, item), hint=hint)
-    return "", ""
+_EMPTY_FIRST_LINE = (
+    "has an empty first line, and sd-scripts reads only that",
+    "remove the empty line, or set empty_caption: allow",
+)
+
+
+def _lines(text: str, which: _Lines) -> str:
+    """Return the lines of a text that count."""
+    if which == "all":
+        return text.strip()
+    return text.partition("\n")[0].strip() if which == "first" else clean(text)
+
+
+class _Sources:
+    """Caption and tags of an item, each from a file, from the metadata file or both."""
+
+    def __init__(
+        self,
+        settings: Dataset,
+        making: Captions,
+        files: _Files,
+        item: Item,
+        entry: Entry | None,
+    ) -> None:
+        self._settings, self._making, self._item = settings, making, item
+        self._caption = files.read(item.caption, item.caption_stat)
+        self._tags = files.read(item.tags, item.tags_stat)
+        self._entry = entry
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether its lines count otherwise than in an earlier release, as far as it has some."""
+        entry = self._entry or ("", "", "")
+        texts = (self._caption, self._tags, *entry[1:])
+        return not self._making.enable_wildcard and any("\n" in clean(x) for x in texts if x)
+
+    def texts(self, which: _Lines) -> list[str]:
+        """Return the variants of the item's text.
+
+        Raises:
+            SourceError: there is none, or file and metadata differ.
+            CaptionError: see `variants`.
+        """
+        each = "before" if self._making.enable_wildcard else which
+        caption, tags, entry, item = self._caption, self._tags, self._entry, self._item
+        found = _lines(caption, each), _lines(tags, each)
+        if entry is not None:
+            found = (
+                self._of_both(caption, entry.caption, item.caption, each),
+                self._of_both(tags, entry.tags, item.tags, each),
+            )
+        if not any(found):
+            self._check_empty()
+        caption, tags = found
+        if which == "before" and not self._making.enable_wildcard:
+            caption = caption.partition("\n")[0]
+        return variants(item.stem, caption, tags, self._making, first_line=which != "all")
+
+    def _check_empty(self) -> None:
+        """Refuse a text that is missing or empty, unless the dataset allows it."""
+        item, settings = self._item, self._settings
+        if item.caption is None and item.tags is None and self._entry is None:
+            if settings.missing_caption == "error":
+                endings = [settings.caption_extension, settings.tags_extension]
+                names = " or ".join(f"{item.stem}{each}" for each in endings if each)
+                listed = (
+                    f", or an entry in {settings.metadata_file}" if settings.metadata_file else ""
+                )
+                hint = f"write {names}{listed}, or set missing_caption: empty"
+                raise SourceError("has no caption", where=item.image, hint=hint)
+        elif settings.empty_caption == "error":
+            inside = not (item.caption or item.tags)
+            what = f"has an empty {item.stem}" if inside else "is an empty caption"
+            hint = "describe the image, or set empty_caption: allow"
+            if (self._caption + self._tags).strip():
+                what, hint = _EMPTY_FIRST_LINE
+            raise SourceError(what, where=_place(settings, item), hint=hint)
+
+    def _of_both(self, text: str, entry: str | None, path: str | None, which: _Lines) -> str:
+        """Resolve the caption when both a file and a metadata entry exist."""
+        listed = clean(entry or "") if which == "before" else newlines(entry or "").strip()
+        own = _lines(text, which)
+        if not own or not listed or clean(text) == clean(listed):
+            return listed or own
+        if self._settings.metadata_captions == "override":
+            return listed
+        if self._settings.metadata_captions == "join":
+            separator = self._making.caption_separator
+            if which != "before":
+                return f"{own}{separator}{listed}"
+            tail = listed.replace("\n", separator)
+            return "\n".join(f"{line}{separator}{tail}" for line in own.split("\n"))
+        raise SourceError(
+            f"says something else than {self._settings.metadata_file}",
+            where=path or self._item.image,
+            hint="set metadata_captions: override or join, or leave one of them out",
+        )
 
 
 def _place(settings: Dataset, item: Item) -> str:
     """Return the file that an item's text comes from."""
     return item.caption or item.tags or settings.metadata_file or item.image
-
-
-def _of_both(text: str, entry: str | None, path: str, settings: Dataset, making: Captions) -> str:
-    """Resolve the caption when both a file and a metadata entry exist."""
-    listed = clean(entry or "")
-    if not text or not listed or text == listed:
-        return listed or text
-    if settings.metadata_captions == "override":
-        return listed
-    if settings.metadata_captions == "join":
-        separator = making.caption_separator
-        tail = listed.replace("\n", separator)
-        return "\n".join(f"{line}{separator}{tail}" for line in text.split("\n"))
-    raise SourceError(
-        f"says something else than {settings.metadata_file}",
-        where=path,
-        hint="set metadata_captions: override or join, or leave one of them out",
-    )

@@ -17,7 +17,15 @@ from math import ceil, floor
 from latentmake.config import Captions
 from latentmake.errors import SourceError
 
-__all__ = ["CaptionError", "clean", "decode_caption", "variants", "warming"]
+__all__ = [
+    "CaptionError",
+    "clean",
+    "decode_caption",
+    "decode_text",
+    "newlines",
+    "variants",
+    "warming",
+]
 
 _WILDCARD = re.compile(r"\{([^{}]+)\}")
 _ATTEMPTS = 16  # draws of a variant that shall differ from those before it
@@ -54,22 +62,32 @@ class _Random:
 
 
 def decode_caption(data: bytes, path: str) -> str:
-    """Return the text of a caption file: UTF-8, without byte order mark and surrounding space.
+    """Return the text of a caption file without the space around it; see `decode_text`."""
+    return decode_text(data, path).strip()
+
+
+def decode_text(data: bytes, path: str) -> str:
+    """Return the text of a file: UTF-8, without byte order mark, line ends as `newlines` has them.
 
     Raises:
         SourceError: it is not UTF-8.
     """
     try:
-        return data.decode("utf-8-sig").strip()
+        return newlines(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise SourceError(
             f"is not UTF-8 (byte {error.start + 1})", where=path, hint="save it as UTF-8"
         ) from None
 
 
+def newlines(text: str) -> str:
+    """Return a text with the line ends that Python's text mode gives, and so the trainers read."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def clean(text: str) -> str:
     """Return a text without empty lines and the space around each line."""
-    lines = (line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+    lines = (line.strip() for line in newlines(text).split("\n"))
     return "\n".join(line for line in lines if line)
 
 
@@ -78,11 +96,14 @@ def warming(variants: int) -> int:
     return ceil(variants / 2)
 
 
-def variants(stem: str, caption: str, tags: str, settings: Captions) -> list[str]:
+def variants(
+    stem: str, caption: str, tags: str, settings: Captions, *, first_line: bool = False
+) -> list[str]:
     """Return the variants of an item's text; they differ as far as there are different ones.
 
     The empty caption of a dropout comes as often as its rate says. The item's stem seeds the draws;
-    caption and tags are cleaned, and may be empty.
+    caption and tags may be empty, and are cleaned where wildcards take one of their lines. Without
+    wildcards all lines count, or with `first_line` the first, as in sd-scripts.
 
     Raises:
         CaptionError: braces do not fit, or a wildcard holds nothing.
@@ -96,7 +117,7 @@ def variants(stem: str, caption: str, tags: str, settings: Captions) -> list[str
         text, dropped = "", rate > 0 and _Random(settings.seed, stem, number).happens(rate)
         for attempt in range(0 if dropped else _ATTEMPTS):
             draw = _Random(settings.seed, stem, number, attempt)
-            text = _variant(caption, tags, settings, number, draw)
+            text = _variant(caption, tags, settings, number, draw, first_line=first_line)
             if text not in found or not settings.random:
                 break
         found.append(text)
@@ -128,13 +149,18 @@ def _check_braces(text: str) -> None:
                 raise CaptionError("has a wildcard that holds nothing")
 
 
-def _variant(caption: str, tags: str, settings: Captions, number: int, draw: _Random) -> str:
+def _variant(
+    caption: str, tags: str, settings: Captions, number: int, draw: _Random, *, first_line: bool
+) -> str:
     text = _combined(caption, tags, settings, draw)
     if settings.caption_prefix:
         text = f"{settings.caption_prefix} {text}"
     if settings.caption_suffix:
         text = f"{text} {settings.caption_suffix}"
-    text = _without_wildcards(text, draw) if settings.enable_wildcard else text.split("\n")[0]
+    if settings.enable_wildcard:
+        text = _without_wildcards(text, draw)
+    elif first_line:
+        text = text.split("\n")[0]
     if (
         settings.shuffle_caption
         or settings.token_warmup_step > 0
@@ -153,12 +179,11 @@ def _variant(caption: str, tags: str, settings: Captions, number: int, draw: _Ra
 
 def _combined(caption: str, tags: str, settings: Captions, draw: _Random) -> str:
     """Return caption and tags as one text, which may have several lines."""
-    if not settings.enable_wildcard:
-        caption = caption.partition("\n")[0]
     if not caption or not tags:
         return caption or tags
     separator, how = settings.caption_separator, settings.caption_and_tags
-    tags, lines = tags.replace("\n", separator), caption.split("\n")
+    tags = tags.replace("\n", separator)
+    lines = caption.split("\n") if settings.enable_wildcard else [caption]
     if how == "pick":
         return draw.choice([caption, tags])
     if how == "lines":

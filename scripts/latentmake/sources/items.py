@@ -72,6 +72,8 @@ class Item(NamedTuple):
         row: the other columns of its row, where the dataset is a list.
         window: the part of a video in seconds, from which its span is found when it is probed.
         place: list and line of its row.
+        former: the variants as an earlier release read them, where these were others; empty where
+            it read all of the caption file.
     """
 
     stem: str
@@ -92,6 +94,7 @@ class Item(NamedTuple):
     layers: tuple[str, ...] = ()
     layer_stats: tuple[SourceStat, ...] = ()
     control_sizes: tuple[Size, ...] = ()
+    former: list[str] | None = None
 
     @property
     def where(self) -> str:

@@ -21,6 +21,7 @@ from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
 from latentmake.progress import Progress
+from latentmake.sources.caption_pipeline import newlines
 from latentmake.sources.items import (
     IMAGE_EXTENSIONS,
     Fault,
@@ -272,8 +273,7 @@ def _item(dataset: Dataset, root: str, row: Row, stats: dict[str, SourceStat]) -
         span = row.span(dataset.sample_stride)
         item = item._replace(span=None if span == Span() else span)
     if row.caption is not None and not dataset.composed:
-        text = row.caption.replace("\r\n", "\n").replace("\r", "\n").strip()
-        item = item._replace(texts=[text])
+        item = item._replace(texts=[newlines(row.caption).strip()])
     return item
 
 

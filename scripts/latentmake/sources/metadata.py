@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from posixpath import normpath
+from stat import S_ISREG
 from typing import IO, Any
 
 from latentmake.errors import DatasetError
@@ -31,15 +32,16 @@ _LONGEST_LINE = 1 << 24  # characters: more is no line of text
 
 
 def metadata_stat(dataset: str, file: str) -> SourceStat:
-    """Return the stat of a metadata file; a DatasetError says that it is missing."""
+    """Return the stat of a metadata file; a DatasetError says that there is none."""
+    where, hint = f"datasets.{dataset}.metadata_file", "correct the path"
     try:
-        return source_stat(Path(file).stat())
+        found = Path(file).stat()
     except OSError as error:
-        raise DatasetError(
-            f"{file} cannot be read ({error.strerror})",
-            where=f"datasets.{dataset}.metadata_file",
-            hint="correct the path",
-        ) from None
+        what = f"{file} cannot be read ({error.strerror})"
+        raise DatasetError(what, where=where, hint=hint) from None
+    if not S_ISREG(found.st_mode):
+        raise DatasetError(f"{file} is no regular file", where=where, hint=hint)
+    return source_stat(found)
 
 
 def entries_of(dataset: str, file: str, root: str, memo: Memo) -> Listed:

@@ -6,16 +6,18 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel
 
 import latentmake
+from latentmake.caches import gpu
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.training import process
 
-__all__ = ["environment", "run_child", "run_module"]
+__all__ = ["environment", "run_child", "run_module", "say"]
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -41,6 +43,7 @@ def run_child(
     environment: Mapping[str, str],
     log: Path,
     online: bool,
+    gpus: int = 1,
 ) -> None:
     """Run a command whose mistakes are told by `process.say_error`.
 
@@ -51,14 +54,19 @@ def run_child(
         environment: of the command.
         log: its output is appended here.
         online: whether it may ask the hub.
+        gpus: how many it uses, where there are any; see `gpu.hold`.
 
     Raises:
         TrainingError: it failed; one line.
     """
     folder.mkdir(parents=True, exist_ok=True)
     told = {**environment, **({} if online else {"HF_HUB_OFFLINE": "1"})}
-    # One for all processes of a training: of the same error that each of them has, one line.
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".error-") as file:
+    # One file for all processes of a training: of the same error that each of them has, one line.
+    with (
+        gpu.hold(gpus, f"run {run}", partial(say, log)),
+        tempfile.NamedTemporaryFile(dir=folder, prefix=".error-") as file,
+    ):
+        told |= gpu.chosen()
         told[process.ERROR] = str(Path(file.name).absolute())
         status, output = process.run(command, environment=told, log=log)
         error = Path(file.name).read_text(encoding="utf-8", errors="replace").strip()
@@ -66,6 +74,14 @@ def run_child(
         raise TrainingError(
             f"run {run}: {error or process.last_error(output, status)}", hint=f"all output: {log}"
         )
+
+
+def say(log: Path, text: str) -> None:
+    """Say a line to the user, and append it to a log."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"{text}\n")
 
 
 def run_module(

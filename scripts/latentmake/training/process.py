@@ -13,17 +13,16 @@ import termios
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import IO
-
-import psutil
 
 from latentmake import progress
 from latentmake.errors import UserError
+from latentmake.files import locks
+from latentmake.files.watchdog import Watchdog, signals_call
 
-__all__ = ["ERROR", "Pipe", "Stopped", "ending_with_parent", "last_error", "run", "say_error"]
+__all__ = ["ERROR", "Pipe", "last_error", "run", "say_error"]
 
 ERROR = "LATENTMAKE_ERROR"
 """Environment variable: a file that gets a child's error in place of its stderr."""
@@ -40,19 +39,7 @@ _ERROR = re.compile(
 )
 
 
-# Linux alone can tell a program to end with the thread that started it.
-_END_WITH_PARENT = """
-import ctypes, os, signal, sys
-prctl = getattr(ctypes.CDLL(None), "prctl", None)
-if prctl is not None:
-    prctl(1, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-class Stopped(BaseException):
+class Stopped(KeyboardInterrupt):
     """A signal told this process to stop."""
 
     def __init__(self, number: int) -> None:
@@ -116,29 +103,31 @@ def run(
 ) -> tuple[int, str]:
     """Run a command; show its output on stderr as it comes, and append it to a log.
 
-    SIGINT and SIGTERM are passed on to it, and its output from then on goes to the log alone; after
-    some seconds of grace, all its descendants are killed, also those with a session of their own.
+    SIGINT, SIGTERM and SIGHUP are passed on to it and all its descendants, and its output from then
+    on goes to the log alone; who is left after some seconds of grace is killed. All are killed at
+    once if this process ends in another way, also by SIGKILL, and hold its locks until then.
     `pipe` is told of the output, for who has to know how much of it is in the log.
 
     Returns:
         The exit status (negative for a signal), and the end of the output.
 
     Raises:
-        KeyboardInterrupt: after a SIGINT.
-        SystemExit: after a SIGTERM, with status 143.
+        Stopped: after one of these signals.
         OSError: the log cannot be written, or the command not be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     tail, muted = bytearray(), threading.Event()
-    stopped: Stopped | None = None
-    with log.open("ab", buffering=0) as file, _signals_raise():
+    held = locks.inherited()
+    number: int = signal.SIGTERM
+    with log.open("ab", buffering=0) as file, signals_call(_stop), Watchdog(held) as watchdog:
         child = subprocess.Popen(
             command,
-            env={**progress.environment(), **environment},
+            env={**progress.environment(), **environment, **watchdog.environment},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            pass_fds=held,
             start_new_session=True,
         )
         assert child.stdout is not None
@@ -149,25 +138,14 @@ def run(
             reader.start()
             child.wait()
         except Stopped as error:
-            stopped = error
+            number = error.number
             muted.set()
+            raise
         finally:
-            _end(child, stopped.number if stopped else signal.SIGTERM)
+            _end(child, number, watchdog)
             reader.join(_GRACE)
             child.stdout.close()
-    if stopped is not None:
-        if stopped.number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + stopped.number)
     return child.returncode, bytes(tail).decode("utf-8", "replace")
-
-
-def ending_with_parent(command: Sequence[str]) -> list[str]:
-    """Return a command, of an absolute path, that is killed if this process is: also by SIGKILL.
-
-    Else it would go on, and keep its GPU from the next job. Not for what shall outlive a job.
-    """
-    return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
 
 
 def _show(copied: Iterator[bytes], tail: bytearray, muted: threading.Event) -> None:
@@ -184,45 +162,19 @@ def _show(copied: Iterator[bytes], tail: bytearray, muted: threading.Event) -> N
             del tail[:-_TAIL]
 
 
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into `Stopped`, where this is the main thread."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)  # the first one counts
-        raise Stopped(number)
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+def _stop(number: int) -> None:
+    raise Stopped(number)
 
 
-def _end(child: subprocess.Popen[bytes], number: int) -> None:
+def _end(child: subprocess.Popen[bytes], number: int, watchdog: Watchdog) -> None:
     """End a child and all its descendants: politely first."""
-    family: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        family = psutil.Process(child.pid).children(recursive=True)
     if child.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
-        for each in family:
-            with suppress(psutil.Error):
-                if os.getpgid(each.pid) != child.pid:
-                    each.send_signal(number)
+        watchdog.signal(number)
         with suppress(subprocess.TimeoutExpired):
             child.wait(_GRACE)
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    for each in family:
-        with suppress(psutil.Error):
-            each.kill()
+        os.killpg(child.pid, signal.SIGKILL)  # also those that have cleared their environment
+    watchdog.close()
     child.wait()
 
 

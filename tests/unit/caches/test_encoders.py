@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from latentmake.caches.encoders.device import compute_dtype
 from latentmake.caches.encoders.load import encoder
 from latentmake.caches.encoders.text import TextEncoder, load_text_encoder
+from latentmake.caches.encoders.text_model import load_text_model
 from latentmake.caches.encoders.vae import TILE, encode_images, load_vae, tile
 from latentmake.caches.inputs import Sample
 from latentmake.config import Dataset, Model, TextWeights, Weights
@@ -682,3 +684,51 @@ def test_a_vae_that_overflows_in_half_precision_stays_in_single(tmp_path: Path) 
         assert (
             load_vae(Weights(path=f"{tmp_path}/{name}"), CPU, torch.float16).dtype == expected_dtype
         )
+
+
+@pytest.mark.parametrize("place", ["path", "hub"])
+def test_a_vae_whose_configuration_does_not_ask_for_single_precision_stays_in_half(
+    tmp_path: Path, place: str
+) -> None:
+    folder = tmp_path / "sd" / "vae"
+    tiny_vae().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["force_upcast"]  # as in Stable Diffusion 1.5 and 2.1
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = Weights(path=str(folder))
+    if place == "hub":
+        weights = Weights(hub=str(folder.parent), revision="1" * 40, subfolder="vae")
+    assert load_vae(weights, CPU, torch.float16).dtype == torch.float16
+    # Of a file without a configuration nothing is known: it may be SDXL's.
+    alone = tmp_path / "alone.safetensors"
+    whole = tiny_vae(block_out_channels=(32, 32, 64), norm_num_groups=32)
+    save_file(whole.state_dict(), alone)
+    assert load_vae(Weights(path=str(alone)), CPU, torch.float16).dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["t5", "umt5"])
+def test_layers_of_t5_that_overflow_in_half_precision_stay_in_single(
+    bundle: Path, kind: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / kind
+    shutil.copytree(bundle / kind, folder)
+    file = folder / "text_encoder/model.safetensors"
+    state = load_file(file)
+    for name in state:
+        if name.endswith(".wo.weight"):
+            state[name] *= 1e6  # their results are beyond the largest number of float16
+    save_file(state, file, metadata={"format": "pt"})
+    weights = TextWeights(path=str(folder / "text_encoder"))
+    network = load_text_model(weights, CPU, torch.float16).network
+    for name, weight in network.named_parameters():
+        exact = name.endswith(".wo.weight")
+        assert weight.dtype == (torch.float32 if exact else torch.float16)
+        assert not exact or torch.equal(weight, state[name])
+    classes = {"t5": T5EncoderModel, "umt5": UMT5EncoderModel}
+    theirs = classes[kind].from_pretrained(folder / "text_encoder", dtype=torch.float16).eval()
+    tokens = t5_tokenizer(CAPTIONS)(CAPTIONS[1], return_tensors="pt").input_ids
+    half = load_text_encoder(weights, CPU, torch.float16).encode(CAPTIONS[1:2])[0]["hidden_state"]
+    single = load_text_encoder(weights, CPU, torch.float32).encode(CAPTIONS[1:2])[0]["hidden_state"]
+    with torch.no_grad():
+        torch.testing.assert_close(half.float(), theirs(tokens).last_hidden_state[0].float())
+    assert (half.float() - single).abs().max() < 4e-3 * single.abs().max()

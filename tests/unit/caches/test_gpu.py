@@ -3,41 +3,57 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from latentmake.caches import gpu
-from latentmake.errors import StorageError
+from latentmake.caches.encoders.device import pick_device
+from latentmake.errors import DeviceError, StorageError
 
 PACKAGE = str(Path(gpu.__file__).parents[2])
 HOLD = """
 import sys, signal
 sys.path.insert(0, {package!r})
-from latentmake.caches.gpu import lease
+from latentmake.caches.gpu import hold
 
 def say(line):
     if line.startswith("waiting"):
         print("waits", flush=True)
 
-with lease(say) as device:
+with hold({count}, "run cats", say) as device:
     print(device, flush=True)
     signal.pause()
 """
+UUIDS = ("GPU-9c", "GPU-0a1b-2c", "GPU-5d")
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
 
 
-def hold() -> tuple[subprocess.Popen[str], str]:
-    """Start a process that leases a GPU until it is killed; return it and what it said first."""
-    code = HOLD.format(package=PACKAGE)
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi, which lists three GPUs by number and UUID."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    lines = [f"GPU {n}: NVIDIA H200 (UUID: {uuid})" for n, uuid in enumerate(UUIDS)]
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+def hold(count: int = 1) -> tuple[subprocess.Popen[str], str]:
+    """Start a process that holds GPUs until it is killed; return it and what it said first."""
+    code = HOLD.format(package=PACKAGE, count=count)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
@@ -45,7 +61,13 @@ def hold() -> tuple[subprocess.Popen[str], str]:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("0,2", ["0", "2"]), ("", []), ("-1", []), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"])],
+    [
+        ("0,2", ["0", "2"]),
+        ("1,1", ["1"]),
+        ("", []),
+        ("-1", []),
+        ("GPU-a, GPU-b", ["GPU-a", "GPU-b"]),
+    ],
 )
 def test_the_environment_says_which_gpus_there_are(
     value: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
@@ -99,31 +121,59 @@ def test_one_gpu_of_unknown_uuid_or_none_needs_no_lock(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_waiting_job_says_so_whatever_project_holds_the_only_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("listed")
+@pytest.mark.parametrize("other", ["GPU-0a1b-2c", "GPU-0a"])  # CUDA takes a UUID's beginning too
+def test_a_waiting_job_says_for_whom_whatever_project_holds_the_only_gpu(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-0a1b-2c)'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     process, name = hold()
-    assert name == "0"
+    assert name == "1"
     said: list[str] = []
 
     def say(line: str) -> None:
         said.append(line)
         process.kill()
 
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0a1b-2c")  # the same one, by its other name
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", other)  # the same one, by its other name
     with gpu.lease(say) as device:
-        assert device == "GPU-0a1b-2c"
+        assert device == other
     process.wait()
-    folder = tmp_path / f"latentmake-{os.getuid()}"
-    waiting = f"waiting for a GPU: other jobs hold GPU-0a1b-2c ({folder})"
-    assert said == [waiting, "GPU: GPU-0a1b-2c"]
-    assert folder.stat().st_mode & 0o777 == 0o700
+    who = f"process {process.pid} on {socket.gethostname()} (run cats in {Path.cwd()})"
+    assert said == [f"waiting for a GPU: {who} holds {other}", f"GPU: {other}"]
+    assert (tmp_path / f"latentmake-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("listed")
+def test_several_gpus_are_locked_in_the_order_of_their_uuid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # the last by its UUID
+    first, name = hold()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    several, said = hold(3)
+    assert (name, said) == ("0", "waits")
+    one, said = hold()  # the others are taken
+    assert said == "waits"
+    first.kill()
+    assert several.stdout is not None and several.stdout.readline() == "0,1,2\n"
+    several.kill()
+    assert one.stdout is not None and one.stdout.readline().strip() in {"0", "1", "2"}
+    one.kill()
+    for process in (first, several, one):
+        process.wait()
+
+
+@pytest.mark.usefixtures("listed")
+@pytest.mark.parametrize("shown", ["0,1,2", "1"])
+def test_an_allocation_has_its_gpus_for_itself(
+    shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES" if shown == "1" else "CUDA_VISIBLE_DEVICES", shown)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with gpu.hold(3, "run cats", print) as taken:
+        assert taken == shown
+    assert not (tmp_path / f"latentmake-{os.getuid()}").exists()
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "of another"])
@@ -146,3 +196,45 @@ def test_a_folder_of_locks_that_is_not_ours_is_refused(
         gpu.lease(),
     ):
         pass
+
+
+# -- a GPU that torch does not see ----------------------------------------------------------------
+
+no_gpu = pytest.mark.skipif(
+    torch.cuda.is_available() or torch.backends.mps.is_available(), reason="torch sees a GPU"
+)
+
+
+@no_gpu
+@pytest.mark.parametrize("named", [True, False])
+def test_a_gpu_that_torch_does_not_see_is_refused_in_torchs_words(
+    named: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if named:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    else:
+        request.getfixturevalue("listed")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises((RuntimeError, AssertionError)) as torchs:
+        torch.cuda.init()
+    with pytest.raises(DeviceError) as caught:
+        pick_device()
+    line = str(caught.value)
+    assert line.startswith(
+        f"GPU {3 if named else '0, 1, 2'}: torch {torch.__version__} does not see it: "
+    )
+    assert str(torchs.value) in line and "`CUDA_VISIBLE_DEVICES=`" in line and "\n" not in line
+
+
+@no_gpu
+def test_a_machine_without_gpus_and_one_that_hides_them_compute_on_the_cpu(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if not gpu.visible():
+        assert pick_device() == torch.device("cpu")
+    request.getfixturevalue("listed")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with gpu.lease() as name:
+        assert name is None
+        assert pick_device() == torch.device("cpu")

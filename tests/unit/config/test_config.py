@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import pytest
 import yaml
+from config_keys import keys_of
 from config_world import changed, smallest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from latentmake.errors import ConfigError
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from pydantic import ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 
 def message(values: dict[str, Any]) -> str:
@@ -329,6 +331,37 @@ def test_yaml_reads_1e_minus_3_as_text_and_it_is_a_number_here() -> None:
     assert trainer.learning_rate == 0.001
 
 
+_TRUTHS = (
+    True, False, [True], [64, True], [[True]], {"width": True, "height": 64}, {"betas": [True]}
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("truth", _TRUTHS, ids=str)
+def test_no_key_takes_a_truth_for_a_number(truth: object) -> None:
+    keys = [(path, section.model_fields[path[-1]]) for path, section, _ in keys_of(Config)]
+    taken = []
+    for path, field in keys:
+        try:
+            kind = Annotated[field.annotation, path, *field.metadata]
+            value = TypeAdapter(kind).validate_python(truth)
+        except ValidationError:
+            continue
+        if any(type(each) in (int, float) and each in (0, 1) for each in _plain(value)):
+            taken.append(".".join(path))
+    assert len(keys) > 200 and not taken
+
+
+def _plain(value: Any) -> Iterator[Any]:
+    """Yield the values in some sections, lists and dictionaries."""
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    if isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _plain(each)
+    else:
+        yield value
+
+
 def test_yaml_reads_no_as_a_truth_and_it_is_a_word_here() -> None:
     values = smallest()
     values["runs"]["first"]["trainer"] |= yaml.safe_load("mixed_precision: no")
@@ -516,3 +549,12 @@ def test_two_sizes_never_share_a_name(width: int, height: int) -> None:
     name = Resolution(width=width, height=height).name
     parsed = parse(changed("runs", "first", "resolutions", value=[name])).runs["first"]
     assert parsed.resolutions == [Resolution(width=width, height=height)]
+
+
+def test_a_message_is_short_however_long_a_value_is_and_many_mistakes_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({"datasets": [0] * 10_000, "models": {}, "runs": {}, "k" * 10_000: 1})
+    assert len(str(caught.value)) < 3000
+    with pytest.raises(ConfigError, match=r"\| and 52 more$") as caught:
+        parse({"datasets": {}, "models": {}, "runs": {}} | {f"x{n}": 1 for n in range(99)})
+    assert len(str(caught.value)) < 20_000

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from latentmake.config.document import check_command, check_file, check_files
 from latentmake.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# Each line holds the one before ten times.
+LAUGHS = b"a0: &a0 [x]\n" + b"".join(
+    b"a%d: &a%d [%s]\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 12)
+)
+MERGES = b"a0: &a0 {x: 1}\n" + b"".join(
+    b"a%d: &a%d {<<: [%s]}\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 12)
+)
 
 MISTAKES: dict[str, tuple[bytes, str, str]] = {
     "a key twice": (
@@ -30,11 +42,50 @@ MISTAKES: dict[str, tuple[bytes, str, str]] = {
     "a zero byte": (b"a: 1\nb: x\0y\n", ", line 2", "U+0000 is not allowed"),
     "a list for a key": (b"a: 1\n? [b]\n: c\n", ", line 2", "a key is a list or section"),
     "a tag": (b"a: !!python/name:os.system\n", ", line 1", "could not determine a constructor"),
-    "a date that is none": (b"a: 2026-13-45\n", "", "month must be in 1..12"),
-    "a circle": (b"a: &b\n  c: *b\n", "", "cannot be read"),
+    "a date that is none": (b"a: 2026-13-45\n", ", line 1", "month must be in 1..12"),
+    "no whole number": (b"a: 1\nb: !!int ''\n", ", line 2", "`` cannot be read as !!int"),
+    "no number": (b"a: 1\nb: [!!float '']\n", ", line 2", "`` cannot be read as !!float"),
+    "no truth value": (b"a: 1\nb: !!bool x\n", ", line 2", "`x` cannot be read as !!bool"),
+    "no date": (b"a: 1\nb: !!timestamp x\n", ", line 2", "`x` cannot be read as !!timestamp"),
+    "no bytes": (b"a: 1\nb: !!binary x\n", ", line 2", "failed to decode base64"),
+    "an object": (b"a: !!python/object/apply:os.system [ls]\n", ", line 1", "constructor"),
+    "a merge of nothing": (b"a: 1\n<<: 3\n", ", line 2", "expected a mapping or list of mappings"),
+    "many digits of another base": (
+        b"a: 1\nb: 0x" + b"f" * 9_000 + b"\n",
+        ", line 2",
+        "cannot be read as !!int",
+    ),
+    "no character": (b'a: 1\nb: "\\UFFFFFFFF"\n', ", line 2", "a character stands there that"),
+    "many digits": (b"a: 1\nb: " + b"9" * 10_000 + b"\n", ", line 2", "cannot be read as !!int"),
+    "a circle": (b"a: &b\n  c: *b\n", ", line 1", "a section or list holds itself"),
+    "a template": (b"a: 1\n__use_yte__: true\n", ", line 2", "`__use_yte__` would run Python code"),
+    "a template that is quoted": (b"a: 1\n'__use_yte__': 1\n", ", line 2", "would run Python code"),
+    "a merged template": (b"a: &a {__use_yte__: 1}\n<<: *a\n", ", line 1", "would run Python code"),
+    "a billion laughs": (LAUGHS, ", line 6", "stands for more than 100000 values"),
+    "merges of merges": (MERGES, ", line 6", "stands for more than 100000 values"),
+    "thousands of aliases": (
+        b"a: &a [" + b"x," * 2000 + b"]\nb: [" + b"*a," * 2000 + b"]\n",
+        ", line 2",
+        "stands for more than 100000 values",
+    ),
+    "a ladder of aliases": (
+        b"a0: &a0 []\n" + b"".join(b"a%d: &a%d [*a%d]\n" % (n, n, n - 1) for n in range(1, 300)),
+        ", line 101",
+        "nested too deeply",
+    ),
+    "lists in lists": (b"a:\n- " + b"[" * 150 + b"]" * 150, ", line 2", "nested too deeply"),
+    "too many values": (b"a:\n" + b"- x\n" * 100_001, ", line 99999", "more than 100000 values"),
+    "a long number": (b"a: 1\nb: 1" + b":1" * 600 + b"\n", ", line 2", "it has 1201 characters"),
+    "a set": (b"# mine\n!!set {a, b}\n", ", line 2", "the sections are no mapping"),
+    "a long file": (b"a: x\n" * 1_000_000, "", "has 5000000 bytes, more than the 4000000"),
     "two documents": (b"a: 1\n---\nb: 1\n", ", line 2", "single document"),
     "JSON with a key twice": (b'{"runs": {"a": 1, "a": 2}}', "", "`a` occurs twice"),
     "a JSON list": (b"[1, 2]", "", "no keys at its top level"),
+    "depth of JSON": (
+        b'{"a":' + b'{"a":' * 300 + b"1" + b"}" * 301,
+        "",
+        "is nested too deeply",
+    ),
     "depth": (b"a: " + b"[" * 5000, "", "nested too deeply"),
 }
 
@@ -55,11 +106,40 @@ def test_what_is_valid_is_taken(tmp_path: Path) -> None:
     for name, data in {
         "a.yaml": b"x: &x {a: 1, b: 2}\ny: {<<: *x, a: 3}\nz: [*x, *x]\n",
         "b.yaml": "\ufeffa: Kätzchen\n".encode(),
-        "c.yaml": b"__use_yte__: true\n?if True:\n  a: 1\n?else:\n  a: 2\n",
+        "c.yaml": b"a: [" + b"{b: [c, 1.5, 2026-01-02, !!binary aGk=]}, " * 5000 + b"]\n",
         "d.json": b'{\n\t"a": {"b": 1}\n}',
     }.items():
         (tmp_path / name).write_bytes(data)
         check_file(tmp_path / name)
+
+
+def test_a_configuration_runs_no_code_of_its_own(tmp_path: Path) -> None:
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    own = tmp_path / "own.yaml"
+    own.write_text(f"__use_yte__: true\n__definitions__:\n  - {code}\na: ?{code}\n")
+    command = ["-m", "snakemake", "--configfile", str(own), "-n", "--cores", "1"]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert not (tmp_path / "ran").exists()
+    assert done.returncode and "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(f"error: {own}, line 1: `__use_yte__` would run Python code")
+
+
+def test_what_gives_bytes_for_ever_is_no_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"^/dev/zero: is no regular file; name a file"):
+        check_file(Path("/dev/zero"))
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "mine.yaml")
+    with pytest.raises(ConfigError, match=r"mine.yaml: is no regular file; name a file"):
+        check_file(tmp_path / "mine.yaml")
+    reading, writing = os.pipe()
+    check_file(Path(f"/dev/fd/{reading}"))  # as the shell's <(...) names it
+    os.close(reading)
+    os.close(writing)
 
 
 def exits(*arguments: str) -> str:

@@ -37,3 +37,10 @@ def test_what_a_training_script_takes_is_taken(name: str, changes: dict[str, Any
 def test_the_defaults_fit_each_version(name: str, task: str) -> None:
     trainer = MusubiTrainer(kind="musubi")
     check_training("cats", trainer, Model.model_validate(model_of(name, task)))
+
+
+def test_an_attention_without_a_backward_pass_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave out --sage_attn: SageAttention has no backward"):
+        check("wan", {"arguments": ["--sage_attn"]})
+    with pytest.raises(ValueError, match="'flash_attn'"):
+        check("wan", {"attention": "sage_attn"})

@@ -63,6 +63,7 @@ def test_what_is_about_videos_needs_target_frames(key: str) -> None:
         ({**VIDEOS, "source_fps": "fast"}, 'source_fps: "fast" should be a number of frames'),
         ({**VIDEOS, "source_fps": 0}, "source_fps: 0 should be a number of frames"),
         ({**VIDEOS, "source_fps": float("nan")}, "or auto"),
+        ({**VIDEOS, "source_fps": 10**400}, "or auto"),
         ({**VIDEOS, "sample_stride": 0}, "sample_stride"),
         ({**VIDEOS, "bucket_no_upscale": True}, "bucket_no_upscale"),
     ],

@@ -244,11 +244,6 @@ def test_class_tokens_are_the_caption_of_images_without_one() -> None:
     )
 
 
-def test_the_first_line_counts_as_it_does_there() -> None:
-    Path("images/a.txt").write_text("first\nsecond")
-    assert "captions" in one(made(SDSCRIPTS).values, "datasets")
-
-
 def test_regularisation_images_are_repeated_up_to_the_others() -> None:
     world.draw(Path("regular/one.png"), 0, (64, 64))
     text = f'{SDSCRIPTS}num_repeats = 3\n[[datasets.subsets]]\nimage_dir = "regular"\n'

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import random
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
+from latentmake.caches.pixels.plain import decode
+from latentmake.config import Dataset
 from latentmake.errors import SourceError
-from latentmake.files.media import VIDEO_EXTENSIONS, Media, opened_video, probe_image, probe_video
+from latentmake.files.media import (
+    IMAGE_FORMATS,
+    VIDEO_EXTENSIONS,
+    Media,
+    opened_video,
+    probe_image,
+    probe_video,
+)
 from latentmake.geometry.timing import Timing
-from PIL import Image
+from latentmake.sources.items import IMAGE_EXTENSIONS
+from PIL import EpsImagePlugin, Image
 from video_world import KINDS, rewrap, turn, write_kind, write_timed, write_video
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def decoded(path: Path) -> tuple[int, int, int]:
@@ -65,13 +80,70 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("hello")
     for name, what in (
         ("empty.png", "is an empty file"),
-        ("text.png", "is not an image"),
+        ("text.png", "is not an image that can be read (JPEG, PNG, WebP, BMP, TIFF, GIF or AVIF)"),
         ("none.png", "cannot be read (No such file"),
         ("", "cannot be read (Is a directory"),
     ):
         with pytest.raises(SourceError) as caught:
             probe_image(str(tmp_path / name))
         assert what in str(caught.value)
+
+
+EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
+%%BoundingBox: 0 0 8 8
+%%EndComments
+%%BeginProlog
+%%EndProlog
+showpage
+%%EOF
+"""
+
+
+def test_postscript_that_is_called_a_png_starts_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ghostscript = tmp_path / "bin/gs"
+    ghostscript.parent.mkdir()
+    ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ghostscript.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # look for it anew
+    with pytest.raises(SourceError) as caught:
+        decode(EPS, "x.png", Dataset(path="."))
+    assert not (tmp_path / "started").exists()
+    assert "is not an image that can be read (JPEG, PNG" in str(caught.value)
+    with Image.open(io.BytesIO(EPS)) as image, contextlib.suppress(OSError):
+        image.load()
+    assert (tmp_path / "started").exists()  # so the test would have seen it
+
+
+@pytest.mark.parametrize("kind", ["PPM", "TGA", "ICO", "PCX", "JPEG2000", "PDF", "SGI"])
+def test_an_image_of_another_format_is_refused_whatever_it_is_called(
+    tmp_path: Path, kind: str
+) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png", kind)
+    with pytest.raises(SourceError, match="is not an image that can be read"):
+        probe_image(str(tmp_path / "a.png"))
+
+
+def test_every_documented_ending_is_read(tmp_path: Path) -> None:
+    Image.init()
+    known = Image.registered_extensions()
+    assert {known[ending] for ending in IMAGE_EXTENSIONS} == {*IMAGE_FORMATS}
+    for ending in IMAGE_EXTENSIONS:
+        Image.new("RGB", (30, 20)).save(tmp_path / f"a{ending}")
+        assert probe_image(str(tmp_path / f"a{ending}")) == Media(30, 20, 0)
+    two = [Image.new("RGB", (30, 20))]
+    Image.new("RGB", (30, 20)).save(tmp_path / "two.jpg", "MPO", save_all=True, append_images=two)
+    assert probe_image(str(tmp_path / "two.jpg")) == Media(30, 20, 0)  # as some cameras write it
+
+
+def test_no_image_is_opened_in_any_format() -> None:
+    files = [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "docs").rglob("*.py")]
+    opened = [
+        line for file in files for line in file.read_text().splitlines() if "Image.open" in line
+    ]
+    assert opened and all("formats=" in line for line in opened)
 
 
 # -- videos ---------------------------------------------------------------------------------------

@@ -29,6 +29,16 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in files)
 
 
+def test_what_a_killed_sync_left_half_written_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    for place in (folder, folder / "sub"):
+        place.mkdir()
+        (place / f".0123456789abcdef.1.1{atomic.TEMPORARY_SUFFIX}").write_bytes(b"half a file")
+        (place / ".mine").write_bytes(b"mine")
+    sync(folder, {"sub/a.txt": b"a"})
+    assert names(folder) == [".mine", "sub/.mine", "sub/a.txt"]
+
+
 def test_files_are_linked_and_the_second_time_nothing_is_touched(
     tmp_path: Path, sources: dict[str, Path | bytes]
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import latentmake
+import numpy as np
 import pytest
 from latentmake.config import parse
 from latentmake.errors import UserError
@@ -85,6 +86,26 @@ def test_a_cache_file_of_no_item_is_answered_with_the_nearest(
     with pytest.raises(UserError) as caught:
         single(facts, f"{folder}{asked}.safetensors")
     assert line.format(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("models", [("ours", "theirs"), ("theirs", "ours")])
+def test_what_one_encoder_cannot_take_is_faulty_for_that_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "a.npz", frames=np.zeros((9, 32, 48, 3), np.uint8))
+    (tmp_path / "list.jsonl").write_text('{"video": "a.npz", "prompt": "p"}\n')
+    weights = {"task": "t2v-1.3B", "vae": "vae", "text": "text"}
+    values = {
+        "datasets": {"cats": {"path": "list.jsonl", "target_frames": [9], "fit": "bucket"}},
+        "models": {"ours": weights, "theirs": {**weights, "encoder": "musubi"}},
+        "musubi_tuner": {"path": "musubi-tuner"},
+        "runs": {x: {"datasets": "cats", "model": x, "resolutions": [32]} for x in models},
+    }
+    facts = Facts(parse(values), Memo(None), buildable=["vae", "text"])
+    faulty = {model: len(facts.items("cats", model)[1]) for model in models}
+    assert faulty == {"ours": 0, "theirs": 1}
+    assert [len(facts.known_faults("cats", model)) for model in ("ours", "theirs")] == [0, 1]
 
 
 # -- prompts --------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -239,6 +241,38 @@ def test_a_target_cut_short_is_damaged(world: World, length: int) -> None:
     assert reasons(found) == {("b", "64"): "damaged"}
     assert found.parts["64"].stale[0].found == f"damaged@{path.stat().st_mtime_ns}"
     assert orphans(found) == []
+
+
+@pytest.mark.parametrize("change", ["recipe", "caption"])
+@pytest.mark.parametrize("how", ["damaged", "unreadable"])
+def test_a_target_damaged_under_its_old_stat_is_replaced(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: str, how: str
+) -> None:
+    world.make_all()
+    world.evaluate()
+    path = world.target("b", "text")
+    stat = path.stat()
+    if how == "damaged":
+        path.write_bytes(bytes(stat.st_size))
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    else:
+        failing = partial(_fail_for, path, cachefile.read_head)
+        monkeypatch.setattr(cachefile, "read_head", failing)
+    if change == "recipe":
+        world.recipes["text"] = {"t": 2}
+    else:
+        world.put("b", "text", b"another caption")
+    found = world.evaluate()
+    assert reasons(found)["b", "text"] == "damaged"
+    (stale,) = (each for each in found.parts["text"].stale if each.source.stem == "b")
+    assert stale.found == f"damaged@{stat.st_mtime_ns}"
+
+
+def _fail_for(bad: Path, read: Callable[[Path], object], path: Path) -> object:
+    """Read a file as a disk with a bad sector does."""
+    if Path(path).samefile(bad):
+        raise OSError(errno.EIO, "Input/output error")
+    return read(path)
 
 
 def test_a_target_of_others_under_our_name_is_damaged(world: World) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from latentmake.config import Run
 from latentmake.errors import ConfigError
 from latentmake.plan.targets import (
+    as_words,
     check_known,
     is_evaluation_asked,
     is_training_asked,
+    kinds_built,
     runs_asked_for,
 )
 
@@ -27,7 +31,6 @@ RUNS = {name: Run(datasets=["cats"], model="sd15", resolutions=[64]) for name in
         (["train_cats", "all"], ["cats", "a_b"]),
         (["somewhere/else.txt"], ["cats", "a_b"]),
         (["evaluate_a_b"], ["a_b"]),
-        (["reports/evaluate_a_b.html"], ["a_b"]),
         (["compare_cats_vs_a_b"], []),
         (["reports/compare_cats_vs_a_b.html"], []),
         (["compare_cats_vs_a_b", "train_cats"], ["cats"]),
@@ -46,10 +49,38 @@ def test_a_run_that_there_is_not_is_answered_with_the_nearest() -> None:
         runs_asked_for(["train_cat"], RUNS)
 
 
-@pytest.mark.parametrize("target", ["evaluate_a_b", "reports/evaluate_a_b.html"])
-def test_an_evaluation_asks_for_the_training_of_its_run_alone(target: str) -> None:
+def test_an_evaluation_asks_for_the_training_of_its_run_alone() -> None:
+    target = "evaluate_a_b"
     assert is_evaluation_asked("a_b", [target]) and is_training_asked("a_b", [target])
     assert not is_evaluation_asked("cats", [target]) and not is_training_asked("cats", [target])
+
+
+def test_a_file_of_a_run_that_there_is_not_is_answered_with_the_nearest() -> None:
+    hint = "there is no run `cat`; did you mean `runs/cats/dataset.lock`"
+    with pytest.raises(ConfigError, match=f"^runs/cat/dataset.lock: {hint}"):
+        runs_asked_for(["runs/cat/dataset.lock"], RUNS)
+
+
+@pytest.mark.parametrize("word", ["captions", "report", "evaluate"])
+def test_a_page_asked_for_by_its_file_is_asked_for_by_its_word(word: str) -> None:
+    assert as_words([f"reports/{word}_a_b.html", "train_cats"]) == [f"{word}_a_b", "train_cats"]
+    assert runs_asked_for(as_words([f"reports/{word}_a_b.html"]), RUNS) == ["a_b"]
+    with pytest.raises(ConfigError, match=f"there is no run `cat`; did you mean `{word}_cats`"):
+        runs_asked_for(as_words([f"reports/{word}_cat.html"]), RUNS)
+
+
+def test_other_files_stand_for_themselves() -> None:
+    files = ["reports/compare_cats_vs_a_b.html", "runs/cats/dataset.lock", "cache/a/b/64/c.npz"]
+    assert as_words(files) == files
+    assert as_words(["reports/captions_cats.jsonl"]) == ["captions_cats"]
+    assert as_words(["reports/report_cats.jsonl"]) == ["reports/report_cats.jsonl"]  # no such file
+
+
+@pytest.mark.parametrize("word", ["report", "status", "train", "latents", "caches"])
+def test_a_run_takes_no_word_of_a_run_whose_name_ends_like_its_own(word: str) -> None:
+    alone = kinds_built("cats", ["report_cats"])
+    assert kinds_built("cats", ["report_cats", f"{word}_big_cats"]) == alone == set()
+    assert kinds_built("big_cats", [f"{word}_big_cats"]) == kinds_built("cats", [f"{word}_cats"])
 
 
 RULES = ["all", "train_cats", "caches_cats", "status_cats", "train_a_b", "encode_latents_x_123"]
@@ -82,6 +113,29 @@ def test_a_target_that_no_rule_makes_is_answered_with_the_nearest_or_all(
     assert expected in str(caught.value) and "encode_" not in str(caught.value)
 
 
+def test_a_run_is_offered_no_target_of_a_run_whose_name_ends_like_its_own() -> None:
+    rules = ["train_cats", "train_big_cats", "status_big_cats"]
+    for run, expected in {
+        "cats": "train_cats",
+        "big_cats": "status_big_cats, train_big_cats",
+    }.items():
+        with pytest.raises(ConfigError, match=f"; of the run {run} there are {expected}$"):
+            check_known([f"foo_{run}"], ["cats", "big_cats"], rules=rules, is_made=made)
+
+
 def test_targets_that_rules_make_are_taken() -> None:
     targets = ["train_cats", "runs/cats/dataset.lock", "reports/x.html", "cache/a/b/64/c.npz"]
     check_known(targets, RUNS, rules=RULES, is_made=made)
+
+
+@pytest.mark.parametrize("spelled", ["./{}", "reports/../{}", "{}/", "/{}"])
+def test_no_file_is_taken_for_fresh_that_rules_spell_otherwise(
+    spelled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "reports/captions_cats.html"
+    Path("reports").mkdir()
+    Path(name).touch()
+    target = f"{tmp_path}/{name}" if spelled == "/{}" else spelled.format(name)
+    with pytest.raises(ConfigError, match=f"; write `{name}`$"):
+        check_known([target], RUNS, rules=RULES, is_made=made)

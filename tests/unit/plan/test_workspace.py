@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from latentmake.errors import ConfigError, StorageError
 from latentmake.plan import workspace
 
 PACKAGE = Path(workspace.__file__).parents[2]
+RULES = PACKAGE.parent / "rules"
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +30,27 @@ def test_a_folder_that_can_be_written_is_taken_and_left_as_it_was(folder: Path) 
     (folder / "logs/sample_model.log").touch()
     workspace.check(folder, dry=False)
     assert {each.name for each in (folder / "logs").iterdir()} == {"text", "sample_model.log"}
+
+
+@pytest.mark.parametrize("name", [".gitkeep", "out", "nohup"])
+def test_a_file_of_the_users_own_among_the_logs_stops_nothing(folder: Path, name: str) -> None:
+    (folder / "logs").mkdir()
+    (folder / "logs" / name).touch()
+    for dry in (True, False):
+        workspace.check(folder, dry=dry)
+
+
+def test_a_file_in_the_place_of_any_folder_of_logs_is_named(folder: Path) -> None:
+    text = "".join(path.read_text() for path in RULES.glob("*.smk"))
+    folders = set(re.findall(r'"logs/(\w+)/', text)) | {"latents", "text"}
+    assert len(folders) > 10
+    (folder / "logs").mkdir()
+    for name in folders:
+        place = folder / "logs" / name
+        place.touch()
+        with pytest.raises(StorageError, match=f"^logs/{name}: a file is in the place"):
+            workspace.check(folder, dry=True)
+        place.unlink()
 
 
 @pytest.mark.parametrize("name", ["logs", "logs/text", ".snakemake", ".latentmake"])

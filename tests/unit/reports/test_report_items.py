@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -245,10 +246,20 @@ def test_a_damaged_image_is_named_and_the_others_are_shown(project: Path) -> Non
     Path("data/shapes/bee.png").write_bytes(b"no image")
     Path("data/shapes/cat.txt").write_bytes(b"caf\xe9")
     found = by_stem(section(planned()))
-    assert found["bee"]["fault"] == "is not an image that Pillow can read"
+    assert (
+        found["bee"]["fault"]
+        == "is not an image that can be read (JPEG, PNG, WebP, BMP, TIFF, GIF or AVIF)"
+    )
     assert found["bee"]["thumbnail"] is None
     assert "is not UTF-8" in found["cat"]["fault"]
     assert all(item["thumbnail"] for stem, item in found.items() if stem != "bee")
+
+
+def test_a_system_that_tells_no_affinity_gets_its_report(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert all(item["thumbnail"] for item in section(planned())["items"])
 
 
 def test_what_is_skipped_is_listed_with_its_reason(project: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 import verify_world
 import world
 import yaml
+from latentmake import digest
 from latentmake.errors import CacheError, StorageError
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
@@ -293,3 +294,43 @@ def test_a_file_without_checksum_is_compared_as_far_as_can_be(caches: Caches) ->
     assert any(line.startswith("1 without a checksum") for line in caches.said)
     verify_world.put_nan(caches[0])
     assert caches.verified() == {each.path: ("damaged", "")}
+
+
+def trained(**files: str) -> Path:
+    """Write trained weights and the record of their training."""
+    weights = Path("runs/tiny/unet/weights.safetensors")
+    weights.parent.mkdir(parents=True, exist_ok=True)
+    weights.write_bytes(b"trained weights")
+    record = {"wanted": {}, "steps": 3, "files": files}
+    Path("runs/tiny/training.json").write_text(json.dumps(record))
+    return weights
+
+
+def test_trained_weights_that_changed_are_named_and_never_deleted(caches: Caches) -> None:
+    weights = trained(**{"unet/weights.safetensors": digest.of_bytes(b"trained weights")})
+    assert caches.verified(fails=False) == {}
+    assert caches.said[-1] == "0 wrong, 0 repaired"
+    verify_world.flip_a_bit(weights)
+    changed = weights.read_bytes()
+    for repair in (False, True):
+        caches.said.clear()
+        assert caches.verified(repair=repair) == {str(weights): ("damaged weights", "")}
+        (line,) = (line for line in caches.said if line.startswith(str(weights)))
+        assert "changed since they were trained" in line
+        assert "delete runs/tiny/training.json and run `snakemake train_tiny`" in line
+        assert weights.read_bytes() == changed
+    weights.unlink()  # the next training makes it
+    assert caches.verified(fails=False) == {}
+    # Records of earlier releases have no digests.
+    trained()
+    assert caches.verified(fails=False) == {}
+
+
+def test_a_second_name_of_damaged_weights_is_named_too(caches: Caches) -> None:
+    """The trainer's own output is linked to the result, and would be taken again."""
+    weights = trained(**{"unet/weights.safetensors": "0" * 64})
+    other = Path("runs/tiny/output/tiny.safetensors")
+    other.parent.mkdir()
+    os.link(weights, other)
+    caches.verified()
+    assert any(f"delete {other} and runs/tiny/training.json" in line for line in caches.said)

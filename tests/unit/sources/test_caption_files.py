@@ -52,7 +52,7 @@ def made(
 
 def test_caption_and_tags_lie_in_files_of_their_own(folder: Path) -> None:
     found, faults = made(folder)
-    assert found.found == {"a": ["a cat,x, y"], "sub/b": ["z"], "c": ["a dog"]}
+    assert found.found == {"a": ["a cat\nsecond,x, y"], "sub/b": ["z"], "c": ["a dog"]}
     assert faults == []
 
 
@@ -86,7 +86,7 @@ def test_files_and_metadata_come_together_as_asked(
 ) -> None:
     rows = {"c.png": {"caption": "new"}}
     found, faults = made(folder, rows, **how)
-    assert found.found == {"a": ["a cat,x, y"], "sub/b": ["z"], "c": [text]}
+    assert found.found == {"a": ["a cat\nsecond,x, y"], "sub/b": ["z"], "c": [text]}
     assert faults == []
 
 

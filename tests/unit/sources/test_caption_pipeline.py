@@ -10,7 +10,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from latentmake.config import Captions
-from latentmake.sources.caption_pipeline import CaptionError, clean, decode_caption, variants
+from latentmake.sources.caption_pipeline import (
+    CaptionError,
+    clean,
+    decode_caption,
+    newlines,
+    variants,
+)
 
 # What no step divides at: no separators, no braces, no line ends, no space around.
 WORD = st.text(st.characters(exclude_characters=",{}|\r\n", exclude_categories=["Cs"]), min_size=1)
@@ -34,7 +40,7 @@ def test_a_caption_is_what_stands_between_mark_and_spaces_whatever_its_lines(
 ) -> None:
     text = text.lstrip("\ufeff")
     data = f"{before}{text}{after}".encode("utf-8-sig" if mark else "utf-8")
-    assert decode_caption(data, "a.txt") == text.strip()
+    assert decode_caption(data, "a.txt") == newlines(text).strip()
     assert clean(decode_caption(data, "a.txt")) == clean(f"{before}{text}{after}")
 
 
@@ -69,9 +75,22 @@ def test_any_caption_survives_with_its_braces_doubled(caption: str) -> None:
 
 
 @given(ANY, ANY)
-def test_without_settings_a_caption_is_its_first_line(caption: str, other: str) -> None:
-    lines = clean(caption).split("\n")
-    assert one(caption) == lines[0]
+def test_without_settings_all_lines_count_or_for_sdscripts_the_first(
+    caption: str, other: str
+) -> None:
+    text = clean(f"{caption}\n{other}")
+    assert one(text) == text
+    assert variants("a", text, "", Captions(), first_line=True) == [text.split("\n")[0]]
+
+
+def test_a_shuffle_divides_at_separators_and_loses_no_line() -> None:
+    found = one("a, b\nc, d", shuffle_caption=True)
+    assert sorted(found.split(", ")) == ["a", "b\nc", "d"]
+
+
+def test_tags_prefix_and_suffix_stand_around_all_lines() -> None:
+    settings = {"caption_prefix": "<", "caption_suffix": ">"}
+    assert one("a cat\nit sits", "x\ny", **settings) == "< a cat\nit sits,x,y >"
 
 
 @given(st.lists(PLAIN, min_size=1, max_size=5), NAME)
@@ -93,7 +112,7 @@ def test_of_several_lines_one_is_taken(lines: list[str], stem: str) -> None:
 def test_braces_that_do_not_fit_are_refused(caption: str, what: str) -> None:
     with pytest.raises(CaptionError, match=re.escape(what)):
         one(caption, enable_wildcard=True)
-    assert one(caption) == caption.split("\n")[0]  # where braces mean nothing
+    assert one(caption) == caption  # where braces mean nothing
 
 
 # -- tags -----------------------------------------------------------------------------------------

@@ -24,6 +24,16 @@ child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
 open(sys.argv[1], "w").write(str(child.pid))
 time.sleep(600)
 """
+# The launcher that began it is gone.
+ORPHAN = """
+import os, subprocess, sys, time
+if not os.fork():
+    code = "import time; print('grandchild', flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    open(sys.argv[1], "w").write(str(child.pid))
+    os._exit(0)
+time.sleep(600)
+"""
 STARTER = """
 import os, sys
 from pathlib import Path
@@ -99,21 +109,32 @@ while not os.path.exists(sys.argv[2]):
     assert not running.is_alive() and log.read_bytes() == b"firstsecond"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 77), (signal.SIGTERM, 143)])
-def test_a_signal_ends_all_descendants(tmp_path: Path, number: signal.Signals, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGINT, 77),
+        (signal.SIGTERM, 77),
+        (signal.SIGHUP, 77),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+@pytest.mark.parametrize("family", [FAMILY, ORPHAN], ids=["launcher lives", "launcher died"])
+def test_no_descendant_outlives_a_process_however_it_ends(
+    tmp_path: Path, number: signal.Signals, status: int, family: str
+) -> None:
     note, log = tmp_path / "pid", tmp_path / "log"
     package = Path(__file__).parents[3] / "scripts"
     starter = subprocess.Popen(
-        [sys.executable, "-c", STARTER, FAMILY, str(note), str(log)],
+        [sys.executable, "-c", STARTER, family, str(note), str(log)],
         env={**os.environ, "PYTHONPATH": str(package)},
     )
     _wait(lambda: log.is_file() and b"grandchild" in log.read_bytes())
     _wait(lambda: note.is_file() and note.read_text() != "")
-    family = psutil.Process(starter.pid).children(recursive=True)
-    assert int(note.read_text()) in {each.pid for each in family}
+    started = [psutil.Process(int(note.read_text()))]
+    started += psutil.Process(starter.pid).children(recursive=True)
     starter.send_signal(number)
     assert starter.wait(300) == status
-    _, alive = psutil.wait_procs(family, timeout=100)
+    _, alive = psutil.wait_procs(started, timeout=100)
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+import psutil
 import torch
 
-__all__ = ["DTYPES", "compute_dtype", "pick_device", "within_memory"]
+from latentmake.caches.gpu import visible
+from latentmake.errors import DeviceError, first_line, is_device_fault, is_out_of_memory
+
+__all__ = [
+    "DTYPES",
+    "attempt",
+    "compute_dtype",
+    "held_by_others",
+    "pick_device",
+    "within_memory",
+]
+
+_AGAIN = "look at it with nvidia-smi, and give the same command again: finished work is kept"
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-
-# CUDA's allocator has an error class; those of Apple, the CPU, cuDNN and cuBLAS have messages only.
-_OUT_OF_MEMORY = re.compile(
-    "out of memory|can't allocate memory|not enough memory|Invalid buffer size|_STATUS_ALLOC_FAILED"
-)
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -27,12 +34,32 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 def pick_device() -> torch.device:
-    """Return CUDA (or ROCm) where there is one, else Apple's, else the CPU."""
+    """Return CUDA (or ROCm) where there is one, else Apple's, else the CPU.
+
+    Raises:
+        DeviceError: torch does not see this machine's GPU; a CPU takes a hundred times as long.
+    """
     if torch.cuda.is_available():
         return torch.device("cuda")
     if torch.backends.mps.is_available():
         return torch.device("mps")
+    if found := visible():
+        raise DeviceError(
+            f"torch {torch.__version__} does not see it: {_why_unseen()}",
+            where=f"GPU {', '.join(found)}",
+            hint="update the driver or install a torch built for it, or set "
+            "`CUDA_VISIBLE_DEVICES=` (empty) to compute on the CPU",
+        )
     return torch.device("cpu")
+
+
+def _why_unseen() -> str:
+    """Return torch's own words for a GPU that it does not see."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:  # the latter of a torch for CPUs
+        return first_line(error)
+    return "it finds no device"
 
 
 def compute_dtype(
@@ -64,22 +91,49 @@ def within_memory(
 ) -> Result | None:
     """Do some work, or return None if the memory of the GPU or the machine does not suffice.
 
+    Raises:
+        DeviceError: the GPU is in error.
+    """
+    return attempt(work, *args, **options)[0]
+
+
+def attempt(
+    work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
+) -> tuple[Result | None, str]:
+    """Do some work; where memory does not suffice, return None and the library's words.
+
     By then the error is gone, and with its traceback the activations that filled the memory: inside
     an exception handler they would still be alive.
+
+    Raises:
+        DeviceError: the GPU is in error.
     """
     try:
-        return work(*args, **options)
+        return work(*args, **options), ""
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        words = first_line(error)
+        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not known and not is_out_of_memory(str(error)):
+            if is_device_fault(str(error)):
+                raise DeviceError(words, where="GPU", hint=_AGAIN) from None
             raise
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
-    return None
+    return None, words
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or _OUT_OF_MEMORY.search(str(error)) is not None
+def held_by_others() -> tuple[int, int]:
+    """Return the bytes of the GPU's memory, or the machine's, that other programs hold, and all.
+
+    What this process holds of a GPU besides torch's tensors, its context, counts as theirs.
+    """
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        own = torch.cuda.memory_reserved()
+    else:  # an Apple GPU has the machine's
+        memory = psutil.virtual_memory()
+        free, total, own = memory.available, memory.total, psutil.Process().memory_info().rss
+    return max(total - free - own, 0), total

@@ -256,8 +256,20 @@ def fill(network: torch.nn.Module, state: State) -> None:
 
 
 def place(network: Network, device: torch.device, dtype: torch.dtype) -> Network:
-    """Move a network for inference; a GPU gets weights as the file has them, and converts them."""
+    """Move a network for inference; a GPU gets weights as the file has them, and converts them.
+
+    Beside float16, layers that transformers keeps in float32 stay there: T5's `wo` overflows.
+    """
+    names = getattr(network, "_keep_in_fp32_modules", None) or ()
+    exact = [
+        (parameter, parameter.data)
+        for name, module in network.named_modules()
+        if dtype == torch.float16 and name.rpartition(".")[2] in names
+        for parameter in module.parameters()
+    ]
     # Module's own `to`: diffusers' warns about layers to keep in float32, of which there are none.
     on_gpu = device.type == "cuda"  # else it is the CPU that converts, at a blocking copy
     torch.nn.Module.to(network, device=device, dtype=dtype, non_blocking=on_gpu)
+    for parameter, weight in exact:
+        parameter.data = weight.to(device=device, dtype=torch.float32, non_blocking=on_gpu)
     return network.eval().requires_grad_(False)

@@ -33,6 +33,9 @@ def load_vae(
 ) -> AutoencoderKL:
     """Load a VAE for inference; float16 becomes float32 if its `force_upcast` asks for it.
 
+    A configuration that lacks the key, as SD 1.x's and 2.x's do, does not ask: diffusers fills in
+    True. Of a file without a configuration nothing is known; SDXL's overflows in float16.
+
     Raises:
         ModelError: it is missing, incomplete, or no AutoencoderKL.
     """
@@ -41,7 +44,9 @@ def load_vae(
             vae = _from_files(weights)
         else:
             vae = pretrained(AutoencoderKL.from_pretrained, weights, low_cpu_mem_usage=False)
-    if dtype == torch.float16 and vae.config.get("force_upcast"):
+    filled_in = vae.config.get("_use_default_values", ())
+    asks = vae.config.get("force_upcast") and "force_upcast" not in filled_in
+    if dtype == torch.float16 and asks:
         dtype = torch.float32
     if not decoder:
         vae.decoder = vae.post_quant_conv = None  # more than half of the memory
@@ -107,6 +112,7 @@ def _infer_config(state: dict[str, torch.Tensor], original: bool) -> dict[str, A
     colours, blocks = int(state["encoder.conv_in.weight"].shape[1]), len(channels)
     return {
         "_class_name": "AutoencoderKL",
+        "force_upcast": True,
         "in_channels": colours,
         "out_channels": colours,
         "down_block_types": ["DownEncoderBlock2D"] * blocks,

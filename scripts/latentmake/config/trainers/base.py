@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from latentmake.config.fields import Closed, DiskPath, Resolution
+from latentmake.config.fields import Closed, DiskPath, Real, Resolution
 from latentmake.config.shapes import MACHINE, WEIGHTS, Shapes
 
 __all__ = [
@@ -26,7 +26,7 @@ Precision = Annotated[
     BeforeValidator(lambda value: "no" if value is False else value),  # YAML's `no`
 ]
 LoraAlpha = Annotated[
-    float | None, Field(gt=0, description="Scale of the LoRA; by default its rank.")
+    Real | None, Field(gt=0, description="Scale of the LoRA; by default its rank.")
 ]
 Logging = Annotated[
     bool,

@@ -29,6 +29,7 @@ _BOTH = {
 MUSUBI: Mapping[str, str] = {
     **_BOTH,
     "--max_train_steps": "set `max_train_epochs`",
+    "--sage_attn": "SageAttention has no backward pass",
     "--task": "set the model's `task`",
     "--model_version": "set the model's `architecture` and `task`",
     "--dit": "set the model's `dit`",

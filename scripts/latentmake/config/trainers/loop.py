@@ -10,6 +10,7 @@ from latentmake.config.fields import (
     Closed,
     DiskPath,
     Number,
+    Real,
     Resolution,
     ResolutionField,
 )
@@ -41,7 +42,7 @@ class Samples(Closed):
     """Steps between two rows; by default a quarter of the run."""
     num_inference_steps: Number = Field(30, gt=0)
     """Denoising steps of a picture."""
-    guidance_scale: float = Field(3.0, ge=1)
+    guidance_scale: Real = Field(3.0, ge=1)
     """Classifier-free guidance; 1 is none."""
     resolution: ResolutionField | None = None
     """Size of the pictures; by default the run's first resolution."""
@@ -68,35 +69,33 @@ class LoopTrainer(Trainer):
     """Layers that get a LoRA, by the end of their names."""
     steps: Number | None = Field(None, ge=1)
     """Optimizer steps; by default 1000, or as many as `epochs` take."""
-    epochs: float | None = Field(None, gt=0)
+    epochs: Real | None = Field(None, gt=0)
     """Epochs, instead of `steps`."""
     optimizer: Literal["adamw", "adamw8bit", "lion", "prodigy", "dadaptation"] = "adamw"
     """Optimizer; adamw8bit needs bitsandbytes."""
-    optimizer_arguments: dict[str, bool | float | list[float]] = Field({})
+    optimizer_arguments: dict[str, bool | float | list[Real]] = Field({})
     """Further arguments of the optimizer, such as betas."""
-    learning_rate: float = Field(1e-4, gt=0)
+    learning_rate: Real = Field(1e-4, gt=0)
     """Peak learning rate; by default 1 for prodigy and dadaptation."""
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "constant"
     """Learning-rate schedule."""
     lr_warmup_steps: Number = Field(0, ge=0)
     """Warm-up steps."""
-    lr_min_ratio: float = Field(0.0, ge=0, le=1)
+    lr_min_ratio: Real = Field(0.0, ge=0, le=1)
     """Share of the peak at which linear and cosine end."""
     train_batch_size: Number = Field(4, ge=1)
     """Items of one shape a step and a device."""
     gradient_accumulation_steps: Number = ACCUMULATION
-    max_grad_norm: float | None = Field(1.0, gt=0)
+    max_grad_norm: Real | None = Field(1.0, gt=0)
     """Gradients are clipped to this norm; null does not clip."""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: Real = Field(0.01, ge=0)
     """Weight decay of the optimizer."""
-    ema_decay: float | None = Field(None, gt=0, lt=1)
+    ema_decay: Real | None = Field(None, gt=0, lt=1)
     """Decay of an EMA of the weights, which is then the result."""
     mixed_precision: Precision = "no"
     """accelerate's mixed precision."""
     gradient_checkpointing: bool = False
     """Less memory for more time."""
-    attention: Literal["sdpa", "flash", "xformers"] = "sdpa"
-    """Attention: torch's own choice, its flash kernel, or xformers."""
     torch_compile: bool = False
     """Compile the network by torch.compile."""
     deterministic: bool = False

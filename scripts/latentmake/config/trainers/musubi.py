@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from latentmake.config.fields import Number
+from latentmake.config.fields import Number, Real
 from latentmake.config.scripts import Scripts
 from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import (
@@ -34,7 +34,7 @@ class MusubiTrainer(Trainer):
     network_dim: Number = Field(32, ge=1)
     """Rank of the LoRA."""
     network_alpha: LoraAlpha = None
-    learning_rate: float = Field(2e-4, gt=0)
+    learning_rate: Real = Field(2e-4, gt=0)
     """Learning rate."""
     optimizer_type: str = Field("adamw", min_length=1)
     """Optimizer; adamw8bit needs bitsandbytes there."""
@@ -46,13 +46,13 @@ class MusubiTrainer(Trainer):
     max_data_loader_n_workers: Number = WORKERS
     mixed_precision: Precision = "bf16"
     """dtype of the DiT's weights."""
-    attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers", "sage_attn"] = "auto"
-    """Attention; auto: the first of sage_attn, flash_attn and xformers that the trainer's
-    environment has, else sdpa."""
+    attention: Literal["auto", "sdpa", "flash_attn", "flash3", "xformers"] = "auto"
+    """Attention; auto: the first of flash_attn and xformers that the trainer's environment has,
+    else sdpa."""
     timestep_sampling: str | None = "shift"
     """Sampling of timesteps; null leaves it to the trainer. By default what musubi-tuner's
     documentation has for the architecture: `shift` for Wan."""
-    discrete_flow_shift: float | None = Field(3.0, gt=0)
+    discrete_flow_shift: Real | None = Field(3.0, gt=0)
     """Shift of the timesteps; null leaves it to the trainer. By default likewise: 3 for Wan."""
     timestep_boundary: Number | None = Field(None, ge=0, le=1000)
     """Timestep between Wan 2.2's two networks, in thousandths; by default 875 for

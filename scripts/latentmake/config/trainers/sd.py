@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from latentmake.config.fields import UNET_PART
+from latentmake.config.fields import UNET_PART, Real
 from latentmake.config.trainers.loop import LoopTrainer
 
 __all__ = ["SdTrainer"]
@@ -30,9 +30,9 @@ class SdTrainer(LoopTrainer):
     """Parts that begin with random weights, and are trained."""
     prediction_type: Literal["epsilon", "v_prediction", "flow_matching"] | None = None
     """Prediction of the UNet; by default that of its scheduler."""
-    snr_gamma: float | None = Field(None, gt=0)
+    snr_gamma: Real | None = Field(None, gt=0)
     """Min-SNR weighting of the loss; 5 is usual."""
-    noise_offset: float = Field(0.0, ge=0)
+    noise_offset: Real = Field(0.0, ge=0)
     """Noise offset added to each channel, for darker and lighter images."""
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from latentmake.config.fields import Number
+from latentmake.config.fields import Number, Real
 from latentmake.config.sdscripts import SDSCRIPTS
 from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import (
@@ -50,7 +50,7 @@ class SdScriptsTrainer(Trainer):
     network_alpha: LoraAlpha = None
     network_train_unet_only: bool = False
     """No LoRA for the text encoder of sd1 and sd2; others never have one."""
-    learning_rate: float = Field(1e-4, gt=0)
+    learning_rate: Real = Field(1e-4, gt=0)
     """Learning rate."""
     optimizer_type: str = Field("AdamW", min_length=1)
     """Optimizer; AdamW8bit needs bitsandbytes there."""
@@ -76,7 +76,7 @@ class SdScriptsTrainer(Trainer):
     """torch.compile backend; by default inductor."""
     deepspeed: bool = False
     """Train with DeepSpeed ZeRO."""
-    zero_stage: Literal[0, 1, 2, 3] = 2
+    zero_stage: Number = Field(2, ge=0, le=3)
     """DeepSpeed ZeRO stage."""
     seed: Number = Field(0, ge=0)
     """Seed of order, noise and timesteps."""

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from latentmake.config.fields import Number, Resolution
+from latentmake.config.fields import Number, Real, Resolution
 from latentmake.config.generation import Generation, whole_latents
 from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import Precision
@@ -30,7 +30,7 @@ class WanSamples(Samples):
 
     prompts: list[str] = Field([])
     """Prompts; by default none, and no clips are drawn."""
-    guidance_scale: float = Field(5.0, ge=1)
+    guidance_scale: Real = Field(5.0, ge=1)
     """Classifier-free guidance; 1 is none."""
     frames: Annotated[Number, AfterValidator(whole_latents)] = Field(17, ge=1)
     """Frames of a clip, 4 n + 1."""
@@ -53,7 +53,7 @@ class WanTrainer(LoopTrainer):
     """Rank of the LoRA."""
     max_steps: Number | None = Field(None, ge=1)
     """Upper bound of the steps, whatever `steps` and `epochs` say."""
-    flow_shift: float | None = Field(None, gt=0)
+    flow_shift: Real | None = Field(None, gt=0)
     """Shift of the timesteps; by default 3 for resolutions nearer to 832 x 480, 5 for those nearer
     to 1280 x 720."""
     timestep_sampling: Literal["logit_normal", "uniform"] = "logit_normal"
@@ -67,8 +67,6 @@ class WanTrainer(LoopTrainer):
     """accelerate's mixed precision, and the dtype of the frozen weights."""
     gradient_checkpointing: bool = True
     """Less memory for more time."""
-    attention: Literal["sdpa", "flash"] = "sdpa"
-    """Attention: torch's own choice, or its flash kernel."""
     checkpointing_steps: Number = Field(100, ge=1, json_schema_extra=MACHINE)
     """Steps between two checkpoints."""
     checkpointing_epochs: Number | None = Field(None, ge=1, json_schema_extra=MACHINE)

@@ -36,7 +36,6 @@ class Folder:
         without: items without a caption file.
         strays: caption files without an item.
         blank: captions without text.
-        lines: captions of several lines.
     """
 
     items: list[str] = field(default_factory=list)
@@ -45,7 +44,6 @@ class Folder:
     without: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
     blank: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
 
 
 class Places:
@@ -129,5 +127,3 @@ def _captions(found: Folder, folder: str, names: Sequence[str], ending: str) -> 
             continue  # the plan says so
         if not text:
             found.blank.append(captions[stem])
-        elif b"\n" in text:
-            found.lines.append(captions[stem])

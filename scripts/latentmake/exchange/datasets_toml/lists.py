@@ -6,6 +6,7 @@ something here mean nothing there.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from posixpath import dirname, normpath
 from typing import Any, NamedTuple
 
 from latentmake.exchange.datasets_toml.folders import Places
+from latentmake.regular import open_regular
 
 __all__ = ["List", "read_list"]
 
@@ -73,8 +75,9 @@ def _absolute(path: str, places: Places) -> str:
 def _objects(path: Path) -> Iterator[dict[str, Any] | None]:
     """Yield the object of each line that is not empty; None where there is none."""
     try:
-        with path.open("rb") as file:
-            for line in file:
+        file, _ = open_regular(path)
+        with io.BufferedReader(file) as lines:
+            for line in lines:
                 if not line.strip():
                     continue
                 try:
@@ -82,5 +85,5 @@ def _objects(path: Path) -> Iterator[dict[str, Any] | None]:
                 except (ValueError, RecursionError):
                     values = None
                 yield values if isinstance(values, dict) else None
-    except OSError:
+    except (OSError, ValueError):
         return  # the plan says so

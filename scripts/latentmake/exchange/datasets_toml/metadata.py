@@ -9,6 +9,7 @@ from pathlib import Path
 from posixpath import commonpath, dirname, isabs, join, normpath, relpath, splitext
 from typing import Any, NamedTuple
 
+from latentmake.regular import read_regular
 from latentmake.sources.items import IMAGE_EXTENSIONS
 
 __all__ = ["Metadata", "read_metadata"]
@@ -23,7 +24,6 @@ class Metadata(NamedTuple):
         unused: an ending that no file there has.
         nested: whether images lie in sub-folders that no entry names.
         blank: whether some image has neither caption nor tags.
-        lines: whether some caption has several lines.
         others: number of images without an entry.
         strangers: number of entries without an image.
     """
@@ -33,7 +33,6 @@ class Metadata(NamedTuple):
     unused: str = ".none"
     nested: bool = False
     blank: bool = False
-    lines: bool = False
     others: int = 0
     strangers: int = 0
 
@@ -73,7 +72,6 @@ def read_metadata(file: str, folder: str | None) -> Metadata:
         unused=next(x for x in (".none", ".unused", ".no-caption") if x not in endings),
         nested=nested,
         blank=any(not str(caption).strip() and not str(tags).strip() for caption, tags in texts),
-        lines=any("\n" in str(caption).strip() for caption, _ in texts),
         others=len(there - named),
         strangers=len(named - there),
     )
@@ -86,7 +84,7 @@ def _is_below(path: str, folder: str) -> bool:
 def _entries(path: Path) -> Mapping[str, dict[str, Any]]:
     """Return the entries of a file; none where it cannot be read, which the plan says."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
         if path.suffix.lower() != ".jsonl":
             values = json.loads(text)
         else:

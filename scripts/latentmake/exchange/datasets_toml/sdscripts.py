@@ -184,7 +184,7 @@ def _block(
     if subset.metadata_file is None:
         _folder(subset, where, reader, values, captions)
     else:
-        _listed(subset, where, reader, values, captions)
+        _listed(subset, where, reader, values)
     if captions:
         values["captions"] = captions
     values |= _sizes(dataset)
@@ -241,9 +241,6 @@ def _folder(
     folder = look_into(path, ending, video=False)
     reader.differences(where, values, folder, _TRAINER)
     reader.twins(where, folder)
-    if folder.lines and not subset.enable_wildcard and not captions:
-        # Any section of captions makes the first line count, as it does there.
-        captions["enable_wildcard"] = False
     if folder.blank:
         what = f"{folder.blank[0]} is empty, and {_TRAINER} would stop there"
         reader.note(where, what, "empty_caption is allow here; write a caption or take it out")
@@ -266,9 +263,7 @@ def _folder(
         reader.note(f"{where}.class_tokens", what, hint)
 
 
-def _listed(
-    subset: _Subset, where: str, reader: Reader, values: dict[str, Any], captions: dict[str, Any]
-) -> None:
+def _listed(subset: _Subset, where: str, reader: Reader, values: dict[str, Any]) -> None:
     """Set the keys of a fine-tuning subset: a folder with a metadata file."""
     file = reader.places.find(subset.metadata_file or "")
     folder = None if subset.image_dir is None else reader.places.find(subset.image_dir)
@@ -295,8 +290,6 @@ def _listed(
         values["on_error"] = "skip"
         what = f"{found.strangers} entries of {file} name no image"
         reader.note(where, what, "correct them, and take out on_error")
-    if found.lines and not subset.enable_wildcard and not captions:
-        captions["enable_wildcard"] = False
 
 
 def _balance(made: Sequence[tuple[_Subset, Block]], reader: Reader) -> None:

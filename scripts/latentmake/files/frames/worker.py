@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -62,7 +61,6 @@ class _Answers:
 
 def main() -> None:
     """Answer requests until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the asking process ends this one
     pipe = os.dup(1)
     os.dup2(2, 1)  # whatever libraries print is no message
     with contextlib.suppress(OSError, AttributeError):  # not everywhere, nor to everybody

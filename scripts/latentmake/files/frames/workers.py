@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import latentmake
 from latentmake.errors import SourceError
+from latentmake.files.cores import usable_cores
 from latentmake.files.frames.ended import EndedError, HungError
 from latentmake.files.frames.protocol import ALIVE, DONE, FAULT, FRAME, HEAD
 from latentmake.files.media import Media
@@ -50,6 +51,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             bufsize=0,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            process_group=0,  # what ends us by Ctrl-C or a signal is no fault of the file
         )
 
     def ask(self, path: str, indices: Sequence[int] | None) -> bool:
@@ -272,7 +274,7 @@ def probe_videos(paths: Sequence[str]) -> Iterator[Media | SourceError]:
 
     Many are read side by side, few by one process.
     """
-    count = min(_MOST, os.cpu_count() or 1, -(-len(paths) // _ENOUGH))
+    count = min(_MOST, usable_cores(), -(-len(paths) // _ENOUGH))
     if not paths:
         return
     with Workers() as workers, ThreadPoolExecutor(count) as pool:

@@ -23,7 +23,6 @@ from latentmake.index.remembered import remembered
 __all__ = ["Sources"]
 
 _MAX_FILES = 2000
-_ENDS = frozenset({"error", "exit", "_exit", "quit"})  # parser.error, sys.exit and their like
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,6 @@ class Sources:
     Attributes:
         flags: declared ones; None where that cannot be told: the script does not declare
             `--dataset_config` with argparse, takes unknown flags, or computes their names.
-        refuses_sage: whether a condition on `sage_attn` alone ends the program.
         demands_precision: whether it asserts that `mixed_precision` is the DiT's number format.
         needs: packages of others that every run imports, by their first names.
         dataset_keys: keys of its dataset TOML's schema; None without such a schema.
@@ -44,7 +42,6 @@ class Sources:
     """
 
     flags: frozenset[str] | None
-    refuses_sage: bool
     demands_precision: bool
     needs: frozenset[str]
     dataset_keys: frozenset[str] | None
@@ -74,7 +71,7 @@ class Sources:
         def find() -> tuple[dict[str, Any], list[Path]]:
             return _Reader(script, roots, without).facts()
 
-        question = ["sources 5", str(script), [str(root) for root in roots], *without]
+        question = ["sources 6", str(script), [str(root) for root in roots], *without]
         facts: dict[str, Any] = remembered(memory, question, find)
         lists = {key: frozenset(each) for key, each in facts.items() if isinstance(each, list)}
         return cls(**{**facts, **lists})
@@ -103,7 +100,6 @@ class _Reader:
         flags = self._flags()
         facts = {
             "flags": None if flags is None else sorted(flags),
-            "refuses_sage": self._refuses_sage(),
             "demands_precision": self._demands_precision(),
             "needs": sorted(self._needs()),
             "dataset_keys": sorted(self._dataset_keys()) or None,
@@ -206,21 +202,6 @@ class _Reader:
                         if isinstance(name, ast.Constant) and isinstance(name.value, str):
                             yield name.value
 
-    def _refuses_sage(self) -> bool:
-        for _, node in self._nodes:
-            match node:
-                case ast.If(test=ast.BoolOp(op=ast.Or(), values=parts), body=body):
-                    pass
-                case ast.If(test=part, body=body):
-                    parts = [part]
-                case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=part)):
-                    parts, body = [part], [ast.Raise()]
-                case _:
-                    continue
-            if any(map(_means_sage, parts)) and any(map(_ends, body)):
-                return True
-        return False
-
     def _demands_precision(self) -> bool:
         return any(
             isinstance(node, ast.Assert) and "'mixed_precision'" in ast.dump(node.test)
@@ -262,26 +243,3 @@ def _imports(
 
 def _is_main(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "id='__name__'" in ast.dump(node.test)
-
-
-def _means_sage(test: ast.expr) -> bool:
-    """Whether an expression is true if and only if sage attention is chosen."""
-    match test:
-        case ast.Attribute(attr="sage_attn") | ast.Name(id="sage_attn"):
-            return True
-        case ast.Compare(left=ast.Constant(value="--sage_attn"), ops=[ast.In()]):
-            return True
-        case ast.Compare(left, [ast.Is() | ast.Eq()], [ast.Constant(value=True)]):
-            return _means_sage(left)
-        case ast.Call(ast.Name(id="getattr"), [_, ast.Constant(value="sage_attn"), *_]):
-            return True
-    return False
-
-
-def _ends(statement: ast.stmt) -> bool:
-    match statement:
-        case ast.Raise():
-            return True
-        case ast.Expr(ast.Call(ast.Attribute(attr=name) | ast.Name(id=name))):
-            return name in _ENDS
-    return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from latentmake import digest
+from latentmake.caches import gpu
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.files.safetensors import not_finite, read_head
 from latentmake.index.memo import source_stat
 from latentmake.plan.orders import FOLDER
 from latentmake.plan.receipts import Receipt as ReadFiles
-from latentmake.training import process
+from latentmake.training import child, process
 from latentmake.training.backend import Say
 from latentmake.training.checks import passed
 from latentmake.training.external.arguments import accelerate_arguments
@@ -67,7 +67,7 @@ def train(
     files = RunFiles(order.run, order.output)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
-    say = partial(_say, log)
+    say = partial(child.say, log)
     passed(trainer.job_findings(order), say)  # first, since networks take a while to read
     want = wanted(order, _digest_with_receipt(partial(trainer.weights_digest, order)))
     record = Record.read(files.record)
@@ -76,14 +76,6 @@ def train(
     else:
         record = _train(trainer, order, files, want, say, log, processes, threads)
     Receipt(run=order.run, **dict(record)).write(receipt)
-
-
-def _say(log: Path, text: str) -> None:
-    """Say a line to the user, and append it to a log."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(f"{text}\n")
 
 
 def _train(
@@ -125,13 +117,14 @@ def _train(
     if launcher is None:
         launcher = [str(program.python)]
         say(f"{order.run}: warning: {program.python} has no accelerate: run without it")
-    started = time.monotonic()
-    status, output = process.run(
-        [*launcher, *command],
-        environment={**program.environment(), "OMP_NUM_THREADS": str(threads)},
-        log=log,
-        cwd=program.folder,
-    )
+    with gpu.hold(processes, f"run {order.run}", say):
+        started = time.monotonic()
+        status, output = process.run(
+            [*launcher, *command],
+            environment={**program.environment(), "OMP_NUM_THREADS": str(threads)},
+            log=log,
+            cwd=program.folder,
+        )
     seconds = time.monotonic() - started
     if not output.endswith("\n"):
         say("")  # below a progress bar
@@ -201,7 +194,8 @@ def _accept(
         )
     atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
     atomic.link(files.trained, files.lora)
-    record = Record(wanted=want, weights=str(files.lora), seconds=round(seconds, 3))
+    digests = {files.lora.name: digest.of_file(files.lora)}
+    record = Record(wanted=want, weights=str(files.lora), seconds=round(seconds, 3), files=digests)
     record.write(files.record)
     tidy(files)
     say(f"{run}: trained: {files.lora}")

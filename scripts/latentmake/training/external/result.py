@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from pydantic import Field
+
 from latentmake.errors import ModelError
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.json_file import JsonFile
@@ -50,11 +52,15 @@ class RunFiles:
 
 
 class Record(JsonFile):
-    """Origin of a LoRA, whose path is `weights`; `seconds` counts no killed training."""
+    """Origin of a LoRA, whose path is `weights`; `seconds` counts no killed training.
+
+    `files` has its name in the run's folder and its SHA-256; it is empty in earlier releases.
+    """
 
     wanted: Wanted
     weights: str
     seconds: float
+    files: dict[str, str] = Field({})
 
 
 class Receipt(Record):

@@ -1,23 +1,31 @@
-"""Accelerator setup, attention backend, determinism."""
+"""Accelerator setup, determinism."""
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate.accelerator import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    parse_flag_from_env,
+)
 
+from latentmake.caches.encoders.device import pick_device
 from latentmake.config import LoopTrainer
-from latentmake.errors import TrainingError, first_line
+from latentmake.errors import TrainingError
 from latentmake.training.loop.checks import refuse_sharded
 
-__all__ = ["DTYPES", "attention", "make_accelerator", "reseed", "set_up"]
+__all__ = ["DTYPES", "make_accelerator", "reseed", "set_up"]
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# The others wait while the first process draws samples, which may take hours: NCCL's own limit is
+# ten minutes. `accelerate launch` ends all processes as soon as one dies.
+_TIMEOUT = timedelta(days=7)
 
 
 def make_accelerator(settings: LoopTrainer, kind: str, *, several: bool = False) -> Any:
@@ -29,9 +37,14 @@ def make_accelerator(settings: LoopTrainer, kind: str, *, several: bool = False)
         several: whether a step may leave some trained weights without gradients.
 
     Raises:
+        DeviceError: torch does not see this machine's GPU.
         TrainingError: the machine cannot compute in this precision, or accelerate shards the model.
     """
-    handlers = [DistributedDataParallelKwargs(find_unused_parameters=True)] if several else None
+    if not parse_flag_from_env("ACCELERATE_USE_CPU"):
+        pick_device()  # accelerate would train on the CPU and say nothing
+    handlers: list[Any] = [InitProcessGroupKwargs(timeout=_TIMEOUT)]
+    if several:
+        handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
     try:
         accelerator: Any = Accelerator(
             mixed_precision=settings.mixed_precision, kwargs_handlers=handlers
@@ -46,35 +59,13 @@ def make_accelerator(settings: LoopTrainer, kind: str, *, several: bool = False)
     return accelerator
 
 
-def set_up(network: Any, settings: LoopTrainer) -> None:
-    """Set the kernels of a network, by the settings `attention` and `deterministic`."""
+def set_up(settings: LoopTrainer) -> None:
+    """Set torch's kernels, by the setting `deterministic`."""
     if settings.deterministic:
         # cuBLAS repeats itself only with a workspace of a fixed size.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    if settings.attention == "xformers":
-        try:
-            network.enable_xformers_memory_efficient_attention()
-        except (ImportError, ValueError, NotImplementedError) as error:
-            raise TrainingError(
-                f"xformers cannot be used here ({first_line(error)})",
-                where="trainer.attention",
-                hint="pip install xformers on a machine with a GPU, or set it to `sdpa`",
-            ) from None
-
-
-def attention(settings: LoopTrainer) -> AbstractContextManager[None]:
-    """Return the context of the setting `attention`.
-
-    `flash` puts torch's flash kernel first; a masked batch, for which it has none, goes to the next
-    (https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html).
-    """
-    if settings.attention != "flash":
-        return nullcontext()
-    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    context: AbstractContextManager[None] = sdpa_kernel(order, set_priority=True)
-    return context
 
 
 def reseed(seed: int, device: torch.device) -> None:

@@ -1,42 +1,73 @@
-"""Checkpoints: a killed training resumes from them to the same weights.
+"""Checkpoints: a killed or a longer training resumes from them to the same weights.
 
 A checkpoint is a folder `step-000500` with the trained weights, the state of the optimizer and a
 small JSON. It is written under another name and renamed, so that the name stands for a complete
 one. Random states are not in it: they follow from seed and step.
+
+No torch is imported before a checkpoint is loaded or saved: the planner looks for checkpoints too.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
+from collections.abc import Callable, Collection, Iterable
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from pydantic import Field
 
-from latentmake.errors import TrainingError
+from latentmake import digest
+from latentmake.errors import TrainingError, is_out_of_memory
 from latentmake.files import atomic
 from latentmake.training.json_file import JsonFile
-from latentmake.training.loop.result import CHECKPOINT_STATE, CHECKPOINT_WEIGHTS, History
+from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.loop.result import (
+    CHECKPOINT_STATE,
+    CHECKPOINT_WEIGHTS,
+    History,
+    Record,
+    RunFiles,
+)
 from latentmake.training.order import Wanted
 
-__all__ = ["Checkpoint", "Progress", "State", "find", "load", "prune", "read", "save"]
+if TYPE_CHECKING:
+    import torch
 
-_NAME = re.compile(r"step-(\d{6,})")
+__all__ = [
+    "Checkpoint",
+    "Progress",
+    "State",
+    "find",
+    "load",
+    "newest",
+    "prune",
+    "read",
+    "resumable",
+    "save",
+]
+
+_NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 _PROGRESS = "progress.json"
+_FILES = (CHECKPOINT_WEIGHTS, CHECKPOINT_STATE)
 
 
-State = tuple[dict[str, torch.Tensor], dict[str, Any]]
+State: TypeAlias = "tuple[dict[str, torch.Tensor], dict[str, Any]]"
 """The trained weights by name, and the state of optimizer, learning rate, EMA and scaler."""
 
 
 class Progress(JsonFile):
-    """Progress of a training.
+    """Progress of a training; checkpoints of earlier releases lack what has a default.
 
     Attributes:
         seconds: time spent on steps so far.
+        course: see `TrainingOrder.course_digest`.
+        length: see `TrainingOrder.length`.
+        limit: upper bound of its steps, where there is one.
+        continued: see `Record.continued`.
+        files: name of each file of the checkpoint -> its SHA-256.
     """
 
     wanted: Wanted
@@ -44,6 +75,11 @@ class Progress(JsonFile):
     loss_start: float
     seconds: float
     history: History
+    course: str = ""
+    length: float = 0
+    limit: int | None = None
+    continued: list[int] = Field([])
+    files: dict[str, str] = Field({})
 
 
 class Checkpoint(NamedTuple):
@@ -63,21 +99,92 @@ def _folders(checkpoints: Path) -> list[tuple[int, Path]]:
 
 def find(checkpoints: Path, wanted: Wanted) -> list[Checkpoint]:
     """Return the checkpoints of this very training, newest first."""
+    return _fitting(checkpoints, lambda progress: progress.wanted == wanted)
+
+
+def _fitting(checkpoints: Path, fits: Callable[[Progress], bool]) -> list[Checkpoint]:
     fitting = []
     for step, folder in _folders(checkpoints):
         progress = Progress.read(folder / _PROGRESS)
-        if progress is not None and progress.wanted == wanted and progress.step == step:
+        if progress is not None and progress.step == step and fits(progress):
             fitting.append(Checkpoint(folder, progress))
     return fitting
 
 
+def resumable(order: TrainingOrder, wanted: Wanted) -> list[Checkpoint]:
+    """Return the checkpoints that a training can resume from, newest first.
+
+    These are its own, and those of shorter trainings that are otherwise the same.
+    """
+    files = RunFiles(order)
+    course, record = order.course_digest(), Record.read(files.record)
+    limit = order.trainer.step_limit or math.inf
+
+    def fits(progress: Progress) -> bool:
+        if progress.wanted.model_copy(update={"settings": wanted.settings}) != wanted:
+            return False
+        if progress.wanted == wanted:
+            return True
+        if progress.course:
+            shorter = progress.length <= order.length and (progress.limit or math.inf) <= limit
+            return progress.course == course and shorter
+        return _was_shorter(order, progress, record)
+
+    return _fitting(files.checkpoints, fits)
+
+
+def _was_shorter(order: TrainingOrder, progress: Progress, record: Record | None) -> bool:
+    """Whether an earlier release trained by this order, but with fewer `steps`, to the end."""
+    if record is None or record.wanted != progress.wanted or order.trainer.epochs is not None:
+        return False
+    known = (order.of_length(steps=steps).settings_digest() for steps in (None, record.steps))
+    return record.steps < order.length and progress.wanted.settings in known
+
+
+def newest(
+    order: TrainingOrder, wanted: Wanted, steps: int, say: Callable[[str], None]
+) -> tuple[Checkpoint, State] | None:
+    """Return the newest undamaged checkpoint that a training can resume from, and its state.
+
+    Args:
+        order: of the training.
+        wanted: its digests.
+        steps: of the training; on more devices the same epochs have fewer of them.
+        say: takes a line about each damaged checkpoint.
+    """
+    damaged = False
+    for _, folder in _folders(RunFiles(order).checkpoints):
+        if Progress.read(folder / _PROGRESS) is None:
+            damaged = True
+            say(f"{folder} is damaged and skipped")
+    for found in resumable(order, wanted):
+        if found.progress.wanted != wanted and found.progress.step > steps:
+            continue
+        state = load(found)
+        if state is not None:
+            return found, state
+        damaged = True
+        say(f"{found.folder} is damaged and skipped")
+    if damaged:
+        say("no checkpoint is undamaged: the training starts from the beginning")
+    return None
+
+
 def load(checkpoint: Checkpoint) -> State | None:
     """Return the state of a training, or None if the files are damaged."""
+    import torch
+    from safetensors.torch import load_file
+
     try:
+        for name, known in checkpoint.progress.files.items():
+            if digest.of_file(checkpoint.folder / name) != known:
+                return None
         weights = load_file(checkpoint.folder / CHECKPOINT_WEIGHTS)
         file = checkpoint.folder / CHECKPOINT_STATE
         return weights, torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError):
+    except Exception as error:  # unpickling a file that is no archive raises nearly anything
+        if isinstance(error, MemoryError) or is_out_of_memory(str(error)):
+            raise
         return None
 
 
@@ -98,22 +205,53 @@ def read(folder: Path) -> tuple[Checkpoint, State]:
     return found, state
 
 
-def save(checkpoints: Path, progress: Progress, state: State) -> None:
-    """Write a checkpoint; one of another training at the same step is replaced."""
-    with atomic.replacing_folder(checkpoints / f"step-{progress.step:06d}") as new:
+def save(checkpoints: Path, progress: Progress, state: State, kept: Iterable[str] = ()) -> None:
+    """Write a checkpoint; one of another training at the same step is replaced.
+
+    Args:
+        checkpoints: folder of the run's checkpoints.
+        progress: of the training; gets the digests of the files.
+        state: of the training.
+        kept: folders that are not replaced; in the place of one, the new one has another name.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    name, named = f"step-{progress.step:06d}", _places(kept)
+    names = (f"{name}-{number}" if number > 1 else name for number in count(1))
+    folders = (checkpoints / each for each in names)
+    folder = next(each for each in folders if not (each.exists() and each.resolve() in named))
+    with atomic.replacing_folder(folder) as new:
         save_file(state[0], new / CHECKPOINT_WEIGHTS)
         with (new / CHECKPOINT_STATE).open("wb") as file:  # so that a full disk is an OSError
             torch.save(state[1], file)
-        progress.write(new / _PROGRESS)
+        digests = {name: digest.of_file(new / name, quiet=True) for name in _FILES}
+        progress.model_copy(update={"files": digests}).write(new / _PROGRESS)
         atomic.open_to_group(new)
 
 
-def prune(checkpoints: Path, wanted: Wanted, keep: int, *, others: bool) -> None:
-    """Remove all but the `keep` newest checkpoints of this training, and those of others if so."""
+def prune(
+    checkpoints: Path,
+    wanted: Wanted,
+    keep: int,
+    *,
+    others: bool,
+    kept: Iterable[str] = (),
+) -> None:
+    """Remove all but the `keep` newest checkpoints of this training, and those of others if so.
+
+    Folders that are `kept` stay.
+    """
     ours = [each.folder for each in find(checkpoints, wanted)]
     removed = ours[keep:]
     if others:
         removed += [folder for _, folder in _folders(checkpoints) if folder not in ours]
         removed += checkpoints.glob(f".*{atomic.TEMPORARY_SUFFIX}")
+    named = _places(kept)
     for folder in removed:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.resolve() not in named:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _places(folders: Iterable[str]) -> Collection[Path]:
+    return {Path(each).resolve() for each in folders}

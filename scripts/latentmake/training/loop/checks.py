@@ -11,21 +11,20 @@ import yaml
 
 from latentmake.config import LoopTrainer
 from latentmake.errors import TrainingError, first_line
+from latentmake.regular import read_regular
 from latentmake.training.checks import Finding, of_faults
 from latentmake.training.loop.result import CHECKPOINT_WEIGHTS
 
 __all__ = ["check_accelerate", "check_settings", "refuse_sharded"]
 
-_PACKAGES = {"adamw8bit": "bitsandbytes", "xformers": "xformers"}
+_PACKAGES = {"adamw8bit": "bitsandbytes"}
 _REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
 def check_settings(trainer: LoopTrainer, *, here: bool = True) -> Iterator[Finding]:
     """Check files that the settings need, and packages if it is trained in this environment."""
-    asked = [
-        _PACKAGES[each] for each in (trainer.optimizer, trainer.attention) if each in _PACKAGES
-    ]
-    missing = [package for package in asked if here and find_spec(package) is None]
+    asked = _PACKAGES.get(trainer.optimizer)
+    missing = [asked] if asked and here and find_spec(asked) is None else []
     faults = (f"{package} is not installed, which these settings need" for package in missing)
     yield of_faults("environment", faults, "has what these settings need")
     if trainer.accelerate_config is not None:
@@ -50,8 +49,8 @@ def check_accelerate(config: Path, kind: str) -> None:
     """
     try:
         load = json.loads if config.suffix == ".json" else yaml.safe_load  # as accelerate does
-        content = load(config.read_bytes())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = load(read_regular(config))
+    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
         raise TrainingError(
             f"this configuration of accelerate cannot be read ({first_line(error)})",
             where=config,

@@ -49,7 +49,9 @@ def draw_missing(recipe: Recipe, want: Wanted) -> dict[int, Drawn]:
     rows = read_rows(files.samples, want)
     keys = set(order.picture_keys())
     if record is not None and record.wanted == want:
-        asked = sample_steps(order, record.steps)
+        # A longer training keeps the pictures of the one that it went on from.
+        ends = (*record.continued, record.steps)
+        asked = frozenset(step for end in ends for step in sample_steps(order, end))
         weights = _weights(order, want, record.steps)
         missing = {
             step: rows.get(step, {})

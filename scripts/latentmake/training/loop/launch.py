@@ -66,7 +66,7 @@ def train(
     else:
         launcher = _launcher(order, processes, threads)
         command = [*launcher, "-m", order.trains, str(order_path)]
-        run(command, online=order.from_hub)
+        run(command, online=order.from_hub, gpus=processes)
         record = files.trained(want)
         if record is None:
             raise TrainingError(
@@ -74,6 +74,9 @@ def train(
                 where=files.weights,
                 hint=f"see {log}, and give the same command again",
             )
+    if not files.is_complete():
+        command = [sys.executable, "-m", order.completes, str(order_path)]
+        run(command, online=order.from_hub, gpus=0)
     if not are_drawn(order, want):
         command = [sys.executable, "-m", order.draws, str(order_path)]
         run(command, online=bool(order.vae.hub) or order.from_hub)

@@ -87,12 +87,17 @@ class Learner:
         return norm.float(), queries
 
     def step(self) -> None:
-        """Make a step by the gradients, and forget them."""
+        """Make a step by the gradients, and forget them.
+
+        With fp16 the scaler skips a step whose gradients overflow: learning rate and EMA wait.
+        """
         # accelerate's wrapper is there for the scaler; it looks for installed packages each time.
         plain = self._accelerator.scaler is None
         optimizer = self.optimizer.optimizer if plain else self.optimizer
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if not plain and self.optimizer.step_was_skipped:
+            return
         self._rates.step()
         if self._average is not None:
             self._average.step(self.parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -13,6 +13,9 @@ from latentmake.config import LoopTrainer, Weights
 from latentmake.config.shapes import shaping
 
 __all__ = ["Prompt", "TextSchedule", "TrainingOrder"]
+
+_LENGTHS = {"steps", "epochs", "max_steps"}
+_STEPS = 1000  # where neither `steps` nor `epochs` is set
 
 
 class Prompt(BaseModel):
@@ -48,6 +51,7 @@ class TrainingOrder(BaseModel, ABC):
             default changes.
         trains: module that carries out an order.
         draws: module that draws and decodes the samples of a finished training.
+        completes: module that writes `copies` of a finished training.
         picture_suffix: end of the names of decoded samples.
         run: name of the run.
         manifest: path; one line an item with the paths of its caches.
@@ -62,6 +66,7 @@ class TrainingOrder(BaseModel, ABC):
         negative: embedding that guidance leads away from; None without guidance.
         sample_size: width and height of the sample pictures, in pixels.
         texts: dataset -> dependence of its caption variants on the step, where there is one.
+        kept: checkpoint folders that the configuration names, of any run; they are never removed.
         planned: time, in nanoseconds: no two orders are the same file to Snakemake.
     """
 
@@ -69,6 +74,7 @@ class TrainingOrder(BaseModel, ABC):
     version: ClassVar[int] = 1
     trains: ClassVar[str]
     draws: ClassVar[str]
+    completes: ClassVar[str] = ""
     picture_suffix: ClassVar[str] = ".png"
     kind: str
     run: str
@@ -84,6 +90,7 @@ class TrainingOrder(BaseModel, ABC):
     sample_size: tuple[int, int]
     trainer: LoopTrainer
     texts: dict[str, TextSchedule] = {}
+    kept: list[str] = []
     planned: int = 0
 
     @property
@@ -95,6 +102,11 @@ class TrainingOrder(BaseModel, ABC):
     def results(self) -> list[str]:
         """Paths of all weights that were trained together, without which none are."""
         return [self.result]
+
+    @property
+    def copies(self) -> list[str]:
+        """Paths of files made from the results; where one is missing, no step is trained."""
+        return []
 
     @property
     @abstractmethod
@@ -113,10 +125,31 @@ class TrainingOrder(BaseModel, ABC):
     def described(self) -> dict[str, JsonValue]:
         """Return the places of the networks, for the index of samples."""
 
-    def settings_digest(self) -> str:
+    @property
+    def length(self) -> float:
+        """Epochs of the training if the settings count by them, else its steps."""
+        return self.trainer.epochs or self.trainer.steps or _STEPS
+
+    def of_length(self, **lengths: int | None) -> Self:
+        """Return the order of a training that differs by these keys of its length only."""
+        return self.model_copy(update={"trainer": self.trainer.model_copy(update=lengths)})
+
+    def course_digest(self) -> str:
+        """Return the digest of all settings that shape the weights, except those of the length.
+
+        Trainings that count in steps differ from those that count in epochs.
+        """
+        unit = "steps" if self.trainer.epochs is None else "epochs"
+        keys = _LENGTHS & type(self.trainer).model_fields.keys()
+        return digest.of_value([self.of_length(**dict.fromkeys(keys)).settings_digest(), unit])
+
+    def settings_digest(self, **gone: str) -> str:
         """Return the digest of all settings that shape the weights.
 
         A key with its default is left out: a release that adds keys trains nothing again.
+
+        Args:
+            gone: keys that trainers no longer have, and their values, as some trainings had them.
         """
         fields = type(self.trainer).model_fields
         settings = {
@@ -126,7 +159,7 @@ class TrainingOrder(BaseModel, ABC):
             if key != "resume_from_checkpoint" and value != fields[key].default
         }
         texts = {name: each.model_dump() for name, each in self.texts.items()}
-        return digest.of_value([settings, *([texts] if texts else [])])
+        return digest.of_value([settings | gone, *([texts] if texts else [])])
 
     def pictures_digest(self) -> str:
         """Return the digest of all that shapes the sample pictures besides the weights.

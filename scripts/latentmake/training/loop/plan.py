@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latentmake.config import LoopTrainer, Run
+from latentmake.config import Config, LoopTrainer, Run
 from latentmake.files import atomic
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan, awaits_prompts
 from latentmake.training.checks import refuse_failed
+from latentmake.training.loop.checkpoint import resumable
 from latentmake.training.loop.checks import check_settings
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
 from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
@@ -20,25 +21,47 @@ __all__ = ["finish_plan", "is_trained", "resumed", "text_schedules"]
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
+    order = order.model_copy(update={"kept": _named_checkpoints(facts.config)})
     plan.trainer_order = run_order(plan.name, "train", order.planned)
     atomic.write(plan.trainer_order, order.model_dump_json().encode())
     if not is_trained(order, plan):
         plan.training_order = plan.trainer_order
+        plan.note = _note(order, plan)
         if train:
             refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
 
 
 def is_trained(order: TrainingOrder, plan: RunPlan) -> bool:
-    """Whether weights and sample pictures came from what an order says."""
+    """Whether weights, their copies and sample pictures came from what an order says."""
     if not plan.lock or not order.weights or awaits_prompts(plan, order.trainer.prompts):
         return False
     wanted = wanted_of(order, data=plan.lock, weights=order.weights)
     files = RunFiles(order)
     return (
         files.trained(wanted) is not None
+        and files.is_complete()
         and (files.output / "trained.json").is_file()
         and are_drawn(order, wanted)
     )
+
+
+def _named_checkpoints(config: Config) -> list[str]:
+    """Return the checkpoint folders that any run names."""
+    trainers = [run.trainer for run in config.runs.values()]
+    own = [each for each in trainers if isinstance(each, LoopTrainer)]
+    return sorted({name for each in own if (name := each.resume_from_checkpoint)})
+
+
+def _note(order: TrainingOrder, plan: RunPlan) -> str:
+    """Return a line for the plan; "" of a training that begins at its first step, or has ended."""
+    if not plan.lock or not order.weights:
+        return ""
+    files, want = RunFiles(order), wanted_of(order, data=plan.lock, weights=order.weights)
+    if files.trained(want) is not None:
+        rewritten = f"{plan.name}: the files of its LoRA are written anew; no step is trained"
+        return "" if files.is_complete() else rewritten
+    step = next((each.progress.step for each in resumable(order, want)), None)
+    return "" if step is None else f"training of {plan.name}: goes on from step {step}"
 
 
 def resumed(facts: Facts, trainer: LoopTrainer, folder: Path) -> str:

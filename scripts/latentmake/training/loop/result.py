@@ -5,10 +5,10 @@ No torch here: launcher and planner compare the record to see whether there is a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from latentmake import digest
 from latentmake.training.json_file import JsonFile
@@ -28,6 +28,7 @@ __all__ = [
     "sample_steps",
     "wanted",
     "wanted_of",
+    "write_record",
 ]
 
 LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
@@ -37,6 +38,7 @@ COPIED = "wanted.json"
 """In a copy of the trained weights: the digests that they came from."""
 
 _POINTS = 20
+_GONE = ({"attention": "flash"}, {"attention": "xformers"})
 
 
 class RunFiles:
@@ -57,6 +59,7 @@ class RunFiles:
         self.output = Path(order.output)
         self.weights = self.output / order.result
         self._results = [self.output / name for name in order.results]
+        self._copied = order.copies
         self.record = self.output / "training.json"
         self.samples = self.output / "samples"
         self.grid = self.output / "samples.png"
@@ -70,6 +73,12 @@ class RunFiles:
         record = Record.read(self.record)
         fits = record is not None and record.wanted == want
         return record if fits and all(path.is_file() for path in self._results) else None
+
+    def is_complete(self) -> bool:
+        """Whether all files are there that are made from the trained weights, and from copies."""
+        saved = [each.parent for each in self.saved.glob(f"step-*/{self.weights.name}")]
+        folders = [self.output, *saved] if self._copied else []
+        return all((folder / name).is_file() for folder in folders for name in self._copied)
 
 
 class History(BaseModel):
@@ -102,6 +111,9 @@ class Record(JsonFile):
         loss_start: mean squared error over fixed noise and timesteps, before the training.
         loss_end: the same afterwards.
         seconds: time spent on steps, without what a killed training lost.
+        continued: steps at which this training took over the state of a shorter one.
+        files: path of each file of trained weights below the run's folder -> its SHA-256; empty in
+            records of earlier releases.
     """
 
     wanted: Wanted
@@ -110,6 +122,8 @@ class Record(JsonFile):
     loss_end: float
     seconds: float
     history: list[tuple[int, float]]
+    continued: list[int] = Field([])
+    files: dict[str, str] = Field({})
 
 
 class Receipt(JsonFile):
@@ -123,6 +137,23 @@ class Receipt(JsonFile):
     loss_end: float
     seconds: float
     samples: str | None
+
+
+def write_record(record: Record, files: RunFiles, names: Iterable[str]) -> None:
+    """Write the record of trained weights, with the digests of their files as they are now.
+
+    Args:
+        record: of the training; its `files` are replaced.
+        files: of the run.
+        names: of all files and folders that may hold weights; those that are missing are left out.
+    """
+    found = {}
+    for place in (files.output / name for name in sorted(names)):
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if path.is_file():
+                name = path.relative_to(files.output).as_posix()
+                found[name] = digest.of_file(path, quiet=True)
+    record.model_copy(update={"files": found}).write(files.record)
 
 
 def wanted(order: TrainingOrder) -> Wanted:
@@ -149,10 +180,17 @@ def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.
 
 
 def wanted_of(order: TrainingOrder, *, data: str, weights: str) -> Wanted:
-    """Return the same where the digests of data and network are known."""
+    """Return the same where the digests of data and network are known.
+
+    Weights that were trained with a key that is gone stay trained.
+    """
+    settings, record = order.settings_digest(), Record.read(RunFiles(order).record)
+    trained = settings if record is None else record.wanted.settings
+    if trained != settings and trained in [order.settings_digest(**gone) for gone in _GONE]:
+        settings = trained
     return Wanted(
         data=data,
-        settings=order.settings_digest(),
+        settings=settings,
         weights=weights,
         resumed=order.resumed,
         version=order.version,

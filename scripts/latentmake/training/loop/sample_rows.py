@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from latentmake.files import atomic, cachefile
 from latentmake.training.order import Wanted
 
-__all__ = ["Drawn", "clear_rows", "read_rows", "write_row"]
+__all__ = ["Drawn", "carry_rows", "clear_rows", "read_rows", "write_row"]
 
 Drawn = dict[str, torch.Tensor]
 """Keys of samples (`TrainingOrder.picture_keys`), and their latents, unscaled."""
@@ -43,6 +43,13 @@ def read_rows(folder: Path, wanted: Wanted) -> dict[int, Drawn]:
         except (OSError, SafetensorError, KeyError, ValidationError):
             continue
     return rows
+
+
+def carry_rows(folder: Path, shorter: Wanted, wanted: Wanted) -> None:
+    """Mark the rows of a shorter training as those of the training that goes on from it."""
+    if shorter != wanted:
+        for step, drawn in read_rows(folder, shorter).items():
+            write_row(folder, step, drawn, wanted)
 
 
 def clear_rows(folder: Path, wanted: Wanted | None = None) -> None:

@@ -21,7 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from latentmake.errors import CacheError, TrainingError
 from latentmake.progress import Progress
 from latentmake.training.loop import checkpoint
-from latentmake.training.loop.accelerator import DTYPES, attention, make_accelerator, reseed
+from latentmake.training.loop.accelerator import DTYPES, make_accelerator, reseed
 from latentmake.training.loop.batch_order import BatchOrder, generator, seed_of
 from latentmake.training.loop.caption_variants import Variants
 from latentmake.training.loop.data.batch import Batch
@@ -38,14 +38,14 @@ from latentmake.training.loop.result import (
     RunFiles,
     sample_steps,
     wanted,
+    write_record,
 )
-from latentmake.training.loop.sample_rows import clear_rows, write_row
+from latentmake.training.loop.sample_rows import carry_rows, clear_rows, write_row
 from latentmake.training.loop.scalars import add_scalars
 from latentmake.training.loop.weights import write_trained
 
 __all__ = ["Training"]
 
-_STEPS = 1000
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy
 _NAMED = 4  # files in a message
 
@@ -91,7 +91,7 @@ class Training:
             accumulation=settings.gradient_accumulation_steps,
             processes=self.accelerator.num_processes,
         )
-        self.steps = settings.steps or _STEPS
+        self.steps = int(order.length)
         if settings.epochs is not None:
             self.steps = max(1, math.ceil(round(settings.epochs / self.batch_order.epoch(1), 6)))
         if settings.step_limit is not None:
@@ -105,6 +105,8 @@ class Training:
         self.learner = Learner(recipe, network, self.accelerator, steps=self.steps)
         self.sampler = recipe.make_sampler(self.objective, caches.examples[0].latents)
         self.step = 0
+        self.saved = 0  # step of its newest checkpoint
+        self.continued: list[int] = []
         self.loss_start = 0.0
         self.seconds = 0.0
         self.history = History()
@@ -137,18 +139,20 @@ class Training:
         self.accelerator.end_training()
 
     def _resume(self) -> bool:
-        """Resume from the newest checkpoint of this training; tell whether there was one."""
-        for found in checkpoint.find(self.files.checkpoints, self.wanted):
-            state = checkpoint.load(found)
-            if state is None:
-                _say(f"{found.folder} is damaged and skipped")
-                continue
+        """Resume from the newest checkpoint that fits this training; tell whether there was one."""
+        newest = checkpoint.newest(self.order, self.wanted, self.steps, _say)
+        if newest is not None:
+            found, state = newest
             self.learner.restore(state, found.folder)
-            progress = found.progress
+            progress, own = found.progress, found.progress.wanted == self.wanted
             self.step, self.seconds = progress.step, progress.seconds
             self.loss_start, self.history = progress.loss_start, progress.history
+            self.continued = [*progress.continued, *([] if own else [self.step])]
+            self.saved = self.step if own else 0
             if self.main:
-                _say(f"resumed from step {self.step} ({found.folder})")
+                shorter = "" if own else " of a shorter training"
+                _say(f"resumed from step {self.step}{shorter} ({found.folder})")
+                carry_rows(self.files.samples, progress.wanted, self.wanted)
                 clear_rows(self.files.samples, self.wanted)
             return True
         if self.settings.resume_from_checkpoint is not None:
@@ -303,7 +307,7 @@ class Training:
     def _losses(
         self, model: Network, batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> Losses:
-        with self.accelerator.autocast(), attention(self.settings):
+        with self.accelerator.autocast():
             return self.objective.losses(
                 model, batch, noise, timesteps, device=self.accelerator.device, dtype=self.dtype
             )
@@ -336,10 +340,18 @@ class Training:
             loss_start=self.loss_start,
             seconds=self.seconds,
             history=self.history,
+            course=self.order.course_digest(),
+            length=self.order.length,
+            limit=self.settings.step_limit,
+            continued=self.continued,
         )
-        checkpoint.save(self.files.checkpoints, progress, self.learner.state())
-        keep = self.settings.checkpoints_total_limit
-        checkpoint.prune(self.files.checkpoints, self.wanted, keep, others=False)
+        checkpoint.save(self.files.checkpoints, progress, self.learner.state(), self.order.kept)
+        self.saved = self.step
+        self._prune(self.settings.checkpoints_total_limit, others=False)
+
+    def _prune(self, keep: int, *, others: bool) -> None:
+        folder, named = self.files.checkpoints, self.order.kept
+        checkpoint.prune(folder, self.wanted, keep, others=others, kept=named)
 
     def _copy(self) -> None:
         """Write the trained weights as they are now, for use elsewhere."""
@@ -350,7 +362,9 @@ class Training:
         _say(f"weights of step {self.step}: {folder}")
 
     def _finish(self) -> None:
-        """Write the trained weights and their record."""
+        """Write the last state, the trained weights and their record."""
+        if self.saved != self.step:
+            self._save()
         loss_end = self.learner.alone(self._probe)
         _say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
         with self.learner.averaged():
@@ -366,6 +380,7 @@ class Training:
             loss_end=loss_end,
             seconds=round(self.seconds, 3),
             history=self.history.points,
+            continued=self.continued,
         )
-        record.write(self.files.record)
-        checkpoint.prune(self.files.checkpoints, self.wanted, 1, others=True)
+        write_record(record, self.files, self.recipe.results)
+        self._prune(1, others=True)

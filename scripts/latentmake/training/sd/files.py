@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["PROJECTION_FOLDER", "UNET_FOLDER", "UNET_WEIGHTS"]
+__all__ = ["KOHYA_WEIGHTS", "PROJECTION_FOLDER", "UNET_FOLDER", "UNET_WEIGHTS"]
 
 UNET_FOLDER = "unet"
 UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
 PROJECTION_FOLDER = "text_projection"
+KOHYA_WEIGHTS = "kohya.safetensors"
+"""The LoRA once more, for A1111, Forge, ComfyUI and sd-scripts."""

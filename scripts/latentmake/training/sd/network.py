@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from diffusers import UNet2DConditionModel
 from diffusers.loaders.single_file_utils import SingleFileComponentError
-from diffusers.utils import convert_state_dict_to_diffusers
 from peft import LoraConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -22,8 +21,8 @@ from latentmake.models.checks import check_kind, check_names, part_of
 from latentmake.models.files import config_file, weights_files
 from latentmake.models.recipe import NEW
 from latentmake.training.loop.result import LORA_WEIGHTS
-from latentmake.training.lora import lora_bytes, lora_tensors
 from latentmake.training.sd.files import PROJECTION_FOLDER, UNET_FOLDER, UNET_WEIGHTS
+from latentmake.training.sd.lora_files import read_lora, unreadable, write_lora
 
 __all__ = [
     "Denoiser",
@@ -39,7 +38,6 @@ __all__ = [
 
 UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types
 _UNet: UNet = UNet2DConditionModel
-_convert: Any = convert_state_dict_to_diffusers
 _ONLY = "the sd trainer trains the UNets of Stable Diffusion 1.x and 2.x"
 _TOGETHER = "`unet`, `vae` and `text` of the model must come from the same base model"
 _FAULTS = (
@@ -249,12 +247,19 @@ def _add_lora(unet: UNet, trainer: SdTrainer) -> None:
         ) from None
 
 
-def write_copy(denoiser: Denoiser, folder: Path) -> None:
-    """Write the trained weights into a folder of their own; one of that name is replaced."""
+def write_copy(
+    denoiser: Denoiser, folder: Path, described: Callable[[], Mapping[str, str]]
+) -> None:
+    """Write the trained weights into a folder of their own; one of that name is replaced.
+
+    Args:
+        denoiser: with its trained weights.
+        folder: of the files.
+        described: returns the metadata of a LoRA, see `lora_files.describe`.
+    """
     with atomic.replacing_folder(folder) as new:
         if denoiser.lora:
-            tensors = _convert(lora_tensors(denoiser.unet))
-            atomic.write(new / LORA_WEIGHTS, lora_bytes(denoiser.unet, "unet", tensors))
+            write_lora(denoiser.unet, new, described())
         else:
             unet = new / UNET_FOLDER
             denoiser.unet.save_pretrained(unet, safe_serialization=True, max_shard_size="1TB")
@@ -271,19 +276,12 @@ def read_copy(denoiser: Denoiser, folder: Path) -> None:
     """
     file = folder / LORA_WEIGHTS if denoiser.lora else folder / UNET_FOLDER / UNET_WEIGHTS
     try:
-        state = load_file(file)
         if denoiser.lora:
-            with torch.no_grad():
-                for name, value in _convert(lora_tensors(denoiser.unet)).items():
-                    value.copy_(state[f"unet.{name}"])
+            read_lora(denoiser.unet, file)
         else:
-            denoiser.unet.load_state_dict(state)
+            denoiser.unet.load_state_dict(load_file(file))
         if denoiser.text_projection is not None:
             layer = load_projection(str(folder / PROJECTION_FOLDER))
             denoiser.text_projection.load_state_dict(layer.state_dict())
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
-        raise TrainingError(
-            f"these trained weights cannot be read ({first_line(error)})",
-            where=file,
-            hint="delete them and give the same command again, which trains them anew",
-        ) from None
+        raise unreadable(error, file) from None

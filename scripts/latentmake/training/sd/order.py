@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from latentmake.config import SdTrainer, Weights
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.result import LORA_WEIGHTS
-from latentmake.training.sd.files import UNET_FOLDER, UNET_WEIGHTS
+from latentmake.training.sd.files import KOHYA_WEIGHTS, UNET_FOLDER, UNET_WEIGHTS
 
 __all__ = ["SdOrder"]
 
@@ -26,6 +26,7 @@ class SdOrder(TrainingOrder):
 
     trains: ClassVar[str] = "latentmake.training.sd.train"
     draws: ClassVar[str] = "latentmake.training.sd.decode"
+    completes: ClassVar[str] = "latentmake.training.sd.lora_files"
     kind: Literal["sd"] = "sd"
     unet: Weights
     text_projection: str | None = None
@@ -37,6 +38,11 @@ class SdOrder(TrainingOrder):
         """Path of the LoRA or of the UNet's weights below `output`."""
         lora = self.trainer.adapter == "lora"
         return LORA_WEIGHTS if lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}"
+
+    @property
+    def copies(self) -> list[str]:
+        """The LoRA in kohya's names; releases before it wrote the other file in mixed names."""
+        return [KOHYA_WEIGHTS] if self.trainer.adapter == "lora" else []
 
     @property
     def from_hub(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +16,8 @@ from latentmake.training.loop.data.tensors import PLAIN, CacheTensors
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.sd import network
-from latentmake.training.sd.files import PROJECTION_FOLDER, UNET_FOLDER
+from latentmake.training.sd.files import KOHYA_WEIGHTS, PROJECTION_FOLDER, UNET_FOLDER
+from latentmake.training.sd.lora_files import describe
 from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.sampling import Sampler, make_sampler
@@ -27,7 +29,12 @@ class SdRecipe(Recipe):
     """Recipe of the trainer `sd`."""
 
     tensors: CacheTensors = PLAIN
-    results: ClassVar[tuple[str, ...]] = (LORA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER)
+    results: ClassVar[tuple[str, ...]] = (
+        LORA_WEIGHTS,
+        KOHYA_WEIGHTS,
+        UNET_FOLDER,
+        PROJECTION_FOLDER,
+    )
     memory_hint: ClassVar[str] = (
         "lower `train_batch_size` (and raise `gradient_accumulation_steps`), set "
         "`gradient_checkpointing: true` or `mixed_precision: bf16`"
@@ -38,6 +45,7 @@ class SdRecipe(Recipe):
         settings = order.trainer
         lora = settings.adapter == "lora"
         self.alpha = float(settings.alpha or settings.rank) if lora else None
+        self._described = cache(lambda: describe(order))
 
     def make_objective(self) -> Objective:
         """Return noise and loss of the noise schedule."""
@@ -58,7 +66,7 @@ class SdRecipe(Recipe):
         projection = network.make_projection(unet, self.order.text_projection, text_width, where)
         denoiser = network.Denoiser(unet, projection)
         network.adapt(denoiser, settings, dtype)
-        set_up(unet, settings)
+        set_up(settings)
         return denoiser
 
     def make_sampler(self, objective: loop.Objective, latents: Stored) -> Sampler:
@@ -68,7 +76,7 @@ class SdRecipe(Recipe):
 
     def write_copy(self, network_: network.Denoiser, folder: Path) -> None:
         """Write a LoRA or a UNet, and a projection."""
-        network.write_copy(network_, folder)
+        network.write_copy(network_, folder, self._described)
 
     def read_copy(self, network_: network.Denoiser, folder: Path) -> None:
         """Read a LoRA or a UNet, and a projection; raises TrainingError."""

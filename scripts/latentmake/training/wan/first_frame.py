@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
@@ -14,6 +12,7 @@ from latentmake.caches.pixels.wan import fit
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
+from latentmake.regular import read_regular
 from latentmake.training.generation import GenerationOrder
 from latentmake.training.wan.sampling import Condition
 
@@ -35,7 +34,7 @@ def condition_of(order: GenerationOrder, device: torch.device) -> Condition | No
         return None
     path, model = order.image[0], order.model
     try:
-        data = Path(path).read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise SourceError(
             f"cannot be read ({error.strerror})",

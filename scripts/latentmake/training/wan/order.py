@@ -71,13 +71,13 @@ class WanOrder(TrainingOrder):
             "vae": self.vae.path or self.vae.hub,
         }
 
-    def settings_digest(self) -> str:
+    def settings_digest(self, **gone: str) -> str:
         """Return the digest of all settings that shape the weights.
 
         Shift and boundary count as they are used: their defaults depend on resolutions and task.
         """
         plain = self.trainer.model_copy(update={"flow_shift": None, "timestep_boundary": None})
-        rest = TrainingOrder.settings_digest(self.model_copy(update={"trainer": plain}))
+        rest = TrainingOrder.settings_digest(self.model_copy(update={"trainer": plain}), **gone)
         return digest.of_value([rest, self.flow_shift, self.boundary])
 
     def pictures_digest(self) -> str:

@@ -80,7 +80,7 @@ class WanRecipe(Recipe):
             )
             if settings.gradient_checkpointing:
                 transformer.enable_gradient_checkpointing()
-            set_up(transformer, settings)
+            set_up(settings)
             made.append(transformer)
         low, high = made
         return Denoiser(low, high, 1.0 if order.boundary is None else order.boundary)

@@ -116,6 +116,15 @@ def test_a_crash_names_its_video_and_others_go_on(
     assert len([*readers.frames_at(str(video), range(120))]) == 120
 
 
+def test_a_signal_that_ends_a_build_makes_no_file_faulty(video: Path, readers: Workers) -> None:
+    """Ctrl-C, a closed terminal and a build that is ended reach the whole process group."""
+    frames = readers.frames_at(str(video), range(120))
+    next(frames)
+    (reading,) = pids(readers)
+    assert os.getpgid(reading) != os.getpgrp()
+    assert len([*frames]) == 119
+
+
 def test_a_process_that_hangs_is_ended(video: Path) -> None:
     with Workers() as readers:
         frames = readers.frames_at(str(video), range(120))

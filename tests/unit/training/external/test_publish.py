@@ -118,6 +118,15 @@ def test_a_text_that_was_composed_is_published_as_it_was_encoded() -> None:
     assert found["gove_256/b ä.txt"] == "caption of sub/b ä"
 
 
+def test_a_caption_is_published_without_its_byte_order_mark() -> None:
+    order = order_of()
+    fill(order, STEMS)
+    Path("data/gove/a.txt").write_bytes("\ufeffa red square\r\nby night".encode())
+    folder, _ = published(order)
+    for size in ("256", "480x832"):
+        assert (folder / f"gove_{size}/a.txt").read_bytes() == b"a red square\r\nby night"
+
+
 def test_videos_with_all_their_clips_and_controls() -> None:
     dataset = Dataset(path="data/v", target_frames=[5], control_directory="controls")
     order = order_of(datasets={"v": dataset}, resolutions=[(64, 64)])

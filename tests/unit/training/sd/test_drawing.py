@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState
 from latentmake.config import SdTrainer, Weights
 from latentmake.training.loop import drawing
 from latentmake.training.loop.order import Prompt
-from latentmake.training.loop.result import RunFiles, wanted
+from latentmake.training.loop.result import Record, RunFiles, wanted
 from latentmake.training.loop.sample_images import are_drawn, read_index
 from latentmake.training.loop.sample_rows import read_rows
 from latentmake.training.sd import decode
@@ -132,6 +132,9 @@ def test_a_picture_drawn_afterwards_is_the_one_that_the_training_draws(
         wide = {"unet": Weights(path=str(tmp_path / "wide")), "text_projection": "new"}
         late = late.model_copy(update=wide)
     early = asking(late, 0, 1, 2).model_copy(update={"output": str(tmp_path / "early")})
+    if "checkpointing_steps" in settings:
+        named = str(RunFiles(late).checkpoints / "step-000002")
+        late = late.model_copy(update={"kept": [named]})
     for order in (late, early):
         make_training(order).run()
     late = asking(late, 2, 0, 1)
@@ -240,6 +243,35 @@ def test_digests_are_those_of_earlier_releases(tmp_path: Path) -> None:
     assert [key[:16] for key in order.picture_keys()] == ["682fb917e06c06c6", "2707118d3bc88e3c"]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "e9b301ed4a79a61607362b15b854024f7012c548885bac64f9ff2eb8bf8a572a",  # attention: flash
+        "6a970c13c1ce86dc54f55b151c959e09d77df6d9fa29dbd8b28bfa4894b65edd",  # attention: xformers
+    ],
+)
+def test_a_training_with_a_key_that_is_gone_stays_trained(tmp_path: Path, settings: str) -> None:
+    chosen: dict[str, Any] = {"steps": 12, "rank": 4, "alpha": 2.0, "seed": 7}
+    samples = {"guidance_scale": 2.0}
+    order = make_order(tmp_path, prompts=True, samples=samples, **chosen)
+    plain, files = wanted(order), RunFiles(order)
+    record = Record(
+        wanted=plain.model_copy(update={"settings": settings}),
+        steps=12,
+        loss_start=1.0,
+        loss_end=0.5,
+        seconds=1.0,
+        history=[],
+    )
+    record.write(files.record)
+    files.weights.write_bytes(b"")
+    assert files.trained(wanted(order)) == record
+    other = make_order(tmp_path, prompts=True, samples=samples, **{**chosen, "seed": 8})
+    assert files.trained(wanted(other)) is None
+    files.record.unlink()
+    assert wanted(order) == plain
+
+
 def test_a_default_is_changed_with_the_version_alone() -> None:
     """Settings that have their default are no part of the digest."""
     defaults = SdTrainer(kind="sd").model_dump(mode="json", exclude={"samples"})
@@ -271,7 +303,6 @@ DEFAULTS = {
     "ema_decay": None,
     "mixed_precision": "no",
     "gradient_checkpointing": False,
-    "attention": "sdpa",
     "torch_compile": False,
     "deterministic": False,
     "seed": 0,

@@ -19,7 +19,9 @@ from latentmake.config import Samples, SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, UserError
 from latentmake.index.memo import Memo
 from latentmake.training.loop import checkpoint
+from latentmake.training.loop.accelerator import make_accelerator
 from latentmake.training.loop.batch_order import generator
+from latentmake.training.loop.learner import Learner
 from latentmake.training.loop.optimizers import rate_of
 from latentmake.training.loop.plan import resumed
 from latentmake.training.loop.result import RunFiles, wanted
@@ -27,6 +29,7 @@ from latentmake.training.loop.weights import trained_state
 from latentmake.training.sd import network
 from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.order import SdOrder
+from latentmake.training.sd.recipe import SdRecipe
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -259,21 +262,6 @@ def test_an_absent_library_and_unknown_arguments_are_named(tmp_path: Path) -> No
             make_training(make_order(tmp_path, optimizer="adamw8bit"))
 
 
-def test_xformers_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="xformers cannot be used here"):
-        make_training(make_order(tmp_path, attention="xformers"))
-
-
-def test_flash_attention_falls_back_where_it_has_no_kernel(tmp_path: Path) -> None:
-    make_manifest(tmp_path, tokens=(7, 4, 7))
-    losses = []
-    for attention in ("sdpa", "flash"):
-        order = make_order(tmp_path, output=attention, steps=3, attention=attention)
-        make_training(order).run()
-        losses.append(json.loads(RunFiles(order).record.read_text())["loss_end"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
 def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) -> None:
     order = make_order(
         tmp_path, adapter="parts", parts=["conv_out"], steps=4, ema_decay=0.5, learning_rate=1e-2
@@ -301,6 +289,29 @@ def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) 
     written = load_file(RunFiles(order).weights)["conv_out.bias"]
     torch.testing.assert_close(written, average)
     assert not torch.equal(written, load_file(RunFiles(plain).weights)["conv_out.bias"])
+
+
+def test_a_step_that_the_scaler_skips_advances_neither_rate_nor_average(tmp_path: Path) -> None:
+    order = make_order(tmp_path, ema_decay=0.9, lr_scheduler="linear", learning_rate=1e-2)
+    recipe = SdRecipe(order)
+    accelerator = make_accelerator(order.trainer, "sd")
+    accelerator.scaler = torch.amp.GradScaler("cpu")  # accelerate makes one on a GPU alone
+    denoiser = recipe.make_network(channels=4, text_width=TEXT_WIDTH, dtype=torch.float32)
+    learner = Learner(recipe, denoiser, accelerator, steps=4)
+
+    def step(factor: float) -> tuple[float, int, float]:
+        accelerator.backward(factor * sum(each.square().sum() for each in learner.parameters))
+        learner.step()
+        average = learner.state()[1]["average"]
+        means = sum(float(each.abs().sum()) for each in average["shadow_params"])
+        return learner.rate, average["optimization_step"], means
+
+    before = step(1.0)
+    assert before[:2] == (pytest.approx(0.75e-2), 1)
+    assert step(math.inf) == before
+    assert accelerator.optimizer_step_was_skipped
+    after = step(1.0)
+    assert after[:2] == (pytest.approx(0.5e-2), 2) and after[2] != before[2]
 
 
 def test_epochs_show_each_item_that_often(tmp_path: Path) -> None:

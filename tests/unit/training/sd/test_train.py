@@ -146,6 +146,33 @@ def test_a_pipeline_with_the_lora_predicts_what_the_trained_network_does(
     assert (adapter.r, adapter.lora_alpha) == (4, 2.0)
 
 
+@pytest.mark.parametrize("targets", [["to_q", "conv1"], ["to_q", "to_out.0", "conv_in"]])
+def test_diffusers_loads_every_module_of_a_lora(tmp_path: Path, targets: list[str]) -> None:
+    # The first layer of the file is no attention.
+    downs, ups = ("DownBlock2D", "CrossAttnDownBlock2D"), ("CrossAttnUpBlock2D", "UpBlock2D")
+    make_unet(tmp_path / "unet", down_block_types=downs, up_block_types=ups)
+    order = make_order(tmp_path, **{**SETTINGS, "steps": 2, "target_modules": targets})
+    training = make_training(order)
+    training.run()
+    trained = training.learner.denoiser.unet.eval()
+    pipeline = _pipeline(order)
+    with torch.no_grad():
+        pipeline.load_lora_weights(order.output)
+        loaded = pipeline.unet(*_inputs()).sample
+        expected = trained(*_inputs()).sample
+    assert _filled(pipeline.unet) == _filled(trained)
+    assert torch.equal(loaded, expected)
+
+
+def _filled(unet: Any) -> set[str]:
+    """Return the modules whose LoRA changes what they compute."""
+    return {
+        name.partition(".lora_B")[0]
+        for name, value in unet.named_parameters()
+        if ".lora_B." in name and value.any()
+    }
+
+
 def test_the_launched_lora_loads_too(launched: Launched) -> None:
     pipeline = _pipeline(launched.order)
     with torch.no_grad():
@@ -179,7 +206,7 @@ def test_scalars_are_there_for_each_step(launched: Launched) -> None:
 
 def test_one_checkpoint_stays(launched: Launched) -> None:
     folders = sorted(each.name for each in RunFiles(launched.order).checkpoints.iterdir())
-    assert folders == ["step-000036"]
+    assert folders == [f"step-{STEPS:06d}"]
 
 
 def test_training_twice_on_the_same_trains_once(launched: Launched) -> None:

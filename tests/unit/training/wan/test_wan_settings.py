@@ -38,7 +38,6 @@ CHANGES: dict[str, Any] = {
     "ema_decay": 0.9,
     "mixed_precision": "fp16",
     "gradient_checkpointing": False,
-    "attention": "flash",
     "torch_compile": True,
     "deterministic": True,
     "seed": 1,

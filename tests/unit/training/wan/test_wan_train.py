@@ -20,7 +20,7 @@ from latentmake.errors import CacheError, ModelError
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.data.caches import Caches, read_items
 from latentmake.training.loop.data.tensors import WAN
-from latentmake.training.loop.result import RunFiles, wanted
+from latentmake.training.loop.result import History, RunFiles, wanted
 from latentmake.training.loop.sample_images import are_drawn
 from latentmake.training.loop.weights import trained_state
 from latentmake.training.wan import decode
@@ -229,12 +229,14 @@ def test_images_and_clips_are_mixed_but_not_in_a_batch(tmp_path: Path) -> None:
 
 def test_steps_end_at_their_bound_and_checkpoints_come_with_epochs(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 30, "max_steps": 9, "checkpointing_epochs": 1}
-    order = make_order(tmp_path, **settings, checkpoints_total_limit=9)
-    training = make_training(order)
+    order = make_order(tmp_path, **settings)
+    named = ["step-000004", "step-000008"]  # which stay
+    kept = [str(RunFiles(order).checkpoints / name) for name in named]
+    training = make_training(order.model_copy(update={"kept": kept}))
     assert (training.steps, training.batch_order.batches_per_epoch) == (9, 4)
     training.run()
     folders = sorted(path.name for path in RunFiles(order).checkpoints.iterdir())
-    assert folders == ["step-000008"]  # of which the last stays
+    assert folders == [*named, "step-000009"]
     assert json.loads(RunFiles(order).record.read_bytes())["steps"] == 9
 
 
@@ -303,6 +305,14 @@ def test_only_what_shapes_the_weights_trains_again(tmp_path: Path) -> None:
         assert wanted(make_order(tmp_path, **changed)) != wanted(order)
 
 
+def test_only_the_length_of_a_training_is_no_part_of_its_course(tmp_path: Path) -> None:
+    course = make_order(tmp_path, steps=3).course_digest()
+    assert make_order(tmp_path, steps=9).course_digest() == course
+    assert make_order(tmp_path, steps=3, max_steps=2).course_digest() == course
+    for changes in ({"epochs": 3, "steps": None}, {"rank": 2}, {"shift": 5.0}):
+        assert make_order(tmp_path, **{"steps": 3, **changes}).course_digest() != course
+
+
 def test_the_shift_is_that_of_the_nearest_size_that_wan_knows() -> None:
     from latentmake.config import Resolution
 
@@ -325,3 +335,19 @@ def test_the_launcher_trains_once(tmp_path: Path) -> None:
     assert log.read_text() == f"tiny: already trained on exactly this: {RunFiles(order).weights}\n"
     receipt = json.loads((tmp_path / "receipt.json").read_bytes())
     assert (receipt["steps"], receipt["samples"]) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("longer", "found"), [({"max_steps": 9}, [4]), ({}, [4]), ({"max_steps": 3}, [])]
+)
+def test_a_training_with_a_higher_bound_of_its_steps_goes_on(
+    longer: dict[str, Any], found: list[int], tmp_path: Path
+) -> None:
+    order = make_order(tmp_path, steps=None, epochs=9, max_steps=4)
+    values = {"wanted": wanted(order), "step": 4, "loss_start": 1, "seconds": 1, "limit": 4}
+    course, length = order.course_digest(), order.length
+    progress = checkpoint.Progress(**values, course=course, length=length, history=History())
+    progress.write(RunFiles(order).checkpoints / "step-000004/progress.json")
+    other = make_order(tmp_path, steps=None, epochs=9, **longer)
+    steps = [each.progress.step for each in checkpoint.resumable(other, wanted(other))]
+    assert steps == found

@@ -14,6 +14,7 @@ from PIL import ExifTags, Image
 
 from latentmake import layouts
 from latentmake.errors import TrainingError
+from latentmake.files.media import IMAGE_FORMATS
 from latentmake.training.checks import Finding, of_faults
 from latentmake.training.external.arguments import absolute
 from latentmake.training.external.musubi.check_caches import (
@@ -87,7 +88,7 @@ def _is_turned(path: str) -> bool:
     if not path.lower().endswith((".jpg", ".jpeg", ".webp")):
         return False  # of a PNG, all pixels are read before its EXIF is known
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=IMAGE_FORMATS) as image:
             return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return False  # said elsewhere

@@ -16,12 +16,11 @@ from latentmake.training.external.musubi.known import refuse_unknown
 __all__ = ["find", "pick_attention", "program_digest"]
 
 _MODULES = {
-    "sage_attn": ("sageattention",),
     "flash_attn": ("flash_attn",),
     "flash3": ("flash_attn_interface", "flash_attn_3"),
     "xformers": ("xformers",),
 }
-_PREFERRED = ("sage_attn", "flash_attn", "xformers")
+_PREFERRED = ("flash_attn", "xformers")  # SageAttention has no backward pass
 _UNUSED = ("networks",)  # LoRAs: imported by helpers that load weights, and taken by no such script
 
 
@@ -75,14 +74,14 @@ def pick_attention(
 
     Args:
         attention: the trainer's setting. `auto` is the fastest that its environment can import and
-            its version takes: sageattention, flash-attn, xformers, else torch's own (sdpa).
+            its version takes: flash-attn, xformers, else torch's own (sdpa).
         installation: the trainer's.
         among: what the architecture's network takes.
         quick: look only for its package, and let `auto` be sdpa. An import takes seconds, and may
             need the GPU of another machine.
 
     Raises:
-        TrainingError: the chosen one is refused, unknown, or not installed.
+        TrainingError: the chosen one is unknown, or not installed.
     """
     known = installation.sources.flags
     if attention != "auto":
@@ -91,11 +90,7 @@ def pick_attention(
     if quick:
         return "sdpa"
     wanted = [
-        name
-        for name in _PREFERRED
-        if name in among
-        and (known is None or f"--{name}" in known)
-        and not (name == "sage_attn" and installation.sources.refuses_sage)
+        name for name in _PREFERRED if name in among and (known is None or f"--{name}" in known)
     ]
     there = installation.can_import([module for name in wanted for module in _MODULES[name]])
     for name in wanted:
@@ -113,12 +108,6 @@ def _insist(
             f"this version of musubi-tuner is too old for --{attention}",
             where=installation.folder,
             hint=f"update it, or {hint}",
-        )
-    if attention == "sage_attn" and installation.sources.refuses_sage:
-        raise TrainingError(
-            "this version of musubi-tuner refuses to train with --sage_attn",
-            where=installation.folder,
-            hint=hint,
         )
     modules = _MODULES.get(attention, ())
     there: Mapping[str, bool] = installation.can_import(modules) if modules else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -341,4 +342,9 @@ def _caption(row: ManifestRow) -> Path | bytes:
     """Return the file of an item's caption, or the text itself where that is another."""
     if row.written is not None:
         return f"{row.written}\n".encode()
-    return b"" if row.caption is None else Path(row.caption)
+    if row.caption is None:
+        return b""
+    with contextlib.suppress(OSError), Path(row.caption).open("rb") as file:
+        if file.read(len(BOM_UTF8)) == BOM_UTF8:  # musubi-tuner would take it for text
+            return file.read()
+    return Path(row.caption)

@@ -16,10 +16,9 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
     """Refuse a network that sd-scripts could not load; raises ModelError."""
     where = f"models.{order.model_name}"
     place = Path(order.model.checkpoint or "")
-    if not place.exists():
-        raise ModelError(
-            f"{place} does not exist", where=f"{where}.checkpoint", hint="correct its path"
-        )
+    if not (place.is_file() or place.is_dir()):
+        what = "is no regular file" if place.exists() else "does not exist"
+        raise ModelError(f"{place} {what}", where=f"{where}.checkpoint", hint="correct its path")
     if place.is_dir() and order.model.spec.single_file:
         raise ModelError(
             f"{place} is a folder, and sd-scripts reads {order.architecture} from one file",

@@ -4,7 +4,7 @@
 
 It imports nothing of this package. A job names the calls of sd-scripts that load networks and
 strategies, and the items with their files; a line in the file `results` tells the end of each. Each
-item is encoded alone: no neighbour changes its bytes.
+item is encoded alone: no neighbour changes its bytes. What fails is tried once more at the end.
 """
 
 from __future__ import annotations
@@ -114,30 +114,52 @@ def main(place: str) -> None:
     _say(f"{kind}: loading the networks to {device}")
     networks = [_network(torch, each, device) for each in job["networks"]]
     encoder = (_Text if kind == "text" else _Latents)(torch, job, networks, device)
-    said, failures = time.monotonic(), 0
+    said = time.monotonic()
+
+    def fault_of(item: dict[str, Any]) -> Exception | None:
+        """Write the file of an item; return what went wrong."""
+        begun = Path(f"{item['file']}.begun.npz")
+        begun.unlink(missing_ok=True)  # a strategy would add to what lies there
+        torch.manual_seed(item["seed"])
+        try:
+            encoder.write(item, str(begun))
+            begun.replace(item["file"])
+        except Exception as error:
+            gc.collect()
+            if device == "cuda":
+                torch.cuda.empty_cache()  # it may have been memory
+            return error
+        return None
+
     with torch.no_grad(), Path(job["results"]).open("a", encoding="utf-8") as results:
-        for number, item in enumerate(job["items"], 1):
-            begun = Path(f"{item['file']}.begun.npz")
-            begun.unlink(missing_ok=True)  # a strategy would add to what lies there
-            torch.manual_seed(item["seed"])
-            result = {"key": item["key"]}
-            fault: Exception | None = None
-            try:
-                encoder.write(item, str(begun))
-                begun.replace(item["file"])
-            except Exception as error:
-                result["error"] = f"{type(error).__name__}: {error}"
-                fault, failures = error, failures + 1
-                gc.collect()
-                if device == "cuda":
-                    torch.cuda.empty_cache()  # it may have been memory
-            results.write(f"{json.dumps(result)}\n")
+
+        def tell(item: dict[str, Any], fault: Exception | None) -> None:
+            error = {} if fault is None else {"error": f"{type(fault).__name__}: {fault}"}
+            results.write(f"{json.dumps({'key': item['key'], **error})}\n")
             results.flush()
-            if fault is not None and number == failures == _FAILURES:
-                raise fault
+
+        failed, last = [], None
+        for number, item in enumerate(job["items"], 1):
+            fault = fault_of(item)
+            if fault is None:
+                tell(item, None)
+                last = item
+            else:
+                failed.append(item)
+                if number == len(failed) == _FAILURES and not job["known"]:
+                    raise fault
             if time.monotonic() - said > _SECONDS:
                 said = time.monotonic()
                 _say(f"{kind}: {number} of {total}")
+        # What went well goes well again, unless the device is at fault.
+        if failed and last is not None:
+            again = {**last, "file": f"{last['file']}.again"}
+            fault = fault_of(again)
+            if fault is not None:
+                raise fault
+            Path(again["file"]).unlink()
+        for item in failed:
+            tell(item, fault_of(item))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,13 @@ from latentmake.caches.inputs import stored_size
 from latentmake.caches.job import Job
 from latentmake.config import Dataset, Model
 from latentmake.config.strategies import Call, Encoder, Network
-from latentmake.errors import ModelError, SourceError
+from latentmake.errors import (
+    DeviceError,
+    ModelError,
+    SourceError,
+    is_device_fault,
+    is_out_of_memory,
+)
 from latentmake.files import atomic
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.layouts.sdscripts import array_name
@@ -64,6 +70,7 @@ def make_by_strategies(
 
     Raises:
         TrainingError: sd-scripts is not where the configuration says.
+        DeviceError: the GPU is at fault; what is finished is kept.
         ModelError: the driver failed; what it had finished is kept.
     """
     wanted: list[_Wanted] = []
@@ -80,7 +87,9 @@ def make_by_strategies(
     folder.mkdir(parents=True)
     try:
         with _Taker(job, wanted, folder, progress) as taker:
-            failure = _run(job.order, wanted, folder, threads)
+            failure = _run(job.order, wanted, folder, threads, job.known_faults)
+        if failure is None:
+            failure = taker.judge()
         if failure is None and taker.left:
             failure = _failure(job.order, f"it ended well and told nothing of {len(taker.left)}")
     finally:
@@ -95,6 +104,8 @@ class _Taker:
 
     Attributes:
         left: key -> targets that the driver has told nothing of.
+        short: targets that memory did not suffice for, with the library's words.
+        fitted: the largest of the others, as `_amount` has it; None where there is none.
     """
 
     def __init__(
@@ -102,6 +113,8 @@ class _Taker:
     ) -> None:
         self._job = job
         self.left = {each.key: each for each in wanted}
+        self.short: list[tuple[_Wanted, str]] = []
+        self.fitted: int | None = None
         self._folder = folder
         self._progress = progress
         self._read = 0
@@ -131,10 +144,30 @@ class _Taker:
         whole = data.rfind(b"\n") + 1
         for line in data[self._read : whole].splitlines(keepends=True):
             result = json.loads(line)
-            _take(self._job, self.left[result["key"]], self._folder, result.get("error"))
+            wanted, fault = self.left[result["key"]], result.get("error")
+            if fault is not None and is_out_of_memory(fault):
+                self.short.append((wanted, fault))
+            else:
+                _take(self._job, wanted, self._folder, fault)
+                if fault is None:
+                    self.fitted = max(self.fitted or 0, _amount(self._job.order, wanted))
             del self.left[result["key"]]
             self._read += len(line)
             self._progress.update()
+
+    def judge(self) -> DeviceError | None:
+        """Refuse the targets larger than all that fitted; others are the fault of the device.
+
+        Where nothing fitted, those are refused that an earlier build skipped.
+        """
+        for wanted, fault in self.short:
+            is_fault_of_device = wanted.item.stem not in self._job.known_faults
+            if self.fitted is not None:
+                is_fault_of_device = _amount(self._job.order, wanted) <= self.fitted
+            if is_fault_of_device:
+                return _device_failure(self._job.order, fault)
+            _take(self._job, wanted, self._folder, fault)
+        return None
 
 
 def _file(folder: Path, key: str) -> Path:
@@ -145,9 +178,12 @@ def _file(folder: Path, key: str) -> Path:
 
 
 def _run(
-    order: WorkOrder, wanted: Sequence[_Wanted], folder: Path, threads: int
-) -> ModelError | None:
-    """Run the driver for some targets; return its failure."""
+    order: WorkOrder, wanted: Sequence[_Wanted], folder: Path, threads: int, known: set[str]
+) -> ModelError | DeviceError | None:
+    """Run the driver for some targets, the smallest first; return its failure.
+
+    `known` are stems of items that earlier builds skipped.
+    """
     model = order.model_settings
     assert order.sd_scripts is not None and model.spec.strategies is not None
     program = find(model.spec.strategies.scripts[0], order.sd_scripts)
@@ -155,26 +191,40 @@ def _run(
         "folder": str(program.folder),
         "kind": order.kind,
         "results": str(folder / _RESULTS),
+        "known": {each.item.stem for each in wanted} <= known,
         **_encoder(model, encoder_of(model, order.kind), order.kind),
         "flip_aug": order.dataset_settings.flip_aug,
         "alpha_mask": order.dataset_settings.alpha_mask,
-        "items": sorted(
-            (_item(order, each, folder) for each in wanted),
-            key=lambda item: (item.get("bucket", ()), item["key"]),
-        ),
+        "items": [
+            item
+            for _, item in sorted(
+                ((_amount(order, each), _item(order, each, folder)) for each in wanted),
+                key=lambda pair: (pair[0], pair[1].get("bucket", ()), pair[1]["key"]),
+            )
+        ],
     }
     place = folder / "job.json"
     atomic.write(place, json.dumps(values).encode())
     log = Path(order.log).absolute()
     status, output = process.run(
-        process.ending_with_parent([str(program.python), str(_DRIVER), str(place)]),
+        [str(program.python), str(_DRIVER), str(place)],
         environment={"OMP_NUM_THREADS": str(threads), **program.environment()},
         log=log,
         cwd=program.folder,
     )
     if status == 0:
         return None
-    return _failure(order, process.last_error(output, status))
+    error = process.last_error(output, status)
+    return (_device_failure if is_device_fault(error) else _failure)(order, error)
+
+
+def _device_failure(order: WorkOrder, what: str) -> DeviceError:
+    return DeviceError(
+        f"sd-scripts' encoder of {order.kind} failed: {what}",
+        where=f"models.{order.model}",
+        hint="look at the GPU with nvidia-smi and run again: finished caches are kept; all output: "
+        f"{Path(order.log).absolute()}",
+    )
 
 
 def _failure(order: WorkOrder, what: str) -> ModelError:
@@ -248,6 +298,14 @@ def _item(order: WorkOrder, wanted: _Wanted, folder: Path) -> dict[str, Any]:
         "bucket": list(fitted.target),
         "resized": list(fitted.resized),
     }
+
+
+def _amount(order: WorkOrder, wanted: _Wanted) -> int:
+    """Return the pixels or letters of a target, which tell what memory it takes."""
+    if wanted.caption is not None:
+        return len(wanted.caption)
+    bucket = _fitted(order, wanted).target
+    return int(bucket.width * bucket.height)
 
 
 def _fitted(order: WorkOrder, wanted: _Wanted) -> Any:

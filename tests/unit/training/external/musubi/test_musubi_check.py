@@ -167,6 +167,17 @@ def test_text_that_the_trainer_cannot_use_fails(
     assert note in fails(order, "caches")
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_caption_of_several_lines_fails_nowhere_whatever_its_line_ends(
+    root: Path, tuner: Path, mark: str
+) -> None:
+    order = make_run(root, tuner=tuner)
+    put_text(Path(f"{CACHE}/red_wan_te.safetensors"), "a red square\nby night")
+    for text in ("a red square\nby night\n", "a red square\r\nby night\r\n"):
+        Path(f"data/{RUN}/red.txt").write_bytes(f"{mark}{text}".encode())
+        assert not failed(check(order))
+
+
 def test_many_faults_are_counted_and_some_named(root: Path, tuner: Path) -> None:
     order = make_run(root, resolutions=((64, 64), (32, 64)), tuner=tuner)
     for path in Path("cache").rglob("*_te.safetensors"):

@@ -123,30 +123,6 @@ def test_flags_that_cannot_be_told_refuse_nothing(tmp_path: Path, source: str) -
     assert find(tmp_path).missing_flags(["--x"]) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "refused"),
-    [
-        ("if args.sage_attn:\n    raise ValueError", True),
-        ("if args.sage_attn or args.other:\n    print(1)\n    raise ValueError", True),
-        ("if getattr(args, 'sage_attn', False):\n    parser.error('no')", True),
-        ("if getattr(self.args, 'sage_attn', None) is True:\n    raise ValueError", True),
-        ("if parse().sage_attn:\n    setup_parser().error('no')", True),
-        ("if '--sage_attn' in sys.argv:\n    sys.exit(1)", True),
-        ("if '--sage_attn' in sys.argv and windows:\n    sys.exit(1)", False),
-        ("assert not args.sage_attn", True),
-        ("if args.sage_attn:\n    mode = 'sageattn'", False),
-        ("if not args.sage_attn:\n    raise ValueError", False),
-        ("if args.sage_attn and sageattn is None:\n    raise ImportError", False),
-        ("if args.flash_attn:\n    raise ValueError", False),
-    ],
-)
-def test_a_version_that_refuses_sage_is_known_by_its_sources(
-    tmp_path: Path, source: str, refused: bool
-) -> None:
-    (tmp_path / "wan_train_network.py").write_text(source)
-    assert find(tmp_path).sources.refuses_sage is refused
-
-
 def test_needs_are_what_every_run_imports(tmp_path: Path) -> None:
     (tmp_path / "wan_train_network.py").write_text(
         "import os, torch.nn\nfrom helpers import tool\n"
@@ -200,7 +176,7 @@ def test_its_variables_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ([], "sdpa"),
         (["xformers"], "xformers"),
         (["xformers", "flash_attn"], "flash_attn"),
-        (["xformers", "flash_attn", "sageattention"], "sage_attn"),
+        (["sageattention"], "sdpa"),  # which has no backward pass
     ],
 )
 def test_auto_takes_the_fastest_that_is_there(
@@ -212,25 +188,22 @@ def test_auto_takes_the_fastest_that_is_there(
     assert pick_attention("auto", find(folder)) == expected
 
 
-def test_auto_passes_over_what_is_refused_unknown_or_broken(tmp_path: Path) -> None:
-    folder = stand_in(tmp_path, refuses_sage=True)
-    for package in ("sageattention", "xformers"):
-        install(folder, package)
+def test_auto_passes_over_what_is_unknown_or_broken(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path)
+    install(folder, "xformers")
     install(folder, "flash_attn", "raise ImportError('undefined symbol')")
     assert pick_attention("auto", find(folder)) == "xformers"
-    stand_in(tmp_path, without=("xformers", "sage_attn"))
+    stand_in(tmp_path, without=("xformers",))
     assert pick_attention("auto", find(folder)) == "sdpa"
 
 
 def test_an_attention_asked_for_by_name_is_had_or_refused(tmp_path: Path) -> None:
-    folder = stand_in(tmp_path, refuses_sage=True, without=("flash3",))
-    install(folder, "sageattention")
+    folder = stand_in(tmp_path, without=("flash3",))
     assert pick_attention("sdpa", find(folder)) == "sdpa"
-    with pytest.raises(TrainingError, match=r"refuses to train with --sage_attn.*auto"):
-        pick_attention("sage_attn", find(folder))
     with pytest.raises(TrainingError, match="too old for --flash3"):
         pick_attention("flash3", find(folder))
     with pytest.raises(TrainingError, match="cannot import xformers"):
         pick_attention("xformers", find(folder))
     stand_in(tmp_path)
-    assert pick_attention("sage_attn", find(folder)) == "sage_attn"
+    install(folder, "xformers")
+    assert pick_attention("xformers", find(folder)) == "xformers"

@@ -82,6 +82,7 @@ def test_a_training_ends_with_a_lora_a_record_and_a_receipt(root: Path, tuner: P
     receipt = json.loads(RECEIPT.read_text())
     assert (receipt["run"], receipt["weights"]) == (RUN, str(LORA))
     assert receipt["wanted"] == wanted_of(order).model_dump()
+    assert receipt["files"] == {LORA.name: digest.of_file(LORA)}
 
 
 def test_the_trainer_runs_in_its_own_folder_and_environment(

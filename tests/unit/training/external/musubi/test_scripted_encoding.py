@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ import pytest
 import scripts_world
 from filelock import FileLock
 from latentmake.caches import encode, gpu
-from latentmake.errors import ModelError, SourceError
+from latentmake.config import Dataset
+from latentmake.errors import DeviceError, ModelError, SourceError
 from latentmake.files import cachefile
 from latentmake.files.safetensors import read_head
 from latentmake.plan.orders import WorkOrder
@@ -158,9 +161,131 @@ def test_several_bad_items_are_all_named() -> None:
 
 def test_a_failure_of_all_items_blames_none_of_them() -> None:
     tuner = scripts_world.install(TUNER, **dict.fromkeys(STEMS, "raise"))
-    with pytest.raises(ModelError, match=r"zimage_cache_latents\.py: RuntimeError: CUDA out of"):
+    with pytest.raises(ModelError, match=r"zimage_cache_latents\.py: RuntimeError: Kernel size"):
         carry_out(scripts_world.order("latents", tuner))
     assert len(calls(TUNER)) == 3
+
+
+HUNDRED = [f"item{number:02}" for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [(0, 1), (49, 50), (98, 99), (0, 1, 2, 3), tuple(range(4, 100, 8)), tuple(range(40, 54))],
+    ids=["first two", "two in the middle", "last two", "first four", "twelve", "fourteen in a row"],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_of_a_hundred_items_all_but_the_bad_ones_are_made(
+    bad: tuple[int, ...], workers: int
+) -> None:
+    moods = {HUNDRED[number]: "raise" for number in bad}
+    tuner = scripts_world.install(TUNER, **moods).model_copy(update={"num_workers": workers})
+    order = scripts_world.order("latents", tuner, stems=HUNDRED)
+    line = faults(order)
+    assert f"{len(bad)} of 100 items are faulty" in line
+    assert {*re.findall(r"data/(\w+)\.png", line)} == {*moods}
+    assert {*made(order)} == {*HUNDRED} - {*moods}
+    assert len(calls(TUNER)) <= len(bad) + 3
+
+
+def skipped(order: WorkOrder) -> list[str]:
+    """Carry out an order twice, the second time of the items skipped at first; return these."""
+    order = replace(order, dataset_settings=Dataset(path="data", on_error="skip"))
+    receipt, _ = carry_out(order)
+    lock = Path("runs/first/dataset.lock")
+    lock.parent.mkdir(parents=True)
+    lock.write_text(json.dumps({"digest": "", "aside": {"cats": receipt.faults}}))
+    again, _ = carry_out(order)
+    stems = [fault["stem"] for fault in receipt.faults]
+    assert sorted(fault["stem"] for fault in again.faults) == sorted(stems)
+    assert again.counts["kept"] == len(order.items) - len(stems)
+    return sorted(stems)
+
+
+@pytest.mark.parametrize("mood", ["raise", "name"])
+def test_items_that_an_earlier_build_skipped_stop_no_later_one(mood: str) -> None:
+    bad = STEMS[1:5]
+    tuner = scripts_world.install(TUNER, **dict.fromkeys(bad, mood))
+    assert skipped(scripts_world.order("latents", tuner)) == [*bad]
+
+
+def test_a_failure_of_all_items_names_the_first_of_them() -> None:
+    tuner = scripts_world.install(TUNER, cat="raise", dog="raise")
+    order = scripts_world.order("latents", tuner)
+    faults(order)
+    with pytest.raises(ModelError, match=r"\(at data/(cat|dog)\.png"):
+        carry_out(order)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def test_items_that_an_earlier_build_found_too_large_stop_no_later_one() -> None:
+    tuner = scripts_world.install(TUNER, room=50)
+    order = scripts_world.order("text", tuner, captions=of_lengths(5, 90, 91, 6, 7, 8))
+    assert skipped(order) == ["bee", "cat"]
+
+
+def of_lengths(*lengths: int) -> dict[str, str]:
+    return {stem: "x" * length for stem, length in zip(STEMS, lengths, strict=True)}
+
+
+@pytest.mark.parametrize(
+    "lengths", [(5, 90, 91, 6, 7, 8), (90, 91, 5, 6, 7, 8), (5, 6, 7, 8, 91, 90)], ids=str
+)
+def test_items_larger_than_all_that_fit_are_named(lengths: tuple[int, ...]) -> None:
+    tuner = scripts_world.install(TUNER, room=50)
+    order = scripts_world.order("text", tuner, captions=of_lengths(*lengths))
+    line = faults(order)
+    assert "2 of 6 items are faulty" in line and "memory does not suffice" in line
+    assert "torch.OutOfMemoryError: CUDA out of memory" in line
+    assert {*made(order)} == {stem for stem, x in zip(STEMS, lengths, strict=True) if x < 50}
+    assert len(calls(TUNER)) <= 4
+
+
+def stopped(order: WorkOrder) -> str:
+    """Carry out an order that a fault of the device stops; return its one line."""
+    with pytest.raises(DeviceError) as caught:
+        carry_out(order)
+    assert not Path("receipt.json").exists() and "\n" not in str(caught.value)
+    assert order.log in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_device_that_another_program_fills_stops_the_job_and_blames_no_item() -> None:
+    tuner = scripts_world.install(TUNER, **{"crowded after": 1})
+    order = scripts_world.order("text", tuner, captions=of_lengths(5, 6, 30, 9, 8, 7))
+    line = stopped(order)
+    assert "CUDA out of memory" in line and "encoded before" in line and "faulty" not in line
+    kept = finished()
+    scripts_world.set_moods(TUNER)
+    receipt, _ = carry_out(order)
+    assert kept and receipt.counts["kept"] == kept and made(order) == list(STEMS)
+
+
+@pytest.mark.parametrize("stems", [STEMS, STEMS[:1]], ids=["several", "one"])
+def test_where_nothing_fits_no_item_is_blamed(stems: tuple[str, ...]) -> None:
+    tuner = scripts_world.install(TUNER, room=0)
+    line = stopped(scripts_world.order("text", tuner, stems=stems))
+    assert "CUDA out of memory" in line and "faulty" not in line
+    assert len(calls(TUNER)) <= 3
+
+
+@pytest.mark.parametrize(
+    ("moods", "words"),
+    [
+        ({"all_of_them": "crowded"}, "CUDA out of memory"),
+        ({"cat": "lost"}, "CUDA error: unspecified launch failure"),
+    ],
+    ids=["no room for the weights", "a lost device"],
+)
+def test_a_fault_of_the_device_stops_the_job_at_once(moods: dict[str, str], words: str) -> None:
+    tuner = scripts_world.install(TUNER, **moods)
+    assert words in stopped(scripts_world.order("latents", tuner))
+    assert len(calls(TUNER)) == 1
+
+
+# -- what a script says of itself -----------------------------------------------------------------
 
 
 def test_weights_that_cannot_be_loaded_are_tried_once() -> None:

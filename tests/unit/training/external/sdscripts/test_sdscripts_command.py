@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import pytest
 import sdscripts_world
 from latentmake.config import Dataset, ExternalProgram, Model, PathMap, Publish, SdScriptsTrainer
 from latentmake.config.sdscripts import SDSCRIPTS
-from latentmake.errors import CacheError, SourceError, TrainingError
+from latentmake.errors import CacheError, ModelError, SourceError, TrainingError
 from latentmake.layouts.sdscripts import SdScripts as Names
 from latentmake.training.external.arguments import accelerate_arguments
 from latentmake.training.external.result import RunFiles
 from latentmake.training.external.resume import Resume, prepare
 from latentmake.training.external.sdscripts.backend import SdScripts
+from latentmake.training.external.sdscripts.checkpoint import refuse_unreadable
 from latentmake.training.external.sdscripts.command import (
     caching_arguments,
     encoder_places,
@@ -513,3 +515,15 @@ def test_a_publication_is_checked_against_its_sources() -> None:
     assert verdicts(uncached(attention="flash3"))["attention"][0] == "failed"
     assert verdicts(uncached(attention="mem_eff_attn"))["attention"][0] == "ok"
     assert verdicts(uncached(num_workers=2))["num_workers"][0] == "warning"
+
+
+@pytest.mark.parametrize("name", ["base.ckpt", "base.safetensors"])
+def test_a_pipe_or_device_is_no_checkpoint(name: str) -> None:
+    asked = order("sd1", model={"text": ["t"], "checkpoint": name})
+    os.mkfifo(name)
+    with pytest.raises(ModelError, match=f"^models.big.checkpoint: {name} is no regular file"):
+        refuse_unreadable(asked)
+    Path(name).unlink()
+    Path(name).symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=f"^models.big.checkpoint: {name} is no regular file"):
+        refuse_unreadable(asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import strategies_world
 import torch
+import world
+from latentmake import digest
 from latentmake.config import parse
-from latentmake.errors import ConfigError, ModelError, SourceError, TrainingError
+from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
 from latentmake.index.memo import Memo
 from latentmake.plan.estimates import Estimates
@@ -52,7 +55,7 @@ def test_each_bad_item_is_named_and_stops_no_other() -> None:
     with pytest.raises(SourceError, match=r"^4 of 6 items are faulty") as error:
         encode(orders(values)["latents"], said)
     for stem, fault in {
-        "bee": "OutOfMemoryError: CUDA out of memory",
+        "bee": "RuntimeError: Kernel size",
         "cat": r"the encoder returned NaN or infinity (latents_8x8)",
         "dog": "its file holds crop_ltrb, latents, original_size, not crop_ltrb_8x8, ",
         "eel": "FileNotFoundError",
@@ -66,6 +69,69 @@ def test_each_bad_item_is_named_and_stops_no_other() -> None:
     assert receipt.counts["encoded"] == 4
     assert stems() == {*STEMS} and "latents" not in orders(values)
     assert not list(Path(".latentmake/sdscripts").iterdir())
+
+
+def stopped(order: WorkOrder) -> str:
+    """Carry out an order that a fault of the device stops; return its one line."""
+    with pytest.raises(DeviceError, match="CUDA out of memory") as caught:
+        encode(order)
+    assert not order.receipt.exists() and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("call", [1, 4], ids=["at once", "later"])
+def test_a_device_that_another_program_fills_stops_the_job_and_blames_no_item(call: int) -> None:
+    values = make()
+    set_moods(SCRIPTS, crowded=(call, 99))
+    stopped(orders(values)["latents"])
+    assert len(stems()) == call - 1
+    set_moods(SCRIPTS)
+    encode(orders(values)["latents"])
+    assert stems() == {*STEMS}
+
+
+def test_a_device_that_another_program_fills_for_a_while_costs_nothing() -> None:
+    values = make()
+    set_moods(SCRIPTS, crowded=(2, 4))
+    assert encode(orders(values)["latents"]).counts["encoded"] == 6
+
+
+def test_an_item_larger_than_all_that_fit_is_named() -> None:
+    make()
+    values = strategies_world.config(128)
+    values["datasets"]["shapes"] |= {
+        "fit": "bucket",
+        "bucket_no_upscale": True,
+        "min_bucket_reso": 64,
+    }
+    for number, stem in enumerate(STEMS):
+        world.draw(Path(f"data/{stem}.png"), number, (64, 64) if stem == "cat" else (128, 128))
+    set_moods(SCRIPTS, room=64 * 64)
+    with pytest.raises(SourceError, match=r"^5 of 6 items are faulty.*CUDA out of memory"):
+        encode(orders(values)["latents"])
+    assert stems() == {"cat"}
+
+
+@pytest.mark.parametrize("moods", [{"room": 0}, dict.fromkeys(STEMS, "raise")], ids=str)
+def test_items_that_an_earlier_build_skipped_stop_no_later_one(moods: dict[str, Any]) -> None:
+    order = orders(make())["latents"]
+    noted = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
+    noted["recipe"] = digest.of_value(order.recipe)
+    aside = [noted | {"stem": stem} for stem in STEMS]
+    lock = Path("runs/first/dataset.lock")
+    lock.parent.mkdir(parents=True)
+    lock.write_text(json.dumps({"digest": "", "aside": {order.dataset: aside}}))
+    set_moods(SCRIPTS, **moods)
+    with pytest.raises(SourceError, match=r"^6 of 6 items are faulty"):
+        encode(order)
+
+
+def test_where_nothing_fits_no_item_is_blamed() -> None:
+    values = make()
+    for stem in STEMS[1:]:
+        Path(f"data/{stem}.png").unlink()
+    set_moods(SCRIPTS, room=0)
+    stopped(orders(values)["latents"])
 
 
 def driver() -> Path:

@@ -1,12 +1,13 @@
-"""Open regular files alone: reading a pipe would never end."""
+"""Open regular files alone: a pipe may never say anything, and a device never end."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from stat import S_ISREG
 
-__all__ = ["open_regular"]
+__all__ = ["open_regular", "read_regular"]
 
 
 def open_regular(path: str | os.PathLike[str]) -> tuple[io.FileIO, int]:
@@ -25,3 +26,17 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[io.FileIO, int]:
         file.close()
         raise ValueError("is no regular file")
     return file, stat.st_size
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is a folder, a pipe, a socket or a device.
+    """
+    try:
+        file, _ = open_regular(path)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    with file:
+        return file.readall()

@@ -1,0 +1,387 @@
+"""Commands killed at random moments, and run again: same bytes, nothing left running, no human.
+
+    python tests/bench/kills.py [--seed 0] [--kills 200] [--only 7 12] [--folder FOLDER]
+
+Builds, trainings, repairs, prunings and publications of tiny projects are started as a user starts
+them. Each ends by SIGINT, SIGTERM, SIGHUP or SIGKILL, sent to Snakemake alone or to all processes
+as a terminal sends it, at a part of the time it takes or at a number of files that the seed draws.
+The same command then has to succeed, and to leave the files that an undisturbed one leaves. Printed
+is a line a kill; the folders of those that went wrong stay. A number with its seed is the same kind
+of kill each time, at about the same moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS.parent / "scripts"), str(TESTS / "workflow"), str(TESTS / "worlds")]
+
+import preloaded  # noqa: E402
+import psutil  # noqa: E402
+import sdscripts  # noqa: E402
+import world  # noqa: E402
+from latentmake.files.atomic import TEMPORARY_SUFFIX  # noqa: E402
+from latentmake.files.cachefile import read_header  # noqa: E402
+from project import Project  # noqa: E402
+from tabulate import tabulate  # noqa: E402
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+ITEMS = 16
+PATIENCE = 120  # seconds, after which a process counts as one that does not end
+
+Content = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of command.
+
+    Attributes:
+        command: what is killed, and run again.
+        folders: with the files that are compared; they tell the progress as well.
+        make: makes the project that is copied for each kill.
+        before: run before it.
+        after: run after it, before files are compared.
+        done: what it says, and fails, where nothing was left to do.
+        ignored: patterns of names of files that differ from one run to the next.
+    """
+
+    command: tuple[str, ...]
+    folders: tuple[str, ...]
+    make: Callable[[Path], Project]
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    done: str = "\0"
+    ignored: tuple[str, ...] = ()
+
+
+def _fresh(folder: Path) -> Project:
+    project = Project.make(folder, world.config(), folder.parent / "micro")
+    for number in range(ITEMS):
+        world.draw(project / f"data/shapes/{number}.png", number)
+        (project / f"data/shapes/{number}.txt").write_text(f"number {number}")
+    return project
+
+
+def _built(folder: Path) -> Project:
+    project = _fresh(folder)
+    project.run("caches_tiny")
+    return project
+
+
+def _to_train(folder: Path) -> Project:
+    project = _built(folder)
+    trainer = {**world.training(), "steps": 8, "checkpointing_steps": 2}
+    project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
+    return project
+
+
+def _damaged(folder: Path) -> Project:
+    project = _built(folder)
+    for name in project.cache_files()[::3]:
+        data = (project / name).read_bytes()
+        (project / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    return project
+
+
+def _to_prune(folder: Path) -> Project:
+    project = _built(folder)
+    project.configure(lambda values: values["runs"]["tiny"].update(resolutions=[16]))
+    return project
+
+
+def _to_publish(folder: Path) -> Project:
+    project = Project.make(folder, sdscripts.config(), folder.parent / "micro")
+    sdscripts.make_dataset(project / "data/shapes")
+    sdscripts.with_trainer(project)
+    project.configure(lambda values: values.update(publish={"path": "out"}))
+    project.run("caches_tiny")
+    return project
+
+
+KINDS = {
+    "build": Kind(("caches_tiny",), ("cache",), _fresh),
+    # A process that was forked keeps its threads, on which the last bit of a sum depends.
+    "train": Kind(
+        ("train_tiny", "--cores", "1"),
+        ("cache", "runs"),
+        _to_train,
+        ignored=("order.json", "train*.json", "progress.json", "curves.png", "events.*", ".*"),
+    ),
+    "repair": Kind(
+        ("verify_tiny", "--config", "repair=true"), ("cache",), _damaged, after=("caches_tiny",)
+    ),
+    "prune": Kind(
+        ("prune_shapes", "--config", "confirm=true"),
+        ("cache",),
+        _to_prune,
+        before=("prune_shapes",),
+        done="nothing was listed for removal",  # the list was used up
+    ),
+    "publish": Kind(
+        ("publish_tiny",), ("out",), _to_publish, ignored=(".latentmake-published.json",)
+    ),
+}
+
+
+@dataclass
+class Kill:
+    """A kill, and what came of it."""
+
+    number: int
+    kind: str
+    signal: signal.Signals
+    everyone: bool
+    part: float
+    files: bool
+    moment: str = ""
+    ended: str = ""
+    traceback: bool = False
+    faults: list[str] = field(default_factory=list)
+
+    @classmethod
+    def drawn(cls, seed: int, number: int) -> Kill:
+        """Return a kill of a seed: each kind meets each signal."""
+        dice = random.Random(f"{seed} {number}")
+        kind = list(KINDS)[number % len(KINDS)]
+        sent = SIGNALS[number // len(KINDS) % len(SIGNALS)]
+        everyone = sent == signal.SIGINT or dice.random() < 0.5
+        return cls(number, kind, sent, everyone, dice.random(), dice.random() < 0.5)
+
+    def row(self) -> list[str]:
+        who = "all" if self.everyone else "Snakemake"
+        told = "; ".join(self.faults) or ("sound, with a traceback" if self.traceback else "sound")
+        return [str(self.number), self.kind, self.signal.name, who, self.moment, self.ended, told]
+
+
+class Harness:
+    """Templates and undisturbed results of all kinds."""
+
+    def __init__(self, folder: Path, kinds: set[str]) -> None:
+        self.folder = folder
+        world.make_model(folder / "micro")
+        self.wanted: dict[str, Content] = {}
+        self.seconds: dict[str, float] = {}
+        self.files: dict[str, tuple[int, int]] = {}
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(self._undisturbed, [kind for kind in KINDS if kind in kinds]))
+
+    def _undisturbed(self, name: str) -> None:
+        kind = KINDS[name]
+        kind.make(self.folder / name)
+        project = self.copy(name, f"{name}-undisturbed")
+        before = _number(project, kind)
+        begun = time.monotonic()
+        if (status := project.start(*_command(kind)).wait(PATIENCE)) != 0:
+            raise SystemExit(f"{name}: status {status}: {(project / 'started.txt').read_text()}")
+        self.seconds[name] = time.monotonic() - begun
+        self.files[name] = before, _number(project, kind)
+        if kind.after:
+            project.run(*kind.after)
+        self.wanted[name] = _content(project, kind)
+
+    def copy(self, kind: str, name: str) -> Project:
+        """Return a copy of a kind's project, ready for its command."""
+        project = Project(self.folder / kind).copy(self.folder / name)
+        if KINDS[kind].before:
+            project.run(*KINDS[kind].before)
+        return project
+
+    def carry_out(self, kill: Kill) -> Kill:
+        """Kill a command, run it again, and note all that is wrong."""
+        kind = KINDS[kill.kind]
+        project = self.copy(kill.kind, f"{kill.number}-{kill.kind}-{kill.signal.name}")
+        running = project.start(*_command(kind))
+        self._wait(kill, kind, project, running)
+        ended = running.poll()
+        if ended is None:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if kill.everyone else os.kill)(running.pid, kill.signal)
+        try:
+            status = running.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            kill.faults.append("does not end")
+            os.killpg(running.pid, signal.SIGKILL)
+            status = running.wait()
+        kill.ended = f"{status}" if ended is None else "had ended"
+        kill.faults += _left_running(project.folder)
+        kill.traceback = "Traceback" in (project / "started.txt").read_text()
+        kill.faults += _half_written(project)
+        again = project.run(*_command(kind), check=False)
+        if again.returncode and kind.done not in again.output:
+            kill.faults.append(f"again: {_error(again.output)}")
+        elif kind.after and (after := project.run(*kind.after, check=False)).returncode:
+            kill.faults.append(f"{kind.after[0]}: {_error(after.output)}")
+        elif left := project.temporaries():
+            kill.faults.append(f"left: {left[0].relative_to(project.folder)}")
+        kill.faults += _differences(self.wanted[kill.kind], _content(project, kind))
+        if not kill.faults:
+            shutil.rmtree(project.folder)
+        return kill
+
+    def _wait(
+        self, kill: Kill, kind: Kind, project: Project, running: subprocess.Popen[str]
+    ) -> None:
+        """Wait for a kill's moment, or until the command has ended."""
+        first, last = self.files[kill.kind]
+        begun, most = time.monotonic(), self.seconds[kill.kind]
+        made = 1 + int(kill.part * (abs(last - first) - 1))
+        if kill.files and last != first:
+            kill.moment = f"{made} of {abs(last - first)} files"
+            while running.poll() is None and abs(_number(project, kind) - first) < made:
+                time.sleep(0.003)
+        else:
+            kill.moment = f"{kill.part * most:.1f} of {most:.1f} s"
+            while running.poll() is None and time.monotonic() - begun < kill.part * most:
+                time.sleep(0.01)
+
+
+def _command(kind: Kind) -> list[str]:
+    return [*kind.command, *([] if "--cores" in kind.command else ["--cores", "2"])]
+
+
+def _files(project: Project, kind: Kind) -> Iterator[Path]:
+    for folder in kind.folders:
+        for place, _, names in os.walk(project / folder):
+            yield from (Path(place, name) for name in names if TEMPORARY_SUFFIX not in name)
+
+
+def _number(project: Project, kind: Kind) -> int:
+    return sum(1 for _ in _files(project, kind))
+
+
+def _content(project: Project, kind: Kind) -> Content:
+    """Return path -> digest of the files that a command leaves, wherever their project lies."""
+    place = bytes(project.folder)
+    return {
+        str(path.relative_to(project.folder)): hashlib.sha256(
+            path.read_bytes().replace(place, b"")
+        ).hexdigest()
+        for path in _files(project, kind)
+        if not any(path.match(pattern) for pattern in kind.ignored)
+    }
+
+
+def _differences(wanted: Content, found: Content) -> Iterator[str]:
+    for word, names in (
+        ("missing", wanted.keys() - found.keys()),
+        ("too much", found.keys() - wanted.keys()),
+        ("other bytes", {x for x in wanted.keys() & found.keys() if wanted[x] != found[x]}),
+    ):
+        if names:
+            rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            yield f"{word}: {min(names)}{rest}"
+
+
+def _half_written(project: Project) -> Iterator[str]:
+    for name in project.cache_files():
+        if name.endswith(".safetensors"):
+            try:
+                read_header(project / name)
+            except Exception as error:
+                yield f"half written: {name}: {error}"
+
+
+def _left_running(folder: Path) -> list[str]:
+    """Wait until no process works in a folder; end those that stay, and return their commands."""
+    until = time.monotonic() + PATIENCE / 4
+    while found := list(_working_in(folder)):
+        if time.monotonic() > until:
+            break
+        time.sleep(0.2)
+    told = []
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            told.append(f"left running: {' '.join(process.cmdline())[-60:]}")
+            process.kill()
+    return told
+
+
+def _working_in(folder: Path) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and folder in (
+                place := Path(process.cwd()),
+                *place.parents,
+            ):
+                yield process
+
+
+def _error(output: str) -> str:
+    lines = [line for line in output.splitlines() if "rror" in line or "refused" in line]
+    return (lines or output.strip().splitlines() or ["nothing was said"])[0][:200]
+
+
+def main() -> None:
+    """Kill, print a line for each, and fail if one of them went wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of kills")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--jobs", type=int, default=2, help="projects at a time")
+    parser.add_argument("--folder", type=Path, help="a new folder for the projects")
+    chosen = parser.parse_args()
+    for number in SIGNALS[:-1]:  # also where `nohup` or a script's background ignores them
+        signal.signal(number, signal.SIG_DFL)
+    os.environ.setdefault(preloaded.OWNER, str(os.getpid()))
+    folder = chosen.folder or Path(tempfile.mkdtemp(prefix="latentmake-kills-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    kills = [Kill.drawn(chosen.seed, number) for number in chosen.only or range(chosen.kills)]
+    kills = [kill for kill in kills if kill.kind in chosen.kinds]
+    harness = Harness(folder, {kill.kind for kill in kills})
+    print(f"undisturbed, in {time.monotonic() - begun:.0f} s: {harness.seconds}", flush=True)
+    rows = []
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        for kill in pool.map(harness.carry_out, kills):
+            rows.append(kill)
+            print("  ".join(kill.row()), flush=True)
+    wrong = [kill for kill in rows if kill.faults]
+    table: Any = Counter((kill.kind, kill.signal.name, bool(kill.faults)) for kill in rows)
+    print(
+        tabulate(
+            [
+                [
+                    kind,
+                    *(
+                        f"{table[kind, s.name, False]} sound, {table[kind, s.name, True]} wrong"
+                        for s in SIGNALS
+                    ),
+                ]
+                for kind in chosen.kinds
+            ],
+            ["", *(each.name for each in SIGNALS)],
+        )
+    )
+    print(
+        f"seed {chosen.seed}: {len(rows)} kills, {len(wrong)} wrong, "
+        f"{time.monotonic() - begun:.0f} s"
+    )
+    if wrong:
+        raise SystemExit(f"the projects of those are in {folder}")
+    if chosen.folder is None:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""sd-scripts' own code does with our LoRA in kohya's names what our network does with the LoRA."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from latentmake.config import SdTrainer, Weights
+from latentmake.training.external.installation import Installation
+from latentmake.training.lora import lora_tensors
+from latentmake.training.sd import network
+from safetensors.torch import load_file, save_file
+from trainer_world import TEXT_WIDTH, make_unet
+
+pytestmark = pytest.mark.real_trainer
+
+# All layers that sd-scripts trains when it has a `conv_dim`.
+TARGETS = [
+    *("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out"),
+    *("conv1", "conv2", "conv_shortcut", "time_emb_proj", "conv"),
+]
+# Loads the UNet of Stable Diffusion 1.x, made small, and applies a LoRA as sd-scripts does.
+SCRIPT = """
+import json, sys
+import torch, transformers
+processor = transformers.CLIPImageProcessor  # puts another module in its place
+sys.modules["transformers"].CLIPFeatureExtractor = processor
+from library import original_unet
+original_unet.BLOCK_OUT_CHANNELS = (32, 32, 32, 32)
+original_unet.TIMESTEP_INPUT_DIM, original_unet.TIME_EMBED_DIM = 32, 128
+original_unet.LAYERS_PER_BLOCK, original_unet.LAYERS_PER_BLOCK_UP = 1, 2
+original_unet.NORM_GROUPS = original_unet.TRANSFORMER_NORM_NUM_GROUPS = 8
+from networks import lora
+from safetensors.torch import load_file, save_file
+
+def make():
+    unet = original_unet.UNet2DConditionModel(
+        sample_size=8, attention_head_dim=8, cross_attention_dim=16)
+    unet.load_state_dict(load_file("unet.safetensors"), strict=True)
+    return unet.eval().requires_grad_(False)
+
+given = load_file("inputs.safetensors")
+call = lambda unet: unet(given["latents"], given["timestep"], given["text"]).sample
+found, unet = {"base": call(make())}, make()
+network, weights = lora.create_network_from_weights(1.0, "kohya.safetensors", None, [], unet)
+network.apply_to([], unet, apply_text_encoder=False, apply_unet=True)
+network.load_state_dict(weights, strict=True)
+found["applied"] = call(unet)
+unet = make()
+own = lora.create_network(1.0, 4, 2.0, None, [], unet, conv_dim=4, conv_alpha=2.0)
+own.apply_to([], unet, apply_text_encoder=False, apply_unet=True)
+save_file({name: value.contiguous() for name, value in found.items()}, "found.safetensors")
+json.dump(sorted(own.state_dict()), open("keys.json", "w"))
+"""
+
+
+def _predicted(unet: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = unet.eval()(given["latents"], given["timestep"], given["text"]).sample
+    return found
+
+
+def test_sd_scripts_applies_the_lora_that_we_trained(
+    tmp_path: Path, trainer: Callable[[str, str], Installation]
+) -> None:
+    scripts = trainer("sd-scripts", "train_network.py")
+    make_unet(
+        tmp_path / "unet",
+        block_out_channels=(32, 32, 32, 32),
+        down_block_types=(*("CrossAttnDownBlock2D",) * 3, "DownBlock2D"),
+        up_block_types=("UpBlock2D", *("CrossAttnUpBlock2D",) * 3),
+    )
+    random = torch.Generator().manual_seed(4)
+    given = {
+        "latents": torch.randn(2, 4, 8, 8, generator=random),
+        "timestep": torch.tensor([3, 700]),
+        "text": torch.randn(2, 7, TEXT_WIDTH, generator=random),
+    }
+    denoiser = network.Denoiser(network.load_unet(Weights(path=str(tmp_path / "unet"))))
+    save_file(denoiser.unet.state_dict(), tmp_path / "unet.safetensors")
+    save_file(given, tmp_path / "inputs.safetensors")
+    base = _predicted(denoiser.unet, given)
+    settings = SdTrainer(kind="sd", rank=4, alpha=2.0, target_modules=TARGETS)
+    network.adapt(denoiser, settings, torch.float32)
+    with torch.no_grad():
+        for value in lora_tensors(denoiser.unet).values():
+            value.copy_(0.2 * torch.randn(value.shape, generator=random))
+    network.write_copy(denoiser, tmp_path / "lora", dict)
+    (tmp_path / "lora/kohya.safetensors").rename(tmp_path / "kohya.safetensors")
+    (tmp_path / "apply.py").write_text(SCRIPT)
+    subprocess.run(
+        [scripts.python, "apply.py"], cwd=tmp_path, env=scripts.environment(), check=True
+    )
+    found, expected = load_file(tmp_path / "found.safetensors"), _predicted(denoiser.unet, given)
+    assert (expected - base).abs().max() > 0.1
+    assert torch.allclose(found["base"], base, rtol=0, atol=1e-5)
+    assert torch.allclose(found["applied"], expected, rtol=0, atol=1e-4)
+    keys = json.loads((tmp_path / "keys.json").read_text())
+    assert sorted(load_file(tmp_path / "kohya.safetensors")) == keys

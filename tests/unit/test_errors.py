@@ -1,0 +1,49 @@
+"""Messages of libraries: memory that is short, a device at fault, neither."""
+
+from __future__ import annotations
+
+import pytest
+from latentmake.errors import is_device_fault, is_out_of_memory
+
+SHORT = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.19 GiB",
+    "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory",
+    "CUDA error: out of memory",
+    "MPS backend out of memory (MPS allocated: 8.94 GB, max: 9.07 GB)",
+    "Invalid buffer size: 20.00 GB",
+    "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory",
+    "GET was unable to find an engine to execute this computation",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+)
+FAULTS = (
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: no kernel image is available for execution on the device",
+    "CUDA driver error: device lost",
+    "CUDA unknown error - this may be due to an incorrectly set up environment",
+    "HIP error: unspecified launch failure",
+    "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+    "Found no NVIDIA driver on your system.",
+    "No CUDA GPUs are available",
+)
+OTHERS = (
+    "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
+    "cannot identify image file 'data/cuda.png'",
+    "",
+)
+
+
+@pytest.mark.parametrize("message", SHORT)
+def test_short_memory_is_known_by_each_librarys_words(message: str) -> None:
+    assert is_out_of_memory(message) and is_device_fault(message)
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_device_at_fault_is_not_short_of_memory(message: str) -> None:
+    assert is_device_fault(message) and not is_out_of_memory(message)
+
+
+@pytest.mark.parametrize("message", OTHERS)
+def test_other_errors_are_no_fault_of_a_device(message: str) -> None:
+    assert not is_device_fault(message)

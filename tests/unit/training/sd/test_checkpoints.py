@@ -1,0 +1,259 @@
+"""Checkpoints: what a longer training goes on from, what is never removed, and damage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from latentmake import digest
+from latentmake.config import parse
+from latentmake.index.memo import Memo
+from latentmake.plan.parts import Plan, RunPlan
+from latentmake.reports.plan_report import report
+from latentmake.training.loop import drawing
+from latentmake.training.loop.plan import finish_plan
+from latentmake.training.loop.result import RunFiles, sample_steps, wanted
+from latentmake.training.loop.train import Training
+from latentmake.training.sd.order import SdOrder
+from latentmake.training.sd.recipe import SdRecipe
+from trainer_world import make_order, make_training
+
+
+def folders(order: SdOrder) -> list[str]:
+    return sorted(each.name for each in RunFiles(order).checkpoints.iterdir())
+
+
+def record(order: SdOrder) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RunFiles(order).record.read_text())
+    return found
+
+
+def weights(order: SdOrder) -> bytes:
+    return RunFiles(order).weights.read_bytes()
+
+
+@pytest.mark.parametrize("every", [3, 500])
+def test_the_state_of_the_last_step_is_kept(tmp_path: Path, every: int) -> None:
+    order = make_order(tmp_path, steps=4, checkpointing_steps=every)
+    make_training(order).run()
+    assert folders(order) == ["step-000004"]
+    # Weights that were lost are written from it again.
+    before = weights(order)
+    RunFiles(order).weights.unlink()
+    make_training(order).run()
+    assert (weights(order), folders(order)) == (before, ["step-000004"])
+
+
+@pytest.mark.parametrize(
+    ("short", "long"), [({"steps": 4}, {"steps": 6}), ({"epochs": 1}, {"epochs": 2})]
+)
+def test_a_longer_training_goes_on_from_the_last_state_of_the_shorter_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], short: dict[str, Any], long: dict[str, Any]
+) -> None:
+    settings: dict[str, Any] = {"learning_rate": 1e-2, "samples": {"num_inference_steps": 1}}
+    first = make_order(tmp_path, prompts=True, **short, **settings)
+    make_training(first).run()
+    steps = record(first)["steps"]
+    capfd.readouterr()
+    further = make_order(tmp_path, prompts=True, **long, **settings)
+    make_training(further).run()
+    said = capfd.readouterr().err
+    assert f"resumed from step {steps} of a shorter training" in said
+    assert record(further)["continued"] == [steps]
+    assert folders(further) == [f"step-{record(further)['steps']:06d}"]
+    # It is the training of that length.
+    at_once = make_order(tmp_path, prompts=True, output="at_once", **long, **settings)
+    make_training(at_once).run()
+    assert record(at_once)["continued"] == []
+    assert weights(further) == weights(at_once)
+    assert record(further)["loss_end"] == record(at_once)["loss_end"]
+    # The pictures of the shorter one are shown with its own.
+    shown = drawing.draw_missing(SdRecipe(further), wanted(further))
+    total: int = record(further)["steps"]
+    assert shown.keys() == sample_steps(first, steps) | sample_steps(further, total)
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ({"steps": 2, "learning_rate": 1e-3}, {"steps": 4}),
+        ({"steps": 2, "seed": 3}, {"steps": 4}),
+        ({"steps": 4}, {"steps": 2}),
+        ({"steps": 4}, {"epochs": 2}),
+    ],
+)
+def test_other_changes_train_from_the_start(
+    tmp_path: Path, short: dict[str, Any], long: dict[str, Any]
+) -> None:
+    make_training(make_order(tmp_path, **short)).run()
+    order = make_order(tmp_path, **long)
+    make_training(order).run()
+    assert record(order)["continued"] == []
+    assert folders(order) == [f"step-{record(order)['steps']:06d}"]
+
+
+def test_a_training_of_an_earlier_release_goes_on_too(tmp_path: Path) -> None:
+    """Its progress and record do not tell their settings."""
+    order = make_order(tmp_path, steps=3)
+    make_training(order).run()
+    progress = next(RunFiles(order).checkpoints.glob("*/progress.json"))
+    as_before(progress, "course", "length", "continued", "files")
+    as_before(RunFiles(order).record, "continued", "files")
+    longer = make_order(tmp_path, steps=5)
+    make_training(longer).run()
+    assert record(longer)["continued"] == [3]
+
+
+def as_before(path: Path, *keys: str) -> None:
+    """Write a JSON file as an earlier release did, without some keys."""
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({key: each for key, each in values.items() if key not in keys}))
+
+
+def test_no_training_removes_a_checkpoint_that_the_configuration_names(tmp_path: Path) -> None:
+    first = make_order(tmp_path, steps=2)
+    make_training(first).run()
+    (named,) = RunFiles(first).checkpoints.iterdir()
+    before = {path: path.read_bytes() for path in named.iterdir()}
+    # Its own run, which goes on from it by name.
+    further = make_order(tmp_path, steps=4, resume_from_checkpoint=str(named))
+    make_training(further.model_copy(update={"kept": [str(named)]})).run()
+    assert folders(further) == ["step-000002", "step-000004"]
+    # Its own run with other settings, to the same step and beyond; another run names it.
+    other = make_order(tmp_path, steps=3, checkpointing_steps=1, learning_rate=1e-3)
+    make_training(other.model_copy(update={"kept": [str(named)]})).run()
+    assert folders(other) == ["step-000002", "step-000003"]
+    assert {path: path.read_bytes() for path in named.iterdir()} == before
+    # To that very step.
+    last = make_order(tmp_path, steps=2, learning_rate=2e-3)
+    make_training(last.model_copy(update={"kept": [str(named)]})).run()
+    assert folders(last) == ["step-000002", "step-000002-2"]
+    assert {path: path.read_bytes() for path in named.iterdir()} == before
+
+
+def planned(order: SdOrder, lock: str = "d" * 64) -> RunPlan:
+    """Return the plan of a run whose caches are there."""
+    values = {
+        "datasets": {"a": {"path": "a"}},
+        "models": {"m": {"vae": "v", "text": "t", "unet": "u"}},
+        "runs": {
+            name: {
+                "datasets": "a",
+                "model": "m",
+                "resolutions": [64],
+                "trainer": {"kind": "sd", "resume_from_checkpoint": f"runs/{name}/checkpoints/1"},
+            }
+            for name in ("one", "two")
+        },
+    }
+    facts: Any = SimpleNamespace(config=parse(values), runs_jobs=True)
+    plan = RunPlan(order.run, {}, lock=lock)
+    finish_plan(facts, plan, order, train=False)
+    return plan
+
+
+def test_the_plan_says_from_which_step_a_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = make_order(tmp_path, steps=2)
+    assert planned(order).note == ""
+    make_training(order).run()
+    longer = planned(make_order(tmp_path, steps=4))
+    assert longer.note == "training of tiny: goes on from step 2"
+    facts: Any = SimpleNamespace(memo=Memo(None))
+    report(facts, Plan({"cats": longer}, []), ["train_cats"], [], dry=True)
+    assert longer.note in capfd.readouterr().err.splitlines()
+    assert planned(make_order(tmp_path, steps=4, rank=2)).note == ""
+    assert planned(make_order(tmp_path, steps=4), lock="e" * 64).note == ""
+
+
+def test_an_order_names_the_checkpoints_that_any_run_begins_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = planned(make_order(tmp_path, steps=2)).trainer_order
+    assert path is not None
+    assert json.loads(path.read_text())["kept"] == [
+        "runs/one/checkpoints/1",
+        "runs/two/checkpoints/1",
+    ]
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file, which is still read without an error."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "state.pt"])
+def test_a_flipped_bit_in_a_checkpoint_resumes_from_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    settings: dict[str, Any] = {"steps": 3, "checkpointing_steps": 1, "learning_rate": 1e-2}
+    whole = make_order(tmp_path, output="whole", **settings)
+    make_training(whole).run()
+    order = make_order(tmp_path, **settings)
+    with monkeypatch.context() as killed:
+        killed.setattr(Training, "_finish", lambda training: None)
+        make_training(order).run()
+    second, third = sorted(RunFiles(order).checkpoints.iterdir())
+    flip(third / name)
+    capfd.readouterr()
+    make_training(order).run()
+    said = capfd.readouterr().err.splitlines()
+    assert [line for line in said if "damaged" in line] == [f"{third} is damaged and skipped"]
+    assert f"resumed from step 2 ({second})" in said
+    assert weights(order) == weights(whole)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "progress.json"])
+def test_without_a_sound_checkpoint_a_training_begins_anew_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    order = make_order(tmp_path, steps=2)
+    make_training(order).run()
+    expected = weights(order)
+    RunFiles(order).record.unlink()
+    (folder,) = RunFiles(order).checkpoints.iterdir()
+    (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+    capfd.readouterr()
+    make_training(order).run()
+    said = capfd.readouterr().err
+    assert f"{folder} is damaged and skipped" in said.splitlines()
+    assert "no checkpoint is undamaged: the training starts from the beginning" in said
+    assert weights(order) == expected
+
+
+def test_a_state_that_is_no_archive_does_not_block_a_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    order = make_order(tmp_path, steps=2)
+    make_training(order).run()
+    expected = weights(order)
+    RunFiles(order).record.unlink()
+    (folder,) = RunFiles(order).checkpoints.iterdir()
+    as_before(folder / "progress.json", "files")  # of an earlier release
+    (folder / "state.pt").write_bytes(b"\x01\x02no archive")
+    make_training(order).run()
+    assert f"{folder} is damaged" in capfd.readouterr().err
+    assert weights(order) == expected
+
+
+@pytest.mark.parametrize("adapter", ["lora", "full"])
+def test_the_record_has_the_digests_of_all_trained_weights(tmp_path: Path, adapter: str) -> None:
+    order = make_order(tmp_path, steps=1, adapter=adapter)
+    make_training(order).run()
+    output = Path(order.output)
+    names = {
+        "lora": ["pytorch_lora_weights.safetensors", "kohya.safetensors"],
+        "full": ["unet/config.json", "unet/diffusion_pytorch_model.safetensors"],
+    }[adapter]
+    assert record(order)["files"] == {name: digest.of_file(output / name) for name in names}
