@@ -23,12 +23,14 @@ __all__ = [
     "decode_caption",
     "decode_text",
     "newlines",
+    "text_fault",
     "variants",
     "warming",
 ]
 
 _WILDCARD = re.compile(r"\{([^{}]+)\}")
 _ATTEMPTS = 16  # draws of a variant that shall differ from those before it
+_MOST_BYTES = 1_000_000  # of a text; a tokenizer takes hundreds of bytes for each
 _PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area, where the stand-ins of braces lie
 
 
@@ -70,14 +72,26 @@ def decode_text(data: bytes, path: str) -> str:
     """Return the text of a file: UTF-8, without byte order mark, line ends as `newlines` has them.
 
     Raises:
-        SourceError: it is not UTF-8.
+        SourceError: it is not UTF-8, or no text of a caption (see `text_fault`).
     """
     try:
-        return newlines(data.decode("utf-8-sig"))
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SourceError(
             f"is not UTF-8 (byte {error.start + 1})", where=path, hint="save it as UTF-8"
         ) from None
+    if fault := text_fault(text):
+        raise SourceError(fault, where=path, hint="write the caption there, as UTF-8")
+    return newlines(text)
+
+
+def text_fault(text: str) -> str | None:
+    """Return why a text cannot be a caption; None where it can."""
+    if "\0" in text:
+        return "holds NUL characters (is it UTF-16?)"
+    if len(text.encode("utf-8", "surrogatepass")) > _MOST_BYTES:
+        return f"is longer than {_MOST_BYTES} bytes"
+    return None
 
 
 def newlines(text: str) -> str:

@@ -22,6 +22,7 @@ from typing import IO, Any
 from latentmake.errors import DatasetError
 from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
 from latentmake.progress import Progress
+from latentmake.sources.caption_pipeline import text_fault
 
 __all__ = ["entries_of", "json_objects", "learned", "metadata_stat", "name_of", "text_of"]
 
@@ -135,11 +136,14 @@ def _entry(key: str | None, values: object, roots: Collection[str], number: int)
 
 def text_of(value: object, separator: str, name: str) -> str | None:
     """Return a caption, of several lines if it is a list, or tags with commas between them."""
-    if value is None or isinstance(value, str):
-        return value
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return separator.join(value)
-    raise ValueError(f"has a caption that is no text at {name}")
+        value = separator.join(value)
+    if value is None:
+        return None
+    fault = text_fault(value) if isinstance(value, str) else "is no text"
+    if fault is None:
+        return str(value)
+    raise ValueError(f"has a caption that {fault} at {name}")
 
 
 def json_objects(stream: IO[bytes]) -> Iterator[tuple[str | None, object]]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from latentmake.config import Captions
+from latentmake.errors import SourceError
 from latentmake.sources.caption_pipeline import (
     CaptionError,
     clean,
@@ -21,7 +22,7 @@ from latentmake.sources.caption_pipeline import (
 # What no step divides at: no separators, no braces, no line ends, no space around.
 WORD = st.text(st.characters(exclude_characters=",{}|\r\n", exclude_categories=["Cs"]), min_size=1)
 PLAIN = WORD.map(str.strip).filter(bool)
-ANY = st.text(st.characters(exclude_categories=["Cs"]))
+ANY = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
@@ -42,6 +43,26 @@ def test_a_caption_is_what_stands_between_mark_and_spaces_whatever_its_lines(
     data = f"{before}{text}{after}".encode("utf-8-sig" if mark else "utf-8")
     assert decode_caption(data, "a.txt") == newlines(text).strip()
     assert clean(decode_caption(data, "a.txt")) == clean(f"{before}{text}{after}")
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        ("a cat".encode("utf-16-le"), "holds NUL characters (is it UTF-16?)"),
+        ("a cat".encode("utf-16-be"), "holds NUL characters (is it UTF-16?)"),
+        (b"a cat\0", "holds NUL characters"),
+        ("a cat".encode("utf-16"), "is not UTF-8 (byte 1)"),
+        (b"a" * 1_000_001, "is longer than 1000000 bytes"),
+        ("\u00fc".encode() * 500_001, "is longer than 1000000 bytes"),
+    ],
+)
+def test_bytes_that_are_no_caption_are_named_in_one_line(data: bytes, fault: str) -> None:
+    with pytest.raises(SourceError, match=rf"^a\.txt: {re.escape(fault)}.*; .* UTF-8$"):
+        decode_caption(data, "a.txt")
+
+
+def test_a_caption_may_be_as_long_as_its_limit() -> None:
+    assert decode_caption(b"\xef\xbb\xbf" + b"a" * 1_000_000, "a.txt") == "a" * 1_000_000
 
 
 # -- wildcards ------------------------------------------------------------------------------------

@@ -221,6 +221,8 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
         ({"video": "a.mp4"}, "a.mp4 has no caption"),
         ({"video": "a.mp4", "prompt": " "}, "a.mp4 has an empty caption"),
         ({"video": "a.mp4", "prompt": 3}, "has a caption that is no text"),
+        ({"video": "a.mp4", "prompt": "x\0"}, "has a caption that holds NUL characters"),
+        ({"video": "a.mp4", "prompt": "x" * 1_000_001}, "is longer than 1000000 bytes"),
         ({"video": "a.mp4", "prompt": "x", "frames": 80}, "is not 4 n + 1: use 77 or 81"),
         ({"video": "a.mp4", "prompt": "x", "frames": -3}, "has frames: -3, which is less than 1"),
         ({"video": "a.mp4", "prompt": "x", "frames": True}, "which is no whole number"),

@@ -12,7 +12,7 @@ from latentmake.errors import DatasetError
 from latentmake.index.memo import Entry, Memo
 from latentmake.sources.metadata import entries_of, name_of
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
 
 def entries(path: Path, root: str = "images", memo: Memo | None = None) -> dict[str, Entry]:
@@ -79,6 +79,7 @@ FAULTS = [
     ("m.json", '"text"', "is no JSON object or list"),
     ("m.json", '{"a": "x"}', "has no object with a caption at a"),
     ("m.json", '{"a": {"caption": 3}}', "a caption that is no text at a"),
+    ("m.json", '{"a": {"tags": "x\\u0000"}}', "a caption that holds NUL characters"),
     ("m.json", '[{"caption": "x"}]', "names no image in entry 1"),
     ("m.jsonl", '{"image_path": "a", "caption": "x"}\n{"image_pa', "in the middle of line 2"),
     ("m.jsonl", '{"image_path": "a",}\n', "is not JSON"),
