@@ -15,7 +15,7 @@ from typing import Any
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
-from latentmake.models.files import config_file, weights_files
+from latentmake.models.files import network_config, weights_files
 from latentmake.models.weight_kinds import Role, kinds_of
 from latentmake.regular import read_regular
 
@@ -59,7 +59,7 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
     path = Path(weights.path or "")
     if weights.path is None or not path.exists():
         return
-    found = _class_of(config_file(weights))
+    found = _class_of(weights)
     if found and next((role for role, x in _CLASSES if found.startswith(x)), "text") != expected:
         raise _another(weights, found, expected, where)
     if path.is_file() and path.suffix == ".safetensors":
@@ -68,15 +68,15 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
             raise _another(weights, f"a {kinds[0][0]}", expected, where)
 
 
-def _class_of(config: Path | None) -> str:
+def _class_of(weights: Weights) -> str:
     """Return the class that a network's configuration names; "" where it names none."""
     try:
-        values = json.loads(read_regular(config)) if config is not None else {}
-    except (OSError, ValueError):
+        values = network_config(weights) or {}
+    except ModelError:
         return ""  # its loader says so
-    if not isinstance(values, dict):
-        return ""
-    return str(values.get("_class_name") or [*(values.get("architectures") or []), ""][0])
+    several = values.get("architectures")
+    named = [values.get("_class_name"), *(several if isinstance(several, list) else ())]
+    return str(next(filter(None, named), ""))
 
 
 def _another(weights: Weights, found: str, expected: Role, where: str) -> ModelError:
@@ -190,7 +190,7 @@ def read_schedule(
             config = _on_hub(unet)
         else:
             config = dict(json.loads(read_regular(file)))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         raise ModelError(
             "this noise schedule is missing or damaged",
             where=file,

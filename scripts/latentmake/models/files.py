@@ -6,6 +6,7 @@ Folders are read as diffusers and transformers read them. Nothing here loads a n
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ _UMT5_TOKENIZER = (
     "hub can be reached, write as musubi-tuner takes it `tokenizer: {hub: Wan-AI/Wan2.1-T2V-14B, "
     "subfolder: google/umt5-xxl, revision: COMMIT}`"
 )
+_SIZES = ("latent_channels", "hidden_size", "d_model", "max_position_embeddings")
+_FACTORS = ("scaling_factor", "shift_factor")
+_LARGEST = 10**9
+_MOST_LAYERS = 256  # each is built before its weights are compared with those of the files
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "spiece.model"),
@@ -119,7 +124,7 @@ def refuse_missing(weights: Weights) -> None:
 def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ModelError("is not an index of weights", where=index, hint="copy it again") from None
     shards = [index.parent / Path(str(name)).name for name in names]
     for shard in shards:
@@ -151,7 +156,7 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
     """Read the configuration of a network; None where none is on this disk.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: it cannot be read, or says what no network can have.
     """
     path = None if weights.hub is not None else config_file(weights)
     if path is None:
@@ -160,11 +165,37 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
         found = json.loads(read_regular(path))
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
-    except (OSError, ValueError) as error:
+        _refuse_odd(found)
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             f"cannot be read ({error})", where=path, hint="copy the model again"
         ) from None
     return found
+
+
+def _refuse_odd(config: Mapping[str, Any]) -> None:
+    """Refuse, by ValueError, a configuration with values that no network can have."""
+    for key, value in config.items():
+        if _is_odd(key, value):
+            raise ValueError(f"no network has `{key}: {json.dumps(value):.80}`")
+        if isinstance(value, dict):
+            _refuse_odd(value)
+
+
+def _is_odd(key: str, value: Any) -> bool:
+    several = value if isinstance(value, list) else [value]
+    if value is None:
+        return False
+    if key in _SIZES:
+        return type(value) is not int or not 0 < value < _LARGEST
+    if key in _FACTORS:  # NaN is not less than anything
+        number = type(value) in (int, float) and abs(value) < _LARGEST
+        return not number or (key == "scaling_factor" and value == 0)
+    if key == "block_out_channels":
+        return not isinstance(value, list) or len(value) > _MOST_LAYERS
+    if "layers" in key:
+        return any(type(each) is int and each > _MOST_LAYERS for each in several)
+    return key == "text_config" and not isinstance(value, dict)
 
 
 def projection_file(path: str) -> Path:

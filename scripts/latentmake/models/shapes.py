@@ -88,7 +88,7 @@ def latents_shape(weights: Weights) -> Latents | None:
     if config is None or factor is None:
         return None
     return Latents(
-        channels=int(config.get("latent_channels", 4)),
+        channels=config.get("latent_channels") or 4,
         factor=factor,
         scaling=float(config.get("scaling_factor", 0.18215) or 1.0),
         shift=float(config.get("shift_factor") or 0.0),
@@ -107,7 +107,7 @@ def text_width(weights: TextWeights) -> int | None:
     config = _text_config(weights)
     if config is None:
         return None
-    return int(config.get("hidden_size", config.get("d_model", 512)))
+    return int(config.get("hidden_size") or config.get("d_model") or 512)
 
 
 def _projected_width(projection: str) -> int:
@@ -143,7 +143,7 @@ def text_tokens(weights: TextWeights) -> Tokens | None:
         return None
     if not str(config.get("model_type", "")).startswith("clip"):
         return Tokens(weights.max_length or T5_LENGTH, padded=False)
-    limit = int(config.get("max_position_embeddings", 77))
+    limit = config.get("max_position_embeddings") or 77
     return Tokens(min(weights.max_length or limit, limit), padded=True)
 
 

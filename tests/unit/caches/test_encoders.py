@@ -475,6 +475,16 @@ def test_a_text_encoder_whose_weights_are_incomplete_is_refused(
     assert "lack" in line
 
 
+def test_a_text_encoder_of_a_million_layers_is_refused_before_it_is_built(
+    bundle: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(bundle / "clip", tmp_path / "clip")
+    config = tmp_path / "clip" / "text_encoder" / "config.json"
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps({**values, "num_hidden_layers": 1_000_000}))
+    assert "`num_hidden_layers: 1000000`" in refuses_text(config.parent)
+
+
 def test_a_text_encoder_file_cut_short_is_refused(bundle: Path, tmp_path: Path) -> None:
     shutil.copytree(bundle / "clip", tmp_path / "clip")
     weights = tmp_path / "clip" / "text_encoder" / "model.safetensors"

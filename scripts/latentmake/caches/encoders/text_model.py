@@ -28,7 +28,7 @@ from latentmake.caches.encoders.projection import text_projection
 from latentmake.config import TextWeights
 from latentmake.errors import ModelError
 from latentmake.models import tokenizers
-from latentmake.models.files import config_file, weights_files
+from latentmake.models.files import config_file, network_config, weights_files
 
 __all__ = ["Kind", "TextModel", "load_text_model"]
 
@@ -97,6 +97,7 @@ def _load(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTra
             where=weights.path or "",
             hint="name the folder of its config.json as `config`",
         )
+    network_config(weights)  # refuses what would be built for hours
     config = AutoConfig.from_pretrained(config_path.parent, local_files_only=True)
     model_class = _model_class(config, kind)
     config = model_class.config_class.from_pretrained(config_path.parent, local_files_only=True)

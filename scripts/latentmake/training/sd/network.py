@@ -18,7 +18,7 @@ from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.files import atomic
 from latentmake.models.checks import check_kind, check_names, part_of
-from latentmake.models.files import config_file, weights_files
+from latentmake.models.files import config_file, network_config, weights_files
 from latentmake.models.recipe import NEW
 from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.sd.files import PROJECTION_FOLDER, UNET_FOLDER, UNET_WEIGHTS
@@ -68,6 +68,7 @@ def load_unet(weights: Weights) -> UNet:
                 source = {"revision": weights.revision, "subfolder": weights.subfolder}
             else:
                 weights_files(weights)
+                network_config(weights)  # refuses what would be built for hours
                 check_kind(weights, "unet", where)
             unet, info = _UNet.from_pretrained(
                 weights.path or weights.hub,
@@ -102,6 +103,7 @@ def _single_file(weights: Weights) -> UNet:
             where=weights.path or "",
             hint="set the UNet's `config` to a folder with its config.json",
         )
+    network_config(weights)
     check_kind(weights, "unet", weights.path or "")
     return _UNet.from_single_file(
         weights.path, config=str(config.parent), local_files_only=True, torch_dtype=torch.float32
