@@ -41,7 +41,9 @@ class UserError(LatentmakeError):
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         hint = f"; {self.hint}" if self.hint else ""
-        return " ".join(f"{place}{self.what}{hint}".split())
+        line = " ".join(f"{place}{self.what}{hint}".split())
+        # A terminal would carry out an escape sequence of a file's name.
+        return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in line)
 
 
 class ConfigError(UserError):

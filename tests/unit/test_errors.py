@@ -1,9 +1,9 @@
-"""Messages of libraries: memory that is short, a device at fault, neither."""
+"""Errors in one line of what can be printed; messages of libraries about devices and memory."""
 
 from __future__ import annotations
 
 import pytest
-from latentmake.errors import is_device_fault, is_out_of_memory
+from latentmake.errors import SourceError, is_device_fault, is_out_of_memory
 
 SHORT = (
     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.19 GiB",
@@ -32,6 +32,11 @@ OTHERS = (
     "cannot identify image file 'data/cuda.png'",
     "",
 )
+
+
+def test_an_error_is_one_line_that_no_terminal_acts_upon() -> None:
+    error = SourceError("is \x1b[31mred\0", where="a\nb\udcff.txt", hint="grün, 猫,\u00a0")
+    assert str(error) == r"a b\udcff.txt: is \x1b[31mred\x00; grün, 猫,"
 
 
 @pytest.mark.parametrize("message", SHORT)

@@ -78,7 +78,7 @@ def expanded(path: str) -> str:
     """Return a path with `~`, `$NAME` and `${NAME}` replaced; `$$` stands for a dollar sign.
 
     Raises:
-        ValueError: such a variable is not set.
+        ValueError: such a variable is not set, or no disk can have the path.
     """
 
     def value_of(match: re.Match[str]) -> str:
@@ -91,7 +91,11 @@ def expanded(path: str) -> str:
             )
         return os.environ[name]
 
-    return str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- s3:// stays
+    found = str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- s3:// stays
+    name = max(found.encode("utf-8", "surrogatepass").split(b"/"), key=len)
+    if "\0" in found or len(name) > 255 or len(found) > 4000:
+        raise ValueError("is too long for a path, or holds a NUL character")
+    return found
 
 
 _VARIABLE = re.compile(r"\$(\$|[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")

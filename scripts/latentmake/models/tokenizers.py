@@ -66,7 +66,9 @@ def load(weights: TextWeights) -> PreTrainedTokenizerBase:
         sibling = (weights.subfolder or "").replace("text_encoder", "tokenizer", 1)
         options = {"revision": weights.revision, "subfolder": own.path if own else sibling}
     try:
-        return AutoTokenizer.from_pretrained(place, **options)
+        found = AutoTokenizer.from_pretrained(place, **options)
+        found("a")  # of a damaged file, some things fail no earlier
+        return found
     except Exception as error:  # each of its libraries has its own for a damaged file
         raise ModelError(
             f"cannot be loaded as a tokenizer ({first_line(error)})",

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 from diffusers import UNet2DConditionModel
-from diffusers.loaders.single_file_utils import SingleFileComponentError
 from peft import LoraConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -40,15 +39,6 @@ UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no type
 _UNet: UNet = UNet2DConditionModel
 _ONLY = "the sd trainer trains the UNets of Stable Diffusion 1.x and 2.x"
 _TOGETHER = "`unet`, `vae` and `text` of the model must come from the same base model"
-_FAULTS = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    KeyError,
-    NotImplementedError,
-    SafetensorError,
-    SingleFileComponentError,
-)
 
 
 def load_unet(weights: Weights) -> UNet:
@@ -77,7 +67,9 @@ def load_unet(weights: Weights) -> UNet:
                 **source,
             )
             missing = list(info["missing_keys"])
-    except _FAULTS as error:
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:  # diffusers has its own for each odd value
         raise ModelError(
             f"the UNet cannot be loaded ({first_line(error)})",
             where=where,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_a_truncated_file_is_named(unet: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be loaded") as error:
         network.load_unet(Weights(path=str(tmp_path)))
     assert str(tmp_path) in _only_line(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("layers_per_block", 1_000_000), ("act_fn", 5), ("norm_num_groups", {})]
+)
+def test_an_odd_configuration_is_one_line(
+    unet: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    shutil.copytree(unet, tmp_path / "unet")
+    config = tmp_path / "unet/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), key: value}))
+    with pytest.raises(ModelError) as error:
+        network.load_unet(Weights(path=str(tmp_path / "unet")))
+    assert _only_line(error).startswith(f"{tmp_path}/unet")
 
 
 def test_another_kind_of_network_is_refused(tmp_path: Path) -> None:
