@@ -1,0 +1,368 @@
+"""Odd configurations and damaged files: each ends in one line or in a plan, within limits.
+
+    python tests/bench/damage.py [--seed 0] [--cases 400] [--only 7 12] [--kinds picture] [--keep]
+
+Three of four cases are configurations, drawn from the schema or changed from good ones; the others
+damaged pictures, captions, lists, metadata, models, caches, videos and configuration files. Each is
+planned, and encoded where it can be, in a process of its own with limits. Printed is a line for
+each case that went wrong, and what it said; its folder stays. A number with its seed is the same
+case each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS.parent / "scripts"), str(TESTS / "workflow"), str(TESTS / "worlds")]
+# No case may reach a network, nor wait for one.
+os.environ |= {
+    **{"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "AWS_MAX_ATTEMPTS": "1"},
+    **{"AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+    **{"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"},
+}
+
+import world  # noqa: E402
+import yaml  # noqa: E402
+from damage_world import as_json, changed, damaged, damaged_json, damaged_text  # noqa: E402
+from latentmake.config.document import check_files  # noqa: E402
+from latentmake.entry import exit_on_mistake, logged  # noqa: E402
+from latentmake.session import Session  # noqa: E402
+from PIL import Image  # noqa: E402
+
+MEMORY = 2 << 30  # bytes that a case may take
+SECONDS = 60  # that it may compute, and twice as many that it may last
+LONGEST = 10_000  # characters of a line
+WORDS = (
+    *("train", "generate", "evaluate", "caches", "latents", "text", "status", "publish", "store"),
+    *("fetch", "adopt", "export", "captions", "clips", "check", "report", "verify"),
+)
+ENDS = ("sound", "in one line", "wrong")
+EXAMPLES = TESTS.parent / "config"
+
+Dice = random.Random
+Case = Callable[[Dice], None]
+
+
+# -- what is done with a case ---------------------------------------------------------------------
+
+
+def _plan(values: dict[str, Any], *targets: str) -> Session:
+    return Session(values, targets=targets, main=True, dry=True)
+
+
+def _encode(values: dict[str, Any]) -> None:
+    """Plan, and carry out the jobs as Snakemake would."""
+    from latentmake.backends import encoder_of
+    from latentmake.caches.several import carry_out_all
+    from latentmake.training.sd.network import load_unet
+
+    plan = _plan(values, "train_tiny").plan
+    with logged("logs/job.log") as say:
+        for job in plan.jobs:
+            carry_out_all(
+                job.orders,
+                say=say,
+                threads=1,
+                may_skip=True,
+                encoder_of=encoder_of,
+                lease=lambda _: contextlib.nullcontext(),
+            )
+        unet = values["models"]["micro"]["unet"]
+        load_unet(plan.jobs[0].orders[0].model_settings.unet) if plan.jobs and unet else None
+
+
+def _good(**dataset: Any) -> dict[str, Any]:
+    values = world.config()
+    values["datasets"]["shapes"].update(dataset)
+    values["runs"]["tiny"] |= {"resolutions": [16], "trainer": world.training()}
+    return values
+
+
+# -- cases, each in a folder of its own -----------------------------------------------------------
+
+
+def _configuration(dice: Dice) -> None:
+    if dice.random() < 0.6:
+        values = _good()
+    else:
+        place = dice.choice(sorted(EXAMPLES.glob("examples/*.yaml")))
+        values = yaml.safe_load(place.read_bytes())
+        for dataset in values["datasets"].values():
+            dataset["path"] = "data/shapes"
+    values = changed(values, dice)
+    runs = values.get("runs")
+    run = dice.choice([*runs, "tiny"]) if isinstance(runs, dict) else "tiny"
+    _plan(values, *([f"{dice.choice(WORDS)}_{run}"] if dice.random() < 0.7 else []))
+
+
+def _document(dice: Dice) -> None:
+    text = dice.choice(sorted(EXAMPLES.rglob("*.yaml"))).read_text(encoding="utf-8")
+    path = Path("config.yaml")
+    data = damaged_text(text, dice) if dice.random() < 0.5 else damaged(text.encode(), dice)
+    path.write_bytes(data)
+    check_files([path])
+    _plan(yaml.safe_load(path.read_bytes()))
+
+
+def _picture(dice: Dice) -> None:
+    good = dice.choice(sorted(Path("pictures").iterdir()))
+    ending = good.suffix if dice.random() < 0.9 else dice.choice((".png", ".jpg", ".tif"))
+    Path("data/shapes/odd.txt").write_text("a picture")
+    Path(f"data/shapes/odd{ending}").write_bytes(damaged(good.read_bytes(), dice))
+    _encode(_good())
+
+
+def _caption(dice: Dice) -> None:
+    text = "a red circle, a blue square, {left|right}\nsecond line, more words\n"
+    _replace("data/shapes/ant.txt", damaged_text(text, dice))
+    making = {"variants": 2, "enable_wildcard": True, "shuffle_caption": True}
+    _encode(_good(captions=making) if dice.random() < 0.5 else _good())
+
+
+def _list(dice: Dice) -> None:
+    rows: Any = [
+        {"image": f"shapes/{stem}.png", "prompt": "a shape", "n": 1} for stem in ("ant", "bee")
+    ]
+    path = Path("data") / dice.choice(("list.json", "list.jsonl"))
+    _write(path, rows, dice)
+    _encode(_good(path=str(path)))
+
+
+def _metadata(dice: Dice) -> None:
+    name = dice.choice(("meta.json", "meta.jsonl", "meta.csv"))
+    rows: Any = {f"{stem}.png": {"caption": "a shape", "tags": "x, y"} for stem in ("ant", "bee")}
+    path = Path("data") / name
+    if name == "meta.csv":
+        lines = ["file_name,text,tags", *(f'{stem},"a, b",x' for stem in rows)]
+        path.write_bytes(damaged_text("\n".join(lines), dice))
+    else:
+        listed = [{"file_name": stem, **row} for stem, row in rows.items()]
+        _write(path, listed if name == "meta.jsonl" else rows, dice)
+    _encode(_good(metadata_file=str(path), metadata_captions=dice.choice(("override", "join"))))
+
+
+def _write(path: Path, values: Any, dice: Dice) -> None:
+    """Write JSON or lines of JSON, of which the values or the bytes are damaged."""
+    odd = damaged_json(values, dice) if dice.random() < 0.6 else values
+    lines = odd if path.suffix == ".jsonl" and isinstance(odd, list) else [odd]
+    parts = [as_json(row, dice) for row in lines]
+    data = b"\n".join(parts)
+    path.write_bytes(data if odd is not values else damaged(data, dice))
+
+
+def _model(dice: Dice) -> None:
+    path = dice.choice([x for x in sorted(Path("models").rglob("*")) if x.is_file()])
+    data = path.read_bytes()
+    if path.suffix == ".json" and dice.random() < 0.8:
+        data = as_json(damaged_json(json.loads(data), dice), dice)
+    elif path.suffix == ".safetensors" and dice.random() < 0.5:
+        length = int.from_bytes(data[:8], "little")
+        header = as_json(damaged_json(json.loads(data[8 : 8 + length]), dice), dice)
+        data = len(header).to_bytes(8, "little") + header + data[8 + length :]
+    else:
+        data = damaged(data, dice)
+    _replace(path, data)
+    _encode(_good())
+
+
+def _cache(dice: Dice) -> None:
+    path = dice.choice([x for x in sorted(Path("built").rglob("*")) if x.is_file()])
+    data = damaged(path.read_bytes(), dice)
+    for folder in ("cache", ".latentmake"):
+        shutil.copytree(Path("built") / folder, folder)
+    _replace(path.relative_to("built"), data)
+    if dice.random() < 0.5:
+        _replace("data/shapes/ant.txt", b"another caption")
+    _plan(_good(), f"{dice.choice(('status', 'verify', 'check', 'report'))}_tiny")
+    _encode(_good())
+
+
+def _video(dice: Dice) -> None:
+    from latentmake.files.media import probe_video
+
+    good = dice.choice(sorted((TESTS.parent / "data/waves/clips").glob("*.mp4")))
+    Path("odd.mp4").write_bytes(damaged(good.read_bytes(), dice))
+    with exit_on_mistake():
+        probe_video("odd.mp4")
+
+
+KINDS: dict[str, Case] = {
+    "configuration": _configuration,
+    "picture": _picture,
+    "caption": _caption,
+    "list": _list,
+    "model": _model,
+    "metadata": _metadata,
+    "cache": _cache,
+    "document": _document,
+    "video": _video,
+}
+
+
+def _kind(number: int, kinds: Collection[str]) -> str:
+    """Return the kind of a case: three configurations, then one of the others in turn."""
+    turns = [x for other in KINDS for x in (*["configuration"] * 3, other) if x in kinds]
+    return turns[number % len(turns)]
+
+
+def _replace(path: str | Path, data: bytes) -> None:
+    """Write a file that may be a link to that of the template."""
+    Path(path).unlink()
+    Path(path).write_bytes(data)
+
+
+# -- the harness ----------------------------------------------------------------------------------
+
+
+def _template(folder: Path) -> None:
+    """Make a project of two items, with caches, and a good picture of each format."""
+    world.make_dataset(folder / "data/shapes")
+    world.keep(folder / "data/shapes", 2)
+    world.make_model(folder / "models/micro")
+    (folder / "pictures").mkdir()
+    image = Image.open(folder / "data/shapes/ant.png")
+    for ending in ("png", "jpg", "webp", "bmp", "tif", "gif", "avif"):
+        image.save(folder / f"pictures/plain.{ending}")
+    image.getexif()[0x0112] = 6  # to be turned
+    image.save(folder / "pictures/turned.jpg", progressive=True, exif=image.getexif())
+    image.convert("P").save(folder / "pictures/palette.png", transparency=0)
+    image.convert("CMYK").save(folder / "pictures/inks.jpg")
+    image.convert("I;16").save(folder / "pictures/deep.tif", compression="tiff_lzw")
+    image.save(folder / "pictures/moving.webp", save_all=True, append_images=[image.rotate(90)])
+    status, said = _apart(folder, lambda _: _encode(_good()), random.Random(0))
+    if status:
+        raise SystemExit(f"the undamaged project: {said}")
+    (folder / "built").mkdir()
+    for name in ("cache", ".latentmake"):
+        (folder / name).rename(folder / "built" / name)
+
+
+def _apart(folder: Path, case: Case, dice: Dice) -> tuple[int, str]:
+    """Do something in a process of its own with limits; return its status and what it said."""
+    place = folder.with_suffix(".txt")
+    child = os.fork()
+    if child == 0:
+        _alone(folder, place, functools.partial(case, dice))
+    until = time.monotonic() + 2 * SECONDS
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status, place.read_text(encoding="utf-8", errors="replace")
+
+
+def _alone(folder: Path, place: Path, act: Callable[[], None]) -> None:
+    """Do something in this process, and end it."""
+    status = 70
+    try:
+        os.chdir(folder)
+        os.environ["HOME"] = str(folder)
+        with place.open("ab") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+        sys.stdout = sys.stderr = place.open("a", encoding="utf-8", errors="backslashreplace")
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        try:
+            act()
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+            sys.stderr.write(f"{end.code}\n" if isinstance(end.code, str) else "")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _fault(status: int, said: str) -> str:
+    """Return what is wrong with a case; "" where nothing is."""
+    lines = said.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    if status < 0:
+        name = signal.Signals(-status).name
+        return f"{name} (more than {SECONDS} s)" if name in ("SIGXCPU", "SIGKILL") else name
+    if "Traceback" in said:
+        places = [line.strip() for line in lines if "/latentmake/" in line]
+        return f"{lines[-1][:200]} ({places[-1] if places else 'in no module of ours'})"
+    if status != bool(errors) or len(errors) > 1:
+        return f"status {status} and {len(errors)} errors"
+    if len(longest := max(lines, key=len, default="")) > LONGEST:
+        return f"a line of {len(longest)} characters: {longest[:100]}"
+    if odd := next((x for x in said if not x.isprintable() and x not in "\n\t\r"), None):
+        return f"a character {odd!a}"
+    noise = [line for line in lines if "Warning" in line]
+    return noise[0] if noise else ""
+
+
+def main() -> None:
+    """Do cases, print those that went wrong, and fail if there are any."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=400)
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of cases")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--keep", action="store_true", help="keep all folders, and say all")
+    parser.add_argument("--folder", type=Path, help="a new folder for the cases")
+    chosen = parser.parse_args()
+    import diffusers
+    import torch
+    import transformers
+
+    for name in ("AutoencoderKL", "UNet2DConditionModel", "DDPMScheduler"):
+        getattr(diffusers, name)
+    for name in ("CLIPTextModel", "CLIPTokenizer", "AutoTokenizer"):
+        getattr(transformers, name)
+    torch.set_num_threads(1)
+    folder = chosen.folder or Path(tempfile.mkdtemp(prefix="latentmake-damage-"))
+    begun, ends = time.monotonic(), Counter[tuple[str, str]]()
+    _template(folder / "template")
+    for number in chosen.only or range(chosen.cases):
+        kind = _kind(number, chosen.kinds)
+        place = folder / f"{number}-{kind}/project"
+        shutil.copytree(folder / "template", place, copy_function=os.link)
+        status, said = _apart(place, KINDS[kind], random.Random(f"{chosen.seed} {number}"))
+        wrong = _fault(status, said)
+        ends[kind, "wrong" if wrong else "in one line" if status else "sound"] += 1
+        if wrong or chosen.keep:
+            print(f"{number} {kind}: {wrong}\n  {said[-1000:]!r}", flush=True)
+        else:
+            shutil.rmtree(place.parent)
+    for kind in chosen.kinds:
+        print(f"{kind}: " + ", ".join(f"{ends[kind, end]} {end}" for end in ENDS))
+    count = sum(count for (_, end), count in ends.items() if end == "wrong")
+    print(
+        f"seed {chosen.seed}: {ends.total()} cases, {count} wrong, {time.monotonic() - begun:.0f} s"
+    )
+    if count:
+        raise SystemExit(f"the folders of those are in {folder}")
+    if chosen.folder is None and not chosen.keep:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Odd configurations, by a small grammar over the schema, and damaged copies of files; all drawn.
+
+Each function takes the source of its random choices, so that a seed gives the same again.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+__all__ = ["as_json", "changed", "damaged", "damaged_json", "damaged_text"]
+
+_SCHEMA = json.loads((Path(__file__).parents[2] / "config/schema.json").read_text(encoding="utf-8"))
+_Nodes = list[dict[str, Any]]
+"""Parts of the schema, one of which a value may follow."""
+
+_NUMBERS = (0, -1, 1, 3, 16, 255, 10**9, 2**63, 10**18, -(10**18), 10**400, 0.5, 1e-300, 1e308)
+_WORDS = (
+    *("", " ", "a", "ant", "shapes", "micro", "tiny", "auto", "none", "null", "yes", "0", "16"),
+    *("16x32", "0x0", "99999999x1", "data/shapes", "data/shapes/ant.png", "models/micro/vae"),
+    *("models/micro/vae/config.json", "nowhere/at/all", "../up", "~", "C:/x", "s3://bucket/x"),
+    *("{stem}", "{}", "%s", "$HOME", "`id`", "a\nb", "a\0b", "\x1b[31m", "é ü", "١٦", "²", "é"),
+    *("x" * 300, ".txt", ".", "-", "--help", "a b", "'", '"', "1" * 5000),
+)
+_ODD = (
+    *(None, True, False, math.nan, math.inf, -math.inf, [], {}, [[]], [None], {"": ""}),
+    *({1: 2}, {None: None}, datetime.date(2026, 1, 1), b"\xff", {1, 2}, ["a"] * 2000),
+)
+
+
+# -- configurations -------------------------------------------------------------------------------
+
+
+def _alternatives(node: dict[str, Any]) -> _Nodes:
+    if "$ref" in node:
+        return _alternatives(_SCHEMA["$defs"][node["$ref"].rpartition("/")[2]])
+    several = node.get("anyOf") or node.get("oneOf")
+    return [x for each in several for x in _alternatives(each)] if several else [node]
+
+
+def _below(nodes: _Nodes, key: Any) -> _Nodes:
+    """Return the parts of the schema for a value in an object or list."""
+    found: list[Any] = []
+    for node in nodes:
+        if isinstance(key, int):
+            found.append(node.get("items"))
+        elif key in node.get("properties", {}):
+            found.append(node["properties"][key])
+        else:
+            found += [*node.get("patternProperties", {}).values(), node.get("additionalProperties")]
+    return [x for each in found if isinstance(each, dict) for x in _alternatives(each)]
+
+
+def _places(values: Any, nodes: _Nodes) -> Iterator[tuple[Any, Any, _Nodes]]:
+    """Yield each object or list, a key or index of it, and the schema of the value there."""
+    if isinstance(values, dict) and isinstance(kind := values.get("kind"), str):
+        own = [x for x in nodes if x.get("properties", {}).get("kind", {}).get("const") == kind]
+        nodes = own or nodes
+    pairs = values.items() if isinstance(values, dict) else enumerate(values)
+    for key, value in list(pairs):
+        below = _below(nodes, key)
+        yield values, key, below
+        if isinstance(value, dict | list):
+            yield from _places(value, below)
+
+
+def _drawn(node: dict[str, Any], dice: Random, depth: int = 0) -> Any:
+    """Return a value that follows a part of the schema, as a rule."""
+    node = dice.choice(_alternatives(node))
+    if "const" in node or "enum" in node:
+        return dice.choice(node.get("enum") or [node["const"]])
+    kind = node.get("type")
+    if kind == "object":
+        required = node.get("required", ())
+        return {
+            key: _drawn(own, dice, depth + 1)
+            for key, own in node.get("properties", {}).items()
+            if key in required or dice.random() < 0.1 / (depth + 1)
+        }
+    if kind == "array":
+        least = node.get("minItems", 0)
+        number = dice.randint(least, max(least, min(3, node.get("maxItems", 3))))
+        return [_drawn(node.get("items", {}), dice, depth + 1) for _ in range(number)]
+    if kind in ("integer", "number"):
+        least = node.get("minimum", node.get("exclusiveMinimum", 0))
+        most = node.get("maximum", node.get("exclusiveMaximum", 10**18))
+        values = [least, most, least + 1, most - 1, least + 0.25, 8, 16, 64, 10**6, 10**12]
+        return dice.choice([x for x in values if kind == "number" or isinstance(x, int)])
+    return {"boolean": dice.random() < 0.5, "null": None}.get(str(kind), dice.choice(_WORDS))
+
+
+def _odd(dice: Random) -> Any:
+    return copy.deepcopy(dice.choice(dice.choice((_NUMBERS, _WORDS, _ODD))))
+
+
+def changed(values: dict[str, Any], dice: Random) -> dict[str, Any]:
+    """Return a configuration with one to three changes."""
+    found = copy.deepcopy(values)
+    for _ in range(dice.choice((1, 1, 1, 2, 3))):
+        places = list(_places(found, [_SCHEMA]))
+        if not places:
+            break
+        holder, key, nodes = dice.choice(places)
+        sections = [x for x in nodes if x.get("properties")]
+        chance = dice.random()
+        if sections and isinstance(holder[key], dict) and chance < 0.8:
+            name, node = dice.choice(list(dice.choice(sections)["properties"].items()))
+            holder[key][name] = _drawn(node, dice)
+        elif chance < 0.5 and nodes:
+            holder[key] = _drawn(dice.choice(nodes), dice)
+        elif chance < 0.85:
+            holder[key] = _odd(dice)
+        elif chance < 0.9:
+            del holder[key]
+        elif isinstance(holder, dict) and chance < 0.95:
+            other = dice.choice((f"{key}s", str(key)[:-1], str(key).upper(), 5, None))
+            holder[other] = holder.pop(key)
+        else:
+            holder[key] = [holder[key]] * dice.choice((1, 2, 500))
+    return found
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def damaged(data: bytes, dice: Random) -> bytes:
+    """Return a copy of a file with some bytes cut off, changed, repeated or put in between."""
+    found = bytearray(data)
+    for _ in range(dice.randint(1, 3)):
+        size = len(found)
+        # Most of what a file says of itself stands at its beginning.
+        start = int(size * dice.random() ** dice.choice((1, 4, 12)))
+        end = min(size, start + dice.choice((1, 2, 4, 8, 64, 1024)))
+        kind = dice.choice(("cut", "flip", "number", "zero", "noise", "repeat", "remove", "insert"))
+        if kind == "cut":
+            del found[start:]
+        elif kind == "flip" and size:
+            found[min(start, size - 1)] ^= 1 << dice.randrange(8)
+        elif kind == "number":
+            width = dice.choice((1, 2, 4, 8))
+            number = dice.choice((0, 1, 2**15, 2**31 - 1, 2**63 - 1, 2**64 - 1)) % 2 ** (8 * width)
+            found[start : start + width] = number.to_bytes(width, dice.choice(("little", "big")))
+        elif kind == "zero":
+            found[start:end] = bytes(end - start)
+        elif kind == "noise":
+            found[start:end] = dice.randbytes(end - start)
+        elif kind == "repeat":
+            found[start:start] = found[start:end] * dice.choice((1, 100))
+        elif kind == "remove":
+            del found[start:end]
+        else:
+            found[start:start] = dice.randbytes(dice.choice((1, 100)))
+    return bytes(found)
+
+
+def damaged_json(values: Any, dice: Random) -> Any:
+    """Return JSON with some values replaced by odd ones, or by some of another place."""
+    found = [copy.deepcopy(values)]
+    for _ in range(dice.randint(1, 3)):
+        places = list(_places(found, []))
+        holder, key, _ = dice.choice(places)
+        chance = dice.random()
+        if chance < 0.1:
+            del holder[key]
+        elif chance < 0.25:
+            other, name, _ = dice.choice(places)
+            holder[key] = copy.deepcopy(other[name])
+        elif chance < 0.3:
+            holder[key] = json.loads("[" * 90 + "]" * 90)
+        else:
+            holder[key] = _odd(dice)
+        found = found or [{}]
+    return found[0]
+
+
+def as_json(values: Any, dice: Random) -> bytes:
+    """Return the file of a JSON value, in UTF-8 or, now and then, another encoding."""
+    text = json.dumps(values, default=str, skipkeys=True, ensure_ascii=dice.random() < 0.5)
+    encoding = dice.choice(("utf-8", "utf-8", "utf-8", "utf-8", "utf-8-sig", "utf-16", "utf-16-le"))
+    return text.encode(encoding, "surrogatepass")
+
+
+def damaged_text(text: str, dice: Random) -> bytes:
+    """Return a text in another encoding, with odd characters, far too long, or damaged."""
+    chance = dice.random()
+    if chance < 0.25:
+        return damaged(text.encode(), dice)
+    if chance < 0.4:
+        text = dice.choice(("", " \n", "\ufeff", "\r", "x" * 20_000_000, "x " * 400_000))
+    elif chance < 0.75:
+        odd = ("{", "}", "{{", "|", "{a|b}", ",,", "\n", "\0", "\x1b", "\u2028", "\U0001f600", "é")
+        for _ in range(dice.randint(1, 20)):
+            place = dice.randint(0, len(text))
+            text = text[:place] + dice.choice(odd) * dice.choice((1, 2, 300)) + text[place:]
+    encoding = dice.choice(("utf-8", "utf-8", "utf-16", "utf-16-le", "utf-32", "latin-1"))
+    return text.encode(encoding, "replace")
