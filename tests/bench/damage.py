@@ -40,11 +40,18 @@ os.environ |= {
 
 import world  # noqa: E402
 import yaml  # noqa: E402
-from damage_world import as_json, changed, damaged, damaged_json, damaged_text  # noqa: E402
+from damage_world import (  # noqa: E402
+    as_json,
+    changed,
+    damaged,
+    damaged_json,
+    damaged_text,
+    make_project,
+    videos,
+)
 from latentmake.config.document import check_files  # noqa: E402
 from latentmake.entry import exit_on_mistake, logged  # noqa: E402
 from latentmake.session import Session  # noqa: E402
-from PIL import Image  # noqa: E402
 
 MEMORY = 2 << 30  # bytes that a case may take
 SECONDS = 60  # that it may compute, and twice as many that it may last
@@ -72,6 +79,7 @@ def _encode(values: dict[str, Any]) -> None:
     from latentmake.backends import encoder_of
     from latentmake.caches.several import carry_out_all
     from latentmake.training.sd.network import load_unet
+    from latentmake.training.wan.network import load_transformer
 
     plan = _plan(values, "train_tiny").plan
     with logged("logs/job.log") as say:
@@ -84,8 +92,12 @@ def _encode(values: dict[str, Any]) -> None:
                 encoder_of=encoder_of,
                 lease=lambda _: contextlib.nullcontext(),
             )
-        unet = values["models"]["micro"]["unet"]
-        load_unet(plan.jobs[0].orders[0].model_settings.unet) if plan.jobs and unet else None
+        for job in plan.jobs[:1]:
+            model = job.orders[0].model_settings
+            if model.unet is not None:
+                load_unet(model.unet)
+            elif model.dit is not None:
+                load_transformer(model.dit)
 
 
 def _good(**dataset: Any) -> dict[str, Any]:
@@ -99,8 +111,8 @@ def _good(**dataset: Any) -> dict[str, Any]:
 
 
 def _configuration(dice: Dice) -> None:
-    if dice.random() < 0.6:
-        values = _good()
+    if dice.random() < 0.7:
+        values = dice.choice((_good, _good, videos))()
     else:
         place = dice.choice(sorted(EXAMPLES.glob("examples/*.yaml")))
         values = yaml.safe_load(place.read_bytes())
@@ -137,11 +149,18 @@ def _caption(dice: Dice) -> None:
 
 
 def _list(dice: Dice) -> None:
-    rows: Any = [
-        {"image": f"shapes/{stem}.png", "prompt": "a shape", "n": 1} for stem in ("ant", "bee")
-    ]
+    if dice.random() < 0.3:
+        rows = [
+            {"video": "waves/calm.mp4", "prompt": "calm", "first_frame": 2, "frames": 5},
+            {"video": "waves/calm.mp4", "prompt": "calm", "start": 0.1, "end": 0.9, "stride": 2},
+            {"video": "waves/choppy.mp4", "prompt": "choppy"},
+        ]
+        _replace("data/clips.jsonl", _json(rows, dice))
+        _plan(videos(), "train_tiny")
+        return
+    rows = [{"image": f"shapes/{stem}.png", "prompt": "a shape"} for stem in ("ant", "bee")]
     path = Path("data") / dice.choice(("list.json", "list.jsonl"))
-    _write(path, rows, dice)
+    path.write_bytes(_json(rows, dice, lines=path.suffix == ".jsonl"))
     _encode(_good(path=str(path)))
 
 
@@ -154,17 +173,17 @@ def _metadata(dice: Dice) -> None:
         path.write_bytes(damaged_text("\n".join(lines), dice))
     else:
         listed = [{"file_name": stem, **row} for stem, row in rows.items()]
-        _write(path, listed if name == "meta.jsonl" else rows, dice)
+        lines = name == "meta.jsonl"
+        path.write_bytes(_json(listed if lines else rows, dice, lines=lines))
     _encode(_good(metadata_file=str(path), metadata_captions=dice.choice(("override", "join"))))
 
 
-def _write(path: Path, values: Any, dice: Dice) -> None:
-    """Write JSON or lines of JSON, of which the values or the bytes are damaged."""
+def _json(values: Any, dice: Dice, *, lines: bool = True) -> bytes:
+    """Return a file of JSON, or of a list in lines, of which values or bytes are damaged."""
     odd = damaged_json(values, dice) if dice.random() < 0.6 else values
-    lines = odd if path.suffix == ".jsonl" and isinstance(odd, list) else [odd]
-    parts = [as_json(row, dice) for row in lines]
-    data = b"\n".join(parts)
-    path.write_bytes(data if odd is not values else damaged(data, dice))
+    parts = odd if lines and isinstance(odd, list) else [odd]
+    data = b"\n".join(as_json(each, dice) for each in parts)
+    return damaged(data, dice) if odd is values else data
 
 
 def _model(dice: Dice) -> None:
@@ -179,7 +198,9 @@ def _model(dice: Dice) -> None:
     else:
         data = damaged(data, dice)
     _replace(path, data)
-    _encode(_good())
+    values = _good() if "micro" in path.parts else videos()
+    values["runs"]["tiny"]["datasets"] = ["shapes"]  # decoding clips takes further processes
+    _encode(values)
 
 
 def _cache(dice: Dice) -> None:
@@ -197,7 +218,7 @@ def _cache(dice: Dice) -> None:
 def _video(dice: Dice) -> None:
     from latentmake.files.media import probe_video
 
-    good = dice.choice(sorted((TESTS.parent / "data/waves/clips").glob("*.mp4")))
+    good = dice.choice(sorted(Path("data/waves").iterdir()))
     Path("odd.mp4").write_bytes(damaged(good.read_bytes(), dice))
     with exit_on_mistake():
         probe_video("odd.mp4")
@@ -232,23 +253,12 @@ def _replace(path: str | Path, data: bytes) -> None:
 
 
 def _template(folder: Path) -> None:
-    """Make a project of two items, with caches, and a good picture of each format."""
-    world.make_dataset(folder / "data/shapes")
-    world.keep(folder / "data/shapes", 2)
-    world.make_model(folder / "models/micro")
-    (folder / "pictures").mkdir()
-    image = Image.open(folder / "data/shapes/ant.png")
-    for ending in ("png", "jpg", "webp", "bmp", "tif", "gif", "avif"):
-        image.save(folder / f"pictures/plain.{ending}")
-    image.getexif()[0x0112] = 6  # to be turned
-    image.save(folder / "pictures/turned.jpg", progressive=True, exif=image.getexif())
-    image.convert("P").save(folder / "pictures/palette.png", transparency=0)
-    image.convert("CMYK").save(folder / "pictures/inks.jpg")
-    image.convert("I;16").save(folder / "pictures/deep.tif", compression="tiff_lzw")
-    image.save(folder / "pictures/moving.webp", save_all=True, append_images=[image.rotate(90)])
-    status, said = _apart(folder, lambda _: _encode(_good()), random.Random(0))
-    if status:
-        raise SystemExit(f"the undamaged project: {said}")
+    """Make a project, and its caches in a folder of their own."""
+    make_project(folder)
+    for act in (lambda _: _plan(videos(), "train_tiny"), lambda _: _encode(_good())):
+        status, said = _apart(folder, act, random.Random(0))
+        if status:
+            raise SystemExit(f"the undamaged project: {said}")
     (folder / "built").mkdir()
     for name in ("cache", ".latentmake"):
         (folder / name).rename(folder / "built" / name)

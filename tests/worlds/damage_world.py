@@ -1,6 +1,6 @@
-"""Odd configurations, by a small grammar over the schema, and damaged copies of files; all drawn.
+"""Odd configurations, by a small grammar over the schema, damaged copies of files, and good ones.
 
-Each function takes the source of its random choices, so that a seed gives the same again.
+What is odd or damaged is drawn from a source of random choices: a seed gives the same again.
 """
 
 from __future__ import annotations
@@ -9,14 +9,27 @@ import copy
 import datetime
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = ["as_json", "changed", "damaged", "damaged_json", "damaged_text"]
+import world
+from PIL import Image
 
-_SCHEMA = json.loads((Path(__file__).parents[2] / "config/schema.json").read_text(encoding="utf-8"))
+__all__ = [
+    "as_json",
+    "changed",
+    "damaged",
+    "damaged_json",
+    "damaged_text",
+    "make_project",
+    "videos",
+]
+
+_ROOT = Path(__file__).parents[2]
+_SCHEMA = json.loads((_ROOT / "config/schema.json").read_text(encoding="utf-8"))
 _Nodes = list[dict[str, Any]]
 """Parts of the schema, one of which a value may follow."""
 
@@ -72,6 +85,8 @@ def _places(values: Any, nodes: _Nodes) -> Iterator[tuple[Any, Any, _Nodes]]:
 
 def _drawn(node: dict[str, Any], dice: Random, depth: int = 0) -> Any:
     """Return a value that follows a part of the schema, as a rule."""
+    if "default" in node and dice.random() < 0.2:
+        return copy.deepcopy(node["default"])
     node = dice.choice(_alternatives(node))
     if "const" in node or "enum" in node:
         return dice.choice(node.get("enum") or [node["const"]])
@@ -90,7 +105,7 @@ def _drawn(node: dict[str, Any], dice: Random, depth: int = 0) -> Any:
     if kind in ("integer", "number"):
         least = node.get("minimum", node.get("exclusiveMinimum", 0))
         most = node.get("maximum", node.get("exclusiveMaximum", 10**18))
-        values = [least, most, least + 1, most - 1, least + 0.25, 8, 16, 64, 10**6, 10**12]
+        values = [least, most, least + 1, most - 1, least + 0.25, 2, 4, 8, 16, 32, 64, 10**12]
         return dice.choice([x for x in values if kind == "number" or isinstance(x, int)])
     return {"boolean": dice.random() < 0.5, "null": None}.get(str(kind), dice.choice(_WORDS))
 
@@ -109,16 +124,16 @@ def changed(values: dict[str, Any], dice: Random) -> dict[str, Any]:
         holder, key, nodes = dice.choice(places)
         sections = [x for x in nodes if x.get("properties")]
         chance = dice.random()
-        if sections and isinstance(holder[key], dict) and chance < 0.8:
+        if sections and isinstance(holder[key], dict) and chance < 0.9:
             name, node = dice.choice(list(dice.choice(sections)["properties"].items()))
             holder[key][name] = _drawn(node, dice)
-        elif chance < 0.5 and nodes:
+        elif chance < 0.7 and nodes:
             holder[key] = _drawn(dice.choice(nodes), dice)
-        elif chance < 0.85:
-            holder[key] = _odd(dice)
         elif chance < 0.9:
+            holder[key] = _odd(dice)
+        elif chance < 0.93:
             del holder[key]
-        elif isinstance(holder, dict) and chance < 0.95:
+        elif isinstance(holder, dict) and chance < 0.97:
             other = dice.choice((f"{key}s", str(key)[:-1], str(key).upper(), 5, None))
             holder[other] = holder.pop(key)
         else:
@@ -200,3 +215,48 @@ def damaged_text(text: str, dice: Random) -> bytes:
             text = text[:place] + dice.choice(odd) * dice.choice((1, 2, 300)) + text[place:]
     encoding = dice.choice(("utf-8", "utf-8", "utf-16", "utf-16-le", "utf-32", "latin-1"))
     return text.encode(encoding, "replace")
+
+
+# -- what is damaged ------------------------------------------------------------------------------
+
+
+def make_project(folder: Path) -> None:
+    """Make datasets of two pictures and two videos, models, and a good picture of each format."""
+    import dit_world  # seconds of import, as of those below
+    import wan_world
+
+    world.make_dataset(folder / "data/shapes")
+    world.keep(folder / "data/shapes", 2)
+    world.make_model(folder / "models/micro")
+    wan = folder / "models/wan"
+    wan_world.write_wan_vae(wan)
+    wan_world.write_umt5(wan)
+    dit_world.tiny_dit(text_dim=8).save_pretrained(wan / "dit")
+    for name in ("calm_blue_grey", "choppy_teal_white"):
+        clip = folder / f"data/waves/{name.partition('_')[0]}.mp4"
+        clip.parent.mkdir(exist_ok=True)
+        shutil.copy(_ROOT / f"data/waves/clips/{name}.mp4", clip)
+    (folder / "data/clips.jsonl").write_text('{"video": "waves/calm.mp4", "prompt": "calm"}\n')
+    (folder / "pictures").mkdir()
+    image = Image.open(folder / "data/shapes/ant.png")
+    for ending in ("png", "jpg", "webp", "bmp", "tif", "gif", "avif"):
+        image.save(folder / f"pictures/plain.{ending}")
+    image.getexif()[0x0112] = 6  # to be turned
+    image.save(folder / "pictures/turned.jpg", progressive=True, exif=image.getexif())
+    image.convert("P").save(folder / "pictures/palette.png", transparency=0)
+    image.convert("CMYK").save(folder / "pictures/inks.jpg")
+    image.convert("I;16").save(folder / "pictures/deep.tif", compression="tiff_lzw")
+    image.save(folder / "pictures/moving.webp", save_all=True, append_images=[image.rotate(90)])
+
+
+def videos() -> dict[str, Any]:
+    """Return the configuration of a run of Wan, with pictures and a list of videos."""
+    model = {"task": "t2v-1.3B", "vae": "models/wan/vae", "dit": "models/wan/dit"}
+    umt5 = {"path": "models/wan/text_encoder", "tokenizer": "models/wan/tokenizer"}
+    clips = {"path": "data/clips.jsonl", "target_frames": [5], "fit": "crop"}
+    run = {"datasets": ["shapes", "clips"], "model": "wan", "resolutions": [16]}
+    return {
+        "datasets": {"shapes": {"path": "data/shapes"}, "clips": clips},
+        "models": {"wan": {**model, "text": umt5}},
+        "runs": {"tiny": {**run, "trainer": {"kind": "wan", "rank": 2, "steps": 2}}},
+    }
