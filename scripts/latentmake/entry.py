@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from latentmake.errors import UserError, storage_error
+from latentmake.errors import UserError, system_error
 from latentmake.files.watchdog import signals_call
 from latentmake.progress import Progress
 
@@ -41,7 +41,7 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
             say(f"error: {error}")
             sys.exit(1)
         except OSError as error:
-            known = storage_error(error, error.filename or "a file")
+            known = system_error(error)
             say(f"error: {known}" if known else traceback.format_exc())
             sys.exit(1)
         except KeyboardInterrupt:
@@ -58,8 +58,12 @@ def _interrupt(_number: int) -> None:
 
 @contextlib.contextmanager
 def exit_on_mistake() -> Iterator[None]:
-    """End the program with one line at a user's mistake."""
+    """End the program with one line at a user's mistake, or where the system refuses a call."""
     try:
         yield
     except UserError as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        if known := system_error(error):
+            sys.exit(f"error: {known}")
+        raise

@@ -22,6 +22,7 @@ __all__ = [
     "is_out_of_memory",
     "is_surely_memory",
     "storage_error",
+    "system_error",
 ]
 
 
@@ -87,6 +88,10 @@ _STORAGE_FAULTS = {
     errno.ENOTDIR: ("a file lies where a folder belongs", "move it away"),
     errno.EEXIST: ("a file lies where a folder belongs", "move it away"),
     errno.EACCES: ("no permission to write", "give your user the right to write there"),
+    errno.EPERM: (
+        "the system does not permit this change",
+        "remove a write protection (`lsattr`), or look at the options of the mount,",
+    ),
 }
 
 
@@ -106,6 +111,20 @@ def storage_error(error: Exception, where: str | os.PathLike[str]) -> StorageErr
     what, hint = fault
     hint = f"{hint} and give the same command again: finished work is kept"
     return StorageError(what, where=where, hint=hint)
+
+
+def system_error(error: OSError) -> StorageError | None:
+    """Return the one-line error for a system call that failed; None where a traceback helps more.
+
+    It helps more where no file is named, and where a file of ours is missing.
+    """
+    place = error.filename if isinstance(error.filename, str) else ""
+    if known := storage_error(error, place or "a file"):
+        return known
+    if not place or isinstance(error, FileNotFoundError):
+        return None
+    hint = "correct this and give the same command again: finished work is kept"
+    return StorageError(error.strerror or type(error).__name__, where=place, hint=hint)
 
 
 # Words of torch's allocators for CUDA, Apple's GPUs and the CPU; and of cuDNN and cuBLAS, which

@@ -22,7 +22,7 @@ from latentmake.plan.build_history import RunningBuild
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import WorkOrder
-from latentmake.plan.parts import Plan
+from latentmake.plan.parts import Plan, run_folder
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan
 from latentmake.plan.processes import Jobs, enter
@@ -31,6 +31,7 @@ from latentmake.plan.single import single
 from latentmake.plan.targets import (
     check_known,
     is_training_asked,
+    kinds_built,
     runs_asked_for,
 )
 from latentmake.reports.comparison_order import Page, is_page, plan_page
@@ -163,6 +164,9 @@ class Session:
             )
             for name, plan in self.plan.runs.items():
                 backends.plan_training(self._facts, plan, train=name in trained)
+                listed = plan.manifest_order and kinds_built(name, targets)
+                if listed or (plan.training_order and name in trained):
+                    workspace.check_run(run_folder(name))
             self._facts.memo.save()
         finally:
             gc.freeze()

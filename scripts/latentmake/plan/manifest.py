@@ -374,23 +374,24 @@ def _remove(orphans: Iterable[str], used: Collection[str], say: Callable[[str], 
     """Remove cache files that are ours by their header or temporary name.
 
     They go to the store, except those whose keys other files of the run have.
+    An OSError says that one cannot be removed: a trainer that reads the folder would train on it.
     """
     removed = 0
     for name in orphans:
         path = Path(name)
         try:
-            ours = not name.endswith(atomic.TEMPORARY_SUFFIX)
-            key = cachefile.read_header(path).key if ours else None
-            if key is None or key in used:
-                path.unlink()
-            else:
-                store.put_away(path, key)
-            removed += 1
+            half = name.endswith(atomic.TEMPORARY_SUFFIX)
+            key = None if half else cachefile.read_header(path).key
         except FileNotFoundError:
             continue
         except (CacheError, OSError):
             say(f"{name}: left where it is, for latentmake did not make it")
             continue
+        if key is None or key in used:
+            path.unlink(missing_ok=True)
+        else:
+            store.put_away(path, key)
+        removed += 1
         with contextlib.suppress(OSError):  # a folder that is not empty
             for parent in path.parents[:-4]:  # cache/{dataset}/{model} stay
                 parent.rmdir()

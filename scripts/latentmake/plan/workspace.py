@@ -1,4 +1,4 @@
-"""Check of the working folder before a plan: its name, and write access."""
+"""Checks of the working folder and of runs' folders: their names, and write access."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from latentmake.errors import ConfigError, StorageError, storage_error
 
-__all__ = ["check"]
+__all__ = ["check", "check_run"]
 
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
 _LOGS = (
@@ -28,6 +28,13 @@ def check(home: Path, *, dry: bool) -> None:
             where=home,
             hint="rename the folder; those of datasets and models may have braces",
         )
+    for place in (home, Path.cwd()):
+        if not _is_utf8(place):
+            raise ConfigError(
+                "Snakemake cannot write the name of this folder, which is not UTF-8",
+                where=place,
+                hint="rename the folder, or the one above it; caches stay fresh",
+            )
     for name in _WRITTEN:
         folder = Path(name)
         if folder.is_dir():
@@ -43,6 +50,28 @@ def check(home: Path, *, dry: bool) -> None:
                 "no permission to write", where=folder, hint="give your user the right to write"
             )
 
+    # That of PuLP, with which Snakemake chooses jobs; Python's own falls back on other folders.
+    temporary = Path(os.environ.get("TMP", os.environ.get("TMPDIR", "/tmp")))  # noqa: S108
+    if not dry and os.access(temporary, os.W_OK | os.X_OK):
+        _try_to_write(temporary, "set TMPDIR to another folder, or ")
+
+
+def check_run(folder: Path) -> None:
+    """Refuse a run's folder that is none, or that cannot be written."""
+    place = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not place.is_dir():
+        raise _in_the_way(place)
+    if not os.access(place, os.W_OK | os.X_OK):
+        hint = "give your user the right to write there, or mount it for writing"
+        raise StorageError("this folder cannot be written", where=place, hint=hint)
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        return bool(str(path).encode())
+    except UnicodeEncodeError:
+        return False
+
 
 def _in_the_way(path: Path) -> StorageError:
     return StorageError(
@@ -50,7 +79,7 @@ def _in_the_way(path: Path) -> StorageError:
     )
 
 
-def _try_to_write(folder: Path) -> None:
+def _try_to_write(folder: Path, remedy: str = "") -> None:
     """Write an unnamed file, to find a full disk before any job does."""
     try:
         folder.mkdir(exist_ok=True)
@@ -59,6 +88,7 @@ def _try_to_write(folder: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise storage_error(error, folder) or StorageError(
+        fault = storage_error(error, folder) or StorageError(
             f"cannot be written: {error.strerror}", where=folder, hint="check the folder"
-        ) from None
+        )
+        raise StorageError(fault.what, where=folder, hint=remedy + fault.hint) from None

@@ -178,6 +178,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_nothing_else(path: 
         (errno.EDQUOT, "cache/x: your disk quota is used up; free some space and give"),
         (errno.EROFS, "cache/x: the file system is read-only; mount it for writing and give"),
         (errno.EACCES, "cache/x: no permission to write; give your user the right to write"),
+        (errno.EPERM, "cache/x: the system does not permit this change; remove a write protection"),
     ],
 )
 def test_a_fault_of_the_disk_says_that_finished_work_is_kept(fault: int, line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,19 @@ def test_a_file_that_is_not_ours_is_never_removed() -> None:
     assert all(path.exists() for path in theirs)
     assert len(said) == 2
     assert all("latentmake did not make it" in line for line in said)
+
+
+def test_an_orphan_that_cannot_be_removed_ends_the_job() -> None:
+    gone = make("gone", "64", "k")
+    if subprocess.run(["chattr", "+i", gone], capture_output=True).returncode:
+        pytest.skip("a file that nobody may remove needs the rights of root")
+    try:
+        with pytest.raises(PermissionError, match=gone):
+            write(order(item("a"), orphans=[gone]))
+    finally:
+        subprocess.run(["chattr", "-i", gone], check=True)
+    write(order(item("a"), orphans=[gone]))
+    assert not Path(gone).exists()
 
 
 def test_a_folder_with_something_else_in_it_stays() -> None:

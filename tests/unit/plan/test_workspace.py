@@ -86,6 +86,59 @@ def test_a_full_disk_is_named(folder: Path, name: str) -> None:
         subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.parametrize("options", ["size=4k", "nr_inodes=1"])
+def test_no_room_for_temporary_files_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    place = folder / "temporary"
+    place.mkdir()
+    monkeypatch.delenv("TMP", raising=False)
+    monkeypatch.setenv("TMPDIR", str(place))
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs the rights of root")
+    try:
+        line = f"^{place}: no space left on the disk; set TMPDIR to another folder, or free some"
+        with pytest.raises(StorageError, match=line):
+            workspace.check(folder, dry=False)
+        workspace.check(folder, dry=True)
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    workspace.check(folder, dry=False)
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused(folder: Path) -> None:
+    place = folder / os.fsdecode(b"caf\xe9")
+    place.mkdir()
+    with pytest.raises(ConfigError, match="which is not UTF-8; rename the folder"):
+        workspace.check(place, dry=True)
+    os.chdir(place)
+    with pytest.raises(ConfigError, match="which is not UTF-8; rename the folder"):
+        workspace.check(folder, dry=True)
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/cats"])
+def test_a_file_in_the_place_of_a_runs_folder_is_named(folder: Path, name: str) -> None:
+    workspace.check_run(Path("runs/cats"))
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
+    with pytest.raises(StorageError, match=f"^{name}: a file is in the place of a folder; "):
+        workspace.check_run(Path("runs/cats"))
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/cats"])
+def test_a_runs_folder_that_cannot_be_written_is_named(folder: Path, name: str) -> None:
+    (folder / name).mkdir(parents=True)
+    if subprocess.run(["chattr", "+i", name], capture_output=True).returncode:
+        pytest.skip("a folder that nobody may write needs the rights of root")
+    try:
+        with pytest.raises(StorageError, match=f"^{name}: this folder cannot be written; give"):
+            workspace.check_run(Path("runs/cats"))
+    finally:
+        subprocess.run(["chattr", "-i", name], check=True)
+    workspace.check_run(Path("runs/cats"))
+
+
 def test_a_folder_without_permission_is_named(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from latentmake.plan import workspace\n"
