@@ -1,7 +1,7 @@
 """The spool: cache files that a build replaces, kept until it has ended well.
 
-A file is named by its key. It is deleted once it has another name, that of a target, or after a
-week.
+A file is named by its key. It is deleted once it has another name, that of a target; others go to
+the store once a build has ended well, and are deleted where none does in a week.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def begin(orders: Sequence[WorkOrder], *, alone: bool = False) -> BinaryIO | Non
 def end(held: BinaryIO | None, orders: Iterable[WorkOrder], keep: int) -> None:
     """Clean up after a successful build, unless another one runs.
 
+    What is left in the spool goes to the store, where it counts.
+
     Args:
         held: result of `begin`.
         orders: of the build.
@@ -83,6 +85,9 @@ def end(held: BinaryIO | None, orders: Iterable[WorkOrder], keep: int) -> None:
     with contextlib.suppress(OSError):
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         forget_delivered()
+        for entry in _entries():  # left by builds that were killed, or that wrote no manifest
+            if entry.is_file(follow_symlinks=False):
+                store.put_away(Path(entry.path), Path(entry.path).stem)
         reused = _targets(order for order in orders if order.reuses)
         store.forget_taken({path for target in reused for path in target.at_hand})
         store.prune(keep)
