@@ -17,7 +17,7 @@ from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.exchange import archives
 from latentmake.index.memo import Memo
-from latentmake.plan import prune_order, workspace
+from latentmake.plan import owners, prune_order, workspace
 from latentmake.plan.build_history import RunningBuild
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
@@ -217,6 +217,9 @@ class Session:
             alone = any(each.order.confirm for each in self._prunings)
             if self._main and any("verify" in asked for asked in self._file.runs.values()):
                 orders, alone = [], self._facts.options.repair  # nothing is replaced
+            plans = self.plan.runs.values()
+            built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
+            owners.claim({part.dataset for parts in built for part in parts})
             with exit_on_mistake():
                 self._build = RunningBuild(orders, self.plan.runs, self._targets, alone=alone)
 

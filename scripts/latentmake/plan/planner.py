@@ -14,7 +14,7 @@ from latentmake.config import Run
 from latentmake.errors import SourceError
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
-from latentmake.plan import changes, manifest, reuse, snapshots, staleness
+from latentmake.plan import changes, manifest, owners, reuse, snapshots, staleness
 from latentmake.plan.batches import batches
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import jobs_of
@@ -64,6 +64,9 @@ def make_plan(
         generated: runs whose clips are asked for, so that the prompts of these are encoded.
         side_by_side: how many jobs run at a time on this machine; None on a cluster.
         dry: whether no job will read the orders of manifests, which then list no items.
+
+    Raises:
+        ConfigError: another project, whose items differ, uses the same cache folder.
     """
     runs = {name: facts.config.runs[name] for name in names}
     learn_receipts(facts.memo)
@@ -77,6 +80,8 @@ def make_plan(
             asked = needed.setdefault((part.dataset, part.model), {})
             asked.setdefault(part.name, set()).add(name)
     states = _evaluate_all(facts, runs, needed, generated)
+    for (dataset, _), state in states.items():
+        owners.refuse_other_items(dataset, state.parts.values())
     reuse.mark(facts.memo, [*states.values()])
     plans = {
         name: RunPlan(

@@ -24,6 +24,7 @@ from latentmake.files.cachefile import read_header
 from latentmake.files.disk import human
 from latentmake.files.removal import ListedFile, files_below, freed, remove, remove_empty
 from latentmake.plan.manifest import read_lock
+from latentmake.plan.owners import OWNER
 from latentmake.plan.prune_order import PruneOrder
 from latentmake.plan.store import STORE
 
@@ -73,6 +74,10 @@ def _find_caches(order: PruneOrder, found: Prunable) -> None:
     for path, file in files_below(root):
         model, _, rest = path.removeprefix(f"{root}/").partition("/")
         part, _, name = rest.partition("/")
+        if model == OWNER and not rest:
+            if file is not None and not order.folders:
+                found.add(root, "no run has the dataset", file)
+            continue
         what, why = f"{root}/{model}", f"no run of {order.dataset} has the model {model}"
         if model in order.folders:
             what, why = f"{root}/{model}/{part}", f"no run needs {part} of it"

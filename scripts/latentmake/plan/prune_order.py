@@ -16,6 +16,7 @@ from latentmake.config.fields import Name
 from latentmake.errors import ConfigError, UserError
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of
+from latentmake.plan import owners
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import RUNS, write_order
 from latentmake.plan.parts import PROMPTS, parts_of
@@ -86,7 +87,7 @@ def plan_prune(
     """Plan the prunings that some targets ask for, and add their orders to those of the plan.
 
     Raises:
-        ConfigError: there are other targets beside them.
+        ConfigError: there are other targets beside them, or another project uses the caches.
     """
     asked = [each.removeprefix(_WORD) for each in targets if each.startswith(_WORD)]
     if asked and (others := [each for each in targets if not each.startswith(_WORD)]):
@@ -102,6 +103,9 @@ def plan_prune(
 
 
 def _plan(facts: Facts, dataset: str) -> Pruning:
+    if (project := owners.other_owner(dataset)) is not None:
+        what = f"the project {project} uses this folder too"
+        raise ConfigError(what, where=f"cache/{dataset}", hint="give the command in its folder")
     config = facts.config
     parts: dict[str, list[str]] = {}
     for run in config.runs.values():

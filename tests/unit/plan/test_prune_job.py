@@ -14,6 +14,7 @@ from latentmake.errors import ConfigError, StorageError
 from latentmake.files.cachefile import serialize, stamp
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
+from latentmake.plan.owners import OWNER, claim
 from latentmake.plan.prune_job import prune
 from latentmake.plan.prune_order import PruneOrder, plan_prune, prunable
 
@@ -46,6 +47,28 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
         return pruning.order
 
     return make
+
+
+def test_the_note_of_a_shared_folders_owner_goes_with_the_last_caches(order: Order) -> None:
+    claim(["cats"])
+    note = Path("cache/cats", OWNER)
+    for wanted in (order(64), order(64).model_copy(update={"folders": {}, "layouts": {}})):
+        assert note.exists()
+        assert OWNER not in prune(wanted, print)
+        prune(wanted.model_copy(update={"confirm": True}), print)
+    assert not note.parent.exists()
+
+
+def test_another_projects_caches_are_refused(
+    order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(["cats"])
+    guest = tmp_path / "guest"
+    guest.mkdir()
+    (guest / "cache").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(guest)
+    with pytest.raises(ConfigError, match=f"^cache/cats: the project {tmp_path} uses this folder"):
+        order(64)
 
 
 def test_what_is_named_again_stays_and_the_list_is_spent(order: Order) -> None:
