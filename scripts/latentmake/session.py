@@ -5,6 +5,7 @@ The process that the user started plans. Processes that Snakemake starts read th
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -91,7 +92,7 @@ class Session:
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self.pages: list[Page] = []
         self._prunings: list[prune_order.Pruning] = []
-        with exit_on_mistake():
+        with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
                 workspace.check(home, dry=dry)
                 if not dry:
@@ -114,6 +115,7 @@ class Session:
                 program_digest=backends.program_digest,
                 options=options,
             )
+            finally_.callback(self._facts.memo.save)
             trained = self._plan_runs(targets, force=force, dry=dry)
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
             for path in targets:
@@ -167,7 +169,6 @@ class Session:
                 listed = plan.manifest_order and kinds_built(name, targets)
                 if listed or (plan.training_order and name in trained):
                     workspace.check_run(run_folder(name))
-            self._facts.memo.save()
         finally:
             gc.freeze()
             gc.set_threshold(200_000, 20, 100)
@@ -194,8 +195,6 @@ class Session:
                 planned=time.time_ns(),
             )
             pages[page.name] = page
-        if pages:
-            self._facts.memo.save()
         self.pages = list(pages.values())
 
     # -- the build ----------------------------------------------------------------------------
@@ -231,6 +230,7 @@ class Session:
             self._build.end(self.config.store.keep, succeeded=succeeded)
             if succeeded and self._prunings:
                 prune_order.forget(self._facts.memo, self._prunings)
+                self._facts.memo.save()
 
     # -- inputs and resources of rules --------------------------------------------------------
 
@@ -284,6 +284,7 @@ class Session:
         if path not in self._singles:
             with exit_on_mistake():
                 self._singles[path] = single(self._facts, path)
+            self._facts.memo.save()
         order, stale = self._singles[path]
         return self.order_inputs([order]), stale
 

@@ -10,10 +10,9 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from latentmake import digest
 from latentmake.files.cachefile import Picture
@@ -23,9 +22,9 @@ from latentmake.index.rates import Rate, Work, old_rate, rate_of, sums_with
 from latentmake.index.table import (
     NoStat,
     SourceStat,
+    Stat,
     Table,
     TargetStat,
-    Unsaved,
     matching,
     source_stat,
     target_stat,
@@ -44,6 +43,7 @@ __all__ = [
 
 _VERSION = 7
 _CACHE = 32_768  # KiB of pages
+_SECONDS, _MANY = 5.0, 50_000  # time and number of new facts after which these are saved
 _VERDICT_NS = 90 * 24 * 3600 * 10**9  # after which a verdict is forgotten
 # Kinds of facts, by number; texts of former versions lack empty lines.
 _SOURCE, _TARGET, _MEDIA, _OLD_TEXT, _LIST, _PICTURE, _VERDICT, _OLD_RATE, _RECEIPT, _RATE = range(
@@ -96,7 +96,9 @@ class Listed:
 
 
 class Memo(contextlib.AbstractContextManager["Memo"]):
-    """A dictionary in an SQLite file, or in memory; what was learnt is written at the end.
+    """A dictionary in an SQLite file, or in memory; what is learnt is known at once.
+
+    It is written every few seconds, and by `save` at the end of a plan.
 
     Attributes:
         is_new: whether it knew no source when it was opened: it was deleted, or never was.
@@ -109,40 +111,51 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
 
     def __init__(self, path: Path | None) -> None:
         self._database = _open(path)
-        self._unsaved: Unsaved = defaultdict(list)
-        place = self._database, self._unsaved
-        self.sources = Table(*place, _SOURCE, SourceStat)
-        self.targets = Table(*place, _TARGET, TargetStat)
-        self.texts = Table(*place, _TEXT, SourceStat)
-        self.receipts = Table(*place, _RECEIPT, NoStat)
-        self._verdicts = Table(*place, _VERDICT, NoStat)
-        self.snapshots = Table(*place, _SNAPSHOT, NoStat)
-        self._media = Table(*place, _MEDIA, SourceStat)
-        self._lists = Table(*place, _LIST, SourceStat)  # number of a list, and its length
+        self._saved, self._count = time.monotonic(), 0  # of the last save, and facts since then
+        self._tables: list[Table[Any]] = []
+        self.sources = self._table(_SOURCE, SourceStat)
+        self.targets = self._table(_TARGET, TargetStat)
+        self.texts = self._table(_TEXT, SourceStat)
+        self.receipts = self._table(_RECEIPT, NoStat)
+        self._verdicts = self._table(_VERDICT, NoStat)
+        self.snapshots = self._table(_SNAPSHOT, NoStat)
+        self._media = self._table(_MEDIA, SourceStat)
+        self._lists = self._table(_LIST, SourceStat)  # number of a list, and its length
         # Whether it is turned as EXIF says, and digest -> width and height.
-        self._pictures = Table(*place, _PICTURE, NoStat)
-        self._rates = Table(*place, _RATE, NoStat)  # sums over past jobs
-        self._old_rates = Table(*place, _OLD_RATE, NoStat)  # of former versions
-        self._sums: dict[str, str] = {}  # those that were learnt just now
+        self._pictures = self._table(_PICTURE, NoStat)
+        self._rates = self._table(_RATE, NoStat)  # sums over past jobs
+        self._old_rates = self._table(_OLD_RATE, NoStat)  # of former versions
         self.is_new = not self.sources.any()
 
     def __exit__(self, *error: object) -> None:
         self.save()
         self._database.close()
 
-    def save(self, least: int = 1) -> None:
-        """Write what was learnt, if it is so many facts; a memo that cannot be written stays."""
-        if sum(map(len, self._unsaved.values())) < least:
+    def _table(self, kind: int, stat: type[Stat]) -> Table[Stat]:
+        self._tables.append(Table(self._database, kind, stat, self._learnt))
+        return self._tables[-1]
+
+    def _learnt(self) -> None:
+        """Save now and then: a plan may be killed, and what took long is not to be lost."""
+        self._count += 1
+        if self._count > _MANY or time.monotonic() - self._saved > _SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Write what was learnt; a memo that cannot be written stays as it is."""
+        self._saved, self._count = time.monotonic(), 0
+        if not any(table.new for table in self._tables):
             return
         old = (_VERDICT, _SNAPSHOT, time.time_ns() - _VERDICT_NS)
         with contextlib.suppress(sqlite3.Error):
             with _transaction(self._database):
-                for statement in sorted(self._unsaved):  # what is gone first
-                    self._database.executemany(statement, self._unsaved[statement])
+                for table in self._tables:
+                    table.write()
                 self._database.execute(
                     "DELETE FROM facts WHERE kind IN (?, ?) AND mtime_ns < ?", old
                 )
-            self._unsaved.clear()
+            for table in self._tables:
+                table.new.clear()
 
     def digest_of_file(self, path: Path) -> str:
         """Return a file's digest, reading it only if its stat is new."""
@@ -219,8 +232,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     def learn_rate(self, name: str, work: Work) -> None:
         """Remember the result of a job of a name; one without targets counts for nothing."""
         if work.targets > 0 and work.seconds > 0:
-            self._sums[name] = sums_with(self._sums.get(name) or self._rates.get(name), work)
-            self._rates.learn(name, None, self._sums[name])
+            self._rates.learn(name, None, sums_with(self._rates.get(name), work))
 
 
 def _media(text: str) -> Media | None:

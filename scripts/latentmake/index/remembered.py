@@ -33,7 +33,6 @@ def remembered(
             return fact
     fact, paths = find()
     memo.learn_verdict(name, json.dumps([_stats(os.fspath(path) for path in paths), fact]))
-    memo.save()
     return fact
 
 

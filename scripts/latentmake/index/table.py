@@ -6,8 +6,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "SourceStat",
     "Table",
     "TargetStat",
-    "Unsaved",
     "is_text",
     "matching",
     "source_stat",
@@ -61,22 +59,35 @@ def target_stat(stat: os.stat_result) -> TargetStat:
 
 
 Stat = TypeVar("Stat", SourceStat, TargetStat, NoStat)
-Unsaved = defaultdict[str, list[tuple[object, ...]]]
-"""Statement -> the rows to carry it out with."""
 
 
 class Table(Generic[Stat]):
     """Facts of one kind: from a name, as a rule a path, to a stat and a text.
 
-    What is learnt or forgotten is seen once the memo is saved.
+    New facts lie in a dictionary in front of the database until the memo is saved.
+
+    Attributes:
+        new: name -> row of name, stat and value; None of a fact that is forgotten.
+
+    Args:
+        database: of the memo.
+        kind: number of the kind.
+        stat: what a fact depends on.
+        learnt: called after each new fact.
     """
 
     def __init__(
-        self, database: sqlite3.Connection, unsaved: Unsaved, kind: int, stat: type[Stat]
+        self,
+        database: sqlite3.Connection,
+        kind: int,
+        stat: type[Stat],
+        learnt: Callable[[], None],
     ) -> None:
-        self._database, self._unsaved = database, unsaved
+        self._database, self._learnt = database, learnt
         self._stat: type[Stat] = stat
+        self.new: dict[str, tuple[Any, ...] | None] = {}
         columns = f"name, {', '.join(stat._fields)}, value"
+        self._columns = columns.split(", ")
         self._those = f"FROM facts WHERE kind = {kind} AND"
         self._select = f"SELECT {columns} {self._those}"
         marks = ", ?" * (len(stat._fields) + 2)
@@ -86,56 +97,81 @@ class Table(Generic[Stat]):
     def learn(self, name: str, stat: Stat | None, value: str | bytes) -> None:
         """Remember a fact; `stat` is None of one about no file."""
         if is_text(name):
-            self._unsaved[self._insert].append((name, *(stat or (time.time_ns(),)), value))
+            self.new[name] = (name, *(stat or (time.time_ns(),)), value)
+            self._learnt()
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget facts, of files that are gone."""
-        self._unsaved[f"DELETE {self._those} name = ?"] += [(name,) for name in names]
+        self.new.update(dict.fromkeys(names))
+
+    def write(self) -> None:
+        """Write the new facts to the database."""
+        gone = [(name,) for name, row in self.new.items() if row is None]
+        self._database.executemany(f"DELETE {self._those} name = ?", gone)
+        self._database.executemany(self._insert, [*filter(None, self.new.values())])
 
     def get(self, name: str, stat: Stat | None = None) -> str | None:
         """Return a value, if it is known and of this stat, where one is given."""
-        for row in self._rows(f"{self._select} name = ?", name):
-            if stat is None or row[1:-1] == stat:
-                return str(row[-1])
-        return None
+        found = self._row(name)
+        return None if found is None or stat not in (None, found[1:-1]) else str(found[-1])
 
     def blob(self, name: str) -> bytes | None:
         """Return a value of bytes, if it is known."""
-        found = self._rows(f"{self._select} name = ?", name)
-        return bytes(found[0][-1]) if found else None
+        found = self._row(name)
+        return None if found is None else bytes(found[-1])
+
+    def _row(self, name: str) -> tuple[Any, ...] | None:
+        if name in self.new:
+            return self.new[name]
+        return next(iter(self._rows(f"{self._select} name = ?", name)), None)
 
     def below(self, folder: str) -> dict[str, tuple[Stat, str]]:
         """Return stat and value of every known path below a folder."""
-        rows = self._rows(f"{self._select} name > ? AND name < ?", *_range(folder))
-        return {row[0]: (row[1:-1], row[-1]) for row in rows}  # type: ignore[misc]
+        first, last = _range(folder)
+        rows = self._rows(f"{self._select} name > ? AND name < ?", first, last)
+        return self._facts(rows, (name for name in self.new if first < name < last))
 
     def known(self, names: Collection[str], *folders: str) -> dict[str, tuple[Stat, str]]:
         """Return stat and value of known paths: of these at least, which lie below some folders."""
         if len(names) > _FEW:
             return {path: fact for each in folders for path, fact in self.below(each).items()}
+        rows: list[tuple[Any, ...]] = []
         with contextlib.suppress(sqlite3.Error):
-            rows = matching(self._database, f"{self._select} name", [], names)
-            return {row[0]: (row[1:-1], row[-1]) for row in rows}  # type: ignore[misc]
-        return {}
+            rows += matching(self._database, f"{self._select} name", [], names)
+        return self._facts(rows, self.new.keys() & names)
+
+    def _facts(
+        self, rows: Iterable[tuple[Any, ...]], new: Iterable[str]
+    ) -> dict[str, tuple[Stat, str]]:
+        """Return the facts of some rows, and in front of these some new ones."""
+        found = {row[0]: row for row in rows} | {name: self.new[name] for name in new}
+        return {name: (row[1:-1], row[-1]) for name, row in found.items() if row is not None}  # type: ignore[misc]
 
     def where(self, column: str, values: Iterable[object]) -> Iterator[tuple[str, Stat, str]]:
         """Yield name, stat and value of the facts that have one of some values in a column."""
         # Without statistics SQLite would rather go through all facts of the kind.
         index = f"FROM facts {_INDEXES.get(column, '')} WHERE"
         query = self._select.replace("FROM facts WHERE", index)
-        with contextlib.suppress(sqlite3.Error):
-            for row in matching(self._database, f"{query} {column}", [], values):
+        wanted, new = {*values}, self.new.copy()
+        place = self._columns.index(column)
+        for row in filter(None, new.values()):
+            if row[place] in wanted:
                 yield row[0], self._stat._make(row[1:-1]), row[-1]
+        with contextlib.suppress(sqlite3.Error):
+            for row in matching(self._database, f"{query} {column}", [], wanted):
+                if row[0] not in new:
+                    yield row[0], self._stat._make(row[1:-1]), row[-1]
 
     def names(self) -> set[str]:
         """Return all names."""
-        return {row[0] for row in self._rows(f"SELECT name {self._those} true")}
+        return {*self._facts(self._rows(f"{self._select} true"), self.new)}
 
     def any(self, folder: str = "") -> bool:
-        """Whether there is a fact, below a folder if one is named."""
-        return bool(
-            self._rows(f"SELECT 1 {self._those} name > ? AND name < ? LIMIT 1", *_range(folder))
-        )
+        """Whether there is a fact, below a folder if one is named; a forgotten one until saved."""
+        first, last = _range(folder)
+        query = f"SELECT 1 {self._those} name > ? AND name < ? LIMIT 1"
+        new = any(row and first < name < last for name, row in self.new.items())
+        return new or bool(self._rows(query, first, last))
 
     def _rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
         try:

@@ -256,7 +256,6 @@ def _explained(
     found.at_hand = [
         x for each in state.parts[part].stale if each.path == path for x in each.at_hand
     ]
-    facts.memo.save()
     if found.header is not None:
         found.differences = [
             *_source_differences(facts, model, source, found, content),

@@ -106,7 +106,6 @@ def make_plan(
                 plans[name].orders.append(order)
     for name, plan in plans.items():
         plan_manifest(facts, plan, runs[name], force=force, dry=dry)
-    facts.memo.save()
     return Plan(plans, jobs_of(wanted, side_by_side))
 
 
@@ -128,7 +127,6 @@ def _evaluate_all(
         states[dataset, model] = state
         if state.unreadable:  # by every model: those evaluated before must be again
             facts.add_faults(dataset, state.unreadable)
-            facts.memo.save()  # what was read already is not read again
             again = [each for each in states if each[0] == dataset]
             pending += [each for each in again if each not in pending]
     return states
@@ -232,7 +230,6 @@ def _unreadable_captions(memo: Memo, items: Iterable[Item]) -> dict[str, SourceE
                 memo.digest_of_file(Path(item.caption))
             except OSError as error:
                 found[item.stem] = unreadable(item.caption, error)
-    memo.save()  # they are asked for again
     return found
 
 

@@ -139,7 +139,6 @@ def forget(memo: Memo, prunings: Iterable[Pruning]) -> None:
     for each in prunings:
         for table, names in each.forgotten.items() if each.order.confirm else ():
             getattr(memo, table).forget(names)
-    memo.save()
 
 
 def _recipes(facts: Facts) -> tuple[list[str] | None, str]:

@@ -29,7 +29,6 @@ __all__ = [
 
 
 GONE = "this cache file is gone"
-_MANY = 50_000  # facts that are written at once: memory holds no more
 
 
 @dataclass(frozen=True)
@@ -153,5 +152,3 @@ def learn_receipts(memo: Memo) -> None:
         except (OSError, ValueError, TypeError):
             continue  # it spares work, no more
         memo.receipts.learn(path.name, None, "")
-        memo.save(_MANY)
-    memo.save()

@@ -39,7 +39,6 @@ def mark(memo: Memo, evaluations: Sequence[Evaluation]) -> None:
     ]
     if not asked:
         return
-    memo.save()  # what was learnt just now counts
     _learn_unknown(memo)
     kept = store.keys()
     if not kept and not memo.targets.any():
@@ -64,7 +63,7 @@ def _files(keys: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:
     """Return key -> the files at hand with that key."""
     found = {key: [str(store.stored(key))] for key in keys & kept}
     gone = []
-    for path, stat, key in memo.targets.where("value", keys):
+    for path, stat, key in sorted(memo.targets.where("value", keys)):
         try:
             if os.lstat(path).st_size == stat.size:
                 found.setdefault(key, []).append(path)
@@ -87,7 +86,6 @@ def _learn_unknown(memo: Memo) -> None:
                         memo.targets.learn(file, stat, header.key)
                         if header.picture is not None:
                             memo.learn_picture(header.source, header.picture)
-    memo.save()
 
 
 def _folders(path: str) -> list[str]:

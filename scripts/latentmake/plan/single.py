@@ -114,7 +114,6 @@ def _single(
     state = evaluate_one(facts, dataset, model, part, source, path)
     for error in state.unreadable.values():
         raise error
-    facts.memo.save()
     stale = next((each for each in state.parts[part].stale if each.path == path), None)
     target = Target(
         part, path, stale.found if stale else None, resolution_of(part, source), named.clip

@@ -73,7 +73,6 @@ def plan_verify(facts: Facts, plan: RunPlan, run: Run) -> VerifyOrder:
             if recipe := facts.recipe(dataset, run.model, kind):
                 recipes[digest.of_value(recipe)] = recipe
     places = [_place(facts, dataset, run, names) for dataset, names in parts.items()]
-    facts.memo.save()  # what was read here is not read again
     return VerifyOrder(run=plan.name, repair=facts.options.repair, recipes=recipes, places=places)
 
 

@@ -14,6 +14,7 @@ from latentmake import digest
 from latentmake.files.cachefile import Picture
 from latentmake.files.media import Media
 from latentmake.index.memo import Memo, SourceStat, TargetStat, source_stat, target_stat
+from latentmake.index.rates import Work
 
 SOURCE = SourceStat(1, 2, 3, 4)
 TARGET = TargetStat(5, 6, 7)
@@ -72,6 +73,63 @@ def test_saving_in_the_middle_is_enough(place: Path) -> None:
         assert knows_something(memo)
     with Memo(place) as memo:
         assert knows_something(memo)
+
+
+def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
+    def everything(memo: Memo) -> list[object]:
+        names = [f"data/{number}" for number in range(6)]
+        return [
+            memo.sources.below("data"),
+            memo.sources.known(names),
+            memo.sources.known([*names, *map(str, range(3000))], "data"),
+            sorted(memo.sources.where("size", [1, 2])),
+            sorted(memo.targets.where("value", ["old", "new"])),
+            memo.sources.names(),
+            [memo.sources.get(name) for name in names],
+            memo.sources.get("data/1", SOURCE),
+            memo.sources.get("data/1", SOURCE._replace(inode=9)),
+            memo.snapshots.blob("row"),
+            memo.pictures(["digest"], upright=True),
+            memo.media(["a.mp4"]),
+            memo.rate("latents tiny"),
+        ]
+
+    with Memo(None) as memo:
+        for number in range(4):
+            memo.sources.learn(f"data/{number}", SourceStat(number, 2, 3, 4), "old")
+            memo.targets.learn(f"cache/{number}", TARGET, "old")
+        memo.save()
+        memo.sources.learn("data/1", SOURCE, "new")
+        memo.targets.learn("cache/1", TARGET, "new")
+        memo.targets.learn("cache/2", TARGET, "another")
+        memo.targets.forget(["cache/3"])
+        memo.sources.learn("data/2", SourceStat(7, 2, 3, 4), "another")
+        memo.sources.forget(["data/3", "data/gone"])
+        memo.sources.learn("data/4", SOURCE, "new")
+        memo.snapshots.learn("row", None, b"bytes")
+        memo.learn_picture("digest", Picture(60, 40, True))
+        memo.learn_media("a.mp4", SOURCE, Media(64, 48, 9, "1/24:1x9", 90))
+        memo.learn_rate("latents tiny", Work(10, 5.0, 1.0))
+        before = everything(memo)
+        memo.save()
+        assert everything(memo) == before
+    assert before[4] == [("cache/0", TARGET, "old"), ("cache/1", TARGET, "new")]
+    assert before[5] == {"data/0", "data/1", "data/2", "data/4"}
+    assert before[7:10] == ["new", None, b"bytes"]
+
+
+def test_facts_that_cannot_be_saved_are_known(place: Path) -> None:
+    with Memo(place) as memo:
+        learn_something(memo)
+    other = sqlite3.connect(place, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        with Memo(place) as memo:
+            memo.learn_verdict("another", "answer")
+            memo.save()
+            assert memo.verdict("another") == "answer"
+    finally:
+        other.close()
 
 
 def test_what_is_learnt_last_counts(place: Path) -> None:

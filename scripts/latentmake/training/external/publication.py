@@ -47,7 +47,6 @@ def write_items(facts: Facts, name: str) -> Path:
         raise DatasetError("no item is left to publish", where=f"run {name}")
     items = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
     atomic.write(items, lines_of(rows))
-    facts.memo.save()
     return items
 
 
