@@ -6,9 +6,14 @@ then. Whoever decodes files opens them here too, so that faults are named alike.
 
 from __future__ import annotations
 
+import io
+import os
+import struct
 import warnings
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
@@ -172,13 +177,15 @@ def probe_video(path: str) -> Media:
 
     Frames are counted as packets where a packet is a frame for certain, and decoded otherwise.
     """
-    with _file(path) as file:
-        with opened_video(file, path) as (container, stream):
-            counted = _count_packets(container, stream)
-        if counted is None:
-            file.seek(0)
-            with opened_video(file, path) as (container, stream):
-                counted = _count_frames(container, stream)
+    with (
+        _file(path) as file,
+        _Skipping(file.fileno(), closefd=False) as skipping,
+        opened_video(skipping, path) as (container, stream),
+    ):
+        counted = _count_packets(container, stream, skipping.skip)
+    if counted is None:
+        with _file(path) as file, opened_video(file, path) as (container, stream):
+            counted = _count_frames(container, stream)
     if counted is None:
         raise SourceError("holds not one frame", where=path, hint="replace or remove it")
     return counted
@@ -212,7 +219,45 @@ def _media(
     return Media(frame.width, frame.height, count, timing, rotation_of(frame))
 
 
-def _count_packets(container: InputContainer, stream: VideoStream) -> Media | None:
+class _Skipping(io.FileIO):
+    """A file that gives FFmpeg zeros for the media data of an MP4 or MOV file, once told to.
+
+    The index of such a file holds sizes, timestamps and flags of all packets. PyAV's
+    `index_entries` lack the timestamps of display, so packets are demuxed as ever, but not read.
+    """
+
+    _skipped: tuple[tuple[int, int], ...] = ()  # begin and end of media data, ascending
+
+    def skip(self) -> None:
+        """Give zeros from now on; fragments between media data are still read."""
+        here, end, place = self.tell(), self.seek(0, os.SEEK_END), 0
+        found: list[tuple[int, int]] = []
+        while place < end:
+            self.seek(place)
+            size, kind, long = struct.unpack(">I4sQ", self.read(16).ljust(16, b"\0"))
+            begin = place + (16 if size == 1 else 8)
+            place = min(end, place + (long if size == 1 else size)) if size else end
+            if place < begin:  # damaged
+                break
+            if kind == b"mdat":
+                found.append((begin, place))
+        self._skipped = tuple(found)
+        self.seek(here)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return some bytes, or fewer."""
+        here = self.tell()
+        number = bisect_right(self._skipped, here, key=itemgetter(0)) - 1
+        if not size or number < 0 or here >= (end := self._skipped[number][1]):
+            return super().read(size)
+        size = min(size, end - here)
+        self.seek(here + size)
+        return bytes(size)
+
+
+def _count_packets(
+    container: InputContainer, stream: VideoStream, skip: Callable[[], object]
+) -> Media | None:
     if stream.codec_context.name not in _COUNTED_CODECS:
         return None
     if container.format.name.partition(",")[0] not in COUNTED_CONTAINERS:
@@ -231,6 +276,8 @@ def _count_packets(container: InputContainer, stream: VideoStream) -> Media | No
         last = max(last, (packet.pts or 0, packet.duration or 0))
         if frame is None:
             frame = next(iter(packet.decode()), None)
+            if frame is not None and container.format.name.startswith("mov"):
+                skip()
     if frame is None or frame.interlaced_frame:  # each of the two fields may have its own packet
         return None
     return _media(frame, len(times), times, last[1], stream)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import random
+from functools import partial
 from pathlib import Path
 
 import av
@@ -14,6 +15,7 @@ import pytest
 from latentmake.caches.pixels.plain import decode
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
+from latentmake.files import media
 from latentmake.files.media import (
     IMAGE_FORMATS,
     VIDEO_EXTENSIONS,
@@ -164,6 +166,70 @@ def test_mp4_of_any_order_is_counted(tmp_path: Path, flags: str) -> None:
 def test_av1_is_counted(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", "libsvtav1", 9, preset="12")
     assert probe_video(str(path))[:3] == decoded(path) == (64, 48, 9)
+
+
+def bytes_read() -> int:
+    """How many bytes this process has read from files and pipes."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize("flags", ["disable_chpl", "faststart", "frag_keyframe"])
+def test_mp4_is_counted_without_its_media_data(tmp_path: Path, flags: str) -> None:
+    path = write_video(
+        tmp_path / "a.mp4",
+        "libx264",
+        size=(640, 480),
+        container={"movflags": flags},
+        **{"x264-params": "bframes=3:keyint=8", "qp": "0", "preset": "ultrafast"},
+    )
+    before = bytes_read()
+    assert probe_video(str(path))[:3] == (640, 480, 24)
+    assert bytes_read() - before < path.stat().st_size / 4 > 500_000
+
+
+MOVIES = {
+    "h264.mp4": ("libx264", {"bf": "3", "g": "8"}),
+    "h264 open GOP.mov": (
+        "libx264",
+        {"x264-params": "keyint=12:min-keyint=12:scenecut=0:open-gop=1:bframes=3"},
+    ),
+    "h265.mp4": ("libx265", {"x265-params": "log-level=none:pools=1:frame-threads=1"}),
+    "vp9.mp4": ("libvpx-vp9", {"auto-alt-ref": "1", "lag-in-frames": "8", "cpu-used": "8"}),
+    "mjpeg.mov": ("mjpeg", {"format": "yuvj420p"}),
+    "prores.mov": ("prores_ks", {"format": "yuv422p10le"}),
+}
+
+
+@pytest.mark.parametrize("name", MOVIES)
+def test_media_data_does_not_change_what_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    codec, options = MOVIES[name]
+    paths = []
+    for number, flags in enumerate(["faststart", "frag_keyframe", "dash"]):
+        path = tmp_path / f"{number}{name[-4:]}"
+        write_video(path, codec, size=(96, 96), container={"movflags": flags}, **options)
+        cut = rewrap(path, tmp_path / f"cut {path.name}", earlier=0.3)
+        path.with_stem("short").write_bytes(path.read_bytes()[: path.stat().st_size * 4 // 5])
+        paths += [path, cut, path.with_stem("short")]
+    times = [0, 40, 80, 200, 240, 500, 520, 560] if codec == "libx264" else []
+    paths += [write_timed(tmp_path / f"timed{name[-4:]}", times)] if times else []
+
+    def found() -> list[Media | str]:
+        return [_probed_or_refused(path) for path in paths]
+
+    # FFmpeg reads in small pieces, so that little is read before media data is skipped.
+    monkeypatch.setattr(av, "open", partial(av.open, buffer_size=256))
+    skipping = found()
+    monkeypatch.setattr(media._Skipping, "skip", lambda _: None)
+    assert found() == skipping
+
+
+def _probed_or_refused(path: Path) -> Media | str:
+    try:
+        return probe_video(str(path))
+    except SourceError as error:
+        return str(error)
 
 
 def test_frames_before_the_beginning_that_an_edit_list_sets_are_not_counted(
