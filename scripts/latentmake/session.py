@@ -20,6 +20,7 @@ from latentmake.exchange import archives
 from latentmake.index.memo import Memo
 from latentmake.plan import owners, prune_order, workspace
 from latentmake.plan.build_history import RunningBuild
+from latentmake.plan.estimates import built_orders
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import WorkOrder
@@ -212,10 +213,11 @@ class Session:
         if self._main and self._side_by_side is not None:
             self._jobs = Jobs()
         if not self._imports:
-            orders = self.plan.orders + [order for order, stale in self._singles.values() if stale]
+            orders = built_orders(self.plan, self._targets)
+            orders += [order for order, stale in self._singles.values() if stale]
             alone = any(each.order.confirm for each in self._prunings)
             if self._main and any("verify" in asked for asked in self._file.runs.values()):
-                orders, alone = [], self._facts.options.repair  # nothing is replaced
+                alone = self._facts.options.repair
             plans = self.plan.runs.values()
             built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
             owners.claim({part.dataset for parts in built for part in parts})

@@ -157,13 +157,15 @@ class Estimates:
 
 
 def built_orders(plan: Plan, targets: Sequence[str]) -> list[WorkOrder]:
-    """Return the jobs of a plan that a build of some targets runs."""
-    return [
-        order
+    """Return the orders of a plan that a build of some targets carries out, none twice."""
+    named = {target for target in targets if target.startswith("cache/")}
+    found = {
+        order.name: order
         for name, run in plan.runs.items()
         for order in run.orders
-        if order.kind in kinds_built(name, targets)
-    ]
+        if order.kind in kinds_built(name, targets) or not named.isdisjoint(order.paths)
+    }
+    return [*found.values()]
 
 
 def estimates_by_part(

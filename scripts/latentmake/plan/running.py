@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.plan.orders import FOLDER, WorkOrder
-from latentmake.plan.targets import is_training_asked, kinds_built
+from latentmake.plan.targets import is_training_asked
 from latentmake.plan.training_estimate import duration
 
 __all__ = ["BUILDS", "BuildProgress", "announce", "running_builds"]
@@ -62,7 +62,7 @@ def announce(
     """Note the begin of a build for other processes; return a file to hold until it ends.
 
     Args:
-        orders: work orders of its plan.
+        orders: work orders that it carries out.
         runs: names of the runs that it planned.
         targets: of the command line.
 
@@ -73,12 +73,7 @@ def announce(
         StorageError: a running build makes some of it. Snakemake knows by its locks, but each
             Snakemake that ends, that of a status too, deletes the locks of all.
     """
-    kinds = {kind for run in runs for kind in kinds_built(run, targets)}
-    made = [
-        order.name
-        for order in orders
-        if order.kind in kinds or not {*targets}.isdisjoint(order.paths)
-    ]
+    made = [order.name for order in orders]
     trained = [run for run in runs if is_training_asked(run, targets)]
     if not made and not trained:
         return None

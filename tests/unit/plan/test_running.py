@@ -63,7 +63,7 @@ def test_what_a_running_build_makes_is_made_by_no_other() -> None:
             announce(orders, ["r"], targets)
     with pytest.raises(StorageError, match="wait for its end"):
         announce([], ["r"], ["train_r"])
-    assert announce(orders, ["r"], ["status_r"]) is None
+    assert announce([], ["r"], ["status_r"]) is None
     for made in ([], orders[:0]):
         beside = announce(made, ["other"], ["train_other"])
         assert beside is not None
@@ -75,8 +75,5 @@ def test_what_a_running_build_makes_is_made_by_no_other() -> None:
 
 
 def test_what_builds_nothing_is_not_seen() -> None:
-    orders = [make_order("latents", a=None), make_order("text", b=None)]
-    assert announce(orders, ["r"], ["status_r"]) is None
-    held = announce(orders, ["r"], ["text_r"])
-    assert held is not None and running_builds()[0].made == {"text small": (0, 1)}
-    held.close()
+    assert announce([], ["r"], ["status_r"]) is None
+    assert not BUILDS.exists()
