@@ -21,9 +21,13 @@ __all__ = [
     "is_device_fault",
     "is_out_of_memory",
     "is_surely_memory",
+    "shortened",
     "storage_error",
     "system_error",
 ]
+
+
+_LONGEST = 80  # characters of a value in a message
 
 
 class LatentmakeError(Exception):
@@ -160,6 +164,11 @@ def is_surely_memory(message: str) -> bool:
 def is_device_fault(message: str) -> bool:
     """Return whether an error's message blames a GPU: no memory, no kernel, lost, in error."""
     return is_out_of_memory(message) or _DEVICE_FAULT.search(message) is not None
+
+
+def shortened(value: str) -> str:
+    """Return a value as messages quote it: 80 characters at most."""
+    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
 
 
 def first_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from latentmake.config.fields import Closed, Number, Real
+from latentmake.config.fields import Closed, Number, Real, worded
 from latentmake.config.shapes import MACHINE, Shapes
 
 __all__ = ["Batch", "Cluster", "ClusterJob", "TrainingJob"]
@@ -17,7 +17,9 @@ class Batch(Closed):
 
     shapes: ClassVar[Shapes] = MACHINE
 
-    items: Annotated[Number, Field(ge=1)] | Literal["auto"] = 1024
+    items: Annotated[
+        Annotated[Number, Field(ge=1)] | Literal["auto"], worded("should be 1 or more, or auto")
+    ] = 1024
     """Items (images, captions) of one batch; auto: as many as past jobs of the same model did in
     `minutes`."""
     minutes: Real = Field(10, gt=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -20,6 +19,7 @@ from latentmake.config.fields import (
     Real,
     ResolutionField,
     listed,
+    worded,
 )
 from latentmake.config.shapes import GEOMETRY, MACHINE, MANIFEST, TEXT, Shapes
 
@@ -39,22 +39,6 @@ _CLIPS = Shapes("latents", layouts=("musubi",), indirect=True)
 _CONTROLS = Shapes("latents", "text", layouts=("musubi",), indirect=True)
 _LAYERS = Shapes("latents", layouts=("musubi",), indirect=True)
 _FRAMEPACK = Shapes("latents", layouts=("musubi",))
-
-
-_Rate = Annotated[Real, Field(gt=0)] | Literal["auto"] | None
-
-
-def _rate(value: object) -> object:
-    """Read a frame rate; a mistake in it is one line and not one for each member of a union."""
-    if value is None or value == "auto":
-        return value
-    try:
-        rate = 0.0 if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        rate = 0.0
-    if not 0 < rate < math.inf:
-        raise ValueError("should be a number of frames a second above 0, or auto")
-    return rate
 
 
 class Bucketing(NamedTuple):
@@ -118,7 +102,7 @@ class Dataset(Closed):
     """Colour that shows through transparent pixels: white, black, gray or #rrggbb."""
     max_image_pixels: Number = Field(178_956_970, gt=0, json_schema_extra=MACHINE)
     """An image of more pixels is refused as a decompression bomb."""
-    num_repeats: Number = Field(1, ge=1, json_schema_extra=MANIFEST)
+    num_repeats: Number = Field(1, ge=1, le=1_000_000, json_schema_extra=MANIFEST)
     """Repeats of each item in an epoch."""
     missing_caption: Literal["error", "empty"] = Field("error", json_schema_extra=TEXT)
     """empty: an image without a caption file gets the empty caption."""
@@ -170,9 +154,10 @@ class Dataset(Closed):
     """full: frames kept of a video."""
     sample_stride: Number = Field(1, ge=1, json_schema_extra=_CLIPS)
     """Every n-th frame of a video is used, after the conversion by source_fps."""
-    source_fps: Annotated[_Rate, BeforeValidator(_rate, json_schema_input_type=_Rate)] = Field(
-        None, json_schema_extra=Shapes("latents", layouts=("musubi",))
-    )
+    source_fps: Annotated[
+        Annotated[Real, Field(gt=0)] | Literal["auto"] | None,
+        worded("should be a number of frames a second above 0, or auto"),
+    ] = Field(None, json_schema_extra=Shapes("latents", layouts=("musubi",)))
     """Frame rate of the videos: frames are dropped to get 16 a second, for HunyuanVideo and
     Kandinsky 5 24, for FramePack 30. auto: as each file's own timestamps say. By default each frame
     is kept."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, shortened
 
 __all__ = ["check_command", "check_file", "check_files"]
 
@@ -108,7 +108,8 @@ def _unique(path: Path, pairs: Sequence[tuple[str, object]]) -> dict[str, object
     values = dict(pairs)
     if len(values) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ConfigError(f"the key `{twice}` occurs twice", where=path, hint="write it once")
+        what = f"the key `{shortened(twice)}` occurs twice"
+        raise ConfigError(what, where=path, hint="write it once")
     return values
 
 
@@ -221,7 +222,7 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(None, None, what, mark, "write values, and no template")
             if (key.tag, key.value) in lines:
                 first = lines[key.tag, key.value] + 1
-                what = f"the key `{key.value}` occurs twice, first in line {first}"
+                what = f"the key `{shortened(key.value)}` occurs twice, first in line {first}"
                 raise yaml.MarkedYAMLError(None, None, what, mark, "write it once")
             lines[key.tag, key.value] = mark.line
         return node

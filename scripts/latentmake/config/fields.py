@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -14,7 +14,10 @@ from pydantic import (
     Field,
     PlainSerializer,
     StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
 )
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "MAX_SIDE",
     "PATTERNS",
     "UNET_PART",
+    "BatchSize",
     "Closed",
     "DiskPath",
     "Dtype",
@@ -29,13 +33,17 @@ __all__ = [
     "Name",
     "Number",
     "Place",
+    "Rank",
     "Real",
     "Resolution",
     "ResolutionField",
+    "Steps",
+    "ascii_digits",
     "expanded",
     "listed",
     "place",
     "resolution_name",
+    "worded",
 ]
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -44,7 +52,7 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 COLOUR = r"^(#[0-9a-fA-F]{6}|white|black|gray)$"
 UNET_PART = (
     r"^(unet|cross_attention|cross_attention_qk|cross_attention_out|attention|norms|conv_in"
-    r"|conv_out|time_embedding|mid_block|(down_blocks|up_blocks)(\.\d)?)$"
+    r"|conv_out|time_embedding|mid_block|(down_blocks|up_blocks)(\.[0-9])?)$"
 )
 PATTERNS = {
     _ENDING: "an ending that begins with a dot, such as .txt",
@@ -72,6 +80,31 @@ def _no_truth(value: object) -> object:
 
 Number = Annotated[int, BeforeValidator(_no_truth)]
 Real = Annotated[float, BeforeValidator(_no_truth)]
+
+# Upper bounds refuse typing errors: no network has wider layers, no device holds such a batch, and
+# a thousand steps a second would take eleven days.
+Rank = Annotated[Number, Field(ge=1, le=65_536)]
+BatchSize = Annotated[Number, Field(ge=1, le=65_536)]
+Steps = Annotated[Number, Field(ge=1, le=1_000_000_000)]
+
+
+def ascii_digits(value: object) -> object:
+    """Refuse digits other than 0 to 9, which Python reads as numbers too."""
+    if isinstance(value, str) and not value.isascii():
+        raise ValueError("should be written with the digits 0 to 9")
+    return value
+
+
+def worded(rule: str) -> WrapValidator:
+    """Return a validator that says a rule in one line, not in one for each member of a union."""
+
+    def check(value: object, inner: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return inner(value)
+        except ValidationError:
+            raise ValueError(rule) from None
+
+    return WrapValidator(check)
 
 
 def expanded(path: str) -> str:
@@ -146,7 +179,7 @@ def _resolution(value: object) -> object:
         raise ValueError("should be a side in pixels, or [width, height]")
     if isinstance(value, int):
         return {"width": value, "height": value}
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)(?:x(\d+))?", value)):
+    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", value)):
         return {"width": int(match[1]), "height": int(match[2] or match[1])}
     if isinstance(value, list | tuple) and len(value) == 2:
         return {"width": value[0], "height": value[1]}
@@ -170,7 +203,7 @@ ResolutionField = Annotated[
             "anyOf": [
                 _SIDE,
                 {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2},
-                {"type": "string", "pattern": r"^\d+(x\d+)?$"},
+                {"type": "string", "pattern": "^[0-9]+(x[0-9]+)?$"},
             ]
         }
     ),

@@ -14,7 +14,16 @@ from pydantic import (
     model_validator,
 )
 
-from latentmake.config.fields import Closed, DiskPath, Number, Place, ResolutionField, place
+from latentmake.config.fields import (
+    BatchSize,
+    Closed,
+    DiskPath,
+    Number,
+    Place,
+    ResolutionField,
+    ascii_digits,
+    place,
+)
 from latentmake.config.shapes import MACHINE, PUBLICATION, Shapes
 
 __all__ = [
@@ -44,7 +53,7 @@ class ExternalProgram(Closed):
 class MusubiTuner(ExternalProgram):
     """musubi-tuner, and how its caching scripts run on this machine."""
 
-    batch_size: Number | None = Field(None, ge=1)
+    batch_size: BatchSize | None = None
     """Items that its caching scripts encode at once; by default their own choice."""
     num_workers: Number | None = Field(None, ge=1)
     """Threads that read images for its caching scripts; by default those of the job."""
@@ -103,7 +112,7 @@ class Publish(Closed):
     """Attention of the trainer's machine; by default the trainer's, where `auto` is `sdpa`."""
     num_processes: Number | None = Field(None, ge=1)
     """--num_processes of accelerate launch in the published scripts."""
-    batch_size: Number | None = Field(None, ge=1)
+    batch_size: BatchSize | None = None
     """Items encoded at once by the caching steps of the published scripts."""
     num_workers: Number | None = Field(None, ge=1)
     """--num_workers of musubi-tuner's caching scripts."""
@@ -135,12 +144,13 @@ class Store(Closed):
 
     keep: Annotated[
         ByteSize,
+        BeforeValidator(ascii_digits),
         Field(ge=0),
         WithJsonSchema(
             {
                 "anyOf": [
                     {"type": "integer", "minimum": 0},
-                    {"type": "string", "pattern": r"^\d+(\.\d+)? *([KMGTP]i?)?B?$"},
+                    {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGTP]i?)?B?$"},
                 ]
             }
         ),

@@ -16,14 +16,14 @@ from pydantic_core import ErrorDetails
 from latentmake.config.fields import PATTERNS
 from latentmake.config.sections import Section, sections, shown
 from latentmake.config.trainers.base import Kind
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, shortened
 
 __all__ = ["Answer", "answers", "line_of", "nearest", "refuse_unknown"]
 
 Location = tuple[int | str, ...]
 Answer = str | Mapping[str, str]
 _PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
-_LONGEST = 200  # characters of a value in a message
+_UNBROKEN = re.compile(r"\S{200,}")  # a value that a rule repeats, and longer than most paths
 _PLACE = re.compile(
     r"(?P<section>(?:datasets|models|runs)\.NAME(?:\.[a-z_]+)*)\.(?P<key>[a-z_]+.*)"
 )
@@ -44,7 +44,7 @@ def refuse_unknown(kind: str, word: str, known: Collection[str], where: str) -> 
     if word not in known:
         guess = nearest(word, known)
         hint = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
-        raise ConfigError(f"there is no {kind} `{word}`", where=where, hint=hint)
+        raise ConfigError(f"there is no {kind} `{shortened(word)}`", where=where, hint=hint)
 
 
 @cache
@@ -65,7 +65,7 @@ def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, obj
     if error["type"] == "extra_forbidden":
         return str(ConfigError("unknown key", where=where, hint=_hint(root, location, values)))
     if error["type"] == "union_tag_invalid":
-        what = f"there is no trainer {json.dumps(context.get('tag'))}"
+        what = f"there is no trainer {shortened(json.dumps(context.get('tag')))}"
         known = f"known: {context.get('expected_tags')}".replace("'", "")
         return str(ConfigError(what, where=f"{where}.kind", hint=known))
     if error["type"] in ("missing", "union_tag_not_found"):
@@ -76,7 +76,7 @@ def line_of(error: ErrorDetails, root: type[BaseModel], values: Mapping[str, obj
     what, hint = _rule(error)
     if not isinstance(error["input"], dict | BaseModel):
         value = json.dumps(error["input"], default=str, ensure_ascii=False)
-        what = f"{value if len(value) <= _LONGEST else f'{value[:_LONGEST]}...'} {what}"
+        what = f"{shortened(value)} {what}"
     return str(ConfigError(what, where=where.removesuffix(".[key]"), hint=hint))
 
 
@@ -86,12 +86,13 @@ def _rule(error: ErrorDetails) -> tuple[str, str]:
     if kind == "string_pattern_mismatch" and context["pattern"] in PATTERNS:
         return "is not allowed here", f"use {PATTERNS[context['pattern']]}"
     what = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    what = _UNBROKEN.sub(lambda found: shortened(found[0]), what)
     if kind == "literal_error" and isinstance(error["input"], str):
         word = re.sub(r"\W+", "_", error["input"]).lower()
         if guess := nearest(word, re.findall(r"'([^']*)'", context["expected"])):
             return "is not known here", f"did you mean `{guess}`?"
     if kind in ("list_type", "tuple_type") and isinstance(error["input"], str):
-        return what, f"write it as a list: [{error['input']}]"
+        return what, f"write it as a list: [{shortened(error['input'])}]"
     for bound, word in (("ge", "or more"), ("le", "or less")):
         if bound in context:
             return what, f"use {context[bound]} {word}"
@@ -102,7 +103,7 @@ def _rule(error: ErrorDetails) -> tuple[str, str]:
 
 def _hint(root: type[BaseModel], location: Location, values: Mapping[str, object]) -> str:
     """Return what to write instead of an unknown key."""
-    key, known = str(location[-1]), sections(root)
+    key, known = shortened(str(location[-1])), sections(root)
     pattern = _pattern(known, location[:-1])
     here = next((each for each in known if each.pattern == pattern), None)
     if here is None:

@@ -84,7 +84,7 @@ def options_in(arguments: Sequence[str], known: Mapping[str, Option]) -> dict[st
             if not left:
                 raise ValueError(f"{flag} lacks its value")
             value = left.pop(0)
-        if option.kind == "number" and not value.isdecimal():
+        if option.kind == "number" and not (value.isascii() and value.isdecimal()):
             raise ValueError(f"{flag} takes a number, not {value}")
         found[flag] = int(value) if option.kind == "number" else value
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from latentmake.errors import shortened
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import read_recipe
 from latentmake.plan.differences import recipe_differences
@@ -104,8 +105,7 @@ class Origins:
 
 
 def _short(source: str) -> str:
-    text = " ".join(source.split())
-    return text if len(text) <= 80 else f"{text[:80]}..."
+    return shortened(" ".join(source.split()))
 
 
 def unexpected_file(path: str, found: Content | None, others: Collection[str]) -> Finding | None:

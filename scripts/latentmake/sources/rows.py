@@ -11,6 +11,7 @@ from pathlib import Path
 from posixpath import isabs, normpath
 from typing import Any, NamedTuple
 
+from latentmake.errors import shortened
 from latentmake.geometry.clips import Span
 from latentmake.sources.metadata import name_of, text_of
 
@@ -96,7 +97,7 @@ def row_of(line: int, values: object, roots: Collection[str], *, video: bool) ->
     if name is None:
         raise ValueError(f"names no file ({' or '.join(NAMES[:1] + NAMES[-3:-1])})")
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"names no file, but {name!r}")
+        raise ValueError(f"names no file, but {shortened(repr(name))}")
     caption = text_of(_first(others, CAPTIONS), "\n", "its row")
     tags = text_of(others.pop("tags", None), ", ", "its row")
     row = Row(line, _path(name.strip(), roots), caption, tags, others)
@@ -131,11 +132,11 @@ def columns_of(row: Mapping[str, Any], root: str, name: str) -> list[str]:
             continue
         digits = column.removeprefix(name).removeprefix("_") or "0"
         if not (digits.isascii() and digits.isdecimal()):
-            raise ValueError(f"has a column {column}, which does not end in a number")
+            raise ValueError(f"has a column {shortened(column)}, which does not end in a number")
         if int(digits) in columns:
             raise ValueError(f"has two columns {name} of the number {int(digits)}")
         if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"has {column}: {value!r}, which is no path")
+            raise ValueError(f"has {shortened(column)}: {shortened(repr(value))}, which is no path")
         columns[int(digits)] = value.strip()
     roots = {str(Path(root).absolute()), str(Path(root).resolve())}
     paths = [_path(columns[number], roots) for number in sorted(columns)]
@@ -152,7 +153,7 @@ def layers_of(row: Mapping[str, Any], root: str) -> list[str]:
     paths = columns_of(own, root, "image_path")
     for number in range(1, len(paths) + 1):
         if f"image_path_{number}" not in own:
-            raise ValueError(f"has {max(own)}, and no image_path_{number}")
+            raise ValueError(f"has {shortened(max(own))}, and no image_path_{number}")
     return paths
 
 
@@ -170,36 +171,39 @@ def _path(name: str, roots: Collection[str]) -> str:
     if not name.isprintable() and any(ord(character) < 32 for character in name):
         raise ValueError("has a control character in its name")
     if "://" in name:
-        raise ValueError(f"names {name}, and lists name files on a disk alone")
+        raise ValueError(f"names {shortened(name)}, and lists name files on a disk alone")
     path = name_of(name, roots)
     if isabs(path):  # caches are named after it, and stay in their folder
         return "/" + normpath(path).lstrip("/")
     if path == ".." or path.startswith("../"):
-        raise ValueError(f"names {name}, which leaves the list's folder: write its absolute path")
+        what = f"names {shortened(name)}, which leaves the list's folder"
+        raise ValueError(f"{what}: write its absolute path")
     return path
 
 
 def _whole(key: str, value: object, least: int) -> int | None:
     if value is None:
         return None
+    shown = shortened(repr(value))
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"has {key}: {value!r}, which is no whole number")
+        raise ValueError(f"has {key}: {shown}, which is no whole number")
     if value < least:
-        raise ValueError(f"has {key}: {value}, which is less than {least}")
+        raise ValueError(f"has {key}: {shown}, which is less than {least}")
     if value > _MOST:
-        raise ValueError(f"has {key}: {value}, which is more than {_MOST}")
+        raise ValueError(f"has {key}: {shown}, which is more than {_MOST}")
     return value
 
 
 def _seconds(key: str, value: object) -> float | None:
     if value is None:
         return None
+    shown = shortened(repr(value))
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"has {key}: {value!r}, which is no number of seconds")
+        raise ValueError(f"has {key}: {shown}, which is no number of seconds")
     if value > _MOST:
-        raise ValueError(f"has {key}: {value}, which is more than {_MOST}")
+        raise ValueError(f"has {key}: {shown}, which is more than {_MOST}")
     if not value >= 0:  # NaN, too
-        raise ValueError(f"has {key}: {value}, which is less than 0")
+        raise ValueError(f"has {key}: {shown}, which is less than 0")
     return float(value)
 
 

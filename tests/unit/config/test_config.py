@@ -252,6 +252,43 @@ MISTAKES = {
         ["models.tiny.adopt", "names an ending twice"],
     ),
     "adoption of nothing": (("models", "tiny", "adopt"), {}, ["models.tiny.adopt", "`latents`"]),
+    "batch of no item": (
+        ("batch",),
+        {"items": 0},
+        ["batch.items: 0 should be 1 or more, or auto; see config/README.md"],
+    ),
+    "argument of an optimizer": (
+        ("runs", "first", "trainer", "optimizer_arguments"),
+        {"betas": ["a"]},
+        ['optimizer_arguments.betas: ["a"] should be a number, true, false, or a list of numbers'],
+    ),
+    "key of training that no machine could follow": (
+        ("runs", "first", "trainer"),
+        {"kind": "sd"}
+        | {"rank": 10**9, "steps": 10**18, "train_batch_size": 10**9}
+        | {"gradient_accumulation_steps": 10**9},
+        [
+            "trainer.rank: 1000000000 should be less than or equal to 65536; use 65536 or less",
+            f"trainer.steps: {10**18} should be",
+            "trainer.train_batch_size: 1000000000 should be",
+            "trainer.gradient_accumulation_steps: 1000000000 should be",
+        ],
+    ),
+    "key of more repeats than anyone trains": (
+        ("datasets", "cats", "num_repeats"),
+        10**12,
+        ["datasets.cats.num_repeats: 1000000000000 should be", "use 1000000 or less"],
+    ),
+    "key of a size in other digits": (
+        ("runs", "first", "resolutions"),
+        ["\u0666\u0664"],
+        ["resolutions.0", "should be a side in pixels"],
+    ),
+    "key of bytes in other digits": (
+        ("store",),
+        {"keep": "\u0665 GB"},
+        ["store.keep", "should be written with the digits 0 to 9"],
+    ),
 }
 
 
@@ -555,6 +592,17 @@ def test_a_message_is_short_however_long_a_value_is_and_many_mistakes_are() -> N
     with pytest.raises(ConfigError) as caught:
         parse({"datasets": [0] * 10_000, "models": {}, "runs": {}, "k" * 10_000: 1})
     assert len(str(caught.value)) < 3000
+    long = "x" * 10_000
+    for path, value in (
+        (("runs", "first", "model"), long),
+        (("runs", "first", "datasets"), [long]),
+        (("runs", "first", "trainer", "kind"), long),
+        (("runs", "first", "trainer", "target_modules"), long),
+        (("runs", "first", "trainer", "samples"), {"prompt_file": long}),
+        (("datasets", "cats", "path"), f"${long}"),
+        (("datasets", "cats", "fit"), [long]),
+    ):
+        assert "x" * 81 not in message(changed(*path, value=value))
     with pytest.raises(ConfigError, match=r"\| and 52 more$") as caught:
         parse({"datasets": {}, "models": {}, "runs": {}} | {f"x{n}": 1 for n in range(99)})
     assert len(str(caught.value)) < 20_000

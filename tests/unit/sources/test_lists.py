@@ -228,6 +228,7 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
         ({"video": "a.mp4", "prompt": "x", "frames": True}, "which is no whole number"),
         ({"video": "a.mp4", "prompt": "x", "first_frame": -1}, "is less than 0"),
         ({"video": "a.mp4", "prompt": "x", "first_frame": 1.5}, "which is no whole number"),
+        ({"video": "a.mp4", "prompt": "x", "frames": "5" * 10**6}, f"'{'5' * 79}..., which is no"),
         ({"video": "a.mp4", "prompt": "x", "stride": 0}, "has stride: 0, which is less than 1"),
         ({"video": "a.mp4", "prompt": "x", "start": "1"}, "which is no number of seconds"),
         ({"video": "a.mp4", "prompt": "x", "end": 10**400}, "which is more than 2147483647"),

@@ -36,7 +36,7 @@ AccelerateConfig = Annotated[
     DiskPath | None,
     Field(json_schema_extra=MACHINE, description="Configuration file for `accelerate launch`."),
 ]
-ACCUMULATION = Field(1, ge=1, description="Micro-batches accumulated per optimizer step.")
+ACCUMULATION = Field(1, description="Micro-batches accumulated per optimizer step.")
 WORKERS = Field(2, ge=0, json_schema_extra=MACHINE, description="Processes that read caches.")
 
 

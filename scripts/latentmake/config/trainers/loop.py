@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from latentmake.config.fields import (
+    BatchSize,
     Closed,
     DiskPath,
     Number,
+    Rank,
     Real,
     Resolution,
     ResolutionField,
+    Steps,
+    worded,
 )
 from latentmake.config.prompts import with_prompt_file
 from latentmake.config.shapes import MACHINE, PICTURES, Shapes
@@ -62,18 +66,24 @@ class LoopTrainer(Trainer):
 
     kind: str
     """The trainer."""
-    rank: Number = Field(8, ge=1)
+    rank: Rank = 8
     """Rank of the LoRA."""
     alpha: LoraAlpha = None
     target_modules: list[str] = Field(["to_q", "to_k", "to_v", "to_out.0"], min_length=1)
     """Layers that get a LoRA, by the end of their names."""
-    steps: Number | None = Field(None, ge=1)
+    steps: Steps | None = None
     """Optimizer steps; by default 1000, or as many as `epochs` take."""
-    epochs: Real | None = Field(None, gt=0)
+    epochs: Real | None = Field(None, gt=0, le=1_000_000_000)
     """Epochs, instead of `steps`."""
     optimizer: Literal["adamw", "adamw8bit", "lion", "prodigy", "dadaptation"] = "adamw"
     """Optimizer; adamw8bit needs bitsandbytes."""
-    optimizer_arguments: dict[str, bool | float | list[Real]] = Field({})
+    optimizer_arguments: dict[
+        str,
+        Annotated[
+            bool | float | list[Real],
+            worded("should be a number, true, false, or a list of numbers"),
+        ],
+    ] = Field({})
     """Further arguments of the optimizer, such as betas."""
     learning_rate: Real = Field(1e-4, gt=0)
     """Peak learning rate; by default 1 for prodigy and dadaptation."""
@@ -83,9 +93,9 @@ class LoopTrainer(Trainer):
     """Warm-up steps."""
     lr_min_ratio: Real = Field(0.0, ge=0, le=1)
     """Share of the peak at which linear and cosine end."""
-    train_batch_size: Number = Field(4, ge=1)
+    train_batch_size: BatchSize = 4
     """Items of one shape a step and a device."""
-    gradient_accumulation_steps: Number = ACCUMULATION
+    gradient_accumulation_steps: BatchSize = ACCUMULATION
     max_grad_norm: Real | None = Field(1.0, gt=0)
     """Gradients are clipped to this norm; null does not clip."""
     weight_decay: Real = Field(0.01, ge=0)

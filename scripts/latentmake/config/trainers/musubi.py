@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from latentmake.config.fields import Number, Real
+from latentmake.config.fields import BatchSize, Number, Rank, Real, Steps
 from latentmake.config.scripts import Scripts
 from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import (
@@ -31,18 +31,18 @@ class MusubiTrainer(Trainer):
 
     kind: Literal["musubi"]
     """The trainer."""
-    network_dim: Number = Field(32, ge=1)
+    network_dim: Rank = 32
     """Rank of the LoRA."""
     network_alpha: LoraAlpha = None
     learning_rate: Real = Field(2e-4, gt=0)
     """Learning rate."""
     optimizer_type: str = Field("adamw", min_length=1)
     """Optimizer; adamw8bit needs bitsandbytes there."""
-    max_train_epochs: Number = Field(16, ge=1)
+    max_train_epochs: Steps = 16
     """Epochs."""
-    batch_size: Number = Field(1, ge=1)
+    batch_size: BatchSize = 1
     """Items of one shape a step."""
-    gradient_accumulation_steps: Number = ACCUMULATION
+    gradient_accumulation_steps: BatchSize = ACCUMULATION
     max_data_loader_n_workers: Number = WORKERS
     mixed_precision: Precision = "bf16"
     """dtype of the DiT's weights."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from latentmake.config.fields import Number, Real
+from latentmake.config.fields import BatchSize, Number, Rank, Real, Steps
 from latentmake.config.sdscripts import SDSCRIPTS
 from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import (
@@ -45,7 +45,7 @@ class SdScriptsTrainer(Trainer):
     """The trainer."""
     script: Script | None = None
     """Its training script; by default the one that trains a LoRA."""
-    network_dim: Number = Field(16, ge=1)
+    network_dim: Rank = 16
     """Rank of the LoRA."""
     network_alpha: LoraAlpha = None
     network_train_unet_only: bool = False
@@ -56,13 +56,13 @@ class SdScriptsTrainer(Trainer):
     """Optimizer; AdamW8bit needs bitsandbytes there."""
     lr_scheduler: str = Field("constant", min_length=1)
     """Learning-rate schedule."""
-    max_train_epochs: Number | None = Field(None, ge=1)
+    max_train_epochs: Steps | None = None
     """Epochs; by default 10, or what `max_train_steps` says."""
-    max_train_steps: Number | None = Field(None, ge=1)
+    max_train_steps: Steps | None = None
     """Steps, instead of epochs."""
-    train_batch_size: Number = Field(1, ge=1)
+    train_batch_size: BatchSize = 1
     """Items of one shape a step."""
-    gradient_accumulation_steps: Number = ACCUMULATION
+    gradient_accumulation_steps: BatchSize = ACCUMULATION
     max_data_loader_n_workers: Number = WORKERS
     mixed_precision: Precision = "bf16"
     """accelerate's mixed precision."""

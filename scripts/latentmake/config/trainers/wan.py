@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from latentmake.config.fields import Number, Real, Resolution
+from latentmake.config.fields import BatchSize, Number, Rank, Real, Resolution
 from latentmake.config.generation import Generation, whole_latents
 from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import Precision
@@ -49,7 +49,7 @@ class WanTrainer(LoopTrainer):
 
     kind: Literal["wan"]
     """The trainer."""
-    rank: Number = Field(32, ge=1)
+    rank: Rank = 32
     """Rank of the LoRA."""
     max_steps: Number | None = Field(None, ge=1)
     """Upper bound of the steps, whatever `steps` and `epochs` say."""
@@ -61,7 +61,7 @@ class WanTrainer(LoopTrainer):
     timestep_boundary: Number | None = Field(None, ge=0, le=1000)
     """Timestep between Wan 2.2's two networks, in thousandths; by default 875 for
     text-to-video and 900 for image-to-video."""
-    train_batch_size: Number = Field(1, ge=1)
+    train_batch_size: BatchSize = 1
     """Items of one shape a step and a device."""
     mixed_precision: Precision = "bf16"
     """accelerate's mixed precision, and the dtype of the frozen weights."""

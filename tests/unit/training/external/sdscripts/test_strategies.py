@@ -278,6 +278,7 @@ def test_an_sd_scripts_that_does_not_know_the_architecture_is_named_while_planni
             "--qwen3_max_token_length is no op",
         ),
         ({"text_arguments": ["--gemma2_max_token_length", "many"]}, "takes a number, not many"),
+        ({"text_arguments": ["--gemma2_max_token_length", "\u0665"]}, "takes a number, not"),
         ({"text_arguments": ["--system_prompt"]}, "--system_prompt lacks its value"),
         ({"latents_arguments": ["--vae_chunk_size", "9"]}, "`latents_arguments`: --vae_chunk_size"),
         ({"architecture": "hunyuan_image", "dtype": "float32"}, "has 2 text encoders"),
