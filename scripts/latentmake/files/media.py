@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 import warnings
 from bisect import bisect_right
@@ -31,14 +32,17 @@ __all__ = [
     "COUNTED_CONTAINERS",
     "IMAGE_FORMATS",
     "NPZ",
+    "UNREAD_FORMATS",
     "VIDEO_EXTENSIONS",
     "Media",
     "is_plain",
+    "load",
     "opened_image",
     "opened_video",
     "probe_image",
     "probe_video",
     "rotation_of",
+    "unread_format",
 ]
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
@@ -46,6 +50,14 @@ IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
 
 No other format is tried, whatever a file is called: Pillow would start Ghostscript for PostScript.
 """
+
+UNREAD_FORMATS = {".heic": "HEIC", ".heif": "HEIC", ".jxl": "JPEG XL"}
+"""Endings of images that cannot be read: Pillow alone does not, nor do the trainers."""
+
+_UNREAD = {
+    "HEIC": re.compile(rb"....ftyp(he[iv].|m[is]f1)", re.DOTALL),
+    "JPEG XL": re.compile(rb"\xff\x0a|\0\0\0\x0cJXL "),
+}
 
 VIDEO_EXTENSIONS = frozenset(
     {".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"}
@@ -106,12 +118,34 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
     except SourceError:
         raise
     except UnidentifiedImageError:
+        file.seek(0)
         what = "is not an image that can be read (JPEG, PNG, WebP, BMP, TIFF, GIF or AVIF)"
         hint = "save it anew as PNG or JPEG, or remove it"
+        begin = file.read(12)
+        for kind, pattern in _UNREAD.items():
+            if pattern.match(begin):
+                what, hint = unread_format(kind)
         raise SourceError(what, where=path, hint=hint) from None
     except Exception as error:  # a decoder may raise anything at all for a damaged file
         what = f"is damaged or cut short ({error})"
         raise SourceError(what, where=path, hint="replace or remove it") from None
+
+
+def unread_format(kind: str) -> tuple[str, str]:
+    """Return the fault of an image of a format of `UNREAD_FORMATS`, and the hint."""
+    return f"is a {kind} image, which cannot be read", "convert it to PNG or JPEG, or remove it"
+
+
+def load(image: Image.Image, path: str) -> None:
+    """Decode an image that `opened_image` has opened.
+
+    Raises:
+        SourceError: its values are fractions from 0 to 1, which would all become black.
+    """
+    image.load()
+    if image.mode == "F" and image.getextrema()[1] <= 1:
+        what = "holds floating-point values from 0 to 1, which would become black"
+        raise SourceError(what, where=path, hint="save it with 8 or 16 bits a channel")
 
 
 @contextmanager

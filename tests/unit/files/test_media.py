@@ -91,6 +91,26 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
         assert what in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("begin", "kind"),
+    [
+        (b"\0\0\0\x24ftypheic\0\0\0\0mif1heic", "HEIC"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic", "HEIC"),
+        (b"\xff\x0a\xfa\x7f\x01", "JPEG XL"),
+        (b"\0\0\0\x0cJXL \x0d\x0a\x87\x0a", "JPEG XL"),
+    ],
+)
+def test_an_image_of_a_phone_or_of_jpeg_xl_is_named_whatever_it_is_called(
+    tmp_path: Path, begin: bytes, kind: str
+) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(begin + b"\0" * 100)
+    with pytest.raises(SourceError) as caught:
+        probe_image(str(path))
+    what = f"is a {kind} image, which cannot be read; convert it to PNG or JPEG, or remove it"
+    assert str(caught.value) == f"{path}: {what}"
+
+
 EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
 %%BoundingBox: 0 0 8 8
 %%EndComments

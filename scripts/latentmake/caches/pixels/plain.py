@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageColor
 from latentmake.caches.inputs import Sample, SourceBytes
 from latentmake.caches.pixels.arrays import Array, lanczos, view_of
 from latentmake.config import Dataset
-from latentmake.files.media import opened_image
+from latentmake.files.media import load, opened_image
 from latentmake.geometry.buckets import Size, placement
 from latentmake.plan.orders import Target, WorkOrder
 
@@ -101,7 +101,7 @@ def decode(data: bytes, path: str, settings: Dataset, *, shrink: int = 1) -> Ima
     with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
         if shrink > 1:
             image.draft("RGB", (image.width // shrink, image.height // shrink))
-        image.load()
+        load(image, path)
         if settings.exif_rotation and image.format != "TIFF":  # Pillow turns a TIFF itself
             method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
             image = image if method is None else image.transpose(method)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from latentmake.caches.inputs import Sample, SourceBytes, stored_size
 from latentmake.caches.pixels.arrays import array_of
-from latentmake.files.media import opened_image
+from latentmake.files.media import load, opened_image
 from latentmake.geometry.buckets import Placement
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.plan.orders import Target, WorkOrder
@@ -58,7 +58,7 @@ def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArr
     """
     mode = "RGBA" if alpha else "RGB"
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
-        image.load()
+        load(image, path)
         return array_of(image if image.mode == mode else image.convert(mode))
 
 

@@ -16,7 +16,7 @@ from latentmake.caches.inputs import Sample, SourceBytes, stored_size
 from latentmake.caches.pixels import sdscripts
 from latentmake.caches.pixels.arrays import Array, array_of
 from latentmake.errors import SourceError
-from latentmake.files.media import opened_image
+from latentmake.files.media import load, opened_image
 from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
 from latentmake.plan.orders import Target, WorkOrder
 
@@ -84,7 +84,7 @@ def open_image(data: bytes, path: str, max_pixels: int) -> Image.Image:
         SourceError: it is empty, no image, cut short, or too large.
     """
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
-        image.load()
+        load(image, path)
         return image if image.mode in ("RGB", "RGBA") else image.convert("RGB")
 
 

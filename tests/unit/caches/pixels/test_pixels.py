@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from latentmake.caches.pixels import sdscripts, wan
 from latentmake.caches.pixels.plain import decode, fit, upright_size
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, target_size
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, PngImagePlugin
 
 SETTINGS = Dataset(path="data")
@@ -198,6 +200,26 @@ def test_an_animation_is_its_first_frame(kind: str) -> None:
     options = {"lossless": True} if kind == "WEBP" else {}
     data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
     assert decoded(data).getpixel((4, 4)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("layout", ["plain", "wan", "sdscripts"])
+def test_fractions_of_white_are_refused_and_not_encoded_as_black(layout: str) -> None:
+    def opened(most: float) -> NDArray[np.uint8]:
+        values = np.linspace(0, most, 64, dtype=np.float32).reshape(8, 8)
+        data = encoded(Image.fromarray(values), "TIFF")
+        if layout == "sdscripts":
+            return sdscripts.open_image(data, "a.tif", 10**6, alpha=False)
+        if layout == "wan":
+            return np.asarray(wan.open_image(data, "a.tif", 10**6))
+        return np.asarray(decode(data, "a.tif", SETTINGS))
+
+    with pytest.raises(SourceError) as caught:
+        opened(1)
+    assert str(caught.value) == (
+        "a.tif: holds floating-point values from 0 to 1, which would become black; "
+        "save it with 8 or 16 bits a channel"
+    )
+    assert opened(255).max() == 255
 
 
 # -- what is no image -----------------------------------------------------------------------------
