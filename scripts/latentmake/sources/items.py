@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError, SourceError
-from latentmake.files.media import VIDEO_EXTENSIONS, Media
+from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, Media, unread_format
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import SourceStat
-from latentmake.layouts.plain import LATENTS_ENDING
 from latentmake.sources import s3
+from latentmake.sources.names import unusable_name
 from latentmake.sources.numbered import Names, in_order
 from latentmake.sources.rows import Row
 
@@ -35,7 +35,6 @@ __all__ = [
     "fingerprint",
     "items",
     "scan",
-    "unusable_name",
 ]
 
 IMAGE_EXTENSIONS = frozenset(
@@ -48,8 +47,6 @@ _ODD = {
     _SPECIAL: ("is a pipe, a socket or a device and no file", "remove it, or put a file there"),
     _FOLDER: ("is a folder without any file, though it has a file's name", "rename or remove it"),
 }
-
-_SHORT = 256 - len(LATENTS_ENDING)  # names of fewer characters need no closer look
 
 # Previews of latents, which ai-training's scripts write beside images (--writepreview).
 _PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
@@ -249,6 +246,7 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     endings = sorted(texts, key=len, reverse=True)
     layers: dict[str, list[tuple[str, SourceStat]]] = {}
     other_case: dict[tuple[str, str], str] = {}
+    unread: dict[str, tuple[str, str]] = {}  # path and format by stem
     faults: list[Fault] = []
     full = _folders_with_files(scanned, (*extensions, *map(str.lower, endings)))
     for below, *values in sorted(scanned.entries):
@@ -259,6 +257,8 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         is_image = f".{extension.lower()}" in extensions and not below.endswith(_PREVIEWS)
         ending = next(filter(below.endswith, endings), None)
         if not dot or not (is_image or ending):
+            if kind == "image" and (other := UNREAD_FORMATS.get(f".{extension.lower()}")):
+                unread[stem] = path, other
             for each in endings:
                 if stat.size >= 0 and below.lower().endswith(each.lower()):
                     other_case[each, below[: -len(each)]] = path
@@ -297,6 +297,10 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
                 paths, stats = zip(*further, strict=True)
                 item = item._replace(layers=paths, layer_stats=stats)
             found.append(item)
+    for stem, (path, other) in unread.items():
+        left_over = [each.pop(stem, None) for each in texts.values()]
+        if any(left_over):
+            faults.append(Fault(path, stem, *unread_format(other)))
     article = "an" if kind == "image" else "a"
     for ending, left in texts.items():
         one = "a caption" if ending == dataset.caption_extension else "a file of tags"
@@ -379,23 +383,6 @@ def _no_images(kind: str, extensions: frozenset[str], scanned: Scan) -> str:
     endings = {f".{path.rpartition('.')[2].lower()}" for path, *_ in scanned.entries}
     if kind == "image" and endings & VIDEO_EXTENSIONS:
         return "it holds videos: set target_frames, for a model that takes them"
+    if kind == "image" and (found := endings & UNREAD_FORMATS.keys()):
+        return f"convert its {UNREAD_FORMATS[min(found)]} images to PNG or JPEG"
     return f"put {kind}s there ({', '.join(sorted(extensions))})"
-
-
-def unusable_name(path: str) -> str | None:
-    """Return why caches cannot be named after a file; None where they can."""
-    if len(path) < _SHORT and path.isascii() and path.isprintable() and "/" not in path:
-        return None
-    stem = path.rpartition("/")[2].rpartition(".")[0]
-    if len(stem.encode("utf-8", "surrogateescape")) > 255 - len(LATENTS_ENDING):
-        return "has a name too long for its cache file"
-    if not path.isprintable() and any(ord(character) < 32 for character in path):
-        return "has a control character in its name"
-    folders = path.split("/")[:-1]
-    if "" in folders or any(len(each.encode("utf-8", "replace")) > 255 for each in folders):
-        return "has a folder in its name that no disk can have"  # an object's may
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return "has a name that is not UTF-8"
-    return None

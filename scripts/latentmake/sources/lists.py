@@ -17,7 +17,7 @@ from typing import IO
 
 from latentmake.config import Dataset
 from latentmake.errors import DatasetError
-from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
+from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.geometry.clips import Span
 from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
 from latentmake.progress import Progress
@@ -28,9 +28,9 @@ from latentmake.sources.items import (
     Item,
     Scan,
     fingerprint,
-    unusable_name,
 )
 from latentmake.sources.metadata import json_objects, learned
+from latentmake.sources.names import unusable_name
 from latentmake.sources.rows import Row, columns_of, layers_of, row_of
 
 __all__ = ["items", "scan"]
@@ -295,6 +295,9 @@ def _fault(
         hint = f"name one of {', '.join(sorted(extensions))}"
         if not dataset.video and ending in VIDEO_EXTENSIONS | {NPZ}:
             hint = "set target_frames for videos, for a model that takes them"
+        if not dataset.video and ending in UNREAD_FORMATS:
+            what, hint = unread_format(UNREAD_FORMATS[ending])
+            return f"{path} {what}", hint
         return f"{path} is no {kind}", hint
     if dataset.composed:
         return None

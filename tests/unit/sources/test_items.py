@@ -105,6 +105,16 @@ def test_a_caption_without_an_image_is_a_fault(tmp_path: Path) -> None:
     assert f"{tmp_path}/b.txt: is a caption without an image; add" in fault(tmp_path)
 
 
+def test_an_image_of_a_format_that_is_not_read_is_named_and_not_its_caption(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.txt", "a.heic", "sub/b.HEIC", "sub/b.txt", "c.jxl")
+    assert fault(tmp_path) == (
+        f"{tmp_path}/sub/b.HEIC: is a HEIC image, which cannot be read; "
+        "convert it to PNG or JPEG, or remove it"
+    )
+    with pytest.raises(DatasetError, match="holds no image; convert its HEIC images to PNG"):
+        find(tmp_path / "sub")
+
+
 def test_two_images_of_one_stem_are_one_fault_that_names_both(tmp_path: Path) -> None:
     put(tmp_path, "a.png", "a.jpg", "a.txt", "b.png", "b.txt")
     line = fault(tmp_path)

@@ -253,6 +253,13 @@ def test_a_bad_row_is_named_by_its_line_and_stops_no_other(
     assert what in fault.line and "\n" not in fault.line and "; " in fault.line
 
 
+def test_a_row_of_an_image_of_a_format_that_is_not_read_says_so(tmp_path: Path) -> None:
+    put(tmp_path, "a.heic")
+    path = write(tmp_path / "list.jsonl", {"image": "a.heic", "prompt": "p"})
+    _, (fault,) = find(path, target_frames=None)
+    assert f"{tmp_path}/a.heic is a HEIC image, which cannot be read; convert it" in fault.line
+
+
 def test_two_rows_of_the_same_clip_and_two_files_of_one_name_are_faults(tmp_path: Path) -> None:
     put(tmp_path, "a.mp4", "a.mkv", "b/c.mp4", "b_c.mp4")
     same = {"video": "a.mp4", "prompt": "x"}
