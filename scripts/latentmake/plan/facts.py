@@ -23,6 +23,7 @@ from latentmake.sources import lists, metadata, s3
 from latentmake.sources.caption_files import first_lines, texts_of
 from latentmake.sources.items import Fault, Item, Scan
 from latentmake.sources.probe import Measured, measured
+from latentmake.sources.unused import unused_note
 
 __all__ = ["Facts", "ProgramDigest"]
 
@@ -65,6 +66,7 @@ class Facts:
         self._items: dict[tuple[str, ...], tuple[list[Item], list[Fault]]] = {}
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._skipped: dict[str, list[dict[str, str]]] = {}
+        self._noted: set[str] = set()
         self.unreadable: dict[str, dict[str, Fault]] = {}
 
     # -- datasets -----------------------------------------------------------------------------
@@ -90,6 +92,15 @@ class Facts:
                 else datasets.scan(dataset, settings, "control_directory")
             )
         return self._controls[dataset]
+
+    def note_unused(self, dataset: str) -> None:
+        """Write a line about the files of a dataset's folder that nothing uses, once."""
+        if dataset not in self._noted:
+            self._noted.add(dataset)
+            path = self.config.datasets[dataset].path
+            sharing = [each for each in self.config.datasets.values() if each.path == path]
+            if note := unused_note(sharing, self.scan(dataset)):
+                sys.stderr.write(f"note: datasets.{dataset}: {note}\n")
 
     def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
         """Return the items of a dataset as a model needs them, and the faults of the others."""

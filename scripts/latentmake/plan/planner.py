@@ -195,6 +195,7 @@ def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[st
         snapshot = snapshots.latest(facts.memo, asked)
         if answer := facts.memo.verdict(asked.question):
             return staleness.recall(answer, snapshot.lines_of(asked) if snapshot else None)
+        facts.note_unused(dataset)
         if snapshot and (found := changes.changed(facts, asked, snapshot, evaluated)):
             if _learn_verdict(facts, asked, found[0]):
                 snapshots.keep(facts.memo, asked, found[1], found[0])

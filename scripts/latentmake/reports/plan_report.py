@@ -10,6 +10,7 @@ from latentmake.plan.estimates import Estimates, built_orders
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import Plan
 from latentmake.plan.targets import is_training_asked
+from latentmake.reports.fitting import fitting_lines
 from latentmake.reports.plan_table import plan_table
 from latentmake.reports.recipe_changes import recipe_changes
 
@@ -41,7 +42,11 @@ def report(
     lines += [
         run.note for name, run in plan.runs.items() if run.note and is_training_asked(name, targets)
     ]
-    lines = [*recipe_changes(facts, plan.runs.values()), *lines]
+    lines = [
+        *recipe_changes(facts, plan.runs.values()),
+        *dict.fromkeys(fitting_lines(facts, plan)),
+        *lines,
+    ]
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
     if plan.runs and (dry or not all(each.startswith("status_") for each in targets or [""])):
         sys.stderr.write(plan_table(plan, lines) + "\n")

@@ -58,6 +58,20 @@ def test_no_verdict_of_other_planning_code_is_believed(
     assert not set(questions()) & set(before)
 
 
+def test_files_that_nothing_uses_are_told_once_for_all_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("a.png", "a.txt", "notes.pdf"):
+        (tmp_path / "data" / name).write_text("a")
+    models = {"tiny": {"vae": "vae", "text": "text"}, "other": {"vae": "vae", "text": "text"}}
+    second = {"datasets": "cats", "model": "other", "resolutions": [64]}
+    config = parse({**CONFIG, "models": models, "runs": {**CONFIG["runs"], "second": second}})
+    make_plan(Facts(config, Memo(None), buildable=["vae", "text"]), ["first", "second"])
+    assert capsys.readouterr().err == "note: datasets.cats: 1 file is not used: notes.pdf\n"
+
+
 @pytest.mark.parametrize(
     ("asked", "line"),
     [

@@ -1,0 +1,55 @@
+"""The plan counts pictures that are enlarged, or cut by more than half."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latentmake.config import parse
+from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
+from latentmake.plan.planner import make_plan
+from latentmake.reports.fitting import fitting_lines
+from PIL import Image
+
+SDXL = {"architecture": "sdxl", "layout": "sdscripts", "vae": "vae", "text": ["a", "b"]}
+
+
+def lines(
+    sizes: dict[str, tuple[int, int]], model: dict[str, Any] = SDXL, **changes: Any
+) -> list[str]:
+    """Return the lines for a folder of pictures of some sizes."""
+    for name, size in sizes.items():
+        Path("data").mkdir(exist_ok=True)
+        Image.new("RGB", size).save(f"data/{name}.png")
+        Path(f"data/{name}.txt").write_text(name)
+    values = {
+        "datasets": {"cats": {"path": "data", **changes}},
+        "models": {"big": model},
+        "runs": {"first": {"datasets": "cats", "model": "big", "resolutions": [256, 512]}},
+    }
+    facts = Facts(parse(values), Memo(None), buildable=["vae", "a", "b"])
+    return [*fitting_lines(facts, make_plan(facts, ["first"]))]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_enlarged_and_cut_pictures_are_counted_for_each_resolution() -> None:
+    sizes = {"small": (128, 200), "wide": (1400, 512), "tall": (512, 1400), "right": (512, 512)}
+    assert lines(sizes) == [
+        "cats at 256: of 4 pictures, 1 is enlarged (up to 2 times), 2 are cut by more than half",
+        "cats at 512: of 4 pictures, 1 is enlarged (up to 4 times), 2 are cut by more than half",
+    ]
+
+
+def test_buckets_cut_little_and_rounding_enlarges_nothing() -> None:
+    assert lines({"wide": (1400, 700), "near": (511, 511)}, fit="bucket") == []
+    assert lines({"small": (100, 100)}, fit="bucket", bucket_no_upscale=True) == []
+
+
+def test_nothing_is_said_where_the_plan_knows_no_sizes() -> None:
+    assert lines({"small": (8, 8)}, {"vae": "vae", "text": "a"}) == []
