@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import musubi_world
+import numpy as np
 import pytest
 import sdscripts
 import torch
 import wan
 import world
+from PIL import Image
 from project import Project
 from safetensors.torch import save_file
 
@@ -52,6 +54,14 @@ def test_a_run_without_caches_is_checked_and_nothing_is_encoded(of_wan: Project)
         assert f"\n{what} " in said
     of_wan.configure(lambda values: values["runs"]["tiny"]["trainer"].update(arguments=["--no"]))
     assert "does not know --no:" in checked(of_wan, failing=True)
+
+
+def test_images_that_become_white_are_said_before_anything_is_encoded(of_wan: Project) -> None:
+    deep = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    Image.fromarray(deep).save(of_wan / "data/shapes/ant.png")
+    said = checked(of_wan)
+    assert "1 image is 16-bit greyscale" in said
+    assert "data/shapes/ant.png; save with 8 bits" in said
 
 
 def test_every_kind_of_run_is_checked(

@@ -28,11 +28,14 @@ class CheckOrder(BaseModel, extra="forbid", frozen=True):
         findings: on caches, items and manifest.
         current: whether the manifest is up to date, so that its files can be checked.
         trainer: path of its trainer's order; None without a trainer.
+        images: to look at where the manifest is not up to date, and the layout follows musubi-tuner
+            or sd-scripts.
     """
 
     findings: list[Finding]
     current: bool
     trainer: str | None
+    images: list[str] = []
 
 
 def plan_check(facts: Facts, plan: RunPlan, run: Run) -> CheckOrder:
@@ -52,7 +55,14 @@ def plan_check(facts: Facts, plan: RunPlan, run: Run) -> CheckOrder:
         note = "is not up to date: the next build writes it, and its files are checked then"
         findings.append(Finding("manifest", "warning", note))
     trainer = None if plan.trainer_order is None else str(plan.trainer_order)
-    return CheckOrder(findings=findings, current=current, trainer=trainer)
+    images = [
+        path
+        for dataset in run.datasets
+        if not current and facts.layout(run.model).adopts
+        for item in facts.items(dataset, run.model)[0]
+        for path in (item.image, *item.controls, *item.layers)
+    ]
+    return CheckOrder(findings=findings, current=current, trainer=trainer, images=images)
 
 
 def _estimated(facts: Facts, plan: RunPlan) -> list[Finding]:

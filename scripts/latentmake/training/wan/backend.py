@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan
@@ -26,9 +27,14 @@ class Wan(LoopBackend):
     def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
         """Check the networks, and what the trainer's settings need."""
         from latentmake.models.wan_dit import trained_networks
-        from latentmake.training.order import read_order
+        from latentmake.training.image_checks import image_findings
+        from latentmake.training.order import read_order, rows_of
 
-        yield from map(model_finding, trained_networks(read_order(order, WanOrder)))
+        read = read_order(order, WanOrder)
+        yield from map(model_finding, trained_networks(read))
+        if current:  # the caches have musubi-tuner's pixels
+            sources = (row["source"] for row in rows_of(Path(read.manifest), dict[str, Any]))
+            yield from image_findings(sources)
         yield from super().check(order, current=current)
 
     def plan_evaluation(self, facts: Facts, plan: RunPlan) -> tuple[Path, bool]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from latentmake.training.checks import Finding
 from latentmake.training.wan.backend import Wan
 from latentmake.training.wan.order import WanOrder
+from PIL import Image
 from wan_trainer_world import make_order
 
 
-def checked(order: WanOrder, path: Path) -> dict[str, Finding]:
+def checked(order: WanOrder, path: Path, *, current: bool = False) -> dict[str, Finding]:
     path.write_text(order.model_dump_json())
-    return {each.what: each for each in Wan().check(path, current=False)}
+    return {each.what: each for each in Wan().check(path, current=current)}
 
 
 def test_both_networks_are_listed_and_a_broken_one_fails(tmp_path: Path) -> None:
@@ -29,6 +32,19 @@ def test_both_networks_are_listed_and_a_broken_one_fails(tmp_path: Path) -> None
     assert found["model: dit"].verdict == "ok"
     assert found["model: dit_high_noise"].verdict == "failed"
     assert "is cut short" in found["model: dit_high_noise"].note
+
+
+def test_images_that_became_white_are_named(tmp_path: Path) -> None:
+    deep = np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)
+    rows = []
+    for name, values in (("a", deep), ("b", (deep >> 8).astype(np.uint8))):
+        Image.fromarray(values).save(tmp_path / f"{name}.png")
+        rows.append(json.dumps({"source": f"{tmp_path}/{name}.png"}))
+    (tmp_path / "manifest.jsonl").write_text("\n".join(rows))
+    order = make_order(tmp_path).model_copy(update={"manifest": f"{tmp_path}/manifest.jsonl"})
+    note = checked(order, tmp_path / "order.json", current=True)["16-bit images"].note
+    assert note.startswith("1 image is 16-bit greyscale")
+    assert note.endswith(f"white: {tmp_path}/a.png; save with 8 bits")
 
 
 def test_a_network_of_another_task_fails(tmp_path: Path) -> None:

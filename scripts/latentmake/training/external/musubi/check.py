@@ -10,11 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import ExifTags, Image
-
 from latentmake import layouts
 from latentmake.errors import TrainingError
-from latentmake.files.media import IMAGE_FORMATS
 from latentmake.training.checks import Finding, of_faults
 from latentmake.training.external.arguments import absolute
 from latentmake.training.external.musubi.check_caches import (
@@ -25,6 +22,7 @@ from latentmake.training.external.musubi.check_caches import (
 )
 from latentmake.training.external.musubi.dataset_toml import dataset_toml
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
+from latentmake.training.image_checks import image_findings
 from latentmake.training.order import rows_of
 
 __all__ = ["data_findings", "training_toml"]
@@ -70,9 +68,8 @@ def _items(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[Finding]
         sound = f"{len(rows)} items, {without} of them without a caption file"
     faults = list(item_faults(rows)) if rows else ["no item is left to train on"]
     yield of_faults("images and captions", faults, sound)
-    if turned := sum(_is_turned(row.source) for row in rows):
-        note = f"{turned} images are stored turned (EXIF), which musubi-tuner does not heed"
-        yield Finding("EXIF orientation", "warning", note)
+    images = (path for row in rows for path in (row.source, *row.control_files, *row.layers))
+    yield from image_findings(images)
     files = sum(len(paths) for row in rows for paths in row.latents.values())
     texts = sum(len(row.texts_at(size)) for row in rows for size in row.text)
     sound = f"{files} of latents and {texts} of text, complete"
@@ -82,16 +79,6 @@ def _items(order: MusubiOrder, rows: Sequence[ManifestRow]) -> Iterator[Finding]
         for path in stray_files(order, rows)
     ]
     yield of_faults("foreign caches", strays, "none in the cache folders")
-
-
-def _is_turned(path: str) -> bool:
-    if not path.lower().endswith((".jpg", ".jpeg", ".webp")):
-        return False  # of a PNG, all pixels are read before its EXIF is known
-    try:
-        with Image.open(path, formats=IMAGE_FORMATS) as image:
-            return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return False  # said elsewhere
 
 
 def _block_faults(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -71,17 +71,20 @@ class SdScripts(External[SdScriptsOrder]):
 
     def data_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
         """Check images, captions and caches, and that no two share a name."""
+        from latentmake.training.image_checks import image_findings  # which imports PIL
+
         what = "images and caches"
         try:
-            items = sum(1 for _ in rows_of(Path(order.manifest), ManifestRow))
+            images = [row.source for row in rows_of(Path(order.manifest), ManifestRow)]
             files = deployed(order)
         except UserError as error:
             yield Finding(what, "failed", str(error))
             return
-        if not items:
+        if not images:
             yield Finding(what, "failed", "no item is left to train on")
         else:
-            yield Finding(what, "ok", f"{items} items, {len(files)} files")
+            yield Finding(what, "ok", f"{len(images)} items, {len(files)} files")
+            yield from image_findings(images)
 
     def job_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
         """Check all that a training needs, in its job; deployment looks at the data."""

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from latentmake.config import Dataset, Model
@@ -244,6 +245,20 @@ def test_images_that_are_stored_turned_are_counted(root: Path, tuner: Path) -> N
     assert of(check(order), "EXIF orientation").note.startswith("1 images")
 
 
+def test_images_of_16_bits_that_become_white_are_named(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    assert not [each for each in check(order) if each.what == "16-bit images"]
+    deep = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    Image.fromarray(deep).save(f"data/{RUN}/red.png")
+    assert np.asarray(Image.open(f"data/{RUN}/red.png").convert("RGB")).mean() > 250
+    assert of(check(order), "16-bit images") == Finding(
+        "16-bit images",
+        "warning",
+        "1 image is 16-bit greyscale, of which nearly every pixel becomes white: "
+        f"data/{RUN}/red.png; save with 8 bits",
+    )
+
+
 # -- what is trained ---------------------------------------------------------------------------
 
 
@@ -439,7 +454,9 @@ def test_an_attention_that_is_not_there_fails(root: Path, tuner: Path) -> None:
 
 
 def test_too_little_space_fails(root: Path, tuner: Path) -> None:
-    order = make_run(root, tuner=tuner, network_dim=10**15)
+    order = make_run(root, tuner=tuner)
+    large = order.trainer.model_copy(update={"network_dim": 10**15})  # more than a disk holds
+    order = order.model_copy(update={"trainer": large})
     assert "are needed" in fails(order, "disk space")
     enough = make_run(root, tuner=tuner, save_every_n_epochs=1)
     assert of(check(enough), "disk space").verdict == "ok"
