@@ -143,7 +143,8 @@ def load(image: Image.Image, path: str) -> None:
         SourceError: its values are fractions from 0 to 1, which would all become black.
     """
     image.load()
-    if image.mode == "F" and image.getextrema()[1] <= 1:
+    most = image.getextrema()[1] if image.mode == "F" else None
+    if isinstance(most, float) and most <= 1:
         what = "holds floating-point values from 0 to 1, which would become black"
         raise SourceError(what, where=path, hint="save it with 8 or 16 bits a channel")
 
