@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from latentmake.files.paths import is_windows
 from latentmake.training.external.order import ExternalOrder
 
 __all__ = [
@@ -79,12 +80,13 @@ def with_paths(arguments: Sequence[str], named: Callable[[str], str] = str) -> l
     """Return arguments with each path in them made absolute, and `named` as another system does.
 
     A value is a path if it has a slash, an ending or a `~` and exists, seen from the working
-    directory; in `--flag=value` and `key=value` the part behind counts.
+    directory. An absolute path may lie on another machine. In `--flag=value` and `key=value` the
+    part behind counts.
     """
     found = []
     for each in arguments:
         before, value = _split(each)
-        place = _place(value)
+        place = _place(value) or (value if _is_absolute(value) else None)
         found.append(f"{before}{named(place)}" if place else each)
     return found
 
@@ -132,6 +134,11 @@ def _split(argument: str) -> tuple[str, str]:
 def _exists(path: Path | str) -> bool:
     """Whether a path exists; one that is too long for the system does not."""
     return os.path.exists(path)  # noqa: PTH110
+
+
+def _is_absolute(value: str) -> bool:
+    """Whether a value is an absolute path; a letter with a colon alone is no drive here."""
+    return value.startswith("/") or (is_windows(value) and len(value) > len("C:"))
 
 
 def _place(value: str) -> str | None:

@@ -104,7 +104,8 @@ def publication_findings(
                 yield flags(program, arguments, script)
             except TrainingError as error:
                 yield Finding(f"arguments of {script}", "failed", str(error))
-        yield from paths(further, program.folder)
+        for name in missing_files(further, program.folder):
+            yield elsewhere("arguments", name)
     keys = None if program is None else program.sources.dataset_keys
     for system, text in tomls.items():
         yield _toml(f"dataset TOML for {system.capitalize()}", text, keys)

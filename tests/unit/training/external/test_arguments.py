@@ -55,6 +55,10 @@ def test_paths_are_made_absolute_and_all_else_stays(
     assert with_paths([*given]) == [*given.values()]
     named = with_paths(["prompts.txt"], lambda path: path.replace(str(tmp_path), "D:"))
     assert named == ["D:/prompts.txt"]
+    elsewhere = ["--vae", "C:/m/vae.safetensors", "--vae=D:\\m x\\t5.pth", "/nowhere/x.txt"]
+    words = ["--comment", "x:", "https://host/x.json", "a/b", "note: C:/m"]
+    found = ["--vae", "<C:/m/vae.safetensors>", "--vae=<D:\\m x\\t5.pth>", "</nowhere/x.txt>"]
+    assert with_paths([*elsewhere, *words], lambda path: f"<{path}>") == [*found, *words]
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/theirs.json").write_text("")
     searched = [*given, "theirs.json", "https://host/x.json"]
