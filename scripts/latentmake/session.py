@@ -34,6 +34,7 @@ from latentmake.plan.targets import (
     check_known,
     is_training_asked,
     kinds_built,
+    needs_encoders,
     runs_asked_for,
 )
 from latentmake.reports.comparison_order import Page, is_page, plan_page
@@ -115,6 +116,7 @@ class Session:
                 runs_jobs=not deployed,
                 program_digest=backends.program_digest,
                 options=options,
+                encoders=needs_encoders(targets, self.runs, caches=self.config.publish.caches),
             )
             finally_.callback(self._facts.memo.save)
             trained = self._plan_runs(targets, force=force, dry=dry)

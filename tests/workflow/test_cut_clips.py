@@ -100,6 +100,15 @@ def changed(before: dict[str, tuple[bytes, int]], after: dict[str, tuple[bytes, 
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
+def test_clips_are_cut_without_the_models(template: Project, tmp_path: Path) -> None:
+    project = template.copy(tmp_path / "project")
+    (project / "models").rename(project / "elsewhere")
+    assert project.run("-n", f"clips_{RUN}").jobs == [f"clips_{RUN}"]
+    refused = project.run("-n", f"clips_{RUN}", f"caches_{RUN}", check=False)
+    assert refused.returncode
+    refused.one_line("models.wan.vae", "does not exist")
+
+
 def test_each_clip_is_an_array_of_its_frames_and_a_row_that_says_where_it_is_from(
     cut: Project,
 ) -> None:

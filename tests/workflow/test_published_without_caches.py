@@ -163,7 +163,8 @@ def test_a_wan_run_is_published_without_encoding_and_cached_by_its_script(tmp_pa
     assert not list(place.rglob("ant_0200x0120*"))
 
 
-def test_a_run_of_sd_scripts_is_published_without_encoding(tmp_path: Path) -> None:
+def make_sd_scripts(folder: Path) -> Project:
+    """Make a project of sd-scripts whose model is nowhere on this machine."""
     values: dict[str, Any] = sdscripts.config(
         "sdxl", vae="E:/models/vae.safetensors", text=[f"{ELSEWHERE}/{n}" for n in (1, 2)]
     )
@@ -171,9 +172,14 @@ def test_a_run_of_sd_scripts_is_published_without_encoding(tmp_path: Path) -> No
     values["models"]["tiny"]["checkpoint"] = f"{ELSEWHERE}/base.safetensors"
     values["runs"]["tiny"]["trainer"] = {"kind": "sdscripts", "max_train_epochs": 1}
     values["sd_scripts"] = {"path": "sd-scripts"}
-    project = Project.make(tmp_path / "project", values)
+    project = Project.make(folder, values)
     sdscripts.make_dataset(project / "data/shapes")
     sdscripts_world.stand_in(project.folder / "sd-scripts")
+    return project
+
+
+def test_a_run_of_sd_scripts_is_published_without_encoding(tmp_path: Path) -> None:
+    project = make_sd_scripts(tmp_path / "project")
     result = project.run("-n", "publish_tiny")
     assert result.jobs == ["publish_tiny"]
     project.run("publish_tiny")
@@ -215,3 +221,18 @@ def test_a_run_of_sd_scripts_is_published_without_encoding(tmp_path: Path) -> No
             "sub/fox_0064x0064_sdxl.npz",
         )
     }
+
+
+def test_a_run_whose_models_lie_elsewhere_is_looked_at(tmp_path: Path) -> None:
+    project = make_sd_scripts(tmp_path / "project")
+    result = project.run("check_tiny", "status_tiny", "captions_tiny")
+    result.one_line("model: checkpoint", "ok", "not on this machine, taken as it is")
+    result.one_line("tiny: 0 targets fresh, 18 stale")
+    result.one_line("tokens are not counted", f"{ELSEWHERE}/1")
+    project.run("verify_tiny").one_line("18 missing")
+    assert project.run("-n", "report_tiny").jobs == ["report_tiny"]
+    assert not (project / "cache").exists()
+    for target in ("caches_tiny", "train_tiny"):
+        refused = project.run("-n", target, "status_tiny", check=False)
+        assert refused.returncode and "Traceback" not in refused.output
+        refused.one_line("models.tiny.vae", "E:/models/vae.safetensors")

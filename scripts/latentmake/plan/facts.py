@@ -10,7 +10,7 @@ from pathlib import Path
 from latentmake import digest, layouts
 from latentmake.config import Config, ExternalProgram, Model
 from latentmake.config.command import Options
-from latentmake.errors import DatasetError, ModelError, SourceError
+from latentmake.errors import DatasetError, ModelError, SourceError, TrainingError
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.models import recipe
@@ -42,6 +42,7 @@ class Facts:
     Args:
         buildable: folders that a rule makes; a model there may be missing.
         program_digest: asked where a model names such a program as its `encoder`.
+        encoders: whether the command needs them; otherwise they may lie on another machine.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Facts:
         runs_jobs: bool = True,
         program_digest: ProgramDigest | None = None,
         options: Options | None = None,
+        encoders: bool = True,
     ) -> None:
         self.config = config
+        self._encoders = encoders
         self.memo = memo
         self.options = options or Options()
         self.runs_jobs = runs_jobs
@@ -267,13 +270,15 @@ class Facts:
         return any(Path(path).is_relative_to(folder) for folder in self._buildable)
 
     def recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
-        """Return the recipe of a kind; empty where a rule has yet to make the model."""
+        """Return the recipe of a kind; empty where the model is not here, and may be missing."""
         asked = (dataset if kind == "latents" else "", model, kind)
         if asked not in self._recipes:
             try:
                 self._recipes[asked] = self._recipe(dataset, model, kind)
-            except ModelError as error:
-                if error.where.startswith("models."):
+            except (ModelError, TrainingError) as error:
+                if not self._encoders:
+                    return self._recipes.setdefault(asked, {})
+                if isinstance(error, TrainingError) or error.where.startswith("models."):
                     raise
                 where = f"models.{model}.{'vae' if kind == 'latents' else 'text'}"
                 what = f"{error.where}: {error.what}"

@@ -19,12 +19,14 @@ __all__ = [
     "is_generation_asked",
     "is_training_asked",
     "kinds_built",
+    "needs_encoders",
     "refuse_company",
     "runs_asked_for",
 ]
 
 ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check", "report", "verify")
 _ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "report", "status", "verify")
+_LOOKING = ("captions", "check", "report", "status", "verify")
 _PER_RUN = (
     "train",
     "generate",
@@ -77,6 +79,16 @@ def kinds_built(run: str, targets: Sequence[str]) -> set[str]:
     if not targets or "all" in targets or any(x.startswith(f"runs/{run}/") for x in targets):
         return kinds
     return kinds if words - kinds - {*_ENCODING_NOTHING} else kinds & words
+
+
+def needs_encoders(targets: Sequence[str], runs: Collection[str], *, caches: bool) -> bool:
+    """Whether some targets need the encoders of their runs on this machine.
+
+    `caches` is `publish.caches`: without it the trainer's machine has the encoders.
+    """
+    words = ("clips",) if caches else ("clips", "publish", *_LOOKING)
+    known = {f"{word}_{run}" for word in words for run in runs}
+    return not targets or not known.issuperset(as_words(targets))
 
 
 def is_evaluation_asked(run: str, targets: Sequence[str]) -> bool:

@@ -16,7 +16,7 @@ from statistics import median_low
 from typing import Any, NamedTuple
 
 from latentmake.config import Model
-from latentmake.errors import SourceError
+from latentmake.errors import SourceError, UserError
 from latentmake.files import atomic
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.models import tokenizers as tokens
@@ -57,6 +57,7 @@ class _Text(NamedTuple):
 
 
 _Row = tuple[Captioned, list[_Text]]
+_Counter = Callable[[str], list[tokens.Cut]]
 
 
 def write_captions(
@@ -65,13 +66,11 @@ def write_captions(
     """Write the texts of a run as JSONL and as a page; `say` receives counts and faults.
 
     Raises:
-        ModelError: a tokenizer is missing.
         StorageError: the disk is full or cannot be written.
     """
-    limits = tokens.limits(order.model) if order.model.spec.encodes else []
-    see = token_counter(order.model, limits)
-    if not limits:
-        say("tokens are not counted: the tokenizers are those of the program that encodes")
+    limits, see, note = token_counter(order.model)
+    if note:
+        say(note)
     faults = list(order.faults)
     rows: list[_Row] = []
     for item in Progress(order.items, desc=f"captions of {order.run}", unit="item"):
@@ -95,9 +94,18 @@ def write_captions(
     say(f"{html}")
 
 
-def token_counter(model: Model, limits: list[tokens.Limit]) -> Callable[[str], list[tokens.Cut]]:
-    """Return a function from a text to what each encoder keeps of it; equal texts are cut once."""
-    tokenizers = [tokens.load(place) for place in (model.text if limits else ())]
+def token_counter(model: Model) -> tuple[list[tokens.Limit], _Counter, str]:
+    """Return the limit of each encoder, and a function from a text to what each keeps of it.
+
+    Equal texts are cut once. Where tokens cannot be counted, the third value says why.
+    """
+    try:
+        limits = tokens.limits(model) if model.spec.encodes else []
+        tokenizers = [tokens.load(place) for place in (model.text if limits else ())]
+    except UserError as error:
+        return [], lambda text: [], f"tokens are not counted: {error}"
+    program = "the tokenizers are those of the program that encodes"
+    note = "" if limits else f"tokens are not counted: {program}"
     cleaned: Callable[[str], str] = str
     if model.spec.cleans_captions:
         from latentmake.caches.encoders.umt5 import clean_caption
@@ -111,7 +119,7 @@ def token_counter(model: Model, limits: list[tokens.Limit]) -> Callable[[str], l
             for tokenizer, limit in zip(tokenizers, limits, strict=True)
         ]
 
-    return see
+    return limits, see, note
 
 
 def texts_of(caption: str | None, texts: list[str] | None) -> list[str]:

@@ -58,7 +58,7 @@ def _difference(facts: Facts, part: Part, stale: Stale) -> str:
     model = facts.config.models[part.model]
     now = facts.recipe(part.dataset, part.model, kind_of(part.name))
     if not now:
-        return f"the model {part.model} is yet to be made"
+        return f"unknown without the model {part.model}"
     found = recipe_differences(read_recipe(stale.path), now, model)
     if found:
         return _some([*map(str, found)])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake import layouts
-from latentmake.errors import SourceError, UserError
+from latentmake.errors import SourceError
 from latentmake.files.cores import usable_cores
 from latentmake.files.media import NPZ, VIDEO_EXTENSIONS
 from latentmake.geometry.buckets import Placement, Size
@@ -151,16 +151,9 @@ def _shares(found: Placement) -> list[float]:
 
 def _count_tokens(order: ItemsOrder, rows: list[Row], notes: list[str]) -> list[Row]:
     """Fill in captions and tokens, those of an item's longest text; return each encoder's sums."""
-    try:
-        limits = tokens.limits(order.model) if order.model.spec.encodes else []
-        see = token_counter(order.model, limits)
-    except UserError as error:
-        limits, see = [], lambda text: []
-        notes.append(f"tokens are not counted: {error}")
-    else:
-        if not limits:
-            program = "the tokenizers are those of the program that encodes"
-            notes.append(f"tokens are not counted: {program}")
+    limits, see, note = token_counter(order.model)
+    if note:
+        notes.append(note)
     text_limit = max(60, min(_LONGEST, _TEXT // max(1, len(rows))))
     rest_limit = max(20, min(_LONGEST_REST, _REST // max(1, len(rows))))
     all_seen: list[list[tokens.Cut]] = [[] for _ in limits]

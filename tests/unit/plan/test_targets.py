@@ -13,6 +13,7 @@ from latentmake.plan.targets import (
     is_evaluation_asked,
     is_training_asked,
     kinds_built,
+    needs_encoders,
     runs_asked_for,
 )
 
@@ -139,3 +140,13 @@ def test_no_file_is_taken_for_fresh_that_rules_spell_otherwise(
     target = f"{tmp_path}/{name}" if spelled == "/{}" else spelled.format(name)
     with pytest.raises(ConfigError, match=f"; write `{name}`$"):
         check_known([target], RUNS, rules=RULES, is_made=made)
+
+
+def test_the_encoders_may_lie_elsewhere_for_what_only_looks() -> None:
+    looking = ["check_cats", "status_a_b", "captions_cats", "reports/report_cats.html"]
+    assert not needs_encoders([*looking, "verify_cats", "publish_cats"], RUNS, caches=False)
+    assert not needs_encoders(["clips_cats"], RUNS, caches=True)
+    for targets in ([], ["all"], ["caches_cats"], ["train_cats"], ["fetch_cats"], ["adopt_cats"]):
+        assert needs_encoders([*targets, *(looking if targets else [])], RUNS, caches=False)
+    for target in (*looking, "publish_cats", "check_dogs"):
+        assert needs_encoders([target], RUNS, caches=True)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan
 from latentmake.training.backend import Backend, Say
-from latentmake.training.checks import Finding, refuse_failed
+from latentmake.training.checks import Finding, failed, refuse_failed
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.external.result import is_trained
 from latentmake.training.external.trainer import Trainer
@@ -42,8 +42,12 @@ class External(Trainer[Order], Backend):
         read = self.read(order)
         if current:
             yield from self.data_findings(read)
-        if read.trained:
-            yield from self.preflight(read)
+        if not read.trained:
+            return
+        found = [*self.preflight(read)]
+        if failed(found) and not read.publish.caches:  # its models may lie on the other machine
+            found = [*self.publication(read).findings()]
+        yield from found
 
     def train(
         self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
