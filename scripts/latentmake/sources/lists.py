@@ -29,7 +29,7 @@ from latentmake.sources.items import (
     Scan,
     fingerprint,
 )
-from latentmake.sources.metadata import json_objects, learned
+from latentmake.sources.metadata import json_objects, learned, name_of
 from latentmake.sources.names import unusable_name
 from latentmake.sources.rows import Row, columns_of, layers_of, row_of
 
@@ -56,15 +56,27 @@ def scan(name: str, dataset: Dataset, memo: Memo) -> Scan:
         raise DatasetError(what, where=where, hint="correct the path")
     root, stat = os.path.normpath(place.parent), source_stat(found)
     rows, faults = _rows(_read(str(place), stat, where, memo), dataset, root)
-    entries = [(str(place), *stat)]
-    seen: set[str] = set()
-    for row in rows:
+    stats: dict[str, SourceStat] = {}
+    for number, row in enumerate(rows):
+        if row.path not in stats:
+            stats[row.path] = _stat(row.path)
+        if row.relative and stats[row.path].size == _NOWHERE:
+            rows[number] = row = _from_here(row, root)
         for path in (row.path, *_beside(row, dataset), *_further(row, root)):
-            if path not in seen:
-                seen.add(path)
-                entries.append((path, *_stat(path)))
-    folders = {path.rpartition("/")[0] for path in seen if not path.startswith(f"{root}/")}
+            if path not in stats:
+                stats[path] = _stat(path)
+    entries = [(str(place), *stat), *((path, *found) for path, found in stats.items())]
+    folders = {path.rpartition("/")[0] for path in stats if not path.startswith(f"{root}/")}
     return Scan(root, entries, fingerprint(entries), rows, faults, (root, *sorted(folders)))
+
+
+def _from_here(row: Row, root: str) -> Row:
+    """Return a row with its path from the working directory, where that is there."""
+    name = row.path.removeprefix(f"{root}/")
+    if _stat(name).size == _NOWHERE:
+        return row
+    below = name_of(os.path.abspath(name), _roots(root))  # noqa: PTH100 -- links stay
+    return row._replace(path=f"./{name}" if below.startswith("/") else f"{root}/{below}")
 
 
 _NOWHERE, _SPECIAL, _FOLDER, _CLOSED = -1, -2, -3, -4  # in the place of a size
@@ -147,7 +159,7 @@ def _json(values: object) -> str:
 def _rows(listed: Listed, dataset: Dataset, root: str) -> tuple[list[Row], list[Fault]]:
     rows: list[Row] = []
     faults: list[Fault] = []
-    roots = {str(Path(root).absolute()), str(Path(root).resolve())}
+    roots = _roots(root)
     for number, text, fault in listed.entries():
         line = int(number)
         try:
@@ -162,6 +174,11 @@ def _rows(listed: Listed, dataset: Dataset, root: str) -> tuple[list[Row], list[
             row = row._replace(path=f"{root}/{row.path}")
         rows.append(row)
     return rows, faults
+
+
+def _roots(root: str) -> set[str]:
+    """Return the absolute names of a list's folder."""
+    return {str(Path(root).absolute()), str(Path(root).resolve())}
 
 
 def _line(dataset: Dataset, line: int) -> str:
@@ -242,7 +259,7 @@ def items(
 
 def _item(dataset: Dataset, root: str, row: Row, stats: dict[str, SourceStat]) -> Item:
     beside = splitext(row.path)[0]
-    stem = beside.removeprefix(f"{root}/").lstrip("/")
+    stem = beside.removeprefix(f"{root}/").removeprefix("./").lstrip("/")
     if dataset.flat:
         stem = basename(stem)
     if dataset.video:  # caches of clips lie flat

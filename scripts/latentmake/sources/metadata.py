@@ -24,9 +24,13 @@ from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
 from latentmake.progress import Progress
 from latentmake.sources.caption_pipeline import text_fault
 
-__all__ = ["entries_of", "json_objects", "learned", "metadata_stat", "name_of", "text_of"]
+__all__ = ["NAMES", "entries_of", "json_objects", "learned", "metadata_stat", "name_of", "text_of"]
 
-_NAMES = ("image_path", "file_name", "image", "path")
+NAMES = (
+    *("image_path", "file_name", "image", "path", "image_path_0"),
+    *("npz", "file", "media_path", "clip"),
+)
+"""Columns that may name a file; the first of them counts."""
 _CAPTIONS = ("caption", "text")
 _LARGE = 50_000_000  # bytes of a file whose reading is worth a progress bar
 _LONGEST_LINE = 1 << 24  # characters: more is no line of text
@@ -126,9 +130,9 @@ def _entry(key: str | None, values: object, roots: Collection[str], number: int)
     if not isinstance(values, Mapping):
         raise ValueError(f"has no object with a caption at {key or f'entry {number + 1}'}")
     if key is None:
-        key = next((str(values[name]) for name in _NAMES if values.get(name)), None)
+        key = next((str(values[name]) for name in NAMES if values.get(name)), None)
     if not key:
-        raise ValueError(f"names no image in entry {number + 1} ({' or '.join(_NAMES[:2])})")
+        raise ValueError(f"names no image in entry {number + 1} ({' or '.join(NAMES[:2])})")
     caption = next((values[name] for name in _CAPTIONS if values.get(name) is not None), None)
     name = name_of(key, roots)
     return Entry(name, text_of(caption, "\n", name), text_of(values.get("tags"), ", ", name))
@@ -201,7 +205,7 @@ def _csv(stream: IO[bytes]) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
     csv.field_size_limit(_LONGEST_LINE)
     reader = csv.DictReader(lines, strict=True)
     columns = reader.fieldnames or []
-    if not set(columns) & set(_NAMES) or not set(columns) & {*_CAPTIONS, "tags"}:
+    if not set(columns) & set(NAMES) or not set(columns) & {*_CAPTIONS, "tags"}:
         raise ValueError(
             f"has the columns {', '.join(columns) or 'none'}: it needs file_name, and text or tags"
         )

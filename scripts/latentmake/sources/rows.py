@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from latentmake.errors import shortened
 from latentmake.geometry.clips import Span
+from latentmake.sources import metadata
 from latentmake.sources.metadata import name_of, text_of
 
 __all__ = ["CAPTIONS", "NAMES", "SPANS", "Row", "columns_of", "layers_of", "row_of"]
 
-NAMES = ("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0")
+NAMES = tuple(dict.fromkeys(("video", "video_path", "image", *metadata.NAMES)))
 """Columns that may name the file; the first of them counts."""
 
 CAPTIONS = ("prompt", "caption", "text")
@@ -43,6 +44,7 @@ class Row(NamedTuple):
         stride: every n-th frame is used; None: as the dataset says.
         start: seconds from the beginning of the video.
         end: likewise.
+        relative: whether the path was given so, and may be that from the working directory.
     """
 
     line: int
@@ -55,6 +57,7 @@ class Row(NamedTuple):
     stride: int | None = None
     start: float | None = None
     end: float | None = None
+    relative: bool = False
 
     @property
     def suffix(self) -> str:
@@ -95,12 +98,14 @@ def row_of(line: int, values: object, roots: Collection[str], *, video: bool) ->
     others = {key: value for key, value in values.items() if value is not None}
     name = _first(others, NAMES)
     if name is None:
-        raise ValueError(f"names no file ({' or '.join(NAMES[:1] + NAMES[-3:-1])})")
+        raise ValueError("names no file (video or file_name or path)")
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"names no file, but {shortened(repr(name))}")
     caption = text_of(_first(others, CAPTIONS), "\n", "its row")
     tags = text_of(others.pop("tags", None), ", ", "its row")
-    row = Row(line, _path(name.strip(), roots), caption, tags, others)
+    name = name.strip()
+    relative = not isabs(name)
+    row = Row(line, _path(name, roots), caption, tags, others, relative=relative)
     if not video or others.keys().isdisjoint(SPANS):
         return row
     spans = {key: others.pop(key, None) for key in SPANS}

@@ -47,7 +47,9 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
 
     Args:
         source: folder with a caption file beside each video, or a JSONL file of objects with
-            `video` (or `file_name`, `path`) and `prompt` (or `text`, `caption`).
+            `video` (or `npz`, `clip`, `file`, `file_name`, `path`, `media_path`) and `prompt` (or
+            `text`, `caption`). Paths are below the list's folder, from the working directory where
+            nothing lies there, or absolute.
         frames: of a clip, 4 n + 1.
         height: of a frame, a multiple of 16, in pixels.
         width: likewise.

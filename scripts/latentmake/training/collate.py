@@ -12,6 +12,15 @@ from latentmake.models.shapes import T5_LENGTH
 __all__ = ["collate_fn"]
 
 
+class _Batch(dict[str, Any]):
+    """A batch, where `frames` is another name of `pixel_values`, which is copied only once."""
+
+    def __missing__(self, key: str) -> Any:
+        if key == "frames" and "pixel_values" in self:
+            return self["pixel_values"]
+        raise KeyError(key)
+
+
 def collate_fn(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Make a batch of items of one shape, of a ClipDataset or a CachedClipDataset.
 
@@ -19,14 +28,14 @@ def collate_fn(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     WanPipeline does; to the longest where one is longer.
 
     Returns:
-        Every tensor of the items, stacked: `pixel_values` [B, F, 3, H, W], or `latents`
-        [B, 16, f, h, w], `text` [B, 512, D] and `mask` [B, 512], true where a caption has tokens;
+        Every tensor of the items, stacked: `pixel_values` [B, F, 3, H, W], which `batch["frames"]`
+        gives too, or `latents` [B, 16, f, h, w], `text` [B, 512, D] and `mask` [B, 512], true where a caption has tokens;
         `prompts` and `rows`, lists of B.
 
     Raises:
         ValueError: the shapes of items differ, which are named.
     """
-    batch: dict[str, Any] = {"prompts": [item["prompt"] for item in items]}
+    batch = _Batch(prompts=[item["prompt"] for item in items])
     if "row" in items[0]:
         batch["rows"] = [item["row"] for item in items]
     for name, value in items[0].items():

@@ -59,10 +59,11 @@ def probe(path: Path, memo: Memo | None = None, **changes: Any) -> Measured:
 
 
 def test_a_row_names_a_file_and_its_caption_in_any_of_the_usual_columns(tmp_path: Path) -> None:
-    names = "abcdef"
+    names = "abcdefghij"
     put(tmp_path, *(f"{name}.mp4" for name in names))
     columns = ("video", "video_path", "file_name", "path", "image", "image_path")
-    captions = ("prompt", "caption", "text") * 2
+    columns += ("npz", "clip", "file", "media_path")
+    captions = ("prompt", "caption", "text") * 3 + ("prompt",)
     rows = [
         {column: f"{name}.mp4", caption: f"text of {name}", "score": 3}
         for name, column, caption in zip(names, columns, captions, strict=True)
@@ -71,6 +72,24 @@ def test_a_row_names_a_file_and_its_caption_in_any_of_the_usual_columns(tmp_path
     assert faults == []
     assert [(item.stem, item.texts) for item in found] == [(x, [f"text of {x}"]) for x in names]
     assert {json.dumps(item.row) for item in found} == {'{"score": 3}'}
+
+
+def test_a_path_that_is_not_below_the_list_is_one_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, "both.mp4", "set/both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4")
+    put(tmp_path, "absolute.mp4")
+    names = ["both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4"]
+    lost = ["nowhere.mp4", f"{tmp_path}/set/absolute.mp4"]
+    path = write(tmp_path / "set/list.jsonl", *({"npz": x, "prompt": x} for x in names + lost))
+    for place in (Path("set/list.jsonl"), path):
+        found, faults = find(place)
+        images = {item.stem: os.path.relpath(item.image) for item in found}
+        files = ("set/both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4")
+        assert images == dict(zip(("both", "a", "films_b", "c"), files, strict=True))
+        assert [fault.stem for fault in faults] == ["nowhere", "absolute"]
+        assert all("does not exist" in fault.what for fault in faults)
 
 
 def test_paths_are_below_the_list_or_absolute(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ def entries(path: Path, root: str = "images", memo: Memo | None = None) -> dict[
          ' {"file_name": "s/b", "text": null, "tags": "z"}]'),
         ("m.jsonl", '{"image_path": "./a.png", "caption": "an ä", "tags": "x, y"}\n\n'
          '{"image_path": "s\\\\b", "tags": "z", "image_size": [3, 4]}\n'),
+        ("m.jsonl", '{"file": "a.png", "text": "an ä", "tags": "x, y"}\n'
+         '{"media_path": "s/b", "tags": "z"}\n'),
         ("m.csv", 'file_name,text,tags\r\na.png,an ä,"x, y"\r\ns/b,,z\r\n'),
         ("m.csv", '\ufefffile_name,caption,tags\na.png,"an ä","x, y"\ns/b,"",z\n'),
     ],

@@ -75,6 +75,8 @@ def test_workers_give_what_the_process_itself_does(videos: Path, start: str) -> 
     )
     batches = list(loader)
     assert [batch["pixel_values"].shape for batch in batches] == [(2, 5, 3, 32, 48)] * 3
+    assert all(batch["frames"] is batch["pixel_values"] for batch in batches)
+    assert set(batches[0]) == {"pixel_values", "prompts", "rows"}  # once: nothing is copied twice
     together = torch.cat([batch["pixel_values"] for batch in batches])
     for index in reversed(range(len(clips))):
         assert torch.equal(together[index], clips[index]["pixel_values"])
@@ -129,7 +131,7 @@ def test_a_list_may_name_parts_of_videos_npz_clips_and_further_columns(
     rows = [
         {"video": str(videos / "calm.mp4"), "prompt": "late", "first_frame": 3, "frames": 5},
         {"path": str(videos / "storm.mp4"), "text": "every second", "stride": 2, "mood": "wild"},
-        {"video": "ready.npz", "caption": "made before"},
+        {"npz": "ready.npz", "caption": "made before"},
         {"video": "short.npz", "caption": "too short for a clip"},
     ]
     lines = "".join(f"{json.dumps(row)}\n" for row in rows)
