@@ -29,8 +29,8 @@ def collate_fn(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Returns:
         Every tensor of the items, stacked: `pixel_values` [B, F, 3, H, W], which `batch["frames"]`
-        gives too, or `latents` [B, 16, f, h, w], `text` [B, 512, D] and `mask` [B, 512], true where a caption has tokens;
-        `prompts` and `rows`, lists of B.
+        gives too, or `latents` [B, 16, f, h, w], `text` [B, 512, D] and `mask` [B, 512], true where
+        a caption has tokens; `prompts` and `rows`, lists of B.
 
     Raises:
         ValueError: the shapes of items differ, which are named.

@@ -13,6 +13,8 @@ from latentmake.config import parse
 from latentmake.errors import ConfigError, UserError
 from latentmake.exchange.datasets_toml.importing import Imported, import_file, made_of
 from latentmake.exchange.datasets_toml.order import ImportOrder, imported_run, plan_import
+from latentmake.index.memo import Memo
+from latentmake.plan.facts import Facts
 from safetensors.numpy import save_file
 
 
@@ -45,6 +47,12 @@ def one(values: dict[str, Any], section: str) -> dict[str, Any]:
     (found,) = values[section].values()
     assert isinstance(found, dict)
     return found
+
+
+def one_name(values: dict[str, Any]) -> tuple[str, str]:
+    """Return the names of the one dataset and the one model."""
+    (dataset,), (model,) = values["datasets"], values["models"]
+    return dataset, model
 
 
 MUSUBI = """
@@ -242,6 +250,29 @@ def test_class_tokens_are_the_caption_of_images_without_one() -> None:
         "empty",
         {"replacements": {"": "a cat"}},
     )
+
+
+@pytest.mark.parametrize("others", [["images/b.png"], ["other/c.png", "images/b.png"]])
+def test_metadata_may_name_the_images_of_a_relative_folder_by_absolute_paths(
+    others: list[str],
+) -> None:
+    world.draw(Path("other/c.png"), 0, (64, 64))
+    rows = {str(Path(place).absolute()): {"caption": "a cat"} for place in ("images/a.png", *others)}
+    Path("meta.json").write_text(json.dumps(rows), encoding="utf-8")
+    found = made(f'{SDSCRIPTS}metadata_file = "meta.json"\n')
+    dataset = one(found.values, "datasets")
+    assert dataset["path"] == ("images" if len(others) == 1 else str(Path().absolute()))
+    assert "on_error" not in dataset
+    listed, faults = Facts(parse(found.values), Memo(None)).items(*one_name(found.values))
+    assert not faults and len(listed) == len(rows)
+
+
+def test_metadata_of_several_folders_tells_which_entries_a_build_does_not_find() -> None:
+    world.draw(Path("other/c.png"), 0, (64, 64))
+    rows = {"a.png": {"caption": "x"}, str(Path("other/c.png").absolute()): {"caption": "y"}}
+    Path("meta.json").write_text(json.dumps(rows), encoding="utf-8")
+    found = made(f'{SDSCRIPTS}metadata_file = "meta.json"\n')
+    assert any("1 entries of meta.json name no image" in note for note in notes(found).values())
 
 
 def test_regularisation_images_are_repeated_up_to_the_others() -> None:

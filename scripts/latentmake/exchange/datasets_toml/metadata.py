@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from posixpath import commonpath, dirname, isabs, join, normpath, relpath, splitext
+from posixpath import commonpath, dirname, join, normpath, relpath, splitext
 from typing import Any, NamedTuple
 
 from latentmake.regular import read_regular
@@ -45,20 +45,20 @@ def read_metadata(file: str, folder: str | None) -> Metadata:
         folder: that of the images; None where the file names them by absolute paths.
     """
     entries = _entries(Path(file))
-    paths = {key if isabs(key) else join(folder or "", key) for key in entries}
+    paths = {_absolute(join(folder or "", key)) for key in entries}
     if folder is not None and not all(_is_below(path, folder) for path in paths):
         folder = None
     if folder is None:
         folders = {dirname(path) for path in paths}
         folder = commonpath(folders) if folders else "."
-    named = {normpath(path) for path in paths}
+    top = _absolute(folder)
+    named = {normpath(join(top, key)) for key in entries}  # as a build reads them
     there: set[str] = set()
     beside: set[str] = set()
-    for place, _, names in os.walk(folder):
+    for place, _, names in os.walk(top):
         for name in names:
             path, ending = normpath(join(place, name)), splitext(name)[1]
             (there if ending.lower() in IMAGE_EXTENSIONS else beside).add(path)
-    top = normpath(folder)
     nested = any(dirname(path) != top for path in there - named) and not any(
         dirname(path) != top for path in named
     )
@@ -75,6 +75,10 @@ def read_metadata(file: str, folder: str | None) -> Metadata:
         others=len(there - named),
         strangers=len(named - there),
     )
+
+
+def _absolute(path: str) -> str:
+    return normpath(Path(path).absolute())
 
 
 def _is_below(path: str, folder: str) -> bool:
