@@ -166,7 +166,7 @@ CHANGES: dict[Key, Change] = {
     # -- its trainer
     ("runs", "trainer", "kind"): refused("sd", "unknown key"),
     ("runs", "trainer", "network_dim"): Change(3),
-    ("runs", "trainer", "network_alpha"): Change(1.0),
+    ("runs", "trainer", "network_alpha"): Change(2.0),
     ("runs", "trainer", "learning_rate"): Change(1e-3),
     ("runs", "trainer", "optimizer_type"): Change("lion"),
     ("runs", "trainer", "max_train_epochs"): Change(2),
@@ -178,6 +178,8 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "timestep_sampling"): Change("sigmoid"),
     ("runs", "trainer", "discrete_flow_shift"): Change(5.0),
     ("runs", "trainer", "timestep_boundary"): refused(900, "timestep_boundary"),
+    ("runs", "trainer", "gradient_checkpointing"): nothing(False, "it computes the same"),
+    ("runs", "trainer", "seed"): Change(5),
     ("runs", "trainer", "fp8_base"): Change(True),
     ("runs", "trainer", "fp8_scaled"): refused(True, "fp8_scaled"),
     ("runs", "trainer", "logging"): Change(False),

@@ -17,6 +17,7 @@ from latentmake.config import Dataset, ExternalProgram, Model, MusubiTrainer, Pu
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.scripts import Scripts
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.order import with_defaults
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -268,7 +269,7 @@ def make_row_run(
         resolutions=[RESOLUTION],
         model_name="m",
         model=model,
-        trainer=given.for_scripts(scripts),
+        **with_defaults(given, scripts.settings),
         musubi_tuner=None if tuner is None else ExternalProgram(path=os.fspath(tuner)),
         publish=Publish(),
     )

@@ -137,6 +137,7 @@ VALUES = (
     *("save_last_n_epochs_state", "resume", "initial_step"),
     *("vae", "vae_batch_size", "text_encoder_batch_size"),
     *("gemma2", "system_prompt", "gemma2_max_token_length", "tokenizer_cache_dir"),
+    "timestep_sampling",
 )
 _PROGRAM = """
 import argparse, json, os, re, struct, sys, tomllib, zipfile

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from latentmake.config.musubi_video import VIDEO_ROWS
-from latentmake.config.row_parts import DIT, FIRST, I2V, LATENTS_16, TEXT, VAE, shift
+from latentmake.config.row_parts import DIT, FIRST, I2V, LATENTS_16, TEXT, VAE, guide, shift
 from latentmake.config.scripts import ATTENTIONS, File, Rule, Script, Scripts, Vae, Version
 
 __all__ = ["MUSUBI"]
@@ -42,7 +42,7 @@ def _qwen_image(
         tensors=("varlen_vl_embed_",),
         versions=versions,
         precisions=("bf16",),
-        settings=shift(2.2),
+        settings={**guide(5e-5, network_dim=16), **shift(2.2)},
         layers=layers,
         sized_controls=controlled,
     )
@@ -71,7 +71,7 @@ def _flux_2(title: str, suffix: str, header: str, *versions: str) -> Scripts:
         versions=named if len(named) > 1 else {"": next(iter(named.values()))},
         pixels=16,
         precisions=("bf16", "fp16"),
-        settings={"timestep_sampling": "flux2_shift", "discrete_flow_shift": None},
+        settings=guide(1e-4, timestep_sampling="flux2_shift", discrete_flow_shift=None),
         sized_controls=True,
     )
 
@@ -145,7 +145,7 @@ MUSUBI: Mapping[str, Scripts] = {
             "i2v-A14B": _wan("i2v-A14B", first=True, boundary=900),
             "t2v-A14B": _wan("t2v-A14B", boundary=875),
         },
-        settings=shift(3.0),
+        settings={**guide(2e-4), **shift(3.0)},
     ),
     "qwen_image": _qwen_image("Qwen-Image", "qi", {"": _model_version("original")}),
     "qwen_image_edit": _qwen_image(
@@ -171,7 +171,7 @@ MUSUBI: Mapping[str, Scripts] = {
         training=Script("zimage_train_network.py", (DIT,)),
         network="networks.lora_zimage",
         tensors=("varlen_llm_embed_",),
-        settings=shift(2.0),
+        settings={**guide(1e-4), **shift(2.0)},
     ),
     "flux_2_dev": _flux_2("FLUX.2 dev", "f2d", "flux_2_dev", "dev"),
     "flux_2_klein_4b": _flux_2(
@@ -199,7 +199,7 @@ MUSUBI: Mapping[str, Scripts] = {
         tensors=("t5_vec_", "clip_l_pooler_"),
         versions={"": Version(controls=(1, 1), tensors=("latents_control_",))},
         precisions=("bf16", "fp16"),
-        settings={"timestep_sampling": "flux_shift", "discrete_flow_shift": None},
+        settings=guide(1e-4, timestep_sampling="flux_shift", discrete_flow_shift=None),
         sized_controls=True,
     ),
     **VIDEO_ROWS,
@@ -220,7 +220,7 @@ MUSUBI: Mapping[str, Scripts] = {
         network="networks.lora_krea2",
         tensors=("varlen_krea2_vl_embed_",),
         precisions=("bf16",),
-        settings=shift(2.5),
+        settings={**guide(1e-4, network_alpha=None), **shift(2.5)},
     ),
     "ideogram4": Scripts(
         title="Ideogram 4",
@@ -241,8 +241,9 @@ MUSUBI: Mapping[str, Scripts] = {
         network="networks.lora_ideogram4",
         tensors=("varlen_i4_llm_features_",),
         pixels=16,
-        # Its documentation names this the default, which the script does not apply.
-        settings={"timestep_sampling": "ideogram4_shift", "discrete_flow_shift": None},
+        # Its guide names the sampling, which the script does not apply, and leaves the rate open:
+        # it is that of the guide of HunyuanVideo, to which the guides refer for further options.
+        settings=guide(2e-4, timestep_sampling="ideogram4_shift", discrete_flow_shift=None),
     ),
     "hidream_o1": Scripts(
         title="HiDream O1",
@@ -269,7 +270,7 @@ MUSUBI: Mapping[str, Scripts] = {
         },
         pixels=32,
         precisions=("bf16",),
-        settings={"timestep_sampling": "uniform", "discrete_flow_shift": None},
+        settings=guide(4e-5, timestep_sampling="uniform", discrete_flow_shift=None),
         sized_controls=True,
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latentmake.config.row_parts import DIT, FIRST, I2V, LATENTS_16, TEXT, VAE, VIDEO, shift
+from latentmake.config.row_parts import DIT, FIRST, I2V, LATENTS_16, TEXT, VAE, VIDEO, guide, shift
 from latentmake.config.scripts import ATTENTIONS, File, Rule, Script, Scripts, Vae, Version
 
 __all__ = ["VIDEO_ROWS"]
@@ -53,7 +53,7 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         tensors=("llm_", "clipL_"),
         versions={"": VIDEO},
         fps=24.0,
-        settings=shift(7.0),
+        settings={**guide(2e-4), **shift(7.0)},
     ),
     "hunyuan_video_1_5": Scripts(
         title="HunyuanVideo 1.5",
@@ -88,7 +88,7 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         },
         pixels=16,
         fps=24.0,
-        settings=shift(2.0),
+        settings={**guide(1e-4), **shift(2.0)},
     ),
     "framepack": Scripts(
         title="FramePack",
@@ -129,7 +129,7 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         },
         fps=30.0,
         precisions=("bf16",),
-        settings=shift(3.0),
+        settings={**guide(2e-4), **shift(3.0)},
         sections=True,
     ),
     "kandinsky5": Scripts(
@@ -158,7 +158,13 @@ VIDEO_ROWS: Mapping[str, Scripts] = {
         batch=1,  # embeddings of captions of different lengths are stacked
         fps=24.0,
         precisions=("bf16", "fp16"),
-        settings=shift(5.0),
+        settings={
+            **guide(1e-4, network_alpha=None),
+            **shift(5.0),
+            "--optimizer_args": ["weight_decay=0.001", "betas=(0.9,0.95)"],
+            "--lr_scheduler": "constant_with_warmup",
+            "--lr_warmup_steps": 100,
+        },
     ),
 }
 """Name in the configuration -> facts."""

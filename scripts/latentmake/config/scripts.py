@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["ATTENTIONS", "File", "Rule", "Script", "Scripts", "Vae", "Version"]
+__all__ = ["ATTENTIONS", "File", "Rule", "Script", "Scripts", "Setting", "Vae", "Version"]
 
+Setting: TypeAlias = str | int | float | bool | list[str] | None
+"""Value of a trainer's key, or of a flag of its script."""
 
 ATTENTIONS: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xformers"))
 """Attentions of most networks, for batches of any size."""
@@ -144,7 +146,8 @@ class Scripts:
         fps: frames a second of its videos, which `source_fps` converts to.
         batch: most items of a batch of its training; None for any number.
         precisions: what `mixed_precision` may be.
-        settings: values of the trainer's keys that its documentation recommends.
+        settings: values that its guide recommends for the trainer's keys, and for further flags of
+            the training script (`--lr_scheduler`).
         sections: whether a clip has a file of latents for each section of `fp_latent_window_size`.
         layers: whether an item has several target images, its layers.
         mark: pattern that only names of tensors of its DiT match.
@@ -175,7 +178,7 @@ class Scripts:
     fps: float = 16.0
     batch: int | None = None
     precisions: tuple[str, ...] = ("bf16", "fp16", "no")
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, Setting] = field(default_factory=dict)
     sections: bool = False
     layers: bool = False
     mark: str = "$^"

@@ -1,19 +1,26 @@
 """Rows of sd-scripts' architectures.
 
-Sources: sd-scripts' library/strategy_*.py, and `load_target_model` and `verify_bucket_reso_steps`
-of its training scripts.
+Sources: sd-scripts' library/strategy_*.py, `load_target_model` and `verify_bucket_reso_steps` of
+its training scripts, and the commands in docs/*train_network.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latentmake.config.scripts import File
+from latentmake.config.scripts import File, Setting
 from latentmake.config.strategies import Call, Encoder, Network, Option, Strategies
 
 __all__ = ["SDSCRIPTS"]
 
 _LATENTS = ("latents", "original_size", "crop_ltrb")
+_LORA: Mapping[str, Setting] = {
+    "learning_rate": 1e-4,
+    "network_dim": 16,
+    "network_alpha": 1.0,
+    "gradient_checkpointing": True,
+}
+"""Of most guides; an alpha of None is the rank."""
 
 SDSCRIPTS: Mapping[str, Strategies] = {
     "sd1": Strategies(
@@ -23,6 +30,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         "networks.lora",
         ("input_blocks.",),
         complete=("fine_tune",),
+        settings=_LORA,
     ),
     "sd2": Strategies(
         "Stable Diffusion 2.x",
@@ -32,6 +40,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         ("input_blocks.",),
         switches=("--v2",),
         complete=("fine_tune",),
+        settings=_LORA,
     ),
     "sdxl": Strategies(
         "Stable Diffusion XL",
@@ -41,6 +50,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         ("input_blocks.",),
         text_ending="_te_outputs.npz",
         complete=("sdxl_train",),
+        settings={**_LORA, "network_dim": 32, "network_alpha": 16.0},
     ),
     "sd3": Strategies(
         "Stable Diffusion 3",
@@ -51,6 +61,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         text_ending="_sd3_te.npz",
         files=(File("--clip_l", "text"), File("--clip_g", "text.1"), File("--t5xxl", "text.2")),
         batches_text=True,
+        settings=_LORA,
     ),
     "flux": Strategies(
         "FLUX.1",
@@ -63,6 +74,12 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         insists=True,
         batches_text=True,
         divisor=64,  # train_network's, which it asks besides its own
+        settings={
+            **_LORA,
+            "--guidance_scale": 1.0,
+            "--timestep_sampling": "flux_shift",
+            "--model_prediction_type": "raw",
+        },
     ),
     "lumina": Strategies(
         "Lumina Image 2.0",
@@ -77,6 +94,12 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         samples=True,
         side=16,
         divisor=64,  # as Flux
+        settings={
+            **_LORA,
+            "network_dim": 8,
+            "network_alpha": None,
+            "--timestep_sampling": "nextdit_shift",
+        },
         channels=16,
         caption=2_370_000,
         latents=Encoder(
@@ -125,6 +148,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         files=(File("--text_encoder", "text"), File("--byt5", "text.1"), File("--vae", "vae")),
         insists=True,
         batches_text=True,
+        settings=_LORA,
         pixels=32,
         side=32,
         divisor=64,
@@ -183,6 +207,7 @@ SDSCRIPTS: Mapping[str, Strategies] = {
         insists=True,
         folders=("--qwen3",),
         batches_text=True,
+        settings={**_LORA, "network_dim": 8},
         side=16,
         divisor=16,
         channels=16,

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from latentmake.config.scripts import File
+from latentmake.config.scripts import File, Setting
 
 __all__ = ["Call", "Encoder", "Network", "Option", "Strategies", "options_in"]
+
+_COMPLETE: Mapping[str, Setting] = {"learning_rate": 1e-5}
+"""Source: sd-scripts, docs/fine_tune.md."""
 
 
 class Call(NamedTuple):
@@ -145,6 +148,8 @@ class Strategies:
         folders: their flags that take a folder, too.
         switches: further flags of its training scripts.
         complete: those of its scripts that train the network itself, and no LoRA.
+        settings: values that the guide of its default script recommends for the trainer's keys, and
+            for further flags of that script (`--guidance_scale`).
         batches_text: whether they take `--text_encoder_batch_size`.
         pixels: side of a latent, in pixels.
         side: sides of its own encoders' images are multiples of this, in pixels.
@@ -168,6 +173,7 @@ class Strategies:
     folders: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     complete: tuple[str, ...] = ()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
     batches_text: bool = False
     pixels: int = 8
     side: int = 0
@@ -184,6 +190,10 @@ class Strategies:
         posterior = "sample" if self.samples else "mean"
         own = {"layout": "sdscripts", "encoder": "sdscripts"}
         return {**own, "dtype": "bfloat16", "posterior": posterior}
+
+    def recommended(self, script: str) -> Mapping[str, Setting]:
+        """Return the settings that the guide of one of its scripts recommends."""
+        return _COMPLETE if script in self.complete else self.settings
 
     def encoder(self, kind: str) -> Encoder | None:
         """Return its own encoder of `latents` or `text`."""

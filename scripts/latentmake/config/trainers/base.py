@@ -14,6 +14,7 @@ __all__ = [
     "WORKERS",
     "AccelerateConfig",
     "Kind",
+    "LauncherAlpha",
     "Logging",
     "LoraAlpha",
     "Precision",
@@ -27,6 +28,10 @@ Precision = Annotated[
 ]
 LoraAlpha = Annotated[
     Real | None, Field(gt=0, description="Scale of the LoRA; by default its rank.")
+]
+LauncherAlpha = Annotated[
+    Real | None,
+    Field(gt=0, description="Scale of the LoRA; by default that of the guide, or its rank."),
 ]
 Logging = Annotated[
     bool,

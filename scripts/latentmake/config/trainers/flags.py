@@ -5,7 +5,7 @@ Given there as well, one of the two would have no effect, or caches and training
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import get_args
 
 from latentmake.config.trainers.base import Trainer
@@ -77,14 +77,23 @@ def decided_flags(trainer: type[Trainer], further: Mapping[str, str]) -> dict[st
 
 
 def refuse_decided(
-    trainer: type[Trainer], arguments: Iterable[str], further: Mapping[str, str]
+    trainer: type[Trainer],
+    arguments: Iterable[str],
+    further: Mapping[str, str],
+    free: Collection[str] = (),
 ) -> None:
     """Refuse flags that the configuration decides.
+
+    Args:
+        trainer: type of the section.
+        arguments: of the section.
+        further: flags that no key is named for.
+        free: flags whose keys are not set.
 
     Raises:
         ValueError: names the first one.
     """
     decided = decided_flags(trainer, further)
     for flag in flags_of(arguments):
-        if flag in decided:
+        if flag in decided and flag not in free:
             raise ValueError(f"`arguments`: leave out {flag}: {decided[flag]}")

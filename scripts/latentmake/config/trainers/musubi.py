@@ -7,14 +7,13 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from latentmake.config.fields import BatchSize, Number, Rank, Real, Steps
-from latentmake.config.scripts import Scripts
 from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import (
     ACCUMULATION,
     WORKERS,
     AccelerateConfig,
+    LauncherAlpha,
     Logging,
-    LoraAlpha,
     Precision,
     Trainer,
 )
@@ -32,10 +31,10 @@ class MusubiTrainer(Trainer):
     kind: Literal["musubi"]
     """The trainer."""
     network_dim: Rank = 32
-    """Rank of the LoRA."""
-    network_alpha: LoraAlpha = None
+    """Rank of the LoRA; by default that of the architecture's guide, 16 or 32."""
+    network_alpha: LauncherAlpha = None
     learning_rate: Real = Field(2e-4, gt=0)
-    """Learning rate."""
+    """Learning rate; by default that of the architecture's guide, 2e-4 for Wan."""
     optimizer_type: str = Field("adamw", min_length=1)
     """Optimizer; adamw8bit needs bitsandbytes there."""
     max_train_epochs: Steps = 16
@@ -57,6 +56,10 @@ class MusubiTrainer(Trainer):
     timestep_boundary: Number | None = Field(None, ge=0, le=1000)
     """Timestep between Wan 2.2's two networks, in thousandths; by default 875 for
     text-to-video and 900 for image-to-video."""
+    gradient_checkpointing: bool | None = Field(None, json_schema_extra=MACHINE)
+    """Less memory for more time; by default as the guide has it, true."""
+    seed: Number | None = Field(None, ge=0)
+    """Seed of order, noise and timesteps; by default that of the guide, 42."""
     fp8_base: bool = False
     """Keep the DiT's weights in 8 bits."""
     fp8_scaled: bool = False
@@ -73,15 +76,12 @@ class MusubiTrainer(Trainer):
         """Whether each item of a batch has an attention of its own."""
         return "--split_attn" in self.arguments
 
-    def for_scripts(self, scripts: Scripts | None) -> MusubiTrainer:
-        """Return the settings with an architecture's own defaults in place of those of Wan."""
-        settings = scripts.settings if scripts else {}
-        own = {key: value for key, value in settings.items() if key not in self.model_fields_set}
-        return self.model_copy(update=own)
-
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        refuse_decided(type(self), self.arguments, MUSUBI)
+        # Finished runs have these among their arguments: earlier releases had no keys for them.
+        keys = ("gradient_checkpointing", "seed")
+        free = {f"--{key}" for key in keys if getattr(self, key) is None}
+        refuse_decided(type(self), self.arguments, MUSUBI, free=free)
         if self.fp8_scaled and not self.fp8_base:
             raise ValueError("`fp8_scaled` needs `fp8_base: true`")
         return self

@@ -13,8 +13,8 @@ from latentmake.config.trainers.base import (
     ACCUMULATION,
     WORKERS,
     AccelerateConfig,
+    LauncherAlpha,
     Logging,
-    LoraAlpha,
     Precision,
     Trainer,
 )
@@ -46,12 +46,12 @@ class SdScriptsTrainer(Trainer):
     script: Script | None = None
     """Its training script; by default the one that trains a LoRA."""
     network_dim: Rank = 16
-    """Rank of the LoRA."""
-    network_alpha: LoraAlpha = None
+    """Rank of the LoRA; by default that of the architecture's guide, 8, 16 or 32."""
+    network_alpha: LauncherAlpha = None
     network_train_unet_only: bool = False
     """No LoRA for the text encoder of sd1 and sd2; others never have one."""
     learning_rate: Real = Field(1e-4, gt=0)
-    """Learning rate."""
+    """Learning rate; by default that of the guide: 1e-4, and 1e-5 for a complete network."""
     optimizer_type: str = Field("AdamW", min_length=1)
     """Optimizer; AdamW8bit needs bitsandbytes there."""
     lr_scheduler: str = Field("constant", min_length=1)
@@ -67,7 +67,7 @@ class SdScriptsTrainer(Trainer):
     mixed_precision: Precision = "bf16"
     """accelerate's mixed precision."""
     gradient_checkpointing: bool = False
-    """Less memory for more time."""
+    """Less memory for more time; by default as the guide has it: true for a LoRA."""
     attention: Literal["sdpa", "xformers", "mem_eff_attn"] = "sdpa"
     """Attention: torch's own, xformers', or the slow one of little memory."""
     torch_compile: bool = False

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from latentmake.config.scripts import Setting
 from latentmake.files.paths import is_windows
 from latentmake.training.external.order import ExternalOrder
 
@@ -34,18 +35,20 @@ _READ = (
 )
 
 
-def command_line(options: Mapping[str, str | float | bool | None]) -> list[str]:
+def command_line(options: Mapping[str, Setting]) -> list[str]:
     """Return the arguments for some flags with their values.
 
-    True gives the flag alone, None and False give nothing; numbers have the shortest text that
-    reads as the same number.
+    True gives the flag alone, None and False give nothing, a list each of its values; numbers have
+    the shortest text that reads as the same number.
     """
     found: list[str] = []
     for flag, value in options.items():
         if value is None or value is False:
             continue
         found.append(flag)
-        if isinstance(value, str):
+        if isinstance(value, list):
+            found += value
+        elif isinstance(value, str):
             found.append(value)
         elif value is not True:
             found.append(str(int(value)) if value == int(value) else repr(value))

@@ -11,7 +11,8 @@ from latentmake.plan.parts import RunPlan
 from latentmake.training.backend import Backend, Say
 from latentmake.training.checks import Finding, failed, refuse_failed
 from latentmake.training.external.order import ExternalOrder
-from latentmake.training.external.result import is_trained
+from latentmake.training.external.result import RunFiles, is_trained, wanted
+from latentmake.training.external.resume import begun
 from latentmake.training.external.trainer import Trainer
 
 __all__ = ["External"]
@@ -34,6 +35,7 @@ class External(Trainer[Order], Backend):
 
         if order.trained and not (plan.lock and is_trained(order, plan.lock, weights)):
             plan.training_order = plan.trainer_order
+            plan.note = _note(order, plan)
             if train:
                 self.refuse(order, facts.memo)
 
@@ -70,3 +72,11 @@ class External(Trainer[Order], Backend):
         """Write the order of a publication of the items of another manifest than the run's."""
         order = self.order(facts.config, run)
         return order.model_copy(update={"manifest": str(manifest)}).write()
+
+
+def _note(order: ExternalOrder, plan: RunPlan) -> str:
+    """Return a line for the plan about the defaults that a training uses; "" where it uses none."""
+    left = begun(RunFiles(order.run, order.output), order.run)
+    if left and plan.lock and left == wanted(order, plan.lock, left.weights)[1][1]:
+        return f"training of {order.run}: goes on with the defaults of the release that began it"
+    return order.described()

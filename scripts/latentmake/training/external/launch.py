@@ -29,9 +29,9 @@ from latentmake.training.checks import passed
 from latentmake.training.external.arguments import accelerate_arguments
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.external.result import Receipt, Record, RunFiles, wanted
-from latentmake.training.external.resume import Resume, belongs, prepare, tidy
+from latentmake.training.external.resume import Resume, begun, belongs, prepare, tidy
 from latentmake.training.external.trainer import Trainer
-from latentmake.training.order import Wanted
+from latentmake.training.order import Wanted, lock_digest
 
 __all__ = ["train"]
 
@@ -69,11 +69,14 @@ def train(
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
     say = partial(child.say, log)
     passed(trainer.job_findings(order), say)  # first, since networks take a while to read
-    want = wanted(order, _digest_with_receipt(partial(trainer.weights_digest, order)))
+    weights = _digest_with_receipt(partial(trainer.weights_digest, order))
+    asked = wanted(order, lock_digest(order.lock), weights)
     record = Record.read(files.record)
-    if record is not None and record.wanted == want and not _fault(files.lora):
+    if record and record.wanted in [want for _, want in asked] and not _fault(files.lora):
         say(f"{order.run}: already trained on exactly this: {files.lora}")
     else:
+        left = begun(files, order.run)
+        order, want = next((pair for pair in asked if pair[1] == left), asked[0])
         record = _train(trainer, order, files, want, say, log, processes, threads)
     Receipt(run=order.run, **dict(record)).write(receipt)
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from latentmake.config import Config, Dataset, Model, MusubiTrainer, Publish, SdScriptsTrainer
+from latentmake.config.scripts import Setting
+from latentmake.config.trainers.flags import flags_of
 from latentmake.files import atomic
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import run_folder
 
-__all__ = ["ExternalOrder", "fields_of"]
+__all__ = ["ExternalOrder", "fields_of", "with_defaults"]
+
+# Keys whose defaults were those of their fields before each architecture had its own.
+_RENEWED = frozenset(
+    ("gradient_checkpointing", "learning_rate", "network_alpha", "network_dim", "seed")
+)
 
 
 class ExternalOrder(BaseModel, ABC):
@@ -27,6 +35,8 @@ class ExternalOrder(BaseModel, ABC):
         datasets: name -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
         trained: whether the run has a trainer; without one it is published alone.
+        trainer: its section, with the defaults of the architecture's guide.
+        defaults: those defaults: keys, and further flags of the training script.
         planned: time in nanoseconds: no two orders are the same file to Snakemake.
     """
 
@@ -42,12 +52,31 @@ class ExternalOrder(BaseModel, ABC):
     model: Model
     trained: bool = True
     trainer: MusubiTrainer | SdScriptsTrainer
+    defaults: dict[str, Setting] = {}
     publish: Publish
     planned: int = 0
 
     @abstractmethod
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
+
+    @property
+    def flags(self) -> dict[str, Setting]:
+        """Flags of the training script that the guide decides, with their values."""
+        return {key: value for key, value in self.defaults.items() if key.startswith("--")}
+
+    def earlier(self) -> Self:
+        """Return the order with the defaults of releases that had each key's own."""
+        fields = type(self.trainer).model_fields
+        old = {key: fields[key].default for key in _RENEWED & self.defaults.keys()}
+        trainer = self.trainer.model_copy(update=old)
+        return self.model_copy(update={"trainer": trainer, "defaults": {}})
+
+    def described(self) -> str:
+        """Return a line for the plan about the defaults; "" where the user sets all of them."""
+        words = [_words(key.removeprefix("--"), value) for key, value in self.defaults.items()]
+        known = ", ".join(filter(None, words))
+        return known and f"training of {self.run}: by the guide of {self.model.title}: {known}"
 
     def write(self) -> Path:
         """Write the order, and return its path."""
@@ -71,3 +100,37 @@ def fields_of(config: Config, name: str) -> dict[str, Any]:
         "publish": config.publish,
         "planned": time.time_ns(),
     }
+
+
+def with_defaults(
+    trainer: MusubiTrainer | SdScriptsTrainer, recommended: Mapping[str, Setting]
+) -> dict[str, Any]:
+    """Return the fields of a run's order that hold its trainer's settings.
+
+    Args:
+        trainer: the section as the user wrote it; its keys and arguments win.
+        recommended: keys and flags of the architecture's guide.
+    """
+    given = {*flags_of(trainer.arguments), *(f"--{key}" for key in trainer.model_fields_set)}
+    if not trainer.optimizer_type.lower().startswith("adamw"):
+        given.add("--optimizer_args")  # those of the guides are AdamW's
+    found = {
+        key: value
+        for key, value in recommended.items()
+        if f"--{key.removeprefix('--')}" not in given
+    }
+    alpha, rank = found.get("network_alpha"), recommended.get("network_dim")
+    if isinstance(alpha, float) and alpha > 1 and isinstance(rank, int):  # a share of its rank
+        own = rank if "network_dim" in found else trainer.network_dim
+        found["network_alpha"] = alpha * own / rank
+    keys = {key: value for key, value in found.items() if not key.startswith("--")}
+    return {"trainer": trainer.model_copy(update=keys), "defaults": found}
+
+
+def _words(key: str, value: Setting) -> str:
+    """Return a default as the plan shows it; "" where the trainer decides."""
+    if value is None or isinstance(value, bool):
+        return key if value else ""
+    if isinstance(value, list):
+        return " ".join([key, *value])
+    return f"{key} {value if isinstance(value, str) else f'{value:g}'}"

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import Field
 
 from latentmake.errors import ModelError
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.json_file import JsonFile
-from latentmake.training.order import Wanted, lock_digest
+from latentmake.training.order import Wanted
 
 __all__ = [
     "Receipt",
@@ -23,6 +24,10 @@ __all__ = [
     "is_trained",
     "wanted",
 ]
+
+Order = TypeVar("Order", bound=ExternalOrder)
+
+_VERSION = 2  # of trainings with the defaults of their guides
 
 
 class RunFiles:
@@ -69,12 +74,20 @@ class Receipt(Record):
     run: str
 
 
-def wanted(order: ExternalOrder, weights: str) -> Wanted:
-    """Return the digests that a LoRA of this order must come from; raises TrainingError.
+def wanted(order: Order, data: str, weights: str) -> list[tuple[Order, Wanted]]:
+    """Return the orders that a LoRA may come from, each with its digests.
 
-    `weights` is the digest of the networks that are trained.
+    They are the order itself, and that of an earlier release: other defaults train nothing again.
+
+    Args:
+        order: the run.
+        data: digest of its caches.
+        weights: digest of the networks that are trained.
     """
-    return Wanted(data=lock_digest(order.lock), settings=order.settings_digest(), weights=weights)
+    return [
+        (each, Wanted(data=data, settings=each.settings_digest(), weights=weights, version=version))
+        for each, version in ((order, _VERSION), (order.earlier(), 1))
+    ]
 
 
 def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> bool:
@@ -89,11 +102,11 @@ def is_trained(order: ExternalOrder, lock: str, weights: Callable[[], str]) -> b
     record = Record.read(files.record)
     if record is None or not (files.lora.is_file() and (files.output / "trained.json").is_file()):
         return False
-    asked = Wanted(data=lock, settings=order.settings_digest(), weights=record.wanted.weights)
-    if record.wanted != asked:
+    known = record.wanted.weights
+    if record.wanted not in [want for _, want in wanted(order, lock, known)]:
         return False
     try:
-        return asked.weights == weights()
+        return known == weights()
     except ModelError:
         return False  # the job says so
 

@@ -21,7 +21,7 @@ from latentmake.training.external.result import RunFiles
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import Wanted
 
-__all__ = ["Resume", "belongs", "prepare", "tidy"]
+__all__ = ["Resume", "begun", "belongs", "prepare", "tidy"]
 
 _KEPT = 2  # states: the one to resume from, and one more should it be damaged
 
@@ -54,6 +54,14 @@ def belongs(files: RunFiles, want: Wanted) -> bool:
     """Whether the files in the trainer's folder come from this training."""
     progress = _Progress.read(files.progress)
     return progress is not None and progress.wanted == want
+
+
+def begun(files: RunFiles, run: str) -> Wanted | None:
+    """Return the digests of the training that left a state or LoRA to go on from, if any did."""
+    progress = _Progress.read(files.progress)
+    if progress is None or not (files.resumed.exists() or _results(files.work, run)):
+        return None
+    return progress.wanted
 
 
 def prepare(

@@ -22,7 +22,7 @@ from latentmake.training.external.musubi import installation, preflight
 from latentmake.training.external.musubi.deploy import deploy
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
 from latentmake.training.external.musubi.training_command import local_arguments
-from latentmake.training.external.order import fields_of
+from latentmake.training.external.order import fields_of, with_defaults
 from latentmake.training.external.publish import Publication
 from latentmake.training.external.result import RunFiles, files_digests
 from latentmake.training.external.resume import Resume
@@ -44,8 +44,8 @@ class Musubi(External[MusubiOrder]):
         settings = trainer if isinstance(trainer, MusubiTrainer) else MusubiTrainer(kind="musubi")
         return MusubiOrder(
             **fields,
+            **with_defaults(settings, fields["model"].spec.scripts.settings),
             trained=trainer is not None,
-            trainer=settings.for_scripts(fields["model"].spec.scripts),
             musubi_tuner=config.musubi_tuner,
         )
 

@@ -58,10 +58,13 @@ class MusubiOrder(ExternalOrder):
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
-        settings = [shaping(self.trainer, "weights"), self.model.task]
+        own = shaping(self.trainer, "weights")
+        if self.trainer.seed is None:  # as in all records of earlier releases
+            del own["seed"]
+        settings: list[object] = [own, self.model.task]
         if self.model.architecture is not None:  # a Wan model is known by its task alone
             settings.append(self.model.architecture)
-        return digest.of_value(settings)
+        return digest.of_value([*settings, *sorted(self.flags.items())])
 
     def cache_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
         """Return the folder of one dataset's caches at one resolution."""

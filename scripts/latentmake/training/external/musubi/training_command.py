@@ -64,6 +64,8 @@ def training_arguments(
             "--learning_rate": trainer.learning_rate,
             # Always given: the documented default is not applied, and the script then fails late.
             "--optimizer_type": trainer.optimizer_type,
+            "--gradient_checkpointing": trainer.gradient_checkpointing,
+            "--seed": trainer.seed,
             "--max_train_epochs": trainer.max_train_epochs,
             "--gradient_accumulation_steps": trainer.gradient_accumulation_steps,
             "--max_data_loader_n_workers": trainer.max_data_loader_n_workers,
@@ -77,6 +79,7 @@ def training_arguments(
             "--output_name": order.run,
             "--logging_dir": logging_dir if trainer.logging else None,
             "--resume": resume,
+            **order.flags,
         }
     )
     return [*order.version.training, *arguments, *trainer.arguments]

@@ -16,7 +16,7 @@ from latentmake.training.external import checks
 from latentmake.training.external.arguments import depends_on_length
 from latentmake.training.external.backend import External
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.order import fields_of
+from latentmake.training.external.order import fields_of, with_defaults
 from latentmake.training.external.publish import Publication
 from latentmake.training.external.result import RunFiles, files_digests
 from latentmake.training.external.resume import Resume
@@ -43,8 +43,12 @@ class SdScripts(External[SdScriptsOrder]):
         """Return the order of a run."""
         trainer = config.runs[run].trainer
         assert isinstance(trainer, SdScriptsTrainer) and config.sd_scripts is not None
+        fields = fields_of(config, run)
+        row = fields["model"].spec.strategies
         return SdScriptsOrder(
-            **fields_of(config, run), trainer=trainer, sd_scripts=config.sd_scripts
+            **fields,
+            **with_defaults(trainer, row.recommended(trainer.script or row.scripts[0])),
+            sd_scripts=config.sd_scripts,
         )
 
     def weights_digest(self, order: SdScriptsOrder, file_digest: Callable[[Path], str]) -> str:

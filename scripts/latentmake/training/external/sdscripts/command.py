@@ -126,6 +126,7 @@ def training_arguments(
             "--logging_dir": logging_dir if trainer.logging else None,
             "--resume": resume,
             "--initial_step": initial_step,
+            **order.flags,
         }
     )
     return [*arguments, *order.model.text_arguments, *trainer.arguments]

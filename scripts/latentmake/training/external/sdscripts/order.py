@@ -50,7 +50,7 @@ class SdScriptsOrder(ExternalOrder):
         del trainer["script"]  # whose default follows from the architecture
         own = [trainer, self.script, self.architecture, model.clip_skip, model.max_token_length]
         further = [*model.latents_arguments, *model.text_arguments]
-        return digest.of_value([*own, further] if further else own)
+        return digest.of_value([*own, *([further] if further else []), *sorted(self.flags.items())])
 
 
 class ManifestRow(NamedTuple):

@@ -16,7 +16,7 @@ from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.result import Record, RunFiles, wanted
 from latentmake.training.external.resume import prepare
-from latentmake.training.order import Wanted
+from latentmake.training.order import Wanted, lock_digest
 from musubi_world import RUN, WAN_DIT, called, install, make_run, put_weights, stand_in, write_order
 
 LORA = Path(f"runs/{RUN}/{RUN}.safetensors")
@@ -53,7 +53,8 @@ def refused(order: MusubiOrder, match: str) -> str:
 
 
 def wanted_of(order: MusubiOrder) -> Wanted:
-    return wanted(order, Musubi().weights_digest(order, digest.of_file))
+    weights = Musubi().weights_digest(order, digest.of_file)
+    return wanted(order, lock_digest(order.lock), weights)[0][1]
 
 
 def is_trained(order: MusubiOrder) -> bool:

@@ -12,6 +12,7 @@ from latentmake.models.network_files import networks
 from latentmake.training.checks import Finding
 from latentmake.training.external.musubi.check import data_findings
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.external.order import with_defaults
 from publish_world import order_of
 from rows_world import DIT_NAMES, ROWS, VERSIONS, latents_of, make_row_run
 from safetensors import safe_open
@@ -140,16 +141,13 @@ def test_names_of_a_dit_tell_its_architecture_alone() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_defaults_come_from_the_row_where_none_are_set(name: str) -> None:
     scripts = ROWS[name]
-    plain = MusubiTrainer(kind="musubi").for_scripts(scripts)
-    assert {key: getattr(plain, key) for key in scripts.settings} == dict(scripts.settings)
+    found = with_defaults(MusubiTrainer(kind="musubi"), scripts.settings)
+    assert found["defaults"] == scripts.settings
+    keys = {key: each for key, each in scripts.settings.items() if not key.startswith("--")}
+    assert {key: getattr(found["trainer"], key) for key in keys} == keys
     own = MusubiTrainer(kind="musubi", timestep_sampling="sigma", discrete_flow_shift=None)
-    own = own.for_scripts(scripts)
+    own = with_defaults(own, scripts.settings)["trainer"]
     assert (own.timestep_sampling, own.discrete_flow_shift) == ("sigma", None)
-
-
-def test_defaults_of_wan_are_those_of_the_trainer() -> None:
-    trainer = MusubiTrainer(kind="musubi")
-    assert trainer.for_scripts(WAN.scripts).model_dump_json() == trainer.model_dump_json()
 
 
 def test_a_network_without_the_header_that_its_script_demands_is_refused(root: Path) -> None:

@@ -1,0 +1,240 @@
+"""The command line that each architecture gets by default, beside that of its trainer's guide.
+
+`pytest -s` prints the table. A value of a guide that is not passed is the script's own default, as
+its sources declare it, or is left to the user by name and for a reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import sources
+from latentmake.config import parse
+from latentmake.training.external.musubi.training_command import local_arguments
+from latentmake.training.external.sdscripts import command as sdscripts
+from latentmake.training.external.sdscripts.backend import SdScripts
+from rows_world import ROWS, make_row_run
+
+pytestmark = pytest.mark.real_trainer
+
+# Row -> guide, and the version that its command trains.
+MUSUBI = {
+    "wan": ("wan", "t2v-1.3B"),
+    "qwen_image": ("qwen_image", ""),
+    "qwen_image_edit": ("qwen_image", "edit-2511"),
+    "qwen_image_layered": ("qwen_image", ""),
+    "z_image": ("zimage", ""),
+    "flux_2_dev": ("flux_2", ""),
+    "flux_2_klein_4b": ("flux_2", "klein-4b"),
+    "flux_2_klein_9b": ("flux_2", "klein-9b"),
+    "flux_kontext": ("flux_kontext", ""),
+    "hunyuan_video": ("hunyuan_video", ""),
+    "hunyuan_video_1_5": ("hunyuan_video_1_5", "t2v"),
+    "framepack": ("framepack", "i2v"),
+    "kandinsky5": ("kandinsky5", "k5-pro-t2v-5s-sd"),
+    "krea2": ("krea2", ""),
+    "ideogram4": ("ideogram4", ""),
+    "hidream_o1": ("hidream_o1", "t2i"),
+}
+# Row -> guide, text encoders, module that declares its options besides its script.
+SD_SCRIPTS = {
+    "sd1": ("train_network", 1, "train_util"),
+    "sd2": ("train_network", 1, "train_util"),
+    "sdxl": ("sdxl_train_network", 2, "train_util"),
+    "sd3": ("sd3_train_network", 3, "train_util"),
+    "flux": ("flux_train_network", 2, "flux_train_utils"),
+    "lumina": ("lumina_train_network", 1, "lumina_train_util"),
+    "hunyuan_image": ("hunyuan_image_train_network", 2, "train_util"),
+    "anima": ("anima_train_network", 1, "anima_train_utils"),
+}
+
+_PATH = "path: keys of the model name it"
+_MEMORY = "memory: depends on the GPU"
+_LENGTH = "length and copies: depend on the dataset"
+LEFT = {
+    **dict.fromkeys(("--dit", "--vae", "--text_encoder", "--text_encoder1", "--byt5"), _PATH),
+    **dict.fromkeys(("--text_encoder2", "--image_encoder", "--text_encoder_qwen"), _PATH),
+    **dict.fromkeys(("--text_encoder_clip", "--qwen3", "--gemma2", "--ae", "--clip_l"), _PATH),
+    **dict.fromkeys(("--clip_g", "--t5xxl", "--pretrained_model_name_or_path"), _PATH),
+    **dict.fromkeys(("--dataset_config", "--output_dir", "--output_name"), _PATH),
+    **dict.fromkeys(("--fp8_base", "--blocks_to_swap", "--split_attn"), _MEMORY),
+    **dict.fromkeys(("--vae_chunk_size", "--vae_disable_cache"), _MEMORY),
+    **dict.fromkeys(("--max_train_epochs", "--save_every_n_epochs"), _LENGTH),
+    "--optimizer_type": "AdamW with states of 8 bits: memory, and needs bitsandbytes",
+    "--max_data_loader_n_workers": "processes: depends on the machine",
+    "--persistent_data_loader_workers": "processes: depends on the machine",
+    "--mixed_precision": "bf16 in place of fp16, which overflows",
+    "--model_version": "`task` of the model",
+    "--scheduler_scale": "of sample videos alone",
+    "--system_prompt": "`text_arguments` of the model: it shapes the caches",
+    "--unet_lr": "the learning rate, where it is not given",
+    "--text_encoder_lr1": "of a text encoder, which cached text does not train",
+    "--text_encoder_lr2": "of a text encoder, which cached text does not train",
+    "--attn_mode": "torch, where it is not given",
+    "--noise_scale_start": "8, or 7.5 for dev, where it is not given",
+    "--noise_scale_end": "8, or 7.5 for dev, where it is not given",
+    "--noise_clip_std": "0, or 2.5 for dev, where it is not given",
+}
+"""Flag of a guide whose value need not be ours -> reason."""
+LEFT_BY = {
+    ("sd3", "--network_module"): "the module of SD3's transformer",
+}
+OURS = {
+    *("--logging_dir", "--gradient_accumulation_steps", "--t5xxl_max_token_length", "--v2"),
+    *("--cache_latents", "--cache_latents_to_disk", "--network_train_unet_only", "--sdpa"),
+    *("--cache_text_encoder_outputs", "--cache_text_encoder_outputs_to_disk", "--task", "--seed"),
+    *("--max_data_loader_n_workers", "--optimizer_type"),
+}
+"""Flags of ours that a guide may lack."""
+UNNAMED = {
+    *("--learning_rate", "--network_dim", "--gradient_checkpointing", "--timestep_sampling"),
+    "--max_train_epochs",
+}
+"""Flags of ours, besides those, that the guide of Ideogram 4 lacks, which names paths alone."""
+
+Flags = Mapping[str, tuple[str, ...]]
+
+
+class Row(NamedTuple):
+    """An architecture: both command lines, and the default of a flag of its script, if any."""
+
+    name: str
+    ours: Flags
+    guide: Flags
+    declared: Mapping[str, Any]
+
+
+def flags_of(words: list[str]) -> Flags:
+    found: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            assert flag not in found, f"{flag} is there twice"
+            found[flag] = [value] if equals else []
+        elif found:
+            found[next(reversed(found))].append(word)
+    return {flag: tuple(values) for flag, values in found.items()}
+
+
+def recommended(guide: Path, script: str) -> Flags:
+    """Return the flags of the first command of a guide that launches a script."""
+    text = guide.read_text(encoding="utf-8")
+    for block in re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
+        command = re.sub(r"[\\`]? *\n", " ", block)
+        if re.search(rf"accelerate launch .*\b{script}\b", command):
+            words = shlex.split(command)
+            start = next(i for i, word in enumerate(words) if Path(word).name == script)
+            return flags_of(words[start + 1 :])
+    raise AssertionError(f"{guide} launches no {script}")
+
+
+def defaults(*files: Path) -> dict[str, Any]:
+    """Return flag -> default of the parsers in some sources; the first file wins."""
+    found: dict[str, Any] = {}
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                flag = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
+                for keyword in node.keywords:
+                    if keyword.arg == "default" and isinstance(keyword.value, ast.Constant):
+                        found.setdefault(str(flag), keyword.value.value)
+    return found
+
+
+def rows_of_musubi(root: Path) -> Iterator[Row]:
+    folder = sources("musubi-tuner")
+    package = folder / "src/musubi_tuner"
+    for name, (guide, task) in MUSUBI.items():
+        (root / name).mkdir()
+        order = make_row_run(root / name, name, task, max_train_epochs=16)
+        script = order.scripts.training.name
+        yield Row(
+            name,
+            flags_of(local_arguments(order, attention="sdpa")),
+            recommended(folder / f"docs/{guide}.md", script),
+            defaults(package / script, package / "training/parser_common.py"),
+        )
+
+
+def rows_of_sd_scripts() -> Iterator[Row]:
+    folder = sources("sd-scripts")
+    for name, (guide, encoders, module) in SD_SCRIPTS.items():
+        model: dict[str, Any] = {"architecture": name, "layout": "sdscripts", "vae": "vae"}
+        model |= {"text": [f"text_{each}" for each in range(encoders)], "checkpoint": "m.sft"}
+        run = {"datasets": "d", "model": "m", "resolutions": 1024, "trainer": {"kind": "sdscripts"}}
+        values = {"datasets": {"d": {"path": "d"}}, "models": {"m": model}, "runs": {"r": run}}
+        order = SdScripts().order(parse({**values, "sd_scripts": {"path": "s"}}), "r")
+        script = f"{order.script}.py"
+        library = folder / "library"
+        yield Row(
+            name,
+            flags_of(sdscripts.local_arguments(order)),
+            recommended(folder / f"docs/{guide}.md", script),
+            defaults(
+                folder / script,
+                library / f"{module}.py",
+                library / "train_util.py",
+                folder / "train_network.py",
+            ),
+        )
+
+
+def number(value: object) -> object:
+    try:
+        return float(str(value))
+    except ValueError:
+        return str(value).lower()
+
+
+def same(ours: tuple[str, ...] | None, guide: tuple[str, ...]) -> bool:
+    return ours is not None and [*map(number, ours)] == [*map(number, guide)]
+
+
+def reason(row: Row, flag: str) -> str | None:
+    """Return why a value of a guide is not ours; "" where it is, None where nothing says it."""
+    values = row.guide[flag]
+    if same(row.ours.get(flag), values):
+        return ""
+    if flag not in row.ours and [number(row.declared.get(flag))] == [*map(number, values)]:
+        return "the script's own default"
+    return LEFT_BY.get((row.name, flag)) or LEFT.get(flag)
+
+
+def shown(flags: Flags) -> str:
+    """Return flags with their values, without those that are paths."""
+    known = {flag: values for flag, values in flags.items() if LEFT.get(flag) != _PATH}
+    return " ".join(" ".join([flag, *values]) for flag, values in sorted(known.items()))
+
+
+def table(rows: list[Row]) -> str:
+    lines = ["| architecture | by default | guide | in the guide alone, or other there |"]
+    lines.append("|---|---|---|---|")
+    for row in rows:
+        notes = {flag: reason(row, flag) for flag in row.guide if LEFT.get(flag) != _PATH}
+        others = "; ".join(f"`{flag}`: {note}" for flag, note in sorted(notes.items()) if note)
+        ours = {flag: row.ours[flag] for flag in row.ours if flag != "--logging_dir"}
+        lines.append(f"| {row.name} | `{shown(ours)}` | `{shown(row.guide)}` | {others} |")
+    return "\n".join(lines)
+
+
+def test_each_default_command_holds_what_the_guide_recommends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert MUSUBI.keys() == ROWS.keys()
+    rows = [*rows_of_musubi(tmp_path), *rows_of_sd_scripts()]
+    print(f"\n{table(rows)}")
+    missing = [(row.name, flag) for row in rows for flag in row.guide if reason(row, flag) is None]
+    assert not missing
+    for row in rows:
+        further = row.ours.keys() - row.guide.keys() - OURS
+        if "--network_alpha" in further:
+            assert number(row.ours["--network_alpha"][0]) == row.declared["--network_alpha"]
+        further = {flag for flag in further if LEFT.get(flag) != _PATH} - {"--network_alpha"}
+        assert further == (UNNAMED if row.name == "ideogram4" else set()), row.name
