@@ -1,15 +1,19 @@
-"""musubi-tuner's real caching scripts with weights that are none: one line, and no caches."""
+"""musubi-tuner's real caching scripts with bad weights and damaged sources."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import av
+import numpy as np
 import pytest
 import torch
 from conftest import sources
 from latentmake.errors import ModelError, SourceError
-from real_models import WORLDS
+from PIL import Image
+from real_clip_models import CLIP_WORLDS
+from real_models import PICTURE, STEMS, WORLDS
 from real_project import RealProject
 from safetensors.torch import load_file, save_file
 
@@ -71,3 +75,35 @@ def test_weights_of_another_kind_are_named_before_a_script_runs(real: RealProjec
         real.plan()
     line = str(caught.value)
     assert "models.tiny.vae: models/vae.safetensors: is a language model, not a VAE" in line
+
+
+def packets(path: Path) -> list[tuple[int, int]]:
+    """Return place and size of each packet of a video."""
+    with av.open(str(path)) as file:
+        return [(each.pos or 0, each.size) for each in file.demux(video=0) if each.size]
+
+
+@pytest.mark.parametrize("name", ["z_image", "hunyuan_video"])
+def test_a_source_damaged_behind_its_header_is_named_and_stops_no_other(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_venv: Path,
+    tiny_weights: Callable[[str], Path],
+) -> None:
+    world, tuner = (WORLDS | CLIP_WORLDS)[name], sources("musubi-tuner")
+    real = RealProject(world, tmp_path / "work", tiny_weights(world.weights), tuner, forked_venv)
+    monkeypatch.chdir(real.project.folder)
+    (source,) = (path for path in Path("data").glob(f"{PICTURE}.*") if path.suffix != ".txt")
+    if not world.video:
+        noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+        Image.fromarray(noise).save(source)
+    data = source.read_bytes()
+    begin, size = packets(source)[10] if world.video else (len(data) // 2, 200)
+    source.write_bytes(data[:begin] + bytes(size) + data[begin + size :])
+    with pytest.raises(SourceError) as caught:
+        real.build()
+    line = str(caught.value)
+    assert f"1 of 6 items are faulty: {source}: " in line and "\n" not in line
+    made = [path for path in real.project.cache_files() if "_te." not in path]
+    assert {stem for stem in STEMS if any(stem in path for path in made)} == {*STEMS} - {PICTURE}

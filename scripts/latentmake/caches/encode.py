@@ -78,6 +78,8 @@ def carry_out(
         held.enter_context(lease(say))
         began += time.monotonic() - asked  # waiting for other jobs says nothing about this one
 
+    job.take_gpu = take_gpu
+
     def loaded() -> Loaded:
         if not ready:
             take_gpu()
@@ -99,8 +101,6 @@ def carry_out(
                 if encoder is None or isinstance(encoder, Loaded):
                     job.make(todo, loaded, threads, progress)
                 else:
-                    if not order.reuses:
-                        take_gpu()
                     encoder(job, todo, threads, progress)
                     if job.loaded is not None and not started:
                         started.append(job.loaded - began)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from latentmake.config import Dataset
 from latentmake.errors import SourceError
-from latentmake.files.media import probe_image
+from latentmake.files.media import check_image, probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.sources.caption_pipeline import decode_caption
@@ -23,6 +23,7 @@ __all__ = [
     "Sample",
     "SourceBytes",
     "caption_of",
+    "check_clips",
     "clip_maker",
     "samples_of",
     "stored_size",
@@ -109,6 +110,8 @@ def samples_of(
 ) -> list[Sample]:
     """Make the samples of an item's missing targets (with their keys).
 
+    Images that another program encodes are checked by their headers, and make no samples.
+
     Raises:
         SourceError: the bytes are damaged, or an image was changed.
     """
@@ -119,15 +122,17 @@ def samples_of(
         text = order.layout.caption(caption_of(data, item, order.dataset_settings))
         return [Sample(key, digest, item, text, (0, 0)) for key in dict.fromkeys(missing.values())]
     module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
+    if order.is_external:
+        module.check(order, source, missing)
+        return []
     samples: list[Sample] = module.samples_of(order, source, missing)
     return samples
 
 
 def _check_pictures(order: WorkOrder, source: SourceBytes, image: str) -> None:
-    """Refuse control images of a text that cannot be decoded, and an image of another size."""
-    module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}")
+    """Refuse control images of a text that cannot be opened, and an image of another size."""
     for path, data in zip(source.item.controls, source.controls, strict=True):
-        module.open_image(data, path, order.dataset_settings.max_image_pixels)
+        check_image(data, path, order.dataset_settings.max_image_pixels)
     media = probe_image(image)
     stored_size(source.item._replace(source=image), (media.width, media.height))
 
@@ -148,6 +153,14 @@ def clip_maker(
     module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}_clips")
     maker: Maker = module.ClipMaker(order, wanted, frames_at, check)
     return maker
+
+
+def check_clips(
+    order: WorkOrder, item: WorkItem, missing: Iterable[Target], frames_at: FramesAt
+) -> None:
+    """Open a video that another program encodes; a SourceError says why it cannot be encoded."""
+    module = import_module(f"latentmake.caches.pixels.{order.layout.encoding}_clips")
+    module.check(order, item, missing, frames_at)
 
 
 def stored_size(item: WorkItem, found: tuple[int, int] | None = None) -> Size:

@@ -17,10 +17,10 @@ from typing import Any
 from latentmake import digest
 from latentmake.caches.batches import Batches
 from latentmake.caches.captions import CaptionBatches
-from latentmake.caches.clip_jobs import make_clips, maker_of
+from latentmake.caches.clip_jobs import make_clips
 from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.identify import identified
-from latentmake.caches.inputs import Sample, samples_of
+from latentmake.caches.inputs import Sample, check_clips, samples_of
 from latentmake.caches.keyed_files import has_files, holds, link_of_key
 from latentmake.caches.pipeline import Pipeline
 from latentmake.caches.reading import Reading, read_ahead, unreadable
@@ -66,6 +66,7 @@ class Job:
         stages: account of its time.
         before: key -> file of what this process has made for other orders.
         shortages: of memory in this process.
+        take_gpu: waits for a GPU for another program; called when sources are read.
     """
 
     order: WorkOrder
@@ -86,6 +87,7 @@ class Job:
     stages: Stages = field(default_factory=lambda: Stages(1))
     before: Mapping[str, str] = field(default_factory=dict)
     shortages: Shortages = field(default_factory=Shortages)
+    take_gpu: Callable[[], object] = bool
 
     def __post_init__(self) -> None:
         self._recipe_text = digest.canonical(self.recipe)
@@ -108,8 +110,8 @@ class Job:
     ) -> Iterator[Reading]:
         """Read items, a few of them ahead, and count their targets that need no encoding.
 
-        Content that several targets share is missing for the first of them only. Clips of videos
-        are made to see whether they can be, and are no samples of the reading.
+        Content that several targets share is missing for the first of them only. Videos are opened,
+        and make no samples.
         """
         making: set[str] = set()
         for reading in self._read_ahead(items, threads):
@@ -142,17 +144,14 @@ class Job:
             yield from read_ahead(items, lambda item: self._checked(item, workers), threads)
 
     def _checked(self, item: WorkItem, workers: Workers) -> Reading:
-        """Read an item; make its clips, if it has any, and drop them."""
+        """Read an item; open its video, if it has one."""
         reading = self.read(item)
-        if not (self.cuts_clips and reading.missing):
-            return reading
-        try:
-            maker = maker_of(self.order, [reading], workers.frames_at)
-            while maker.left:
-                maker.make()
-        except SourceError as error:
-            reading.fault = str(error)
-            reading.keys, reading.missing = {}, {}
+        if self.cuts_clips and reading.missing:
+            try:
+                check_clips(self.order, item, reading.missing, workers.frames_at)
+            except SourceError as error:
+                reading.fault = str(error)
+                reading.keys, reading.missing = {}, {}
         return reading
 
     def _take_in(self, reading: Reading, making: set[str]) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "UNREAD_FORMATS",
     "VIDEO_EXTENSIONS",
     "Media",
+    "check_image",
     "is_plain",
     "load",
     "opened_image",
@@ -71,6 +72,10 @@ NPZ = ".npz"
 COUNTED_CONTAINERS = frozenset({"mov", "matroska"})
 _COUNTED_CODECS = frozenset({"h264", "hevc", "vp9", "av1", "libdav1d", "mjpeg", "ffv1", "prores"})
 
+
+# Ends of complete files, which other bytes may follow; Pillow opens no WebP that is cut short.
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "WEBP": b""}
+_TAIL = 64  # bytes
 
 _CONVERT = "convert it, for example to MP4 with H.264, or remove it"
 
@@ -147,6 +152,24 @@ def load(image: Image.Image, path: str) -> None:
     if isinstance(most, float) and most <= 1:
         what = "holds floating-point values from 0 to 1, which would become black"
         raise SourceError(what, where=path, hint="save it with 8 or 16 bits a channel")
+
+
+def check_image(data: bytes, path: str, max_pixels: int) -> tuple[tuple[int, int], str]:
+    """Check the header and the end of an image that another program will decode.
+
+    It is decoded only where its end is not that of its format.
+
+    Returns:
+        Its size in pixels, as stored, and Pillow's mode.
+
+    Raises:
+        SourceError: it is empty, no image, cut short, or too large.
+    """
+    with opened_image(io.BytesIO(data), path, max_pixels) as image:
+        end = _ENDS.get(image.format or "")
+        if end is None or end not in data[-_TAIL:]:
+            load(image, path)
+        return image.size, image.mode
 
 
 @contextmanager

@@ -235,17 +235,21 @@ def test_a_damaged_video_is_named_and_the_others_are_finished(threads: int, tmp_
     assert not [*Path("cache").glob("d_*")]
 
 
-def test_clips_that_another_program_encodes_are_made_before_and_dropped(tmp_path: Path) -> None:
-    films = several(tmp_path, 3)
+def test_videos_that_another_program_encodes_are_opened_and_not_decoded(
+    tmp_path: Path, asked: list[list[int]]
+) -> None:
+    films = several(tmp_path, 4)
     items = [item_of(stem, path, target_frames=[5]) for stem, path in films.items()]
-    fault = broken(films["b"])
+    films["b"].write_text("hello" * 100)
+    write_video(films["d"], "libx264", 40, size=(32, 48))
     work = order_of(*items)
     job = Job(work, work.recipe, silent)
     with Progress(disable=True) as progress:
-        first, second, third = job.readings(items, 2, progress)
-    assert [len(each.missing) for each in (first, second, third)] == [8, 0, 8]
-    assert second.fault is not None and fault in second.fault
-    assert not any(each.samples for each in (first, second, third))
+        readings = list(job.readings(items, 2, progress))
+    assert [len(each.missing) for each in readings] == [8, 0, 8, 0]
+    assert "is not a video" in str(readings[1].fault)
+    assert "was changed after the build began" in str(readings[3].fault)
+    assert asked == [[0]] * 4 and not any(each.samples for each in readings)
     assert not children()
 
 

@@ -8,7 +8,7 @@ Source: sd-scripts, `load_image` and `trim_and_resize_if_required` of library/tr
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import cv2
 import numpy as np
@@ -17,12 +17,12 @@ from PIL import Image
 
 from latentmake.caches.inputs import Sample, SourceBytes, stored_size
 from latentmake.caches.pixels.arrays import array_of
-from latentmake.files.media import load, opened_image
+from latentmake.files.media import check_image, load, opened_image
 from latentmake.geometry.buckets import Placement
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.plan.orders import Target, WorkOrder
 
-__all__ = ["fit", "open_image", "samples_of"]
+__all__ = ["check", "fit", "open_image", "samples_of"]
 
 cv2.setNumThreads(1)  # files are read in parallel already
 
@@ -48,6 +48,17 @@ def samples_of(
         mask = fitted[:, :, 3] if alpha else None
         samples.append(Sample(key, digest, item, fitted[:, :, :3], size, alpha=mask))
     return samples
+
+
+def check(order: WorkOrder, source: SourceBytes, missing: Iterable[Target]) -> None:
+    """Check the header of an image for sd-scripts' own code; errors are those of `samples_of`."""
+    dataset, architecture = order.dataset_settings, order.model_settings.architecture
+    assert architecture is not None
+    path = source.item.source or ""
+    found, _ = check_image(source.data, path, dataset.max_image_pixels)
+    size = stored_size(source.item, found)
+    for target in missing:
+        placement(size, target.size or size, dataset, architecture, path)
 
 
 def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool) -> NDArray[np.uint8]:

@@ -7,7 +7,7 @@ ways of scaling, transparency dropped unseen.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from PIL import Image
@@ -16,11 +16,11 @@ from latentmake.caches.inputs import Sample, SourceBytes, stored_size
 from latentmake.caches.pixels import sdscripts
 from latentmake.caches.pixels.arrays import Array, array_of
 from latentmake.errors import SourceError
-from latentmake.files.media import load, opened_image
+from latentmake.files.media import check_image, load, opened_image
 from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
 from latentmake.plan.orders import Target, WorkOrder
 
-__all__ = ["MAX_PIXELS", "fit", "open_image", "samples_of", "target_size"]
+__all__ = ["MAX_PIXELS", "check", "fit", "open_image", "refuse_misfit", "samples_of", "target_size"]
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
@@ -29,9 +29,6 @@ def samples_of(
     order: WorkOrder, source: SourceBytes, missing: Mapping[Target, str]
 ) -> list[Sample]:
     """Make the samples of an image, with its control if it has one.
-
-    Numbered controls and layers, which are encoded by musubi-tuner's own scripts alone, are decoded
-    to see that these can read them.
 
     Raises:
         SourceError: the image is damaged, too large, too narrow, or was changed.
@@ -44,22 +41,40 @@ def samples_of(
     stored_size(item, image.size)
     made = _fitted(image, sizes, path, limit)
     controls: Sequence[Array | None] = [None] * len(missing)
-    own = [] if order.layout.numbered_controls else item.controls[:1]
-    others = [*zip(item.controls, source.controls, strict=True)]
-    for name, content in others[len(own) :]:
-        open_image(content, name, limit)
-    for name, content in zip(item.layers, source.layers, strict=True):
-        if open_image(content, name, limit).mode != "RGBA":
-            # musubi-tuner stacks layers, and adds an alpha channel to the first picture alone.
-            hint = "save it as RGBA"
-            raise SourceError("is a layer without an alpha channel", where=name, hint=hint)
-    for name, content in others[: len(own)]:
+    for name, content in zip(item.controls, source.controls, strict=True):
         image = open_image(content, name, limit)
         controls = _fitted(image, sizes, name, limit)
     return [
         Sample(key, digest, item, pixels, original, other)
         for key, pixels, other in zip(missing.values(), made, controls, strict=True)
     ]
+
+
+def check(order: WorkOrder, source: SourceBytes, missing: Iterable[Target]) -> None:
+    """Check the headers of an image, its controls and layers for musubi-tuner's own scripts.
+
+    Raises:
+        SourceError: one is damaged, too large, too narrow, or was changed; or a layer has no alpha.
+    """
+    item, path = source.item, source.item.source or ""
+    limit = order.dataset_settings.max_image_pixels
+    found, _ = check_image(source.data, path, limit)
+    refuse_misfit(order, stored_size(item, found), missing, path)
+    for name, content in zip(item.controls, source.controls, strict=True):
+        check_image(content, name, limit)
+    for name, content in zip(item.layers, source.layers, strict=True):
+        _, mode = check_image(content, name, limit)
+        if mode != "RGBA":
+            # musubi-tuner stacks layers, and adds an alpha channel to the first picture alone.
+            hint = "save it as RGBA"
+            raise SourceError("is a layer without an alpha channel", where=name, hint=hint)
+
+
+def refuse_misfit(order: WorkOrder, size: Size, missing: Iterable[Target], path: str) -> None:
+    """Refuse an image or a video that is too narrow for one of its targets."""
+    for target in missing:
+        placement = place(size, target_size(order, size, target.size or size))
+        refuse_narrow(size, placement, order.dataset_settings.max_image_pixels, path)
 
 
 def _fitted(image: Image.Image, sizes: Sequence[Size], path: str, limit: int) -> list[Array]:

@@ -11,13 +11,13 @@ import numpy as np
 
 from latentmake.caches.inputs import Clips, FramesAt, Sample, stored_size
 from latentmake.caches.pixels.cutting import Array, Cut, Cutter
-from latentmake.caches.pixels.wan import fit, target_size
+from latentmake.caches.pixels.wan import fit, refuse_misfit, target_size
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
-__all__ = ["ClipMaker"]
+__all__ = ["ClipMaker", "check"]
 
 Key = TypeVar("Key", bound=Hashable)
 _Bucket = tuple[Size, Size]  # resolution, and size of the controlled clip
@@ -140,6 +140,19 @@ class ClipMaker:
         own = wan_size(self._shape, resolution, bucket=is_bucket, no_upscale=False)
         once = fit(frame, own, path=self._control_path, max_pixels=self._limit)
         return fit(once, size, path=self._control_path, max_pixels=self._limit)
+
+
+def check(order: WorkOrder, item: WorkItem, missing: Iterable[Target], frames_at: FramesAt) -> None:
+    """Open a video, and its control if it has one, that another program will decode.
+
+    Raises:
+        SourceError: one holds no frame that can be decoded, is too narrow, or was changed.
+    """
+    found = []
+    for path in filter(None, (item.source, *item.controls)):
+        ((_, first),) = frames_at(path, [0])
+        found.append((first.shape[1], first.shape[0]))
+    refuse_misfit(order, stored_size(item, found[0]), missing, item.source or "")
 
 
 def _places(order: WorkOrder, wanted: Clips) -> list[_Place]:

@@ -49,7 +49,7 @@ _Size = tuple[int, ...]
 def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress: Progress) -> None:
     """Make the targets of some items by musubi-tuner's own scripts.
 
-    Each source is decoded here before: one bad picture would end the script for all others.
+    The header of each source is checked before, without a GPU: a bad one would end the script.
 
     Raises:
         TrainingError: musubi-tuner is not where the configuration says.
@@ -59,11 +59,10 @@ def make_by_scripts(job: Job, items: Sequence[WorkItem], threads: int, progress:
     wanted: list[Reading] = []
     for reading in job.readings(items, threads, progress):
         if reading.missing:
-            if job.order.kind == "latents":
-                reading.samples.clear()  # pixels, which the scripts decode themselves
             wanted.append(reading)
     if not wanted:
         return
+    job.take_gpu()
     with Scratch(job.order) as scratch:
         _Attempts(job, scratch, threads, progress, wanted).run()
     job.refuse_equal()

@@ -66,7 +66,8 @@ def make_by_strategies(
 ) -> None:
     """Make the targets of some items by sd-scripts' own strategies.
 
-    Each source is decoded here before, so that bad ones are named as with our encoders.
+    The header of each source is checked before, without a GPU, and bad ones are named as with our
+    encoders.
 
     Raises:
         TrainingError: sd-scripts is not where the configuration says.
@@ -79,9 +80,9 @@ def make_by_strategies(
         for target, key in reading.missing.items():
             caption = texts.get(key) if job.order.kind == "text" else None
             wanted.append(_Wanted(reading.item, target, key, reading.content, caption))
-        reading.samples.clear()  # pixels, which sd-scripts decodes itself
     if not wanted:
         return
+    job.take_gpu()
     folder = (_FOLDER / job.order.name).absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,29 @@ def test_an_item_that_the_last_words_name_costs_one_further_call() -> None:
     assert "dog" in faults(scripts_world.order("latents", tuner))
     assert len(calls(TUNER)) == 2
     assert stems(calls(TUNER)[1]) == [["ant", "bee", "cat"]]  # eel and fox were done by then
+
+
+def test_pictures_are_checked_by_their_headers_before_a_gpu_is_taken() -> None:
+    order = scripts_world.order("latents", scripts_world.install(TUNER))
+    held: list[str] = []
+
+    @contextlib.contextmanager
+    def lease(say: object) -> Iterator[None]:
+        held.append("GPU")
+        yield
+
+    whole = {stem: Path(f"data/{stem}.png").read_bytes() for stem in STEMS}
+    for stem, data in whole.items():
+        Path(f"data/{stem}.png").write_bytes(data[: len(data) // 2] if stem != "dog" else b"")
+    with pytest.raises(SourceError, match=r"^6 of 6 items are faulty.*ant\.png: is damaged or cut"):
+        carry_out(order, lease=lease)
+    assert not held and not calls(TUNER)
+    for stem, data in whole.items():
+        place = data.index(b"IDAT") + 6
+        damaged = data[:place] + bytes(8) + data[place + 8 :]
+        Path(f"data/{stem}.png").write_bytes(damaged if stem == "cat" else data)
+    receipt, _ = carry_out(order, lease=lease)  # the script is what decodes
+    assert receipt.counts["encoded"] == 6 and held == ["GPU"]
 
 
 def test_several_bad_items_are_all_named() -> None:

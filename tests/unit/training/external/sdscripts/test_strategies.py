@@ -13,7 +13,8 @@ import pytest
 import strategies_world
 import torch
 import world
-from latentmake import digest
+from latentmake import backends, digest
+from latentmake.caches.encode import carry_out
 from latentmake.config import parse
 from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
 from latentmake.files import cachefile
@@ -69,6 +70,24 @@ def test_each_bad_item_is_named_and_stops_no_other() -> None:
     assert receipt.counts["encoded"] == 4
     assert stems() == {*STEMS} and "latents" not in orders(values)
     assert not list(Path(".latentmake/sdscripts").iterdir())
+
+
+def test_a_picture_whose_header_is_bad_takes_no_gpu() -> None:
+    order = orders(make())["latents"]
+    for stem in STEMS:
+        picture = Path(f"data/{stem}.png")
+        picture.write_bytes(picture.read_bytes()[:-40])
+    with pytest.raises(
+        SourceError, match=r"^6 of 6 items are faulty.*png: is damaged or cut short"
+    ):
+        carry_out(
+            order,
+            order.receipt,
+            say=lambda _: None,
+            encoder=backends.encoder_of(order),
+            lease=lambda _: pytest.fail("a GPU was taken"),
+        )
+    assert not loads(SCRIPTS)
 
 
 def stopped(order: WorkOrder) -> str:
