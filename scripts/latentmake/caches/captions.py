@@ -11,7 +11,7 @@ from latentmake.caches.pipeline import Release
 
 __all__ = ["CaptionBatches"]
 
-_WAITING = 4096  # captions among which those of like length are found
+_WAITING = 512  # captions among which those of like length are found
 _STEP = 16  # tokens by which the lengths of batches differ, so that few sizes have to be learnt
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,18 +55,26 @@ class Reading:
 
 
 def read_ahead(
-    items: Iterable[WorkItem], read: Callable[[WorkItem], Reading], threads: int
+    items: Sequence[WorkItem],
+    read: Callable[[WorkItem], Reading],
+    threads: int,
+    *,
+    at_once: int = 1,
 ) -> Iterator[Reading]:
-    """Yield the readings of items in their order, few of which are made before they are taken."""
+    """Yield the readings of items in their order, few of which are made before they are taken.
+
+    A thread takes `at_once` of them.
+    """
+    some = (items[start : start + at_once] for start in range(0, len(items), at_once))
     with ThreadPoolExecutor(threads) as pool:
-        ahead: deque[Future[Reading]] = deque()
+        ahead: deque[Future[list[Reading]]] = deque()
         try:
-            for item in items:
-                ahead.append(pool.submit(read, item))
+            for few in some:
+                ahead.append(pool.submit(lambda few: [*map(read, few)], few))
                 if len(ahead) > 2 * threads:
-                    yield ahead.popleft().result()
+                    yield from ahead.popleft().result()
             while ahead:
-                yield ahead.popleft().result()
+                yield from ahead.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import order_world
 import pytest
 import sdscripts_world
 import world
@@ -17,13 +19,15 @@ from latentmake.caches.captions import CaptionBatches
 from latentmake.caches.encode import carry_out
 from latentmake.caches.encoders import Loaded, load
 from latentmake.caches.inputs import Sample
+from latentmake.caches.job import Job
+from latentmake.caches.reading import Reading
 from latentmake.caches.several import carry_out_all
 from latentmake.config import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import WorkItem, WorkOrder
 from latentmake.plan.planner import make_plan
-from order_world import silent
+from order_world import Encoder, silent
 from text_world import letters, make_texts
 from wan_world import write_umt5, write_wan_vae
 
@@ -185,6 +189,31 @@ def test_few_captions_wait_whatever_their_number(monkeypatch: pytest.MonkeyPatch
     found = batches(TEXTS, monkeypatch, waiting=20)
     assert sorted(int(sample.key) for batch in found for sample in batch) == list(range(200))
     assert max(lengths_of(found)[0]) == max(map(len, TEXTS[:20]))
+
+
+def test_captions_are_encoded_while_others_are_read_by_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ones of an order of the default size, 1,024 items."""
+    monkeypatch.chdir(tmp_path)
+    sources = {f"{number}": Path(f"{number}.txt") for number in range(1024)}
+    for stem, path in sources.items():
+        path.write_text(stem)
+    read: list[int] = []
+    read_item = Job.read
+
+    def noted(job: Job, item: WorkItem, known: Any = None) -> Reading:
+        read.append(threading.get_ident())
+        return read_item(job, item, known)
+
+    monkeypatch.setattr(Job, "read", noted)
+    seen: list[int] = []
+    encoder = Encoder(lambda sample, tensor: seen.append(len(read)) or tensor)
+    loaded = Loaded(encoder, 4, lengths=lambda text: (len(text),))
+    order = order_world.order("text", {**sources})
+    carry_out(order, Path("receipt.json"), say=silent, threads=2, encoder=loaded)
+    assert len(seen) == 1024 and seen[0] < 1024
+    assert threading.get_ident() not in read and len(set(read)) == 2
 
 
 def test_captions_that_may_not_be_padded_go_with_equally_long_ones(
