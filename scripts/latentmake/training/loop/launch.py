@@ -66,7 +66,8 @@ def train(
     else:
         launcher = _launcher(order, processes, threads)
         command = [*launcher, "-m", order.trains, str(order_path)]
-        run(command, online=order.from_hub, gpus=processes)
+        own = environment(max(1, threads // processes))  # of each process, by an accelerate_config
+        run(command, environment=own, online=order.from_hub, gpus=processes)
         record = files.trained(want)
         if record is None:
             raise TrainingError(
@@ -111,7 +112,13 @@ def _say(text: str) -> None:
 
 def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
     """Return the command before what is launched: accelerate here, or on all nodes of a job."""
-    config = order.trainer.accelerate_config
+    config, nodes = order.trainer.accelerate_config, srun_command(os.environ, processes)
+    if processes > 1 and not nodes and config is None:
+        import torch
+
+        if not torch.cuda.is_available():
+            _say(f"{order.run}: one process instead of {processes}, for there is no GPU")
+            processes = 1
     if config is not None:
         check_accelerate(Path(config), order.kind)
         options = ["--config_file", config]
@@ -119,19 +126,13 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
         options = [
             *("--dynamo_backend", "inductor" if order.trainer.torch_compile else "no"),
             *("--mixed_precision", order.trainer.mixed_precision),
-            *("--num_cpu_threads_per_process", str(threads)),
+            *("--num_cpu_threads_per_process", str(max(1, threads // processes))),
         ]
-    if nodes := srun_command(os.environ, processes):
+    if nodes:
         return [*nodes, "--multi_gpu", *options]  # each node adds the number of its processes
     accelerate = [sys.executable, "-m", "latentmake.training.loop.quiet_launch"]
     if config is not None:
         return [*accelerate, *options]
-    if processes > 1:
-        import torch
-
-        if not torch.cuda.is_available():
-            _say(f"{order.run}: one process instead of {processes}, for there is no GPU")
-            processes = 1
     # One process finds its device itself: no torch is imported here to look for it.
     several = ["--multi_gpu"] if processes > 1 else []
     devices = ["--num_processes", str(processes), "--num_machines", "1", *several]

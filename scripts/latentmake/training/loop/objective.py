@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from latentmake.training.loop.batch_order import generator
-from latentmake.training.loop.data.batch import Batch
+from latentmake.training.loop.data.batch import Batch, copied
 from latentmake.training.loop.data.caches import Caches
 
 __all__ = ["Losses", "Objective", "probe_loss"]
@@ -63,7 +63,7 @@ class Objective(ABC):
             network: as the training has it.
             batch: of examples.
             noisy: their latents with noise, on the network's device.
-            timesteps: [batch], likewise.
+            timesteps: [batch], wherever they were drawn.
             dtype: of the network's inputs.
         """
 
@@ -106,14 +106,14 @@ class Objective(ABC):
             device: of the network.
             dtype: of its inputs.
         """
-        latents, noise = batch.latents.to(device), noise.to(device)
-        timesteps = timesteps.to(device)
-        noisy = self.noisy(latents, noise, timesteps)
+        latents, noise = copied(batch.latents, device), copied(noise, device)
+        there = copied(timesteps, device)
+        noisy = self.noisy(latents, noise, there)
         predicted = self.predict(network, batch, noisy, timesteps, dtype=dtype)
-        wanted = self.target(latents, noise, timesteps)
+        wanted = self.target(latents, noise, there)
         errors = torch.nn.functional.mse_loss(predicted.float(), wanted.float(), reduction="none")
         raw = errors.mean(dim=tuple(range(1, errors.ndim)))
-        weights = self.weights(timesteps)
+        weights = self.weights(there)
         return Losses(raw, raw if weights is None else raw * weights)
 
 

@@ -255,6 +255,8 @@ class Training:
         for number in range(settings.gradient_accumulation_steps):
             batch = next(batches)
             noise, timesteps = self.objective.draw(batch.latents.shape, random)
+            if batch.latents.is_pinned():
+                noise, timesteps = noise.pin_memory(), timesteps.pin_memory()
             last = number == settings.gradient_accumulation_steps - 1
             with learner.micro_batch(last=last):
                 losses = self._losses(learner.network, batch, noise, timesteps)

@@ -20,7 +20,7 @@ from diffusers.training_utils import compute_snr
 from latentmake.config import Weights
 from latentmake.errors import ModelError
 from latentmake.models.checks import read_schedule
-from latentmake.training.loop.data.batch import Batch
+from latentmake.training.loop.data.batch import Batch, copied
 from latentmake.training.loop.objective import Objective as LoopObjective
 
 __all__ = ["Network", "NoiseSchedule", "Objective", "load_noise_schedule"]
@@ -175,9 +175,9 @@ class Objective(LoopObjective):
         device = noisy.device
         (predicted,) = network(
             noisy.to(dtype),
-            timesteps,
-            batch.text.to(device, dtype),
-            encoder_attention_mask=None if batch.mask is None else batch.mask.to(device),
+            copied(timesteps, device),
+            copied(batch.text, device, dtype),
+            encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
             return_dict=False,
         )
         return predicted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,18 +37,35 @@ class Denoiser(torch.nn.Module):
         """The same, for `sample_latents`."""
         return Networks(self.low, self.high, self.boundary)
 
-    def forward(self, hidden_states: torch.Tensor, timestep: torch.Tensor, **named: Any) -> Any:
-        """Call the network of each example's timestep; see `objective.Network`."""
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        timestep: torch.Tensor,
+        *,
+        high: Sequence[bool] | None = None,
+        **named: Any,
+    ) -> Any:
+        """Call the network of each example's timestep; see `objective.Network`.
+
+        Args:
+            hidden_states: noisy latents, [batch, ...].
+            timestep: [batch].
+            high: whether each of them belongs to the network for high noise, where it is known
+                without asking the device.
+            named: further arguments.
+        """
         if self.low is None or self.high is None:
             network = self.high if self.low is None else self.low
             assert network is not None
             return network(hidden_states=hidden_states, timestep=timestep, **named)
-        high = timestep >= self.boundary * _TIMESTEPS
-        if bool(high.all()) or not bool(high.any()):
-            network = self.high if bool(high[0]) else self.low
+        if high is None:
+            high = (timestep >= self.boundary * _TIMESTEPS).tolist()
+        if all(high) or not any(high):
+            network = self.high if high[0] else self.low
             return network(hidden_states=hidden_states, timestep=timestep, **named)
+        is_high = torch.tensor(high, device=timestep.device)
         predicted = torch.empty_like(hidden_states[:, : self.low.config.out_channels])
-        for network, chosen in ((self.low, ~high), (self.high, high)):
+        for network, chosen in ((self.low, ~is_high), (self.high, is_high)):
             part = {
                 name: value[chosen] if isinstance(value, torch.Tensor) else value
                 for name, value in named.items()

@@ -15,7 +15,7 @@ import torch
 
 from latentmake.errors import TrainingError
 from latentmake.training.loop import objective as loop
-from latentmake.training.loop.data.batch import Batch
+from latentmake.training.loop.data.batch import Batch, copied
 from latentmake.training.wan.sampling import TEXT_TOKENS
 
 __all__ = ["CLIP", "FIRST_FRAME", "Network", "Objective", "inputs_of"]
@@ -67,6 +67,7 @@ class Objective(loop.Objective):
         high: bool = False,
     ) -> None:
         self.shift = shift
+        self._boundary = boundary
         self._normal = sampling == "logit_normal"
         split = 1.0 if boundary is None else self.quantile(boundary)
         # Ranges of quantiles: a number drawn in one of them gives a timestep of that network.
@@ -135,6 +136,8 @@ class Objective(loop.Objective):
     ) -> torch.Tensor:
         """Return the network's velocity; see `Objective.predict`."""
         inputs = inputs_of(batch, noisy, timesteps, device=noisy.device, dtype=dtype)
+        if self._boundary is not None:  # asked of the device, it would make the CPU wait
+            inputs["high"] = (timesteps >= self._boundary * self.timesteps).tolist()
         (predicted,) = network(**inputs)
         return predicted
 
@@ -161,14 +164,14 @@ def inputs_of(
     """
     hidden = noisy.to(dtype)
     if FIRST_FRAME in batch.more:
-        hidden = torch.cat([hidden, batch.more[FIRST_FRAME].to(device, dtype)], dim=1)
-    text = batch.text[:, :TEXT_TOKENS]
+        hidden = torch.cat([hidden, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
+    text = copied(batch.text, device, dtype)[:, :TEXT_TOKENS]
     text = torch.nn.functional.pad(text, (0, 0, 0, TEXT_TOKENS - text.shape[1]))
     seen = batch.more.get(CLIP)
     return {
         "hidden_states": hidden,
-        "timestep": timesteps,
-        "encoder_hidden_states": text.to(device, dtype),
-        "encoder_hidden_states_image": None if seen is None else seen.to(device, dtype),
+        "timestep": copied(timesteps, device),
+        "encoder_hidden_states": text,
+        "encoder_hidden_states_image": None if seen is None else copied(seen, device, dtype),
         "return_dict": False,
     }

@@ -23,6 +23,7 @@ from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.network import add_lora
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective, inputs_of
 from peft.utils import get_peft_model_state_dict
+from torch.utils._python_dispatch import TorchDispatchMode
 from wan_world import tiny_wan_vae
 
 CPU = torch.device("cpu")
@@ -160,6 +161,37 @@ def test_an_example_is_predicted_by_the_network_of_its_timestep() -> None:
     losses(Objective(3.0), both, torch.zeros(SHAPE), high_noise).raw.sum().backward()
     assert all(each.grad is None for each in low.parameters())
     assert any(each.grad is not None for each in high.parameters())
+
+
+class _Copies(TorchDispatchMode):
+    """Notes of each copy to another device whether the CPU waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[bool] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        named = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and named.get("device") not in (None, CPU):
+            self.waits.append(not named.get("non_blocking"))
+        return func(*args, **named)
+
+
+@pytest.mark.parametrize("timestep", [100.0, 950.0])
+def test_a_forward_pass_asks_the_device_for_nothing_and_waits_for_no_copy(timestep: float) -> None:
+    device = torch.device("meta")  # no number can be read back from it
+    both = Denoiser(tiny_dit(), tiny_dit(), 0.9).to(device)
+    objective = Objective(3.0, boundary=0.9, high=True)
+    given = batch()._replace(text=torch.zeros(2, 600, 24, dtype=torch.bfloat16))
+    with torch.no_grad(), _Copies() as copies:
+        objective.losses(
+            *(both, given, torch.zeros(SHAPE), torch.full((2,), timestep)),
+            device=device,
+            dtype=torch.float32,
+        )
+    assert copies.waits and not any(copies.waits)
 
 
 def _seen(pipeline: Any, transformer: Any, **named: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Batch", "mask_of", "pad"]
+__all__ = ["Batch", "copied", "mask_of", "pad"]
 
 
 class Batch(NamedTuple):
@@ -28,6 +28,17 @@ class Batch(NamedTuple):
     mask: torch.Tensor | None
     indices: Sequence[int] = ()
     more: Mapping[str, torch.Tensor] = {}
+
+
+def copied(
+    tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Copy a tensor to a device; the CPU does not wait for it where it lies in pinned memory.
+
+    The dtype is changed on the device: changed before, the tensor would no longer be pinned.
+    """
+    there = tensor.to(device, non_blocking=device.type != "mps")
+    return there if dtype is None else there.to(dtype)
 
 
 def pad(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
