@@ -14,7 +14,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 
-from latentmake.training.loop.result import RunFiles
+from latentmake.training.loop.data.caches import Caches, read_items
+from latentmake.training.loop.result import Record, RunFiles
+from latentmake.training.sd.recipe import SdRecipe
 from PIL import Image
 from safetensors.torch import load_file
 from trainer_world import make_order, make_training, train, write_order
@@ -46,6 +48,43 @@ def test_a_bfloat16_training_on_cuda_learns(tmp_path: Path, adapter: str) -> Non
     assert {value.dtype for value in weights.values()} == {torch.float32}
     with Image.open(RunFiles(order).grid) as grid:
         assert grid.height > 5 * 64
+
+
+def test_the_default_precision_is_the_devices_own_and_stays(tmp_path: Path) -> None:
+    order = make_order(tmp_path, mixed_precision="auto", steps=2)
+    path, log = write_order(order, tmp_path / "order.json"), tmp_path / "train.log"
+    train(path, log=log, receipt=tmp_path / "receipt.json")
+    major, _ = torch.cuda.get_device_capability()
+    record = Record.read(RunFiles(order).record)
+    assert record is not None
+    assert record.mixed_precision == ("bf16" if major >= 8 or torch.version.hip else "fp16")
+    train(path, log=log, receipt=tmp_path / "receipt.json")
+    assert "already trained" in log.read_text()
+
+
+def test_a_micro_batch_goes_to_the_device_without_waiting(tmp_path: Path) -> None:
+    order = make_order(tmp_path)
+    objective = SdRecipe(order).make_objective()
+    batch = Caches(read_items(Path(order.manifest))).batch([0], pin=True)
+    drawn = objective.draw(batch.latents.shape, torch.Generator())
+    noise, timesteps = (each.pin_memory() for each in drawn)
+
+    def network(sample: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor]:
+        return (sample,)
+
+    def losses() -> torch.Tensor:
+        device, dtype = torch.device("cuda"), torch.float32
+        found = objective.losses(network, batch, noise, timesteps, device=device, dtype=dtype)
+        return found.raw
+
+    expected = losses()  # the schedule's numbers come to the device once
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = losses()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])

@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Project:
         "resolutions": [[64, 48]],
         "validation": {"items": 2, "clips": 1},
         "generate": {"num_inference_steps": 1, "fps": 8},
-        "trainer": {"kind": "wan", "rank": 2, "steps": 2, "mixed_precision": "no"},
+        "trainer": {"kind": "wan", "rank": 2, "steps": 2},
     }
     project = Project.make(tmp_path / "project", values, models)
     (project / "data/films").mkdir(parents=True)

@@ -130,7 +130,9 @@ def make_order(
         prompts=texts if prompts else [],
         negative=make_text(root / "cache/text/negative.safetensors", 99) if prompts else None,
         sample_size=(16, 8),
-        trainer=SdTrainer(**{"kind": "sd", "train_batch_size": 2, **settings}),
+        trainer=SdTrainer(
+            **{"kind": "sd", "train_batch_size": 2, "mixed_precision": "no", **settings}
+        ),
     )
 
 

@@ -257,7 +257,8 @@ def test_metadata_may_name_the_images_of_a_relative_folder_by_absolute_paths(
     others: list[str],
 ) -> None:
     world.draw(Path("other/c.png"), 0, (64, 64))
-    rows = {str(Path(place).absolute()): {"caption": "a cat"} for place in ("images/a.png", *others)}
+    places = ("images/a.png", *others)
+    rows = {str(Path(place).absolute()): {"caption": "a cat"} for place in places}
     Path("meta.json").write_text(json.dumps(rows), encoding="utf-8")
     found = made(f'{SDSCRIPTS}metadata_file = "meta.json"\n')
     dataset = one(found.values, "datasets")

@@ -13,6 +13,7 @@ __all__ = [
     "ACCUMULATION",
     "WORKERS",
     "AccelerateConfig",
+    "AutoPrecision",
     "Kind",
     "LauncherAlpha",
     "Logging",
@@ -22,10 +23,9 @@ __all__ = [
 ]
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
-Precision = Annotated[
-    Literal["no", "bf16", "fp16"],
-    BeforeValidator(lambda value: "no" if value is False else value),  # YAML's `no`
-]
+_NO = BeforeValidator(lambda value: "no" if value is False else value)  # YAML's `no`
+Precision = Annotated[Literal["no", "bf16", "fp16"], _NO]
+AutoPrecision = Annotated[Literal["auto", "no", "bf16", "fp16"], _NO]
 LoraAlpha = Annotated[
     Real | None, Field(gt=0, description="Scale of the LoRA; by default its rank.")
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,8 +24,8 @@ from latentmake.config.shapes import MACHINE, PICTURES, Shapes
 from latentmake.config.trainers.base import (
     ACCUMULATION,
     AccelerateConfig,
+    AutoPrecision,
     LoraAlpha,
-    Precision,
     Trainer,
 )
 
@@ -60,9 +61,14 @@ class Samples(Closed):
 
 
 class LoopTrainer(Trainer):
-    """A trainer of ours: a LoRA or more of a network, from caches alone."""
+    """A trainer of ours: a LoRA or more of a network, from caches alone.
+
+    Attributes:
+        former_defaults: defaults of earlier releases, which digests of settings leave out.
+    """
 
     holds_out: ClassVar[bool] = True
+    former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 
     kind: str
     """The trainer."""
@@ -102,8 +108,8 @@ class LoopTrainer(Trainer):
     """Weight decay of the optimizer."""
     ema_decay: Real | None = Field(None, gt=0, lt=1)
     """Decay of an EMA of the weights, which is then the result."""
-    mixed_precision: Precision = "no"
-    """accelerate's mixed precision."""
+    mixed_precision: AutoPrecision = "auto"
+    """accelerate's mixed precision; auto is bf16, on a GPU without it fp16, and on a CPU no."""
     gradient_checkpointing: bool = False
     """Less memory for more time."""
     torch_compile: bool = False

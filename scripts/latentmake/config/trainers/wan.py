@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from latentmake.config.fields import BatchSize, Number, Rank, Real, Resolution
 from latentmake.config.generation import Generation, whole_latents
 from latentmake.config.shapes import MACHINE
-from latentmake.config.trainers.base import Precision
+from latentmake.config.trainers.base import AutoPrecision
 from latentmake.config.trainers.loop import LoopTrainer, Samples
 
 __all__ = ["WanSamples", "WanTrainer"]
@@ -46,6 +46,7 @@ class WanTrainer(LoopTrainer):
     alternatives: ClassVar[tuple[str, ...]] = ("dit_high_noise",)
     generates: ClassVar[bool] = True
     evaluates: ClassVar[bool] = True
+    former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "bf16"}
 
     kind: Literal["wan"]
     """The trainer."""
@@ -63,8 +64,9 @@ class WanTrainer(LoopTrainer):
     text-to-video and 900 for image-to-video."""
     train_batch_size: BatchSize = 1
     """Items of one shape a step and a device."""
-    mixed_precision: Precision = "bf16"
-    """accelerate's mixed precision, and the dtype of the frozen weights."""
+    mixed_precision: AutoPrecision = "auto"
+    """accelerate's mixed precision, and the dtype of the frozen weights; auto is bf16, on a GPU
+    without it fp16, and on a CPU no."""
     gradient_checkpointing: bool = True
     """Less memory for more time."""
     checkpointing_steps: Number = Field(100, ge=1, json_schema_extra=MACHINE)

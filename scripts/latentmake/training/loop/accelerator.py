@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.accelerator import Accelerator
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
+    is_bf16_available,
     parse_flag_from_env,
 )
 
@@ -18,14 +19,35 @@ from latentmake.caches.encoders.device import pick_device
 from latentmake.config import LoopTrainer
 from latentmake.errors import TrainingError
 from latentmake.training.loop.checks import refuse_sharded
+from latentmake.training.loop.order import TrainingOrder
 
-__all__ = ["DTYPES", "make_accelerator", "reseed", "set_up"]
+__all__ = ["DTYPES", "decided", "make_accelerator", "reseed", "set_up"]
+
+_Order = TypeVar("_Order", bound=TrainingOrder)
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # The others wait while the first process draws samples, which may take hours: NCCL's own limit is
 # ten minutes. `accelerate launch` ends all processes as soon as one dies.
 _TIMEOUT = timedelta(days=7)
+
+
+def decided(order: _Order) -> _Order:
+    """Return an order in the precision of this machine, where `mixed_precision` is `auto`.
+
+    Raises:
+        DeviceError: torch does not see this machine's GPU.
+    """
+    if order.trainer.mixed_precision != "auto":
+        return order
+    uses_cpu = parse_flag_from_env("ACCELERATE_USE_CPU")
+    device = "cpu" if uses_cpu else pick_device().type
+    if device == "cpu":
+        return order.in_precision("no")
+    # Emulated by older GPUs, it is slower than float32.
+    cuda = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    has_it = cuda or (device != "cuda" and is_bf16_available())
+    return order.in_precision("bf16" if has_it else "fp16")
 
 
 def make_accelerator(settings: LoopTrainer, kind: str, *, several: bool = False) -> Any:
@@ -53,7 +75,7 @@ def make_accelerator(settings: LoopTrainer, kind: str, *, several: bool = False)
         raise TrainingError(
             f"this machine does not compute in {settings.mixed_precision} ({error})",
             where="trainer.mixed_precision",
-            hint="set it to `no`",
+            hint=f"set it to `{'fp16' if settings.mixed_precision == 'bf16' else 'no'}`",
         ) from None
     refuse_sharded(str(accelerator.distributed_type.value), kind)
     return accelerator

@@ -10,6 +10,7 @@ import diffusers
 import torch
 
 from latentmake.errors import TrainingError, UserError
+from latentmake.training.loop.accelerator import decided
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Recipe
 from latentmake.training.loop.train import Training
@@ -34,7 +35,7 @@ def carry_out(
     diffusers.utils.logging.set_verbosity_error()
     hint = ""
     try:
-        made = recipe(read_order(Path(arguments[0]), kind))
+        made = recipe(decided(read_order(Path(arguments[0]), kind)))
         hint = made.memory_hint
         Training(made).run()
     except UserError as error:

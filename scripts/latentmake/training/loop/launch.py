@@ -14,6 +14,7 @@ from pathlib import Path
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.training.child import environment, run_child
+from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.checks import check_accelerate
 from latentmake.training.loop.node import srun_command
 from latentmake.training.loop.order import Prompt, TrainingOrder
@@ -46,9 +47,10 @@ def train(
             "captions": 0,
         }
     )
+    known = as_begun(known, want)
     if known != order:
-        order, order_path = known, files.output / "order.json"
-        atomic.write(order_path, order.model_dump_json(indent=2).encode())
+        order, order_path = known, _write(known, files)
+        want = wanted(order)
     record = files.trained(want)
     run = partial(
         run_child,
@@ -68,6 +70,9 @@ def train(
         command = [*launcher, "-m", order.trains, str(order_path)]
         own = environment(max(1, threads // processes))  # of each process, by an accelerate_config
         run(command, environment=own, online=order.from_hub, gpus=processes)
+        if (known := as_begun(order, want)) != order:  # in the precision that it chose
+            order, order_path = known, _write(known, files)
+            want = wanted(order)
         record = files.trained(want)
         if record is None:
             raise TrainingError(
@@ -93,6 +98,13 @@ def train(
     ).write(receipt)
 
 
+def _write(order: TrainingOrder, files: RunFiles) -> Path:
+    """Write an order into its run's folder; return its path."""
+    path = files.output / "order.json"
+    atomic.write(path, order.model_dump_json(indent=2).encode())
+    return path
+
+
 def _captions(order: TrainingOrder) -> list[Prompt]:
     """Return the first items of the manifest that are trained on, as prompts of sample pictures."""
     rows = rows_of(
@@ -112,6 +124,7 @@ def _say(text: str) -> None:
 
 def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
     """Return the command before what is launched: accelerate here, or on all nodes of a job."""
+    precision = order.trainer.mixed_precision
     config, nodes = order.trainer.accelerate_config, srun_command(os.environ, processes)
     if processes > 1 and not nodes and config is None:
         import torch
@@ -125,7 +138,7 @@ def _launcher(order: TrainingOrder, processes: int, threads: int) -> list[str]:
     else:
         options = [
             *("--dynamo_backend", "inductor" if order.trainer.torch_compile else "no"),
-            *("--mixed_precision", order.trainer.mixed_precision),
+            *("--mixed_precision", "no" if precision == "auto" else precision),  # it chooses itself
             *("--num_cpu_threads_per_process", str(max(1, threads // processes))),
         ]
     if nodes:

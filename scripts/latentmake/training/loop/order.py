@@ -134,6 +134,11 @@ class TrainingOrder(BaseModel, ABC):
         """Return the order of a training that differs by these keys of its length only."""
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=lengths)})
 
+    def in_precision(self, precision: str) -> Self:
+        """Return the order of a training that differs by its `mixed_precision` only."""
+        trainer = self.trainer.model_copy(update={"mixed_precision": precision})
+        return self.model_copy(update={"trainer": trainer})
+
     def course_digest(self) -> str:
         """Return the digest of all settings that shape the weights, except those of the length.
 
@@ -146,17 +151,18 @@ class TrainingOrder(BaseModel, ABC):
     def settings_digest(self, **gone: str) -> str:
         """Return the digest of all settings that shape the weights.
 
-        A key with its default is left out: a release that adds keys trains nothing again.
+        A key with its first default is left out: a release that adds keys, or changes a default,
+        trains nothing again.
 
         Args:
             gone: keys that trainers no longer have, and their values, as some trainings had them.
         """
-        fields = type(self.trainer).model_fields
+        fields, former = type(self.trainer).model_fields, self.trainer.former_defaults
         settings = {
             key: value
             for key, value in shaping(self.trainer, "weights").items()
             # Of a checkpoint the content counts, see `Wanted.resumed`.
-            if key != "resume_from_checkpoint" and value != fields[key].default
+            if key != "resume_from_checkpoint" and value != former.get(key, fields[key].default)
         }
         texts = {name: each.model_dump() for name, each in self.texts.items()}
         return digest.of_value([settings | gone, *([texts] if texts else [])])

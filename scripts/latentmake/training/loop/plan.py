@@ -10,7 +10,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import RunPlan, awaits_prompts
 from latentmake.training.checks import refuse_failed
-from latentmake.training.loop.checkpoint import resumable
+from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.checks import check_settings
 from latentmake.training.loop.order import TextSchedule, TrainingOrder
 from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
@@ -22,6 +22,8 @@ __all__ = ["finish_plan", "is_trained", "resumed", "text_schedules"]
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
     order = order.model_copy(update={"kept": _named_checkpoints(facts.config)})
+    if plan.lock and order.weights:
+        order = as_begun(order, wanted_of(order, data=plan.lock, weights=order.weights))
     plan.trainer_order = run_order(plan.name, "train", order.planned)
     atomic.write(plan.trainer_order, order.model_dump_json().encode())
     if not is_trained(order, plan):

@@ -112,6 +112,7 @@ class Record(JsonFile):
         loss_end: the same afterwards.
         seconds: time spent on steps, without what a killed training lost.
         continued: steps at which this training took over the state of a shorter one.
+        mixed_precision: that it trained in; "" in records of earlier releases.
         files: path of each file of trained weights below the run's folder -> its SHA-256; empty in
             records of earlier releases.
     """
@@ -123,6 +124,7 @@ class Record(JsonFile):
     seconds: float
     history: list[tuple[int, float]]
     continued: list[int] = Field([])
+    mixed_precision: str = ""
     files: dict[str, str] = Field({})
 
 

@@ -118,7 +118,8 @@ class Training:
             UserError: a cache file is damaged, the disk is full, the loss is NaN or infinite.
         """
         if self.main:
-            _say(self.learner.described())
+            precision = self.settings.mixed_precision
+            _say(f"{self.learner.described()}; mixed_precision: {precision}")
         resumed = self._resume()
         if not resumed and self.main:
             clear_rows(self.files.samples)
@@ -383,6 +384,7 @@ class Training:
             seconds=round(self.seconds, 3),
             history=self.history.points,
             continued=self.continued,
+            mixed_precision=self.settings.mixed_precision,
         )
         write_record(record, self.files, self.recipe.results)
         self._prune(1, others=True)

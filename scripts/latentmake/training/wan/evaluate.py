@@ -39,10 +39,12 @@ from latentmake.training.evaluation import (
 )
 from latentmake.training.evaluation_parts import Parts
 from latentmake.training.generation import adapter_digest
-from latentmake.training.loop.accelerator import DTYPES
+from latentmake.training.loop.accelerator import DTYPES, decided
+from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.data.headers import read_text
 from latentmake.training.loop.data.tensors import WAN
 from latentmake.training.loop.evaluate import Case, cases_of, losses_of, timesteps_of
+from latentmake.training.loop.result import wanted
 from latentmake.training.order import caption_in, lock_content, read_order
 from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.evaluation import training_digest
@@ -81,7 +83,7 @@ class _Evaluation:
 
     def __init__(self, order: EvaluationOrder) -> None:
         self.order = order
-        self.training = read_order(Path(order.training), WanOrder)
+        self.training = _training(order)
         self.adapter = adapter_digest(order.generation)
         self.network = training_digest(self.training)
         self.recipe = WanRecipe(self.training)
@@ -328,13 +330,19 @@ def _file_name(case: Case, kind: Kind) -> str:
     return f"{f'{words}-{number}' if words else number}_{kind}.mp4"
 
 
+def _training(order: EvaluationOrder) -> WanOrder:
+    """Return the order of a training, in the precision that it was trained in."""
+    found = read_order(Path(order.training), WanOrder)
+    return decided(as_begun(found, wanted(found)))
+
+
 def evaluate(order: EvaluationOrder) -> Metrics | None:
     """Bring the results of an order up to date; None where they were.
 
     Raises:
         UserError: a file is damaged or gone, memory does not suffice, the disk is full.
     """
-    training = read_order(Path(order.training), WanOrder)
+    training = _training(order)
     adapter = adapter_digest(order.generation)
     wanted = order.wanted(lock_content(training.lock), adapter, training_digest(training))
     if is_evaluated(order, wanted):

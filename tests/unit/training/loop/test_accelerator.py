@@ -1,4 +1,4 @@
-"""Processes that train together wait for each other."""
+"""Processes that train together wait for each other; the device decides the precision."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from latentmake.config import SdTrainer
-from latentmake.errors import DeviceError
-from latentmake.training.loop.accelerator import make_accelerator
+from latentmake.errors import DeviceError, TrainingError
+from latentmake.training.loop import accelerator
+from latentmake.training.loop.accelerator import decided, make_accelerator
+from trainer_world import make_order
 
 SCRIPTS = Path(__file__).parents[4] / "scripts"
 # One process of a training on several devices, with torch's process group for CPUs.
@@ -20,7 +22,7 @@ SCRIPT = """
 import torch
 from latentmake.config import SdTrainer
 from latentmake.training.loop.accelerator import make_accelerator
-accelerator = make_accelerator(SdTrainer(kind="sd"), "sd")
+accelerator = make_accelerator(SdTrainer(kind="sd", mixed_precision="no"), "sd")
 assert accelerator.distributed_type.value == "MULTI_CPU"
 backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
 print(backend.options._timeout.total_seconds())
@@ -50,4 +52,38 @@ def test_a_gpu_that_torch_does_not_see_is_refused_before_anything_is_trained(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with pytest.raises(DeviceError, match=r"GPU 3: torch .* does not see it"):
-        make_accelerator(SdTrainer(kind="sd"), "sd")
+        make_accelerator(SdTrainer(kind="sd", mixed_precision="no"), "sd")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "has_bf16", "precision"),
+    [(True, True, "bf16"), (True, False, "fp16"), (False, False, "no")],
+    ids=["a GPU with bf16", "one without", "no GPU"],
+)
+def test_a_training_computes_in_bf16_where_the_device_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: bool, has_bf16: bool, precision: str
+) -> None:
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    # Older GPUs emulate bf16, and torch says so if it is asked for that too.
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: has_bf16 or including_emulation,
+    )
+    found = decided(make_order(tmp_path, mixed_precision="auto"))
+    assert found == make_order(tmp_path, mixed_precision=precision)
+    explicit = make_order(tmp_path, mixed_precision="fp16")
+    assert decided(explicit) == explicit
+
+
+@pytest.mark.parametrize(("asked", "hint"), [("bf16", "fp16"), ("fp16", "no")])
+def test_a_precision_that_the_device_lacks_is_named_with_one_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, asked: str, hint: str
+) -> None:
+    def refusing(**_: object) -> None:
+        raise ValueError(f"{asked} mixed precision requires a supported device.")
+
+    monkeypatch.setattr(accelerator, "Accelerator", refusing)
+    with pytest.raises(TrainingError, match=f"requires a supported device.*set it to `{hint}`"):
+        make_accelerator(SdTrainer.model_validate({"kind": "sd", "mixed_precision": asked}), "sd")

@@ -1,13 +1,18 @@
-"""Processes of a training share the cores of their machine."""
+"""Processes of a training share the cores of their machine; its precision stays."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from latentmake import digest
 from latentmake.training.loop import launch
+from latentmake.training.loop.checkpoint import Progress, as_begun
+from latentmake.training.loop.result import History, Record, RunFiles, wanted
+from latentmake.training.sd.order import SdOrder
 from trainer_world import make_order, train, write_order
 
 
@@ -29,3 +34,56 @@ def test_each_process_gets_its_share_of_the_cores(
     with pytest.raises(KeyboardInterrupt):
         train(path, log=log, receipt=receipt, processes=4, threads=8)
     assert seen[seen.index("--num_cpu_threads_per_process") + 1] == each
+
+
+def in_precision(folder: Path, precision: str) -> SdOrder:
+    settings: dict[str, Any] = {"steps": 4, "checkpointing_steps": 2, "checkpoints_total_limit": 9}
+    return make_order(folder, mixed_precision=precision, **settings)
+
+
+def test_a_training_that_chooses_its_precision_writes_it_down_and_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto = in_precision(tmp_path, "auto")
+    path, log = write_order(auto, tmp_path / "order.json"), tmp_path / "log"
+    receipt, files = tmp_path / "receipt.json", RunFiles(auto)
+    train(path, log=log, receipt=receipt)
+    assert "mixed_precision: no" in log.read_text()  # on a CPU
+    record = Record.read(files.record)
+    assert record is not None and record.mixed_precision == "no"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # another machine
+    train(path, log=log, receipt=receipt)
+    assert "already trained" in log.read_text()
+    # A key that asks for another one counts.
+    assert files.trained(wanted(in_precision(tmp_path, "no"))) == record
+    assert files.trained(wanted(in_precision(tmp_path, "bf16"))) is None
+    # Without its result the training goes on from its checkpoint, as it began.
+    files.record.unlink()
+    assert as_begun(auto, wanted(auto)) == in_precision(tmp_path, "no")
+
+
+@pytest.mark.parametrize("begun", ["no", "bf16"])
+def test_what_earlier_releases_trained_stays_trained_and_resumes_as_it_began(
+    begun: str, tmp_path: Path
+) -> None:
+    """Their digest left out `no`, the default, and their records name no precision."""
+    auto = in_precision(tmp_path, "auto")
+    files, settings = RunFiles(auto), {"kind": "sd", "train_batch_size": 2, "steps": 4}
+    former = wanted(auto).model_copy(
+        update={
+            "settings": digest.of_value(
+                [settings | ({} if begun == "no" else {"mixed_precision": begun})]
+            )
+        }
+    )
+    losses: dict[str, Any] = {"loss_start": 1.0, "seconds": 1.0}
+    progress = Progress(wanted=former, step=2, history=History(), **losses)
+    progress.write(files.checkpoints / "step-000002/progress.json")
+    assert as_begun(auto, wanted(auto)).trainer.mixed_precision == begun
+    shutil.rmtree(files.checkpoints)
+    assert as_begun(auto, wanted(auto)) == auto
+    record = Record(wanted=former, steps=4, loss_end=0.5, history=[], **losses)
+    record.write(files.record)
+    files.weights.write_bytes(b"")
+    known = as_begun(auto, wanted(auto))
+    assert files.trained(wanted(known)) == record
