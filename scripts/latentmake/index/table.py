@@ -144,8 +144,13 @@ class Table(Generic[Stat]):
         self, rows: Iterable[tuple[Any, ...]], new: Iterable[str]
     ) -> dict[str, tuple[Stat, str]]:
         """Return the facts of some rows, and in front of these some new ones."""
-        found = {row[0]: row for row in rows} | {name: self.new[name] for name in new}
-        return {name: (row[1:-1], row[-1]) for name, row in found.items() if row is not None}  # type: ignore[misc]
+        found = {row[0]: (row[1:-1], row[-1]) for row in rows}
+        for name in new:
+            if (row := self.new[name]) is None:
+                found.pop(name, None)
+            else:
+                found[name] = row[1:-1], row[-1]
+        return found  # type: ignore[return-value]
 
     def where(self, column: str, values: Iterable[object]) -> Iterator[tuple[str, Stat, str]]:
         """Yield name, stat and value of the facts that have one of some values in a column."""
