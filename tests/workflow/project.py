@@ -22,6 +22,7 @@ import psutil
 import yaml
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import read_header
+from latentmake.plan.owners import OWNER
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("Snakefile", "rules", "scripts", "profiles", "envs")
@@ -272,7 +273,9 @@ class Project:
     # -- looking ------------------------------------------------------------------------------
 
     def cache_files(self) -> list[str]:
-        files = (path for path in (self / "cache").rglob("*") if path.is_file())
+        """Return the files in `cache`, without notes of its owner where it lies elsewhere."""
+        paths = (self / "cache").rglob("*")
+        files = (path for path in paths if path.is_file() and path.name != OWNER)
         return sorted(str(path.relative_to(self.folder)) for path in files)
 
     def snapshot(self) -> Snapshot:
