@@ -22,7 +22,7 @@ _CACHES = (".npz", ".safetensors", ".img_sdvae", ".img_sdxl", ".txt_t5cache", ".
 def unused_note(datasets: Iterable[Dataset], scanned: Scan) -> str:
     """Return the number of unused files of a folder, with the names of some; "" if none is.
 
-    A name stands for each ending, the rarest endings first.
+    A file of each ending is named before a second one of any, the rarest endings first.
 
     Args:
         datasets: all that read the folder.
@@ -46,8 +46,12 @@ def unused_note(datasets: Iterable[Dataset], scanned: Scan) -> str:
     count = sum(map(len, unused.values()))
     if not count:
         return ""
-    rarest = sorted((len(paths), min(paths)) for paths in unused.values())
-    names = [shortened(" ".join(name.split())) for _, name in rarest[:_NAMED]]
+    ranked = sorted(
+        (rank, len(paths), path)
+        for paths in unused.values()
+        for rank, path in enumerate(sorted(paths))
+    )
+    names = [shortened(" ".join(path.split())) for _, _, path in ranked[:_NAMED]]
     more = ", ..." if count > len(names) else ""
     be = "file is" if count == 1 else "files are"
     return f"{count} {be} not used: {', '.join(names)}{more}"

@@ -1,4 +1,4 @@
-"""Files of a folder that nothing uses are counted; each ending is named once."""
+"""Files of a folder that nothing uses are counted, and some of each ending are named."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ def test_only_files_that_are_no_image_caption_or_cache_are_counted(tmp_path: Pat
     assert note(tmp_path, flat=True) == "1 file is not used: list.json"
 
 
-def test_each_ending_is_named_once_and_the_rarest_first(tmp_path: Path) -> None:
+def test_each_ending_is_named_and_the_rarest_first(tmp_path: Path) -> None:
     names = [f"{number}.heic" for number in range(9)] + ["x.mp4", "y.mp4", "z.pdf", "README"]
     assert note(tmp_path, *names) == "13 files are not used: README, z.pdf, x.mp4, ..."
+    for name in names[1:-1]:
+        (tmp_path / name).unlink()
+    assert note(tmp_path, "1.heic") == "3 files are not used: README, 0.heic, 1.heic"
 
 
 @pytest.mark.parametrize("name", ["line\nbreak.pdf", "x" * 200 + ".pdf"])
