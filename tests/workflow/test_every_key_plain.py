@@ -161,8 +161,8 @@ CHANGES: dict[Key, Change] = {
         "other", makes=frozenset({"latents", "text", "weights"}), why="under its name"
     ),
     ("runs", "resolutions"): Change([32, 16]),
-    ("runs", "validation", "items"): Change(2),
-    ("runs", "validation", "clips"): nothing(3, "of evaluate_{run} alone", before={"items": 2}),
+    ("runs", "validation", "items"): refused(1, "validation"),
+    ("runs", "validation", "clips"): refused(1, "validation"),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("musubi", "unknown key"),
     ("runs", "trainer", "adapter"): Change(

@@ -123,13 +123,11 @@ def _check_trainer(name: str, run: Run, model: Model) -> None:
 
 
 def _check_validation(name: str, run: Run) -> None:
-    if run.validation is None or (run.trainer is not None and run.trainer.holds_out):
+    if run.validation is None or (run.trainer is not None and run.trainer.evaluates):
         return
     what = "the run has no trainer that could leave items out"
     if run.trainer is not None:
-        what = (
-            f"the trainer {run.trainer.kind} trains on all files of a folder: none can be held out"
-        )
+        what = f"the trainer {run.trainer.kind} evaluates no items that are held out; only wan does"
     hint = "leave it out, or hold images or videos out by a dataset of their own"
     raise ConfigError(what, where=f"runs.{name}.validation", hint=hint)
 

@@ -197,11 +197,12 @@ def test_another_number_is_refused_in_one_line(items: object) -> None:
 
 
 def test_a_run_that_cannot_leave_items_out_refuses_the_key() -> None:
-    parse(config(trainer={"kind": "sd"}, validation={"items": 2}))
+    with pytest.raises(ConfigError, match=r"runs\.first\.validation: .*sd evaluates no items"):
+        parse(config(trainer={"kind": "sd"}, validation={"items": 2}))
     with pytest.raises(ConfigError, match=r"runs\.first\.validation: .*no trainer"):
         parse(config(validation={"items": 2}))
     values = config(trainer={"kind": "musubi"}, validation={"items": 2})
     values["models"]["tiny"] = {"task": "t2v-1.3B", "vae": "v", "text": "t", "dit": "d"}
     values["musubi_tuner"] = {"path": "m"}
-    with pytest.raises(ConfigError, match=r"runs\.first\.validation: .*musubi trains on all files"):
+    with pytest.raises(ConfigError, match=r"runs\.first\.validation: .*musubi evaluates no items"):
         parse(values)

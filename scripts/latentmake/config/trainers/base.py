@@ -53,9 +53,8 @@ class Trainer(Closed):
         network: the model's key that names what is trained.
         alternatives: further keys, one of which may be set in its place.
         generates: whether `generate_{run}` makes clips by what it trained.
-        holds_out: whether it trains on what the manifest names alone, so that items can be held
-            out of training.
-        evaluates: whether `evaluate_{run}` compares what it trained with the base.
+        evaluates: whether it leaves items out of training, by which `evaluate_{run}` compares what
+            it trained with the base.
     """
 
     shapes: ClassVar[Shapes] = WEIGHTS
@@ -63,7 +62,6 @@ class Trainer(Closed):
     network: ClassVar[str]
     alternatives: ClassVar[tuple[str, ...]] = ()
     generates: ClassVar[bool] = False
-    holds_out: ClassVar[bool] = False
     evaluates: ClassVar[bool] = False
 
     @property

@@ -67,7 +67,6 @@ class LoopTrainer(Trainer):
         former_defaults: defaults of earlier releases, which digests of settings leave out.
     """
 
-    holds_out: ClassVar[bool] = True
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 
     kind: str
