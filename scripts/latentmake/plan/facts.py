@@ -11,6 +11,7 @@ from latentmake import digest, layouts
 from latentmake.config import Config, ExternalProgram, Model
 from latentmake.config.command import Options
 from latentmake.errors import DatasetError, ModelError, SourceError, TrainingError
+from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
 from latentmake.models import recipe
@@ -22,7 +23,7 @@ from latentmake.sources import items as datasets
 from latentmake.sources import lists, metadata, s3
 from latentmake.sources.caption_files import first_lines, texts_of
 from latentmake.sources.items import Fault, Item, Scan
-from latentmake.sources.probe import Measured, measured
+from latentmake.sources.probe import Measured, image_sizes, measured
 from latentmake.sources.unused import unused_note
 
 __all__ = ["Facts", "ProgramDigest"]
@@ -185,6 +186,10 @@ class Facts:
         settings, section = self.config.datasets[dataset], self.config.models[model]
         control = self.control(dataset)
         return measured(self.layout(model), settings, scan, found, control, self.memo, section)
+
+    def image_sizes(self, dataset: str, stats: dict[str, SourceStat]) -> dict[str, Size | None]:
+        """Return width and height of a dataset's images as stored; None of an unreadable one."""
+        return image_sizes(self.scan(dataset).roots, stats, self.memo)
 
     def known_faults(self, dataset: str, model: str) -> list[Fault]:
         """Return the faults of a dataset's items; none where a remembered verdict spared them."""

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
+from latentmake.index.memo import SourceStat
 from latentmake.layouts import size_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import Plan
+from latentmake.plan.staleness import PartState
+from latentmake.sources import s3
 
 __all__ = ["fitting_lines"]
 
@@ -19,16 +22,18 @@ _ENLARGED = 1.01  # times: less is the rounding of sides
 def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
     """Yield a line for each dataset and resolution with such pictures, of those to be encoded.
 
-    Sizes are known where cache names contain them: layouts of musubi-tuner and sd-scripts.
+    Sizes come from the headers of images, each read once; images on S3 are left out where no name
+    of a cache file contains their size.
     """
     parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
     for part, state in parts.items():
         resolution = size_of(part.name)
-        medias = {stale.source.stem: stale.source.media for stale in state.stale}
-        if resolution is None or not all(medias.values()):
+        if resolution is None:
             continue
         settings, layout = facts.config.datasets[part.dataset], facts.layout(part.model)
-        sizes = Counter(Size(media.width, media.height) for media in medias.values() if media)
+        if not layout.names_media and settings.exif_rotation and len(set(resolution)) > 1:
+            continue  # EXIF may turn an image, and its header's size does not tell
+        sizes = Counter(_sizes(facts, part.dataset, state))
         enlarged, cut, most = 0, 0, 0.0
         for size, count in sizes.items():
             try:
@@ -42,8 +47,21 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
         what = [f"{_are(enlarged)} enlarged (up to {most:.3g} times)"] * (enlarged > 0)
         what += [f"{_are(cut)} cut by more than half"] * (cut > 0)
         if what:
-            kind = "videos" if settings.video else "pictures"
-            yield f"{part.dataset} at {part.name}: of {len(medias)} {kind}, {', '.join(what)}"
+            number = sizes.total()
+            kind = ("video" if settings.video else "picture") + "s" * (number != 1)
+            yield f"{part.dataset} at {part.name}: of {number} {kind}, {', '.join(what)}"
+
+
+def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
+    """Yield the size of each item to be encoded, where it is known."""
+    unknown: dict[str, SourceStat] = {}
+    for source in {stale.source.stem: stale.source for stale in state.stale}.values():
+        if source.media is not None:
+            yield Size(source.media.width, source.media.height)
+        elif source.path is not None and source.stat and not s3.is_remote(source.path):
+            unknown[source.path] = source.stat
+    if unknown:
+        yield from filter(None, facts.image_sizes(dataset, unknown).values())
 
 
 def _are(count: int) -> str:

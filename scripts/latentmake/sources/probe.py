@@ -30,7 +30,7 @@ from latentmake.progress import Progress
 from latentmake.sources.controls import controls_of
 from latentmake.sources.items import Fault, Item, Scan
 
-__all__ = ["Measured", "measured"]
+__all__ = ["Measured", "image_sizes", "measured"]
 
 _NUMBERED = re.compile(r"(.+)\.v([1-9]\d{0,2})", re.DOTALL)
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
@@ -171,6 +171,20 @@ def _probed(
                 fault = json.dumps([time.time(), media.what, media.hint])
                 memo.learn_verdict(_hanging(path, stats[path]), fault)
     return found
+
+
+def image_sizes(
+    roots: Iterable[str], stats: dict[str, SourceStat], memo: Memo
+) -> dict[str, Size | None]:
+    """Return width and height of image files as stored; None of one that cannot be read.
+
+    The memo learns sizes that it does not know; `roots` are the folders that hold the files.
+    """
+    probed = _probed(roots, stats, memo, video=False)
+    return {
+        path: Size(media.width, media.height) if isinstance(media, Media) else None
+        for path, media in probed.items()
+    }
 
 
 def _hanging(path: str, stat: SourceStat) -> str:

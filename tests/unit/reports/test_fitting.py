@@ -51,5 +51,20 @@ def test_buckets_cut_little_and_rounding_enlarges_nothing() -> None:
     assert lines({"small": (100, 100)}, fit="bucket", bucket_no_upscale=True) == []
 
 
-def test_nothing_is_said_where_the_plan_knows_no_sizes() -> None:
-    assert lines({"small": (8, 8)}, {"vae": "vae", "text": "a"}) == []
+PLAIN = {"vae": "vae", "text": "a"}
+
+
+def test_images_of_our_own_trainers_are_counted_by_their_headers() -> None:
+    assert lines({"small": (128, 200), "wide": (1400, 512)}, PLAIN) == [
+        "cats at 256: of 2 pictures, 1 is enlarged (up to 2 times), 1 is cut by more than half",
+        "cats at 512: of 2 pictures, 1 is enlarged (up to 4 times), 1 is cut by more than half",
+    ]
+
+
+def test_an_unreadable_image_is_left_out() -> None:
+    Path("data").mkdir()
+    Path("data/broken.png").write_bytes(b"no image")
+    Path("data/broken.txt").write_text("broken")
+    assert lines({"small": (256, 256)}, PLAIN) == [
+        "cats at 512: of 1 picture, 1 is enlarged (up to 2 times)"
+    ]
