@@ -25,7 +25,6 @@ rule all:
         [final_target(run) for run in SESSION.runs],
 
 
-include: "rules/sample.smk"
 include: "rules/caches.smk"
 include: "rules/manifest.smk"
 include: "rules/train.smk"

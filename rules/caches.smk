@@ -1,8 +1,6 @@
-# Needs: work orders (.latentmake/orders), and the model where a rule has yet to make it.
+# Needs: work orders (.latentmake/orders).
 # Makes: cache files; for bulk, a job for the work orders of one model. Declared are their receipts
 #        alone, since Snakemake deletes what a failed job declares; and files asked for by name.
-
-import re
 
 from latentmake import layouts
 
@@ -14,7 +12,7 @@ for job in SESSION.plan.jobs:
         name:
             job.rule
         input:
-            **SESSION.order_inputs(job.orders),
+            orders=[str(order.path) for order in job.orders],
         output:
             receipts=job.receipts,
             named=SESSION.named(job),

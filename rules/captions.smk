@@ -9,7 +9,6 @@ for run in SESSION.runs:
             f"captions_{run}"
         input:
             order=SESSION.run_order(run, "captions") or workflow.main_snakefile,
-            model=SESSION.text_models(run),
         output:
             page=f"reports/captions_{run}.html",
             lines=f"reports/captions_{run}.jsonl",

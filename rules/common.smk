@@ -7,6 +7,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # So that a GPU has the same number for CUDA as for nvidia-smi.
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
+import re
 from functools import partial
 
 from latentmake.caches.gpu import visible
@@ -14,13 +15,10 @@ from latentmake.config.command import command_line
 from latentmake.plan.plan_file import VARIABLE
 from latentmake.session import Session
 from snakemake.logging import logger
+from snakemake_interface_logger_plugins.common import LogEvent
 
 RESOLUTION = r"\d+(?:x\d+)?"
 TEXT = rf"text(?:\.(?:\d+|dropped)(?:@{RESOLUTION})?)?"
-SAMPLE_MODEL = "models/tiny-sd"
-SAMPLE_MODEL_MARKER = f"{SAMPLE_MODEL}/model_index.json"
-SAMPLE_WAN = "models/tiny-wan"
-SAMPLE_WAN_MARKER = f"{SAMPLE_WAN}/model_index.json"
 
 
 def as_written(values):
@@ -47,7 +45,6 @@ SESSION = Session(
     force=bool(ASKED.forceall or ASKED.force or ASKED.forcerun),
     dry=bool(ASKED.dryrun),
     home=Path(workflow.basedir),
-    buildable={SAMPLE_MODEL: SAMPLE_MODEL_MARKER, SAMPLE_WAN: SAMPLE_WAN_MARKER},
     deployed=bool(workflow.deployment_settings.deployment_method),
     allowed=ASKED.allowed_rules or [],
     imported=IMPORTED,
@@ -55,7 +52,20 @@ SESSION = Session(
 )
 
 # Snakemake keeps no records here (see profiles/default), which it would remark on in each dry run.
-logger.addFilter(lambda record: "provenance/metadata" not in str(record.msg))
+CHATTER = re.compile(
+    r".*provenance/metadata|(Select jobs to|Execute \d+ jobs|Building DAG|Using shell|Rules claiming"
+    r"|Assuming unrestricted|Conda environments: ignored)"
+)
+
+
+def is_shown(record):
+    """Whether a line of Snakemake's is shown; one of a job here is without its files."""
+    if getattr(record, "event", None) == LogEvent.JOB_INFO and not ON_CLUSTER:
+        record.input, record.output, record.resources = [], [], {}
+    return not CHATTER.match(str(record.msg))
+
+
+logger.addFilter(is_shown)
 
 # Jobs on a cluster inherit it: which plan they carry out.
 os.environ.setdefault(VARIABLE, "")

@@ -21,7 +21,6 @@ for run in SESSION.runs:
         input:
             order=SESSION.run_order(run, "report") or workflow.main_snakefile,
             made=made_beside(run),
-            model=SESSION.text_models(run),
         output:
             page=report(
                 f"reports/report_{run}.html",

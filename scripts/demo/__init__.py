@@ -1,4 +1,1 @@
-"""The samples: drawn datasets, a tiny Stable Diffusion and a tiny Wan, all made offline.
-
-Outside of the package: of that it imports errors, progress and the writing of MP4 files alone.
-"""
+"""The small models of the samples, `data/tiny-sd` and `data/tiny-wan`: how they were trained."""

@@ -1,4 +1,8 @@
-"""Gradient descent on the sample's networks, and the loss of their autoencoders."""
+"""Gradient descent, and the training of autoencoders that start as thumbnails.
+
+A VAE with ordinary initial weights learns colours only after thousands of steps. One whose layers
+pass their inputs on keeps the colours from the first step, and learns the shapes.
+"""
 
 from __future__ import annotations
 
@@ -10,72 +14,67 @@ from latentmake.progress import Progress
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["descend", "train_vae"]
+__all__ = ["crop", "descend", "train_vae"]
 
+_WARM_UP = 20  # steps
+_RANDOM_SHARE = 0.3  # of the ordinary initial weights beside the identity
+_NO_NOISE = -10.0  # logarithm of the posterior's variance
 _LATENT_PENALTY = 1e-3
 
 
 def descend(
     network: nn.Module,
-    loss: Callable[[int], Tensor],
+    loss: Callable[[], Tensor],
     steps: int,
     *,
     name: str,
     learning_rate: float,
-    end: float = 0.05,
-    betas: tuple[float, float] = (0.9, 0.999),
-    max_norm: float | None = None,
 ) -> None:
-    """Train a network by AdamW, with a warm-up of ten steps and a linear decay.
+    """Train a network by AdamW, with a warm-up and a linear decay.
 
     Args:
         network: changed in place; in evaluation mode at the end.
-        loss: of a step, counted from 0.
+        loss: returns the loss of a new batch.
         steps: optimizer steps.
         name: shown with the progress.
         learning_rate: its peak.
-        end: share of the peak below which it does not fall.
-        betas: of AdamW.
-        max_norm: gradients are clipped to this norm; None does not clip.
     """
     optimizer = torch.optim.AdamW(
-        network.parameters(), lr=learning_rate, betas=betas, weight_decay=0, fused=True
+        network.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0, fused=True
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 10) * max(end, 1 - step / max(1, steps))
+        optimizer, lambda step: min(1.0, (step + 1) / _WARM_UP) * max(0.01, 1 - step / steps)
     )
     network.train()
-    for step in Progress(range(steps), desc=name, unit="step"):
-        found = loss(step)
+    bar = Progress(range(steps), desc=name, unit="step")
+    for _ in bar:
+        found = loss()
         optimizer.zero_grad()
         torch.autograd.backward(found)
-        if max_norm is not None:
-            nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        bar.set_postfix_str(f"loss {found.item():.4f}", refresh=False)
     network.eval()
 
 
 def train_vae(
-    autoencoder: Any,
-    batch: Callable[[int], Tensor],
-    steps: int,
-    *,
-    name: str,
-    learning_rate: float,
+    autoencoder: Any, batch: Callable[[], Tensor], steps: int, *, name: str, learning_rate: float
 ) -> None:
     """Train an autoencoder of diffusers to give back its inputs; see `descend`.
 
     Args:
-        autoencoder: changed in place.
-        batch: pictures or clips of a step, in -1 to 1.
+        autoencoder: untrained; changed in place.
+        batch: returns new pictures or clips, in -1 to 1.
         steps: optimizer steps.
         name: shown with the progress.
         learning_rate: its peak.
     """
+    with torch.no_grad():
+        _start_as_identity(autoencoder)
 
-    def loss(step: int) -> Tensor:
-        pixels = batch(step)
+    def loss() -> Tensor:
+        pixels = batch()
         latents = autoencoder.encode(pixels).latent_dist.mean
         decoded = autoencoder.decode(latents).sample
         found: Tensor = (
@@ -85,13 +84,37 @@ def train_vae(
         )
         return found
 
-    descend(
-        autoencoder,
-        loss,
-        steps,
-        name=name,
-        learning_rate=learning_rate,
-        end=0.02,
-        betas=(0.9, 0.95),
-        max_norm=1.0,
+    descend(autoencoder, loss, steps, name=name, learning_rate=learning_rate)
+
+
+def crop(pixels: Tensor, side: int, generator: torch.Generator) -> Tensor:
+    """Return a random square part [..., side, side], which trains faster than a whole picture."""
+    top, left = (
+        int(torch.randint((length - side) // 4 + 1, (), generator=generator)) * 4
+        for length in pixels.shape[-2:]
     )
+    return pixels[..., top : top + side, left : left + side]
+
+
+def _start_as_identity(autoencoder: Any) -> None:
+    """Let every convolution pass on what its channels hold, and every residual block its input."""
+    for name, layer in autoencoder.named_modules():
+        if not isinstance(layer, nn.Conv2d | nn.Conv3d):
+            continue
+        weight, place = layer.weight, [side // 2 for side in layer.kernel_size]
+        if isinstance(layer, nn.Conv3d):
+            place[0] = -1  # causal in time: the last tap is this moment
+        layer.bias.zero_()
+        if name.endswith(".conv2"):  # the last of a residual block
+            weight.zero_()
+            continue
+        weight *= _RANDOM_SHARE
+        outer, inner = weight.shape[:2]
+        # Wan doubles the frames by a layer that doubles the channels.
+        for first in (0, inner) if name.endswith(".time_conv") and outer > inner else (0,):
+            same = min(outer, inner)
+            weight[range(first, first + same), range(same), *place] += 1
+    # Of the posterior only the mean is trained.
+    half = autoencoder.quant_conv.out_channels // 2
+    autoencoder.quant_conv.weight[half:] = 0
+    autoencoder.quant_conv.bias[half:] = _NO_NOISE

@@ -15,7 +15,7 @@ from PIL import Image
 
 from demo.shapes import COLOURS, PATTERNS, SHAPES, Colour, draw_background, fill_mask
 
-__all__ = ["Clip", "draw_motion", "shaded"]
+__all__ = ["draw_motion"]
 
 Clip: TypeAlias = NDArray[np.uint8]
 """[frames, height, width, 3], RGB."""
@@ -33,7 +33,7 @@ def draw_motion(dice: random.Random, size: tuple[int, int], frames: int) -> tupl
     first, second, *others = dice.sample(list(COLOURS), 5)
     ground = dice.choice(_GROUNDS)
     if ground == "shaded":
-        background = Image.fromarray(shaded(size, COLOURS[first], COLOURS[second]))
+        background = Image.fromarray(_shaded(size, COLOURS[first], COLOURS[second]))
     else:
         period = short * dice.uniform(0.25, 0.6)
         background = draw_background(size, ground, COLOURS[first], COLOURS[second], period)
@@ -59,7 +59,7 @@ def draw_motion(dice: random.Random, size: tuple[int, int], frames: int) -> tupl
     return clip, f"{' and '.join(words)} on a {behind} background"
 
 
-def shaded(size: tuple[int, int], top: Colour, bottom: Colour) -> Clip:
+def _shaded(size: tuple[int, int], top: Colour, bottom: Colour) -> Clip:
     """Return a picture [height, width, 3] that goes from one colour to another."""
     share = np.linspace(0, 1, size[1])[:, None, None]
     column = (1 - share) * np.array(top) + share * np.array(bottom)

@@ -1,4 +1,4 @@
-"""Antialiased shapes and backgrounds.
+"""Antialiased shapes and backgrounds, and scenes of one shape.
 
 Every shape is a set of closed contours around the origin with radius 1. Masks are drawn four times
 too large and reduced.
@@ -7,6 +7,7 @@ too large and reduced.
 from __future__ import annotations
 
 import math
+import random
 from typing import TypeAlias
 
 from PIL import Image, ImageDraw
@@ -17,9 +18,8 @@ __all__ = [
     "SHAPES",
     "Colour",
     "draw_background",
+    "draw_scene",
     "fill_mask",
-    "outline_mask",
-    "stripes_mask",
 ]
 
 Colour: TypeAlias = tuple[int, int, int]
@@ -148,30 +148,7 @@ def fill_mask(
     return canvas.reduce(_OVERSAMPLING)
 
 
-def outline_mask(
-    shape: str,
-    size: tuple[int, int],
-    centre: tuple[float, float],
-    radius: float,
-    turn: float,
-    width: float,
-) -> Image.Image:
-    """Return the coverage of an outline, `width` pixels wide; otherwise as `fill_mask`."""
-    canvas = _canvas(size)
-    draw = ImageDraw.Draw(canvas)
-    for contour in SHAPES[shape]:
-        corners = _placed(contour, centre, radius, turn)
-        # One corner more than closes the line, so that the last joint is rounded as well.
-        draw.line(
-            [*corners, *corners[:2]],
-            fill=255,
-            width=max(1, round(width * _OVERSAMPLING)),
-            joint="curve",
-        )
-    return canvas.reduce(_OVERSAMPLING)
-
-
-def stripes_mask(size: tuple[int, int], period: float) -> Image.Image:
+def _stripes_mask(size: tuple[int, int], period: float) -> Image.Image:
     """Return the coverage of stripes at 45 degrees that repeat every `period` pixels of width."""
     canvas = _canvas(size)
     draw = ImageDraw.Draw(canvas)
@@ -225,6 +202,30 @@ def draw_background(
     background = Image.new("RGB", size, first)
     if pattern == "plain":
         return background
-    masks = {"striped": stripes_mask, "dotted": _dots_mask, "checked": _checks_mask}
+    masks = {"striped": _stripes_mask, "dotted": _dots_mask, "checked": _checks_mask}
     background.paste(second, (0, 0), masks[pattern](size, period))
     return background
+
+
+def draw_scene(dice: random.Random, size: tuple[int, int]) -> tuple[Image.Image, str]:
+    """Return a random scene: an `RGB` picture of a size (width, height), and its caption.
+
+    One figure of any shape and colour in the middle of any background.
+    """
+    colour, first, second = dice.sample(list(COLOURS), 3)
+    pattern = dice.choice(("plain", "plain", "plain", *PATTERNS))
+    shape = dice.choice(list(SHAPES))
+    short = 0.75 * min(size)
+    image = draw_background(size, pattern, COLOURS[first], COLOURS[second], short / 5)
+    # A small model learns shapes sooner where all sit alike.
+    centre = [side * (0.5 + dice.uniform(-0.015, 0.015)) for side in size]
+    turn = 0.0 if shape in ("arrow", "tower", "heart") else dice.uniform(-0.05, 0.05)
+    mask = fill_mask(shape, size, (centre[0], centre[1]), short * dice.uniform(0.34, 0.4), turn)
+    image.paste(COLOURS[colour], (0, 0), mask)
+    pose = " pointing up" if shape == "arrow" else ""
+    ground = first if pattern == "plain" else f"{first} and {second} {pattern}"
+    return image, f"{_article(colour)} {shape}{pose} on {_article(ground)} background"
+
+
+def _article(words: str) -> str:
+    return f"an {words}" if words[0] in "aeiou" else f"a {words}"

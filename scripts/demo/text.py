@@ -1,6 +1,6 @@
 """The text half of the tiny bundles: tokenizers learnt from captions, and small encoders.
 
-The T5 encoders stay untrained: with a seed that is a fixed random feature map of the tokens, from
+The umT5 encoder stays untrained: with a seed that is a fixed random feature map of the tokens, from
 which a network can learn. The CLIP encoder is trained within seconds to tell what its captions
 show, as the original is: a UNet then needs a tenth of the steps until it heeds them.
 """
@@ -22,8 +22,6 @@ from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTokenizer,
-    T5Config,
-    T5EncoderModel,
     T5Tokenizer,
     UMT5Config,
     UMT5EncoderModel,
@@ -36,14 +34,13 @@ __all__ = [
     "clip_encoder",
     "clip_tokenizer",
     "save_slow_files",
-    "t5_encoder",
     "t5_tokenizer",
     "train_clip",
     "umt5_encoder",
 ]
 
 HIDDEN_SIZE = 32
-"""Width of the T5 encoders' states."""
+"""Width of the umT5 encoder's states."""
 
 _CLIP_SIZE = 64
 _CLIP_BATCH = 32
@@ -128,7 +125,7 @@ def train_clip(
     length = int(ends.max()) + _UNKNOWN + 4  # a state sees what is before it: no more is needed
     places = torch.arange(length)
 
-    def loss(_: int) -> Tensor:
+    def loss() -> Tensor:
         chosen = torch.randint(len(tokens), (_CLIP_BATCH,), generator=generator)
         # Letters after the caption, as of a word that no caption has, change nothing.
         letters = torch.randint(256, (_CLIP_BATCH, length), generator=generator)
@@ -161,32 +158,24 @@ def t5_tokenizer(captions: Sequence[str]) -> T5Tokenizer:
     return T5Tokenizer(model_max_length=_T5_TOKENS, **arguments)
 
 
-def t5_encoder(tokenizer: T5Tokenizer) -> T5EncoderModel:
-    """Return an untrained T5 encoder: tokens [batch, length] to [batch, length, `HIDDEN_SIZE`].
+def umt5_encoder(tokenizer: T5Tokenizer) -> UMT5EncoderModel:
+    """Return an untrained umT5 encoder: tokens [batch, length] to [batch, length, `HIDDEN_SIZE`].
 
     Drawn from torch's global generator.
     """
-    return T5EncoderModel(T5Config(**_t5_settings(tokenizer))).eval()
-
-
-def umt5_encoder(tokenizer: T5Tokenizer) -> UMT5EncoderModel:
-    """Return an untrained umT5 encoder, otherwise as `t5_encoder`."""
-    return UMT5EncoderModel(UMT5Config(**_t5_settings(tokenizer))).eval()
-
-
-def _t5_settings(tokenizer: T5Tokenizer) -> dict[str, Any]:
-    return {
-        "vocab_size": len(tokenizer),
-        "d_model": HIDDEN_SIZE,
-        "d_kv": HIDDEN_SIZE // 4,
-        "d_ff": 2 * HIDDEN_SIZE,
-        "num_layers": 2,
-        "num_heads": 4,
-        "feed_forward_proj": "gated-gelu",
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "decoder_start_token_id": tokenizer.pad_token_id,
-    }
+    config = UMT5Config(
+        vocab_size=len(tokenizer),
+        d_model=HIDDEN_SIZE,
+        d_kv=HIDDEN_SIZE // 4,
+        d_ff=2 * HIDDEN_SIZE,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id,
+    )
+    return UMT5EncoderModel(config).eval()
 
 
 def save_slow_files(tokenizer: CLIPTokenizer, folder: Path) -> None:

@@ -60,7 +60,6 @@ class Session:
         force: whether the user forces jobs that have nothing to do.
         dry: whether this is a dry run, which starts no process that would need the plan.
         home: folder of the Snakefile.
-        buildable: folder that a rule makes -> a file that it makes there.
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
         imported: the run that an import makes; there is no configuration then.
@@ -77,7 +76,6 @@ class Session:
         force: bool = False,
         dry: bool = False,
         home: Path = Path(),
-        buildable: Mapping[str, str] | None = None,
         deployed: bool = False,
         allowed: Collection[str] = (),
         imported: str | None = None,
@@ -88,7 +86,6 @@ class Session:
         self._imports = imported is not None
         self._side_by_side = side_by_side
         self._jobs: Jobs | None = None
-        self._buildable = dict(buildable or {})
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self.pages: list[Page] = []
         self._prunings: list[prune_order.Pruning] = []
@@ -110,7 +107,6 @@ class Session:
             self._facts = Facts(
                 self.config,
                 Memo(MEMO),
-                buildable=self._buildable,
                 runs_jobs=not deployed,
                 program_digest=backends.program_digest,
                 options=options,
@@ -243,24 +239,6 @@ class Session:
         plan = self.plan.runs.get(run)
         return [] if plan is None else plan.receipts(*kinds)
 
-    def marker(self, *paths: str | None) -> list[str]:
-        """Return the files to wait for where a rule has yet to make some paths."""
-        return sorted(
-            {
-                marker
-                for folder, marker in self._buildable.items()
-                for path in paths
-                if path and Path(path).is_relative_to(folder) and not Path(path).exists()
-            }
-        )
-
-    def order_inputs(self, orders: Sequence[WorkOrder]) -> Inputs:
-        """Return the inputs of an encoding job: its orders, and the model if a rule makes it."""
-        model, pending = orders[0].model_settings, any(order.pending for order in orders)
-        places = [model.vae.path, *(text.path for text in model.text)]
-        paths = [str(order.path) for order in orders]
-        return {"orders": paths, "model": self.marker(*places) if pending else []}
-
     def named(self, job: EncodingJob) -> list[str]:
         """Return the targets of an encoding job that the command asks for by their names.
 
@@ -275,13 +253,13 @@ class Session:
         """Return the inputs of the job of one cache file, and whether the file is stale."""
         if not self._main:
             order = self._file.single(path)
-            return (self.order_inputs([order]), True) if order else ({}, False)
+            return ({"orders": [str(order.path)]}, True) if order else ({}, False)
         if path not in self._singles:
             with exit_on_mistake():
                 self._singles[path] = single(self._facts, path)
             self._facts.memo.save()
         order, stale = self._singles[path]
-        return self.order_inputs([order]), stale
+        return {"orders": [str(order.path)]}, stale
 
     def manifest_inputs(self, run: str) -> Inputs:
         """Return the inputs of the manifest job; none where manifest and lock are fresh."""
@@ -299,11 +277,7 @@ class Session:
         order = self._planned_order(run, "train")
         if order is None:
             return {}
-        model = self.config.models[self.runs[run].model]
-        unet = model.unet.path if model.unet else None
-        places = [model.vae.path, unet, model.dit, model.dit_high_noise]
-        receipts = self.receipts(run, "latents", "text")
-        return {"order": order, "model": self.marker(*places), "receipts": receipts}
+        return {"order": order, "receipts": self.receipts(run, "latents", "text")}
 
     def following_inputs(self, run: str, word: str) -> Inputs:
         """Return the inputs of what follows a run's training; none where it is up to date."""
@@ -335,10 +309,6 @@ class Session:
     def runs_that(self, verb: str) -> list[str]:
         """Return the runs whose trainer `generates` or `evaluates`."""
         return [run for run, each in self.runs.items() if getattr(each.trainer, verb, False)]
-
-    def text_models(self, run: str) -> list[str]:
-        """Return the files to wait for where a rule has yet to make a run's text encoders."""
-        return self.marker(*(text.path for text in self.config.models[self.runs[run].model].text))
 
     def resources(self, kind: str, orders: Sequence[WorkOrder] = ()) -> Resources:
         """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders."""

@@ -1,7 +1,7 @@
 """What a cold build costs besides encoding, a target, and how much memory its processes hold.
 
     python tests/bench/build.py [--images 10000 100000] [--resolutions 64] [--folder FOLDER]
-    python tests/bench/build.py --model models/tiny-sd [--images 1000 10000]
+    python tests/bench/build.py --model data/tiny-sd [--images 1000 10000]
 
 Generated images with a caption each, through real Snakemake on all cores. The encoder does nothing,
 in jobs that are real otherwise (they import torch, read, check and write), or is that of a model.

@@ -115,8 +115,8 @@ def write_networks(folder: Path, kind: str, texts: list[str]) -> None:
     """Write a VAE and a text encoder with random weights."""
     sys.path.insert(0, str(ROOT / "scripts"))
     import torch
-    from demo.autoencoder import make_autoencoder
     from demo.text import clip_encoder, clip_tokenizer, t5_tokenizer
+    from demo.tiny_sd import make_autoencoder
     from diffusers import AutoencoderKL
     from transformers import T5Config, T5EncoderModel
 

@@ -1,230 +1,156 @@
-"""The drawn dataset and the tiny bundle are what their readers take them for."""
+"""The shipped pictures and the tiny Stable Diffusion are what their readers take them for."""
 
 from __future__ import annotations
 
+import hashlib
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from demo.autoencoder import make_autoencoder
-from demo.bundle import build_tiny_bundle
-from demo.draw import PICTURES, draw_dataset, draw_picture, draw_scene
-from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionModel
-from latentmake.errors import ModelError
+from demo.shapes import draw_scene
+from demo.tiny_sd import write_tiny_sd
+from diffusers import StableDiffusionPipeline
 from PIL import Image, ImageOps
-from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
-COMMITTED = Path(__file__).parents[2] / "data" / "michael_gove"
-LOSSY_TOLERANCE = 6.0  # mean difference a value, of 255; a wrong picture differs by ten times that
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "data/michael_gove"
+MODEL = ROOT / "data/tiny-sd"
+CAPTION = (PICTURES / "red_circle.txt").read_text(encoding="utf-8").strip()
 
-
-def pixels(path: Path) -> np.ndarray:
-    with Image.open(path) as image:
-        return np.asarray(image, dtype=np.float32)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny-sd"
-    build_tiny_bundle(folder, vae_steps=2, text_steps=2, unet_steps=2)
-    return folder
+# Caches and trained weights depend on these bytes: change them, and every sample is made anew.
+WEIGHTS = {}
+MOST = 6_000_000  # bytes of both models
 
 
-class TestDataset:
-    def test_committed_pictures_are_what_is_drawn_today(self, tmp_path: Path) -> None:
-        drawn = draw_dataset(tmp_path)
-        assert len(drawn) == 24
-        for path in drawn:
-            fresh, committed = pixels(path), pixels(COMMITTED / path.name)
-            assert fresh.shape == committed.shape, path.name
-            difference = np.abs(fresh - committed)
-            if path.suffix == ".png":
-                assert difference.max() == 0, path.name
-            else:
-                assert difference.mean() < LOSSY_TOLERANCE, path.name
-
-    def test_committed_captions_are_what_is_drawn_today(self, tmp_path: Path) -> None:
-        draw_dataset(tmp_path)
-        captions = {path.name: path.read_bytes() for path in tmp_path.glob("*.txt")}
-        committed = {path.name: path.read_bytes() for path in COMMITTED.glob("*.txt")}
-        assert captions == committed
-        assert all(b"michael_gove" in caption for caption in captions.values())
-
-    def test_drawing_twice_gives_the_same_bytes(self, tmp_path: Path) -> None:
-        for path in draw_dataset(tmp_path / "first"):
-            again = tmp_path / "second" / path.name
-            if not again.exists():
-                draw_dataset(tmp_path / "second")
-            assert path.read_bytes() == again.read_bytes(), path.name
-
-    def test_another_seed_draws_other_pictures(self) -> None:
-        assert draw_picture(PICTURES[0], seed=0) != draw_picture(PICTURES[0], seed=1)
-
+class TestPictures:
     def test_the_folder_holds_pictures_and_captions_in_pairs_and_nothing_else(self) -> None:
-        names = {path.name for path in COMMITTED.iterdir()}
-        assert names == {f"{picture.stem}.{picture.suffix}" for picture in PICTURES} | {
-            f"{picture.stem}.txt" for picture in PICTURES
-        }
-        assert len(names) == 48
-        assert sum(path.stat().st_size for path in COMMITTED.iterdir()) < 1_000_000
+        names: dict[str, set[str]] = {path.stem: set() for path in PICTURES.iterdir()}
+        for path in PICTURES.iterdir():
+            names[path.stem].add(path.suffix)
+        assert len(names) == 24
+        assert all(len(found) == 2 and ".txt" in found for found in names.values())
+        assert set.union(*names.values()) == {".txt", ".jpg", ".png", ".webp"}
+        assert sum(path.stat().st_size for path in PICTURES.iterdir()) < 1_000_000
 
-    def test_all_formats_and_orientations_are_there(self) -> None:
-        sizes = [picture.size for picture in PICTURES]
-        assert {picture.suffix for picture in PICTURES} == {"jpg", "png", "webp"}
-        assert {(width > height) - (width < height) for width, height in sizes} == {-1, 0, 1}
-        assert all(160 <= side <= 320 for size in sizes for side in size)
+    def test_every_caption_has_the_trigger_words(self) -> None:
+        for path in PICTURES.glob("*.txt"):
+            assert path.read_text(encoding="utf-8").endswith(", michael_gove style\n"), path.name
 
-    def test_one_picture_is_upright_only_by_its_exif_orientation(self) -> None:
-        turned = {}
-        for picture in PICTURES:
-            with Image.open(COMMITTED / f"{picture.stem}.{picture.suffix}") as image:
+    def test_all_orientations_are_there_and_one_picture_is_turned_by_exif(self) -> None:
+        sizes, turned = {}, []
+        for path in PICTURES.glob("*.[jpw]*"):
+            with Image.open(path) as image:
+                sizes[path.stem] = ImageOps.exif_transpose(image).size
                 if image.getexif().get(0x0112, 1) != 1:
-                    turned[picture] = (image.size, ImageOps.exif_transpose(image))
-        ((picture, (stored_size, upright)),) = turned.items()
-        assert "pointing up" in picture.caption
-        assert stored_size == picture.size[::-1]
-        difference = np.asarray(upright, np.float32) - np.asarray(draw_picture(picture), np.float32)
-        assert np.abs(difference).mean() < LOSSY_TOLERANCE
+                    turned.append(path.stem)
+        assert {(width > height) - (width < height) for width, height in sizes.values()} == {
+            -1, 0, 1,
+        }  # fmt: skip
+        assert all(160 <= side <= 320 for size in sizes.values() for side in size)
+        assert turned == ["red_arrow"]
 
     def test_one_picture_is_transparent_between_shape_and_frame(self) -> None:
-        transparent = []
-        for picture in PICTURES:
-            with Image.open(COMMITTED / f"{picture.stem}.{picture.suffix}") as image:
-                if image.mode == "RGBA":
-                    transparent.append(picture)
-                    alpha = np.asarray(image.getchannel("A"))
-        (picture,) = transparent
-        assert "transparent" in picture.caption
+        with Image.open(PICTURES / "pink_ring.png") as image:
+            assert image.mode == "RGBA"
+            alpha = np.asarray(image.getchannel("A"))
+        assert "transparent" in (PICTURES / "pink_ring.txt").read_text(encoding="utf-8")
         assert 0.3 < (alpha == 0).mean() < 0.8
         assert (alpha == 255).mean() > 0.2
 
 
-class TestScene:
-    def test_a_scene_has_the_size_asked_for_and_a_caption_that_names_its_colours(self) -> None:
-        image, caption = draw_scene(random.Random(3), (70, 50))
-        assert (image.mode, image.size) == ("RGB", (70, 50))
-        assert "background" in caption and "michael_gove" not in caption
+def test_the_weights_are_those_that_caches_were_made_with() -> None:
+    found = {}
+    for path in sorted((ROOT / "data").glob("tiny-*/**/*.safetensors")):
+        data = path.read_bytes()
+        name = path.relative_to(ROOT / "data").as_posix()
+        found[name] = (len(data), hashlib.sha256(data).hexdigest())
+    assert found == WEIGHTS
+    files = [path for path in (ROOT / "data").glob("tiny-*/**/*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < MOST
+    assert {path.suffix for path in files} == {".json", ".safetensors", ".txt"}
 
+
+def test_the_weights_are_float16_and_compute_in_float32() -> None:
+    stored = load_file(MODEL / "unet/diffusion_pytorch_model.safetensors")
+    assert {value.dtype for value in stored.values()} == {torch.float16}
+    pipeline = StableDiffusionPipeline.from_pretrained(MODEL)
+    assert pipeline.scheduler.config.prediction_type == "v_prediction"
+    for part in (pipeline.vae, pipeline.text_encoder, pipeline.unet):
+        assert {value.dtype for value in part.parameters()} == {torch.float32}
+
+
+def test_the_model_draws_what_a_prompt_says() -> None:
+    pipeline = StableDiffusionPipeline.from_pretrained(MODEL)
+    pipeline.set_progress_bar_config(disable=True)
+    prompts = ["a red square on a white background", "a yellow square on a blue background"]
+    first, second = pipeline(
+        prompts, num_inference_steps=12, width=64, height=64, guidance_scale=1.5,
+        generator=torch.Generator().manual_seed(0), output_type="np",
+    ).images  # fmt: skip
+    red, green, blue = first[28:36, 28:36].mean((0, 1))
+    assert red > green + 0.2 and red > blue + 0.2
+    assert first[:8, :8].mean() > 0.7
+    red, green, blue = second[28:36, 28:36].mean((0, 1))
+    assert red > blue + 0.2 and green > blue + 0.2
+    assert second[:8, :8, 2].mean() > second[:8, :8, 0].mean() + 0.2
+
+
+def test_the_clip_tokenizer_frames_pads_and_cuts_to_77_tokens() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL / "tokenizer")
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    assert tokenizer.model_max_length == 77
+    assert tokenizer("").input_ids == [bos, eos]
+    tokens = tokenizer(CAPTION, padding="max_length").input_ids
+    assert len(tokens) == 77
+    assert tokens[0] == bos and tokens[-1] == eos
+    cut = tokenizer("a red circle " * 100, truncation=True).input_ids
+    assert (len(cut), cut[0], cut[-1]) == (77, bos, eos)
+
+
+@pytest.mark.parametrize("text", ["zoë", "漢字", "🎈 balloon", "a_b-c 42", "\x00", "ﬁ ½"])
+def test_the_clip_tokenizer_encodes_any_text(text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL / "tokenizer")
+    tokens = tokenizer(text, add_special_tokens=False).input_ids
+    assert tokens and tokenizer.unk_token_id not in tokens
+    back = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    assert back.replace(" ", "") == text.replace(" ", "")
+
+
+class TestTraining:
     def test_the_same_chance_gives_the_same_scene(self) -> None:
-        first, second = (draw_scene(random.Random(5), (64, 64)) for _ in range(2))
-        assert first[1] == second[1]
+        first, second = (draw_scene(random.Random(5), (70, 50)) for _ in range(2))
+        assert first[1] == second[1] and "background" in first[1]
+        assert (first[0].mode, first[0].size) == ("RGB", (70, 50))
         assert first[0].tobytes() == second[0].tobytes()
 
+    def test_the_same_seed_gives_the_same_bytes_in_the_shipped_files(self, tmp_path: Path) -> None:
+        for name in ("first", "second"):
+            write_tiny_sd(tmp_path / name, vae_steps=2, text_steps=2, unet_steps=2)
+        names = {path.relative_to(MODEL) for path in MODEL.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "first", tmp_path / "second"):
+            assert {each.relative_to(folder) for each in folder.rglob("*.*")} == names
+        for name in names:
+            first = tmp_path / "first" / name
+            assert first.read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+            if name.suffix == ".safetensors":
+                shapes = [
+                    {key: value.shape for key, value in load_file(path).items()}
+                    for path in (first, MODEL / name)
+                ]
+                if name.parent.name != "text_encoder":  # of fewer scenes, fewer tokens
+                    assert shapes[0] == shapes[1], name
 
-class TestBundle:
-    def test_an_untrained_autoencoder_gives_back_a_plain_colour(self) -> None:
-        torch.manual_seed(0)
-        autoencoder = make_autoencoder().eval()
-        colours = torch.tensor([[0.6, -0.5, 0.1], [-0.8, 0.4, 0.7]])
-        pictures = colours[:, :, None, None].expand(2, 3, 64, 64)
-        with torch.no_grad():
-            latents = autoencoder.encode(pictures).latent_dist.mean
-            decoded = autoencoder.decode(latents).sample
-        assert latents.shape == (2, 8, 8, 8)
-        assert (decoded[:, :, 16:48, 16:48].mean((2, 3)) - colours).abs().max() < 0.6
-
-    def test_every_part_loads_by_its_ordinary_class(self, bundle: Path) -> None:
-        autoencoder = AutoencoderKL.from_pretrained(bundle / "vae")
-        assert autoencoder.config.latent_channels == 8
-        assert autoencoder.config.scaling_factor != 0.18215
-        unet = UNet2DConditionModel.from_pretrained(bundle / "unet")
-        text_encoder = CLIPTextModel.from_pretrained(bundle / "text_encoder")
-        assert unet.config.cross_attention_dim == text_encoder.config.hidden_size
-        second = T5EncoderModel.from_pretrained(bundle / "text_encoder_2")
-        parameters = [
-            parameter
-            for model in (autoencoder, unet, text_encoder, second)
-            for parameter in model.parameters()
-        ]
-        assert {parameter.dtype for parameter in parameters} == {torch.float32}
-
-    def test_the_folder_is_a_stable_diffusion_pipeline_that_runs(self, bundle: Path) -> None:
-        pipeline = StableDiffusionPipeline.from_pretrained(bundle)
-        assert pipeline.safety_checker is None
-        assert pipeline.scheduler.config.prediction_type == "v_prediction"
-        pipeline.set_progress_bar_config(disable=True)
-        for width, height in ((64, 64), (96, 64)):
-            image = pipeline(
-                "a red circle", num_inference_steps=2, width=width, height=height
-            ).images[0]
-            assert image.size == (width, height)
-
-    def test_weights_are_safetensors_that_the_group_may_read(self, bundle: Path) -> None:
-        weights = sorted(
-            path.relative_to(bundle).as_posix()
-            for path in bundle.rglob("*")
-            if path.is_file() and path.suffix not in (".json", ".txt")
+    def test_the_command_leaves_a_folder_that_exists_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.png").write_bytes(b"mine")
+        command = [sys.executable, "-m", "demo", "tiny-sd", str(tmp_path)]
+        done = subprocess.run(
+            command, cwd=ROOT / "scripts", capture_output=True, text=True, check=False
         )
-        assert weights == [
-            "text_encoder/model.safetensors",
-            "text_encoder_2/model.safetensors",
-            "unet/diffusion_pytorch_model.safetensors",
-            "vae/diffusion_pytorch_model.safetensors",
-        ]
-        (bundle.parent / "ordinary").write_text("")
-        ordinary = (bundle.parent / "ordinary").stat().st_mode
-        assert all((bundle / name).stat().st_mode == ordinary for name in weights)
-
-    def test_the_clip_tokenizer_frames_pads_and_cuts_to_77_tokens(self, bundle: Path) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(bundle / "tokenizer")
-        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-        assert tokenizer.model_max_length == 77
-        assert tokenizer("").input_ids == [bos, eos]
-        tokens = tokenizer(PICTURES[0].caption, padding="max_length").input_ids
-        assert len(tokens) == 77
-        assert tokens[0] == bos and tokens[-1] == eos
-        cut = tokenizer("a red circle " * 100, truncation=True).input_ids
-        assert (len(cut), cut[0], cut[-1]) == (77, bos, eos)
-
-    @pytest.mark.parametrize("text", ["zoë", "漢字", "🎈 balloon", "a_b-c 42", "\x00", "ﬁ ½"])
-    def test_the_clip_tokenizer_encodes_any_text(self, bundle: Path, text: str) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(bundle / "tokenizer")
-        tokens = tokenizer(text, add_special_tokens=False).input_ids
-        assert tokens and tokenizer.unk_token_id not in tokens
-        back = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-        assert back.replace(" ", "") == text.replace(" ", "")
-
-    def test_the_t5_tokenizer_ends_every_text_and_marks_the_unknown(self, bundle: Path) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(bundle / "tokenizer_2")
-        caption = PICTURES[0].caption
-        tokens = tokenizer(caption).input_ids
-        assert tokens[-1] == tokenizer.eos_token_id
-        assert tokenizer.unk_token_id not in tokens
-        assert tokenizer.decode(tokens, skip_special_tokens=True) == caption
-        assert tokenizer("").input_ids == [tokenizer.eos_token_id]
-        assert tokenizer.unk_token_id in tokenizer("漢").input_ids
-
-    def test_the_same_seed_gives_the_same_bytes(self, bundle: Path, tmp_path: Path) -> None:
-        # Over an older bundle, which must go as a whole.
-        again = tmp_path / "tiny-sd"
-        again.mkdir()
-        (again / "model_index.json").write_text("{}")
-        (again / "stale.txt").write_text("")
-        build_tiny_bundle(again, vae_steps=2, text_steps=2, unet_steps=2)
-        files = {path.relative_to(bundle): path for path in bundle.rglob("*") if path.is_file()}
-        assert {path.relative_to(again) for path in again.rglob("*") if path.is_file()} == set(
-            files
-        )
-        for name, path in files.items():
-            assert path.read_bytes() == (again / name).read_bytes(), name
-        assert list(tmp_path.iterdir()) == [again]
-
-    def test_a_folder_with_other_files_is_refused_and_left_alone(self, tmp_path: Path) -> None:
-        folder = tmp_path / "pictures"
-        folder.mkdir()
-        (folder / "mine.png").write_bytes(b"mine")
-        with pytest.raises(ModelError, match="pictures"):
-            build_tiny_bundle(folder, vae_steps=2, text_steps=2, unet_steps=2)
-        assert (folder / "mine.png").read_bytes() == b"mine"
-        assert list(tmp_path.iterdir()) == [folder]
-
-    def test_building_leaves_the_callers_chance_and_threads_alone(self, tmp_path: Path) -> None:
-        torch.manual_seed(11)
-        expected = torch.rand(3)
-        torch.manual_seed(11)
-        threads = torch.get_num_threads()
-        build_tiny_bundle(tmp_path / "tiny", threads=1, vae_steps=1, text_steps=1, unet_steps=1)
-        assert torch.equal(torch.rand(3), expected)
-        assert torch.get_num_threads() == threads
+        assert done.returncode == 2 and "exists; name a new folder" in done.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]

@@ -128,6 +128,6 @@ def test_the_sample_can_be_planned_before_anything_is_made(tmp_path: Path) -> No
     shutil.copytree(ROOT / "data", project / "data")
     result = project.run("-n")
     kinds = {job.rpartition("_")[0] or job for job in result.jobs}
-    assert {"sample", "encode_latents_michael_gove", "encode_text_tiny-sd"} <= kinds
+    assert {"encode_latents_michael_gove", "encode_text_tiny-sd"} <= kinds
     assert {"manifest", "train", "all"} <= kinds
     assert project.cache_files() == []

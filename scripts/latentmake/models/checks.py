@@ -1,7 +1,7 @@
 """Checks of a model's files against their keys and the trainer's settings, by headers alone.
 
 The planner refuses what a job would refuse after it has started; trainers check what the planner
-could not see, such as a model that a rule has yet to make.
+could not see, such as a model on another machine.
 """
 
 from __future__ import annotations

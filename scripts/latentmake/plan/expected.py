@@ -11,7 +11,7 @@ from latentmake.errors import CacheError
 from latentmake.files.cachefile import read_header, target_key
 from latentmake.layouts import kind_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import PENDING, Keys, Source
+from latentmake.plan.keys import UNKNOWN, Keys, Source
 from latentmake.plan.parts import PROMPTS, source_of
 from latentmake.sources import s3
 
@@ -24,7 +24,7 @@ class Expected(NamedTuple):
     Attributes:
         source: path of the image or caption; its text where it has no file.
         content: digest of the source; "" where it cannot be read.
-        recipe: digest of the recipe; "" where a rule has yet to make the model.
+        recipe: digest of the recipe; "" where the model is not here.
         key: "" where it is unknown, as the size of an image that nobody read.
     """
 
@@ -84,7 +84,7 @@ def expected_files(
                 if variant is None:  # the header of a sound file tells the size of the image
                     with contextlib.suppress(CacheError, OSError):
                         variant = keys.variant(part, source, content, clip, read_header(path))
-                known = content and recipes[part] != PENDING and variant is not None
+                known = content and recipes[part] != UNKNOWN and variant is not None
                 key = target_key(content, recipes[part], variant or "") if known else ""
                 source_digest = content
                 if known and kind_of(part) == "text" and cached.get(path, ("", ""))[1] != key:
@@ -98,7 +98,7 @@ def expected_files(
 
 def _recipe(facts: Facts, dataset: str, model: str, part: str) -> str:
     recipe = facts.recipe(dataset, model, kind_of(part))
-    return digest.of_value(recipe) if recipe else PENDING
+    return digest.of_value(recipe) if recipe else UNKNOWN
 
 
 def _known(facts: Facts, dataset: str) -> dict[str, tuple]:  # type: ignore[type-arg]

@@ -268,7 +268,7 @@ def _explained(
             ),
         ]
         if not now:
-            found.reason += f": the model {model} is yet to be made"
+            found.reason += f": the model {model} is not here"
         elif not found.differences:
             found.differences = [Difference("key", short(found.header.key), short(found.key or ""))]
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from latentmake import digest, layouts
@@ -42,7 +42,6 @@ class Facts:
         unreadable: dataset -> stem -> fault of an item whose source cannot be read.
 
     Args:
-        buildable: folders that a rule makes; a model there may be missing.
         program_digest: asked where a model names such a program as its `encoder`.
         encoders: whether the command needs them; otherwise they may lie on another machine.
     """
@@ -52,7 +51,6 @@ class Facts:
         config: Config,
         memo: Memo,
         *,
-        buildable: Collection[str] = (),
         runs_jobs: bool = True,
         program_digest: ProgramDigest | None = None,
         options: Options | None = None,
@@ -65,7 +63,6 @@ class Facts:
         self.memo = memo
         self.options = options or Options()
         self.runs_jobs = runs_jobs
-        self._buildable = buildable
         self._program_digest = program_digest
         self._scans: dict[str, Scan] = {}
         self._controls: dict[str, Scan | None] = {}
@@ -271,12 +268,6 @@ class Facts:
         """Return the layout of a model's caches."""
         return layouts.of(self.config.models[model].layout_name)
 
-    def is_pending(self, path: str | None) -> bool:
-        """Whether a path lies in a folder that a rule has yet to make."""
-        if path is None or Path(path).exists():
-            return False
-        return any(Path(path).is_relative_to(folder) for folder in self._buildable)
-
     def recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
         """Return the recipe of a kind; empty where the model is not here, and may be missing."""
         asked = (dataset if kind == "latents" else "", model, kind)
@@ -295,9 +286,6 @@ class Facts:
 
     def _recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
         settings = self.config.models[model]
-        places = [settings.vae] if kind == "latents" else settings.text
-        if any(self.is_pending(place.path) for place in places):
-            return {}
         if wrong := encoder_fault(settings, kind):
             where = f"models.{model}.{wrong[0]}"
             raise ModelError(wrong[1], where=where, hint="name the right file")

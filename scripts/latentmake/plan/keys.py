@@ -21,10 +21,10 @@ from latentmake.layouts import Layout, beside, kind_of, size_of
 from latentmake.sources import s3
 from latentmake.sources.caption_pipeline import newlines
 
-__all__ = ["PENDING", "Keys", "Source", "joined", "resolution_of", "unreadable"]
+__all__ = ["UNKNOWN", "Keys", "Source", "joined", "resolution_of", "unreadable"]
 
-PENDING = ""
-"""Digest of the recipe of a model that a rule has yet to make."""
+UNKNOWN = ""
+"""Digest of the recipe of a model that lies on another machine."""
 
 _SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
 _ALIKE = 2  # known files that an unknown one is presumed to equal
@@ -102,7 +102,7 @@ class Keys:
     its size, which the memo knows by the image's digest; so does the header of a target made of it.
 
     Attributes:
-        recipes: part -> digest of its recipe, or `PENDING`.
+        recipes: part -> digest of its recipe, or `UNKNOWN`.
         unreadable: stem -> fault of a source that had to be read and cannot be.
 
     Args:

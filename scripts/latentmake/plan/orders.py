@@ -112,7 +112,7 @@ class WorkOrder:
     Attributes:
         kind: `latents` or `text`.
         dataset_settings: the dataset's section of the configuration; the defaults for prompts.
-        recipe: of the targets; empty where a rule has yet to make the model.
+        recipe: of the targets; empty where the model is not here.
         musubi_tuner: the installation whose scripts encode, if our encoders do not.
         sd_scripts: the same of sd-scripts.
     """
@@ -141,11 +141,6 @@ class WorkOrder:
     def work(self) -> str:
         """Kind and model: jobs with the same are about equally fast."""
         return f"{self.kind} {self.model}"
-
-    @property
-    def pending(self) -> bool:
-        """Whether a rule has yet to make the model, so that the job must make the recipe."""
-        return not self.recipe
 
     @cached_property
     def reuses(self) -> bool:

@@ -20,7 +20,7 @@ from latentmake.plan import changes, manifest, owners, reuse, snapshots, stalene
 from latentmake.plan.batches import batches
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import jobs_of
-from latentmake.plan.keys import PENDING, Source, unreadable
+from latentmake.plan.keys import UNKNOWN, Source, unreadable
 from latentmake.plan.listing import Folder, Listing
 from latentmake.plan.manifest_job import plan_manifest
 from latentmake.plan.parts import (
@@ -179,7 +179,7 @@ def evaluate(
 
 def _recipe_digest(facts: Facts, dataset: str, model: str, part: str) -> str:
     recipe = facts.recipe(dataset, model, kind_of(part))
-    return digest.of_value(recipe) if recipe else PENDING
+    return digest.of_value(recipe) if recipe else UNKNOWN
 
 
 def _evaluate_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> Evaluation:

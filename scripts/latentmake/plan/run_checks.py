@@ -30,8 +30,7 @@ def check_resolutions(facts: Facts, name: str, run: Run) -> None:
     model = facts.config.models[run.model]
     if not facts.layout(run.model).any_size:
         return  # the configuration has been checked for its rule
-    known = None if facts.is_pending(model.vae.path) else shapes.vae_factor(model.vae)
-    factor = known or _USUAL_FACTOR
+    factor = shapes.vae_factor(model.vae) or _USUAL_FACTOR
     reason = f"the VAE's factor {factor}"
     check_sides(run.resolutions, factor, f"runs.{name}.resolutions", reason)
     if run.trainer and (size := run.trainer.sample_resolution):

@@ -24,7 +24,7 @@ from latentmake.geometry.clips import AnyClip
 from latentmake.index.memo import Memo, TargetStat
 from latentmake.index.table import is_text
 from latentmake.layouts import Layout, Named, kind_of
-from latentmake.plan.keys import PENDING, Keys, Source
+from latentmake.plan.keys import UNKNOWN, Keys, Source
 from latentmake.plan.listing import Listing
 from latentmake.sources import s3
 
@@ -159,7 +159,7 @@ def evaluate(
         roots: folders of the dataset's files, its own first; none for prompts.
         sources: part -> source of each of its targets, in the order of stems.
         owned: stems of all items, faulty ones too: their cache files are no orphans.
-        recipes: part -> digest of its recipe, or `PENDING`.
+        recipes: part -> digest of its recipe, or `UNKNOWN`.
         memo: knows files; learns more.
         found: listing of the cache folder, or of the files that may be of these items.
         layout: of the targets.
@@ -188,7 +188,7 @@ def evaluate(
             for each in wanted
         ]
         expected.update(named.path for _, several in names for named in several)
-        if roots and s3.is_remote(roots[0]) and recipes[part] != PENDING:
+        if roots and s3.is_remote(roots[0]) and recipes[part] != UNKNOWN:
             keys.fetch(
                 (each.path, each.stat)
                 for each, several in names
@@ -237,7 +237,7 @@ def _part(
                 state.stale.append(Stale(source, path, "damaged", found, clip))
                 continue
             found = f"{key}@{stat.mtime_ns}"
-            if recipe == PENDING:
+            if recipe == UNKNOWN:
                 state.stale.append(Stale(source, path, "changed recipe", found, clip))
                 continue
             content = keys.content(source)

@@ -111,7 +111,7 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
     """
     found: dict[str, None] = {}
     for target in targets:
-        if target.startswith(("cache/", "models/", "reports/compare_")):
+        if target.startswith(("cache/", "reports/compare_")):
             continue
         word, _, name = target.partition("_")
         if target.startswith("runs/"):

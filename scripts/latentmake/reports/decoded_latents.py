@@ -22,7 +22,7 @@ from latentmake.config import Dataset, Model
 from latentmake.errors import CacheError, ModelError, SourceError
 from latentmake.files.cachefile import read_header, target_key
 from latentmake.geometry.buckets import Size
-from latentmake.plan.keys import PENDING
+from latentmake.plan.keys import UNKNOWN
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.reports.images import embedded
 from latentmake.reports.items_order import Shown, decodes
@@ -89,7 +89,7 @@ class Decoder:
                 return Decoded(None, note="is stale: it was made of another image")
             (sample,) = samples_of(order, SourceBytes(source, data, content), {target: ""})
             variant = order.layout.variant(size, Size(*sample.original), settings, None)
-            if recipe != PENDING and header.key != target_key(content, recipe, variant):
+            if recipe != UNKNOWN and header.key != target_key(content, recipe, variant):
                 return Decoded(None, note="is stale: it was made by another recipe")
             latents = read_latents(path)
         except FileNotFoundError:

@@ -15,7 +15,7 @@ from latentmake.config import Dataset, Model, Run
 from latentmake.files.media import Media
 from latentmake.geometry.clips import Span
 from latentmake.plan.facts import Facts
-from latentmake.plan.keys import PENDING
+from latentmake.plan.keys import UNKNOWN
 from latentmake.plan.parts import RunPlan
 
 __all__ = ["ItemsOrder", "Shown", "Skipped", "decodes", "plan_items", "spread"]
@@ -62,7 +62,7 @@ class ItemsOrder(BaseModel, extra="forbid", frozen=True):
         model: for its VAE and its tokenizers.
         datasets: name -> section of the configuration.
         recipes: dataset -> digest of the recipe of its latents; "" where they are not decoded,
-            or a rule has yet to make the model.
+            or the model is not here.
         items: at most 10,000, spread evenly over all.
         total: number of all.
     """
@@ -131,9 +131,9 @@ def decodes(model: Model) -> bool:
 
 def _recipe(facts: Facts, dataset: str, model: str) -> str:
     if not decodes(facts.config.models[model]):
-        return PENDING
+        return UNKNOWN
     recipe = facts.recipe(dataset, model, "latents")
-    return digest.of_value(recipe) if recipe else PENDING
+    return digest.of_value(recipe) if recipe else UNKNOWN
 
 
 def spread(found: Sequence[_Any], most: int) -> list[_Any]:

@@ -51,8 +51,8 @@ class ReportOrder(BaseModel, extra="forbid", frozen=True):
     Attributes:
         contact: its items, datasets and model.
         trainer: settings of the trainer; None without one.
-        recipes: what is encoded (`latents of cats`, `text`) -> recipe; {} where a rule has yet to
-            make the model.
+        recipes: what is encoded (`latents of cats`, `text`) -> recipe; {} where the model is
+            not here.
         planned: seconds since 1970.
     """
 

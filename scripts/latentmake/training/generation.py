@@ -68,7 +68,7 @@ class GenerationOrder(BaseModel):
         adapters: files of the LoRA: of Wan 2.2's two networks, that for low noise first.
         manifest: of the run, for its captions.
         model: networks, VAE.
-        weights: digest of networks, VAE and text encoder; "" where a rule has yet to make them.
+        weights: digest of networks, VAE and text encoder.
         prompts: of the clips.
         captions: number of the manifest's first captions that are prompts too.
         negative_prompt: "" without guidance.

@@ -456,7 +456,7 @@ def test_sizes_that_cannot_be_are_refused_by_the_plan(
     (tmp_path / "a.txt").touch()
     values = changed("runs", "first", "resolutions", value=[resolution])
     values["datasets"]["cats"] = {"path": str(tmp_path), **dataset}
-    facts = Facts(parse(values), Memo(None), buildable=["vae", "text_encoder", "unet"])
+    facts = Facts(parse(values), Memo(None), encoders=False)
     with pytest.raises(ConfigError) as caught:
         make_plan(facts, ["first"])
     assert str(caught.value).startswith(key)

@@ -158,7 +158,7 @@ def test_jobs_are_as_large_as_their_pixels_allow() -> None:
     # 64 x 64 pixels take 1 s, so that 30 s are 29 targets of 64 px, and one of 256 px.
     memo.learn_rate("latents tiny", Work(10, 10.0, 1.0, amount=10 * 64 * 64))
     memo.save()
-    plan = make_plan(Facts(parse(settings), memo, buildable=["vae", "text"]), ["64", "256"])
+    plan = make_plan(Facts(parse(settings), memo, encoders=False), ["64", "256"])
     found = {
         name: [len(order.items) for order in run.orders if order.kind == "latents"]
         for name, run in plan.runs.items()

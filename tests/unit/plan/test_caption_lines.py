@@ -69,7 +69,7 @@ def facts_of(model: Mapping[str, Any], **dataset: Any) -> Facts:
         "models": {"tiny": {**model}},
         "runs": {"first": run},
     }
-    return Known(parse(values), Memo(None), buildable=["vae", "text", "text_2"])
+    return Known(parse(values), Memo(None), encoders=False)
 
 
 def planned(facts: Facts) -> RunPlan:

@@ -139,7 +139,7 @@ def test_videos_are_probed_once_for_all_tasks(
         return probe_videos(paths)
 
     monkeypatch.setattr(probe, "probe_videos", noted)
-    facts = Facts(parse(values), Memo(None), buildable=["m"])
+    facts = Facts(parse(values), Memo(None), encoders=False)
     for name in tasks:
         items, faults = facts.items("clips", name)
         assert not faults and len(items) == 2

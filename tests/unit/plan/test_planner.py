@@ -39,7 +39,7 @@ class Asked(Memo):
 
 def questions() -> list[str]:
     memo = Asked()
-    make_plan(Facts(parse(CONFIG), memo, buildable=["vae", "text"]), ["first"])
+    make_plan(Facts(parse(CONFIG), memo, encoders=False), ["first"])
     assert memo.questions
     return memo.questions
 
@@ -68,7 +68,7 @@ def test_files_that_nothing_uses_are_told_once_for_all_models(
     models = {"tiny": {"vae": "vae", "text": "text"}, "other": {"vae": "vae", "text": "text"}}
     second = {"datasets": "cats", "model": "other", "resolutions": [64]}
     config = parse({**CONFIG, "models": models, "runs": {**CONFIG["runs"], "second": second}})
-    make_plan(Facts(config, Memo(None), buildable=["vae", "text"]), ["first", "second"])
+    make_plan(Facts(config, Memo(None), encoders=False), ["first", "second"])
     assert capsys.readouterr().err == "note: datasets.cats: 1 file is not used: notes.pdf\n"
 
 
@@ -95,7 +95,7 @@ def test_a_cache_file_of_no_item_is_answered_with_the_nearest(
     (tmp_path / "data").mkdir()
     for name in ("blue.png", "blue.txt", "red_arrow.png", "red_arrow.txt", "silent.png"):
         (tmp_path / "data" / name).write_text(name)
-    facts = Facts(parse(CONFIG), Memo(None), buildable=["vae", "text"])
+    facts = Facts(parse(CONFIG), Memo(None), encoders=False)
     folder = "cache/cats/tiny/"
     with pytest.raises(UserError) as caught:
         single(facts, f"{folder}{asked}.safetensors")
@@ -116,7 +116,7 @@ def test_what_one_encoder_cannot_take_is_faulty_for_that_one_alone(
         "musubi_tuner": {"path": "musubi-tuner"},
         "runs": {x: {"datasets": "cats", "model": x, "resolutions": [32]} for x in models},
     }
-    facts = Facts(parse(values), Memo(None), buildable=["vae", "text"])
+    facts = Facts(parse(values), Memo(None), encoders=False)
     faulty = {model: len(facts.items("cats", model)[1]) for model in models}
     assert faulty == {"ours": 0, "theirs": 1}
     assert [len(facts.known_faults("cats", model)) for model in ("ours", "theirs")] == [0, 1]
@@ -146,7 +146,7 @@ def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def facts_of(values: dict[str, Any]) -> Facts:
-    return Facts(parse(values), Memo(None), buildable=["vae", "text", "unet"])
+    return Facts(parse(values), Memo(None), encoders=False)
 
 
 def prompts_to_encode(values: dict[str, Any], *generated: str) -> dict[str, str]:

@@ -42,7 +42,7 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
         }
         options = Options(confirm=confirm)
         with Memo(None) as memo:
-            facts = Facts(parse(values), memo, buildable=["vae", "text"], options=options)
+            facts = Facts(parse(values), memo, encoders=False, options=options)
             (pruning,) = plan_prune(facts, [f"prune_{dataset}"], {})
         return pruning.order
 

@@ -35,7 +35,6 @@ RUNS = {name: Run(datasets=["cats"], model="sd15", resolutions=[64]) for name in
         (["compare_cats_vs_a_b"], []),
         (["reports/compare_cats_vs_a_b.html"], []),
         (["compare_cats_vs_a_b", "train_cats"], ["cats"]),
-        (["sample_model"], []),
         (["clean"], []),
     ],
 )

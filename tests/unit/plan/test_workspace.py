@@ -27,9 +27,9 @@ def test_a_folder_that_can_be_written_is_taken_and_left_as_it_was(folder: Path) 
     workspace.check(folder, dry=True)
     assert list(folder.iterdir()) == []
     (folder / "logs/text").mkdir(parents=True)
-    (folder / "logs/sample_model.log").touch()
+    (folder / "logs/import.log").touch()
     workspace.check(folder, dry=False)
-    assert {each.name for each in (folder / "logs").iterdir()} == {"text", "sample_model.log"}
+    assert {each.name for each in (folder / "logs").iterdir()} == {"text", "import.log"}
 
 
 @pytest.mark.parametrize("name", [".gitkeep", "out", "nohup"])

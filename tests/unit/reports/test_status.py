@@ -32,7 +32,7 @@ def test_status_names_the_bottleneck_of_past_jobs_once_a_model(
         memo.learn_rate("latents tiny", Work(3000, 3.0, 1.0, amount=1e6))  # a short one
         memo.save()
         config = parse(CONFIG)
-        facts = Facts(config, memo, buildable=["vae", "text"])
+        facts = Facts(config, memo, encoders=False)
         plan = make_plan(facts, ["first"])
         lines = status_of(facts, plan.runs["first"]).lines
     assert [line for line in lines if line.startswith("past jobs")] == [

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from latentmake.config import Adopt, Model, Run
-from latentmake.errors import ConfigError, ModelError
+from latentmake.errors import ConfigError
 from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
 from latentmake.models.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
 from latentmake.plan.facts import Facts
@@ -41,12 +41,6 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AdoptOrder:
             )
     kinds = {"latents": adopt.latents is not None, "text": adopt.text is not None}
     works = [order for order in plan.orders if order.dataset != PROMPTS and kinds[order.kind]]
-    if any(order.pending for order in works):
-        raise ModelError(
-            "this model is still to be made",
-            where=f"models.{name}",
-            hint=f"give the build's command first (caches_{plan.name})",
-        )
     states = [(part, state) for part, state in plan.parts.items() if part.dataset != PROMPTS]
     stale = sum(len(order.paths) for order in works)
     return AdoptOrder(

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from latentmake.config import Run
-from latentmake.errors import ConfigError, ModelError
+from latentmake.errors import ConfigError
 from latentmake.exchange.adoption import Adoption
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import PROMPTS, RunPlan
@@ -50,7 +50,6 @@ def plan_caches(facts: Facts, plan: RunPlan, run: Run) -> CachesOrder:
 
     Raises:
         ConfigError: no folder of caches is named, or one is missing.
-        ModelError: the model is still to be made.
     """
     named = {name: facts.config.datasets[name].adopt_from for name in run.datasets}
     folders = {name: paths for name, paths in named.items() if paths}
@@ -68,9 +67,6 @@ def plan_caches(facts: Facts, plan: RunPlan, run: Run) -> CachesOrder:
                     what, where=f"datasets.{name}.adopt_from", hint="name the folder of the caches"
                 )
     works = [order for order in plan.orders if order.dataset in folders and not order.reuses]
-    if any(order.pending for order in works):
-        hint = f"give the build's command first (caches_{plan.name})"
-        raise ModelError("this model is still to be made", where=f"models.{run.model}", hint=hint)
     states = [(part, state) for part, state in plan.parts.items() if part.dataset != PROMPTS]
     stale = sum(len(order.paths) for order in works)
     return CachesOrder(

@@ -41,7 +41,6 @@ def train(
     # What could not be known when the order was written.
     known = order.model_copy(
         update={
-            "weights": want.weights,
             "resumed": want.resumed,
             "prompts": [*order.prompts, *_captions(order)],
             "captions": 0,
@@ -51,6 +50,7 @@ def train(
     if known != order:
         order, order_path = known, _write(known, files)
         want = wanted(order)
+    is_first = not files.record.is_file()
     record = files.trained(want)
     run = partial(
         run_child,
@@ -86,6 +86,13 @@ def train(
     if not are_drawn(order, want):
         command = [sys.executable, "-m", order.draws, str(order_path)]
         run(command, online=bool(order.vae.hub) or order.from_hub)
+    pictures = f", sample pictures in {files.grid}" if files.grid.is_file() else ""
+    _say(f"{order.run}: weights in {files.weights}{pictures}")
+    if is_first:
+        _say(
+            "next: edit a caption and run the same command again; Latentmake encodes that caption "
+            "alone, and trains again"
+        )
     Receipt(
         run=order.run,
         weights=str(files.weights),

@@ -57,7 +57,7 @@ class TrainingOrder(BaseModel, ABC):
         manifest: path; one line an item with the paths of its caches.
         lock: path; digest of the caches that the manifest names, see `lock_digest`.
         output: folder of weights, samples, checkpoints and scalars.
-        weights: digest of the network's files, "" where a rule has yet to make them.
+        weights: digest of the network's files.
         resumed: digest of the checkpoint `resume_from_checkpoint`, "" where there is none yet.
         vae: decoder of the sample pictures, for a process of its own after training.
         prompts: of the sample pictures; may be empty.
@@ -112,14 +112,6 @@ class TrainingOrder(BaseModel, ABC):
     @abstractmethod
     def from_hub(self) -> bool:
         """Whether the network may have to be downloaded."""
-
-    @abstractmethod
-    def network_digest(self) -> str:
-        """Return the digest of the files of the network, read now.
-
-        Raises:
-            ModelError: files are missing.
-        """
 
     @abstractmethod
     def described(self) -> dict[str, JsonValue]:

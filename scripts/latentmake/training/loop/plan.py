@@ -22,7 +22,7 @@ __all__ = ["finish_plan", "is_trained", "resumed", "text_schedules"]
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""
     order = order.model_copy(update={"kept": _named_checkpoints(facts.config)})
-    if plan.lock and order.weights:
+    if plan.lock:
         order = as_begun(order, wanted_of(order, data=plan.lock, weights=order.weights))
     plan.trainer_order = run_order(plan.name, "train", order.planned)
     plan.trainer = order
@@ -37,7 +37,7 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
 
 def is_trained(order: TrainingOrder, plan: RunPlan) -> bool:
     """Whether weights, their copies and sample pictures came from what an order says."""
-    if not plan.lock or not order.weights or awaits_prompts(plan, order.trainer.prompts):
+    if not plan.lock or awaits_prompts(plan, order.trainer.prompts):
         return False
     wanted = wanted_of(order, data=plan.lock, weights=order.weights)
     files = RunFiles(order)

@@ -163,13 +163,11 @@ def wanted(order: TrainingOrder) -> Wanted:
 
     Raises:
         TrainingError: the lock is missing or damaged.
-        ModelError: files of the network are missing.
     """
-    weights = order.weights or order.network_digest()
     checkpoint = order.trainer.resume_from_checkpoint
     if checkpoint is not None and not order.resumed:
         order = order.model_copy(update={"resumed": checkpoint_digest(Path(checkpoint))})
-    return wanted_of(order, data=lock_digest(order.lock), weights=weights)
+    return wanted_of(order, data=lock_digest(order.lock), weights=order.weights)
 
 
 def checkpoint_digest(folder: Path, file_digest: Callable[[Path], str] = digest.of_file) -> str:

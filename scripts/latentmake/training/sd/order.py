@@ -49,12 +49,6 @@ class SdOrder(TrainingOrder):
         """Whether the UNet is named by a repository on the hub."""
         return bool(self.unet.hub)
 
-    def network_digest(self) -> str:
-        """Return the digest of UNet, noise schedule and projection; raises ModelError."""
-        from latentmake.models.recipe import training_digest
-
-        return training_digest(self.unet, self.scheduler, text_projection=self.text_projection)
-
     def described(self) -> dict[str, JsonValue]:
         """Return the places of UNet, VAE and noise schedule."""
         return {

@@ -44,13 +44,9 @@ def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> SdOrder:
     model, folder = facts.config.models[run.model], run_folder(name)
     assert model.unet is not None
     scheduler = schedule_of(model.unet, model.scheduler)
-    weights = ""
     try:
-        if not any(facts.is_pending(path) for path in (model.unet.path, scheduler)):
-            read, projection = facts.memo.digest_of_file, model.text_projection
-            weights = recipe.training_digest(
-                model.unet, scheduler, read, text_projection=projection
-            )
+        read, projection = facts.memo.digest_of_file, model.text_projection
+        weights = recipe.training_digest(model.unet, scheduler, read, text_projection=projection)
     except ModelError as error:
         raise ModelError(
             f"{error.where}: {error.what}", where=f"models.{run.model}.unet", hint=error.hint

@@ -13,7 +13,7 @@ from latentmake.training.child import run_module
 from latentmake.training.evaluation import EvaluationOrder, evaluation_folder, is_evaluated
 from latentmake.training.generation import adapter_digest
 from latentmake.training.order import read_order
-from latentmake.training.wan.generation import generation_order, made_of
+from latentmake.training.wan.generation import generation_order
 from latentmake.training.wan.order import WanOrder
 
 __all__ = ["launch", "plan_evaluation", "training_digest"]
@@ -54,18 +54,14 @@ def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
 
 def training_digest(training: WanOrder) -> str:
     """Return the digest of a training's network, and of all settings that shape a loss."""
-    weights = training.weights or training.network_digest()
     settings = training.trainer
     how = [training.flow_shift, training.boundary, settings.timestep_sampling]
-    return digest.of_value([weights, how, settings.mixed_precision])
+    return digest.of_value([training.weights, how, settings.mixed_precision])
 
 
 def launch(order_path: Path, *, log: Path, threads: int) -> Path:
     """Bring the results of an order up to date, in a process of its own; return their path."""
     order = read_order(order_path, EvaluationOrder)
-    if not order.generation.weights:
-        weights = {"weights": made_of(order.generation.model)}
-        order = order.model_copy(update={"generation": order.generation.model_copy(update=weights)})
     run_module(
         "latentmake.training.wan.evaluate",
         order,

@@ -54,7 +54,6 @@ def plan_generation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
         plan.training_order is not None
         or plan.manifest_order is not None
         or awaits_prompts(plan, generation_prompts(config, run))
-        or not order.weights
     )
     if waits:
         return path, False
@@ -150,12 +149,8 @@ def _longest(config: Config, run: Run) -> int:
 
 
 def _weights(facts: Facts, name: str) -> str:
-    """Return `made_of` a model by the memo; "" where a rule has yet to make it."""
+    """Return `made_of` a model by the memo."""
     model = facts.config.models[name]
-    encoders = [model.vae, *model.text, *([model.clip] if model.clip else [])]
-    places = [model.dit, model.dit_high_noise, *(each.path for each in encoders)]
-    if any(map(facts.is_pending, places)):
-        return ""
     try:
         return made_of(model, facts.memo.digest_of_file)
     except ModelError as error:
@@ -177,8 +172,6 @@ def made_of(model: Model, file_digest: Callable[[Path], str] = digest.of_file) -
 def launch(order_path: Path, *, log: Path, threads: int) -> None:
     """Bring the clips of an order up to date, in a process of its own; see `Backend.generate`."""
     order = captions_of(read_order(order_path, GenerationOrder))
-    if not order.weights:
-        order = order.model_copy(update={"weights": made_of(order.model)})
     if is_generated(order, adapter_digest(order)):
         return
     run_module(

@@ -57,12 +57,6 @@ class WanOrder(TrainingOrder):
         """Whether the network may have to be downloaded: never."""
         return False
 
-    def network_digest(self) -> str:
-        """Return the digest of the networks that are trained; raises ModelError."""
-        from latentmake.models.wan_dit import dit_digest
-
-        return dit_digest(self)
-
     def described(self) -> dict[str, JsonValue]:
         """Return the places of networks and VAE."""
         return {

@@ -24,15 +24,11 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
     run = facts.config.runs[plan.name]
     trainer, model = run.trainer, facts.config.models[run.model]
     assert isinstance(trainer, WanTrainer)
-    networks = [path for path in (model.dit, model.dit_high_noise) if path is not None]
-    there = not any(facts.is_pending(path) for path in networks)
-    if there:
-        where = f"runs.{plan.name}.trainer.target_modules"
-        check_networks(model, run.model, trainer.target_modules, where)
-    weights = _digest(facts, model, run.model) if there else ""
-    order = _order(facts, plan.name, run, trainer, weights)
+    where = f"runs.{plan.name}.trainer.target_modules"
+    check_networks(model, run.model, trainer.target_modules, where)
+    order = _order(facts, plan.name, run, trainer, _digest(facts, model, run.model))
     finish_plan(facts, plan, order, train=train)
-    if there and plan.training_order is not None:
+    if plan.training_order is not None:
         plan.estimate = estimate_training(facts.config, plan.name, model)
 
 

@@ -80,8 +80,7 @@ class Launched(NamedTuple):
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
     root = tmp_path_factory.mktemp("launched")
-    # As where a rule has yet to make the network: its digest is taken when training starts.
-    order = make_order(root, prompts=True, **SETTINGS).model_copy(update={"weights": ""})
+    order = make_order(root, prompts=True, **SETTINGS)
     path = write_order(order, root / "order.json")
     train(path, log=root / "train.log", receipt=root / "receipt.json", threads=1)
     return Launched(root, order, path, json.loads((root / "receipt.json").read_text()))

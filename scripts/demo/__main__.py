@@ -1,0 +1,33 @@
+"""`python -m demo tiny-sd|tiny-wan FOLDER`: train a small model of the samples, offline."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from latentmake.files.atomic import open_to_group, replacing_folder
+
+from demo.tiny_sd import write_tiny_sd
+from demo.tiny_wan import write_tiny_wan
+
+_WRITERS = {"tiny-sd": write_tiny_sd, "tiny-wan": write_tiny_wan}
+
+
+def main() -> None:
+    """Train the model that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument("model", choices=_WRITERS)
+    parser.add_argument("folder", type=Path, help="a new folder for the model")
+    parser.add_argument("--threads", type=int, default=1, help="another number gives other bytes")
+    arguments = parser.parse_args()
+    if arguments.folder.exists():
+        parser.error(f"{arguments.folder} exists; name a new folder")
+    torch.set_num_threads(arguments.threads)
+    with replacing_folder(arguments.folder) as folder:
+        _WRITERS[arguments.model](folder)
+        open_to_group(folder, "**/*")
+
+
+if __name__ == "__main__":
+    main()
