@@ -42,9 +42,4 @@ include: "rules/clips.smk"
 include: "rules/compare.smk"
 
 
-if SESSION.config.storage:
-
-    include: "rules/storage.smk"
-
-
 check_targets()

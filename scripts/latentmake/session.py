@@ -16,7 +16,6 @@ from latentmake.config import Config, Run, parse
 from latentmake.config.command import Options
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
-from latentmake.exchange import archives
 from latentmake.index.memo import Memo
 from latentmake.plan import owners, prune_order, workspace
 from latentmake.plan.build_history import RunningBuild
@@ -104,7 +103,6 @@ class Session:
                 return
             own = {name: value for name, value in values.items() if main or name != "prompt"}
             self.config: Config = parse(own)
-            archives.check_plugin(self.config)
             if not main:
                 self._file = PlanFile.read()
                 self.plan = Plan({}, self._file.encoding_jobs(allowed))

@@ -19,7 +19,6 @@ from latentmake.config.machines import (
     MusubiTuner,
     PathMap,
     Publish,
-    Storage,
 )
 from latentmake.config.mistakes import nearest
 from latentmake.config.models import Model
@@ -61,7 +60,6 @@ __all__ = [
     "Samples",
     "SdScriptsTrainer",
     "SdTrainer",
-    "Storage",
     "TextWeights",
     "TrainingJob",
     "WanTrainer",

@@ -19,7 +19,6 @@ from latentmake.config.fields import (
     Closed,
     DiskPath,
     Number,
-    Place,
     ResolutionField,
     ascii_digits,
     place,
@@ -34,7 +33,6 @@ __all__ = [
     "MusubiTuner",
     "PathMap",
     "Publish",
-    "Storage",
     "Store",
 ]
 
@@ -157,15 +155,6 @@ class Store(Closed):
     ] = Field(cast(ByteSize, "5 GB"), validate_default=True)
     """Most bytes of cache files that were replaced or removed (`5 GB`, `500 MB`); the oldest go
     first. 0 keeps none."""
-
-
-class Storage(Closed):
-    """Place where `store_{run}` puts finished caches, and `fetch_{run}` finds them."""
-
-    shapes: ClassVar[Shapes] = MACHINE
-
-    caches: Place = Field(pattern="^s3://")
-    """Folder of the archives: s3://bucket/folder."""
 
 
 def _on_disk(path: str) -> str:

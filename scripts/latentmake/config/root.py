@@ -19,7 +19,6 @@ from latentmake.config.machines import (
     FolderField,
     MusubiTuner,
     Publish,
-    Storage,
     Store,
 )
 from latentmake.config.mistakes import line_of, refuse_unknown
@@ -56,8 +55,6 @@ class Config(Closed):
     """Place of the caches that export_{run} writes."""
     store: Store = Store()
     """Limit of the store of replaced and removed cache files."""
-    storage: Storage | None = None
-    """Place of the archives of store_{run}."""
     folders: dict[Name, FolderField] = Field({})
     """Folders of images that compare_... shows beside runs."""
 

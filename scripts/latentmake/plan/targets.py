@@ -24,8 +24,8 @@ __all__ = [
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check", "report", "verify")
-_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "report", "status", "verify")
+ON_REQUEST = ("adopt", "export", "captions", "clips", "check", "report", "verify")
+_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "report", "status", "verify")
 _LOOKING = ("captions", "check", "report", "status", "verify")
 _PER_RUN = (
     "train",
