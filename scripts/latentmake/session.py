@@ -16,7 +16,7 @@ from latentmake.config.command import Options
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan import owners, prune_order, workspace
+from latentmake.plan import owners, workspace
 from latentmake.plan.build_history import RunningBuild
 from latentmake.plan.estimates import built_orders
 from latentmake.plan.facts import Facts
@@ -90,7 +90,6 @@ class Session:
         self._buildable = dict(buildable or {})
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
         self.pages: list[Page] = []
-        self._prunings: list[prune_order.Pruning] = []
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
                 workspace.check(home, dry=dry)
@@ -121,7 +120,6 @@ class Session:
                 if path.startswith("cache/"):
                     self._singles[path] = single(self._facts, path)
             asked, needs = requests.plan_requests(self._facts, self.plan.runs, targets)
-            self._prunings = prune_order.plan_prune(self._facts, targets, asked)
             requests.plan_following(self._facts, self.plan.runs, targets, asked, force=force)
             self._plan_pages(targets, trained, asked)
             report(self._facts, self.plan, targets, needs, dry=dry)
@@ -206,7 +204,7 @@ class Session:
         if not self._imports:
             orders = built_orders(self.plan, self._targets)
             orders += [order for order, stale in self._singles.values() if stale]
-            alone = any(each.order.confirm for each in self._prunings)
+            alone = False
             if self._main and any("verify" in asked for asked in self._file.runs.values()):
                 alone = self._facts.options.repair
             plans = self.plan.runs.values()
@@ -221,9 +219,6 @@ class Session:
             self._jobs.end()
         if not self._imports:  # nothing says how much the store may keep
             self._build.end(self.config.store.keep, succeeded=succeeded)
-            if succeeded and self._prunings:
-                prune_order.forget(self._facts.memo, self._prunings)
-                self._facts.memo.save()
 
     # -- inputs and resources of rules --------------------------------------------------------
 

@@ -52,6 +52,7 @@ _ALONE = {
 may be given with it, and a hint."""
 MOVED = {
     "explain": "explain PATH",
+    "prune": "prune {run}",
     "status": "status {run}",
 }
 """Word of a former target -> the words of `latentmake` that do the same."""
@@ -196,8 +197,7 @@ def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigEr
     if own:
         return ConfigError(what, where=target, hint=f"of the run {run} there are {', '.join(own)}")
     if target in _CLEANING:
-        what += ": caches without an item are removed by a build, others by prune_{dataset}"
+        what += ": caches without an item are removed by a build, others by `latentmake prune`"
     shown = [f"{word}_{{run}}" for word in _PER_RUN if any(n.startswith(f"{word}_") for n in named)]
-    shown += ["prune_{dataset}"] if any(name.startswith("prune_") for name in named) else []
     hint = f"targets: all, {', '.join(shown)}, cache/...; runs: {', '.join(runs)}"
     return ConfigError(what, where=target, hint=hint)

@@ -97,7 +97,7 @@ def made(target: str) -> bool:
         ("trian_cats", "did you mean `train_cats`?"),
         ("train", "did you mean `train_"),
         ("foo_cats", "of the run cats there are caches_cats, check_cats, train_cats"),
-        ("clean", "removed by a build, others by prune_{dataset}; targets: all, train_{run}, "),
+        ("clean", "removed by a build, others by `latentmake prune`; targets: all, train_{run}, "),
         (
             "zzz",
             "targets: all, train_{run}, caches_{run}, check_{run}, cache/...; runs: cats, a_b",
