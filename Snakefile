@@ -38,7 +38,6 @@ include: "rules/inspect.smk"
 include: "rules/captions.smk"
 include: "rules/report.smk"
 include: "rules/clips.smk"
-include: "rules/compare.smk"
 
 
 check_targets()

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import latentmake
 from latentmake.errors import UserError, system_error
+from latentmake.words.compare import compare
 from latentmake.words.explain import explain
 from latentmake.words.prune import prune
 from latentmake.words.status import status
@@ -77,6 +78,7 @@ def _main(
 
 app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
+app.command(rich_help_panel=_LOOK)(compare)
 app.command(rich_help_panel=_KEEP)(prune)
 
 

@@ -15,7 +15,6 @@ from latentmake.config.generation import Generation
 from latentmake.config.machines import (
     Export,
     ExternalProgram,
-    Folder,
     MusubiTuner,
     PathMap,
     Publish,
@@ -46,7 +45,6 @@ __all__ = [
     "Dtype",
     "Export",
     "ExternalProgram",
-    "Folder",
     "Generation",
     "Location",
     "LoopTrainer",

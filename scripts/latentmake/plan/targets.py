@@ -40,7 +40,9 @@ _PER_RUN = (
     "publish",
     *ON_REQUEST,
 )
-_PAGE = re.compile(r"reports/((?:captions|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl")
+_PAGE = re.compile(
+    r"reports/((?:captions|compare|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl"
+)
 _ALONE = {
     "adopt": (("adopt",), "adopt first, then give the other command: it encodes the rest"),
     "verify": (
@@ -51,6 +53,7 @@ _ALONE = {
 """Word of a target that changes what the plan of its command has found -> words of the targets that
 may be given with it, and a hint."""
 MOVED = {
+    "compare": "compare {run}",
     "explain": "explain PATH",
     "prune": "prune {run}",
     "status": "status {run}",
@@ -112,7 +115,7 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
     """
     found: dict[str, None] = {}
     for target in targets:
-        if target.startswith(("cache/", "models/", "reports/compare_")):
+        if target.startswith(("cache/", "models/")):
             continue
         word, _, name = target.partition("_")
         if target.startswith("runs/"):
@@ -176,7 +179,8 @@ def refuse_moved(targets: Sequence[str], configfiles: Iterable[Path]) -> None:
         word, _, run = target.partition("_")
         if words := MOVED.get(word):
             files = "".join(f" -c {shlex.quote(os.path.relpath(file))}" for file in configfiles)
-            hint = f"type `latentmake {words.format(run=run or 'RUN')}{files}`"
+            names = run.replace("_vs_", " ") if word == "compare" else run
+            hint = f"type `latentmake {words.format(run=names or 'RUN')}{files}`"
             raise ConfigError("is no target of Snakemake any more", where=target, hint=hint)
 
 

@@ -12,7 +12,7 @@ __all__ = ["check", "check_run"]
 
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
 _LOGS = (
-    *("adopt", "captions", "check", "clips", "compare", "evaluate", "export"),
+    *("adopt", "captions", "check", "clips", "evaluate", "export"),
     *("generate", "import", "latents", "manifest", "publish", "report"),
     *("text", "train", "verify"),
 )
