@@ -14,10 +14,13 @@ from typer.core import TyperGroup
 
 import latentmake
 from latentmake.errors import UserError, system_error
+from latentmake.words.compare import compare
 from latentmake.words.explain import explain
+from latentmake.words.prune import prune
 from latentmake.words.status import status
 
 _LOOK = "Look (nothing is written; safe beside a running build)"
+_KEEP = "Keep house (no build may run meanwhile)"
 _EPILOG = (
     "Snakemake makes the files: `snakemake --cores 1 train_RUN`, `caches_RUN`, `generate_RUN` and "
     "others. Exit status: 0 fine, 1 findings, 2 a mistake in the command or the configuration."
@@ -75,6 +78,8 @@ def _main(
 
 app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
+app.command(rich_help_panel=_LOOK)(compare)
+app.command(rich_help_panel=_KEEP)(prune)
 
 
 def main() -> None:
