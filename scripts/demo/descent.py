@@ -1,4 +1,4 @@
-"""Gradient descent, and the training of autoencoders that start as thumbnails.
+"""Gradient descent, the training of autoencoders that start as thumbnails, and the files.
 
 A VAE with ordinary initial weights learns colours only after thousands of steps. One whose layers
 pass their inputs on keeps the colours from the first step, and learns the shapes.
@@ -7,6 +7,7 @@ pass their inputs on keeps the colours from the first step, and learns the shape
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from latentmake.progress import Progress
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["crop", "descend", "train_vae"]
+__all__ = ["crop", "descend", "save", "train_vae"]
 
 _WARM_UP = 20  # steps
 _RANDOM_SHARE = 0.3  # of the ordinary initial weights beside the identity
@@ -118,3 +119,11 @@ def _start_as_identity(autoencoder: Any) -> None:
     half = autoencoder.quant_conv.out_channels // 2
     autoencoder.quant_conv.weight[half:] = 0
     autoencoder.quant_conv.bias[half:] = _NO_NOISE
+
+
+def save(pipeline: Any, folder: Path) -> None:
+    """Write a pipeline of diffusers in float16; whoever loads it computes in float32."""
+    pipeline.to(torch.float16).save_pretrained(folder, safe_serialization=True)
+    # transformers, unlike diffusers, computes in the dtype that the configuration says.
+    config = folder / "text_encoder/config.json"
+    config.write_text(config.read_text().replace('"float16"', '"float32"'))

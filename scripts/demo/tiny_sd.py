@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import CLIPTextModel
 
-from demo.descent import crop, descend, train_vae
+from demo.descent import crop, descend, save, train_vae
 from demo.shapes import draw_scene
 from demo.text import clip_encoder, clip_tokenizer, save_slow_files, train_clip
 
@@ -36,7 +36,7 @@ def write_tiny_sd(
     seed: int = 0,
     vae_steps: int = 2500,
     text_steps: int = 1000,
-    unet_steps: int = 4500,
+    unet_steps: int = 9000,
 ) -> None:
     """Train the model and write its folder, in about a quarter of an hour of one core.
 
@@ -64,6 +64,8 @@ def write_tiny_sd(
     text_encoder = clip_encoder(tokenizer)
     train_clip(text_encoder, tokens[:-1], pictures, text_steps, generator)
 
+    torch.manual_seed(seed)
+    generator.manual_seed(seed)
     denoiser = make_denoiser()
     latents, embeddings = _encode(autoencoder, pictures), _embed(text_encoder, tokens)
     _train_denoiser(denoiser, latents, embeddings, unet_steps, generator)
@@ -78,7 +80,7 @@ def write_tiny_sd(
         feature_extractor=None,
         requires_safety_checker=False,
     )
-    pipeline.to(torch.float16).save_pretrained(folder, safe_serialization=True)
+    save(pipeline, folder)
     save_slow_files(tokenizer, folder / "tokenizer")
 
 

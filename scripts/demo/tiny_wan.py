@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import T5Tokenizer, UMT5EncoderModel
 
-from demo.descent import crop, descend, train_vae
+from demo.descent import crop, descend, save, train_vae
 from demo.motion import draw_motion
 from demo.text import HIDDEN_SIZE, t5_tokenizer, umt5_encoder
 
@@ -98,7 +98,7 @@ def write_tiny_wan(
         transformer=denoiser,
         scheduler=scheduler,
     )
-    pipeline.to(torch.float16).save_pretrained(folder, safe_serialization=True)
+    save(pipeline, folder)
 
 
 def _train_autoencoder(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from demo.__main__ import main
 from demo.shapes import draw_scene
 from demo.tiny_sd import write_tiny_sd
 from diffusers import StableDiffusionPipeline
@@ -146,11 +145,12 @@ class TestTraining:
                 if name.parent.name != "text_encoder":  # of fewer scenes, fewer tokens
                     assert shapes[0] == shapes[1], name
 
-    def test_the_command_leaves_a_folder_that_exists_alone(self, tmp_path: Path) -> None:
+    def test_the_command_leaves_a_folder_that_exists_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "mine.png").write_bytes(b"mine")
-        command = [sys.executable, "-m", "demo", "tiny-sd", str(tmp_path)]
-        done = subprocess.run(
-            command, cwd=ROOT / "scripts", capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 2 and "exists; name a new folder" in done.stderr
+        monkeypatch.setattr("sys.argv", ["demo", "tiny-sd", str(tmp_path)])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert "exists; name a new folder" in capsys.readouterr().err
         assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]

@@ -72,7 +72,7 @@ def test_the_vae_gives_back_clips_and_has_the_statistics_of_wans_own() -> None:
     clips = np.stack([draw_motion(dice, (96, 64), 9)[0] for _ in range(8)])
     latents = vae.encode(torch.from_numpy(clips), torch.float32)
     assert latents.shape == (8, 16, 3, 8, 12)
-    assert latents.mean((0, 2, 3, 4)).abs().max() < 0.5
+    assert abs(latents.mean().item()) < 0.3
     assert 0.8 < latents.std().item() < 1.2
 
 

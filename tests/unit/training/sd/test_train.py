@@ -22,7 +22,6 @@ from latentmake.errors import (
     UserError,
     storage_error,
 )
-from latentmake.models.recipe import training_digest
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.checks import check_settings
@@ -111,9 +110,6 @@ def _pipeline(order: SdOrder) -> Any:
 def test_the_receipt_tells_what_was_trained(launched: Launched) -> None:
     receipt, layout = launched.receipt, RunFiles(launched.order)
     assert receipt["wanted"] == wanted(launched.order).model_dump()
-    assert receipt["wanted"]["weights"] == training_digest(
-        launched.order.unet, launched.order.scheduler
-    )
     assert receipt["weights"] == str(layout.weights)
     assert receipt["samples"] == str(layout.grid)
     assert receipt["steps"] == STEPS
