@@ -15,8 +15,6 @@ from latentmake.progress import Progress
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["crop", "descend", "save", "train_vae"]
-
 _WARM_UP = 20  # steps
 _RANDOM_SHARE = 0.3  # of the ordinary initial weights beside the identity
 _NO_NOISE = -10.0  # logarithm of the posterior's variance

@@ -15,8 +15,6 @@ from PIL import Image
 
 from demo.shapes import COLOURS, PATTERNS, SHAPES, Colour, draw_background, fill_mask
 
-__all__ = ["draw_motion"]
-
 Clip: TypeAlias = NDArray[np.uint8]
 """[frames, height, width, 3], RGB."""
 

@@ -12,16 +12,6 @@ from typing import TypeAlias
 
 from PIL import Image, ImageDraw
 
-__all__ = [
-    "COLOURS",
-    "PATTERNS",
-    "SHAPES",
-    "Colour",
-    "draw_background",
-    "draw_scene",
-    "fill_mask",
-]
-
 Colour: TypeAlias = tuple[int, int, int]
 Contour: TypeAlias = list[tuple[float, float]]
 

@@ -29,16 +29,6 @@ from transformers import (
 
 from demo.descent import descend
 
-__all__ = [
-    "HIDDEN_SIZE",
-    "clip_encoder",
-    "clip_tokenizer",
-    "save_slow_files",
-    "t5_tokenizer",
-    "train_clip",
-    "umt5_encoder",
-]
-
 HIDDEN_SIZE = 32
 """Width of the umT5 encoder's states."""
 

@@ -20,8 +20,6 @@ from demo.descent import crop, descend, save, train_vae
 from demo.shapes import draw_scene
 from demo.text import clip_encoder, clip_tokenizer, save_slow_files, train_clip
 
-__all__ = ["make_autoencoder", "write_tiny_sd"]
-
 _SCENES = 6000
 _SIDE = 64
 _CROP = 32  # most batches of the VAE are of crops, which are four times cheaper

@@ -28,8 +28,6 @@ from demo.descent import crop, descend, save, train_vae
 from demo.motion import draw_motion
 from demo.text import HIDDEN_SIZE, t5_tokenizer, umt5_encoder
 
-__all__ = ["PaddedAttention", "write_tiny_wan"]
-
 _SCENES = 360
 _SIZE = (96, 64)
 _FRAMES = 9
