@@ -36,8 +36,6 @@ include: "rules/foreign.smk"
 include: "rules/import.smk"
 include: "rules/inspect.smk"
 include: "rules/prune.smk"
-include: "rules/captions.smk"
-include: "rules/report.smk"
 include: "rules/clips.smk"
 include: "rules/compare.smk"
 

@@ -14,7 +14,9 @@ from typer.core import TyperGroup
 
 import latentmake
 from latentmake.errors import UserError, system_error
+from latentmake.words.captions import captions
 from latentmake.words.explain import explain
+from latentmake.words.report import report
 from latentmake.words.status import status
 
 _LOOK = "Look (nothing is written; safe beside a running build)"
@@ -75,6 +77,8 @@ def _main(
 
 app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
+app.command(rich_help_panel=_LOOK)(captions)
+app.command(rich_help_panel=_LOOK)(report)
 
 
 def main() -> None:

@@ -27,9 +27,9 @@ __all__ = [
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check", "report", "verify")
-_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "report", "verify")
-_LOOKING = ("captions", "check", "report", "verify")
+ON_REQUEST = ("store", "fetch", "adopt", "export", "clips", "check", "verify")
+_ENCODING_NOTHING = ("adopt", "check", "clips", "fetch", "verify")
+_LOOKING = ("check", "verify")
 _PER_RUN = (
     "train",
     "generate",
@@ -51,7 +51,9 @@ _ALONE = {
 """Word of a target that changes what the plan of its command has found -> words of the targets that
 may be given with it, and a hint."""
 MOVED = {
+    "captions": "captions {run}",
     "explain": "explain PATH",
+    "report": "report {run}",
     "status": "status {run}",
 }
 """Word of a former target -> the words of `latentmake` that do the same."""

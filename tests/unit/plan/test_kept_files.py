@@ -14,7 +14,7 @@ from latentmake.plan.running import running_builds
 from latentmake.plan.spool import SPOOL
 from latentmake.session import Session
 
-ASKING = ("check_tiny", "captions_tiny", "report_tiny", "verify_tiny")
+ASKING = ("check_tiny", "verify_tiny")
 CAPTION = "cache/shapes/micro/text/ant.text.safetensors"
 
 
