@@ -35,14 +35,7 @@ include: "rules/publish.smk"
 include: "rules/foreign.smk"
 include: "rules/import.smk"
 include: "rules/inspect.smk"
-include: "rules/prune.smk"
 include: "rules/clips.smk"
-include: "rules/compare.smk"
-
-
-if SESSION.config.storage:
-
-    include: "rules/storage.smk"
 
 
 check_targets()

@@ -15,11 +15,14 @@ from typer.core import TyperGroup
 import latentmake
 from latentmake.errors import UserError, system_error
 from latentmake.words.captions import captions
+from latentmake.words.compare import compare
 from latentmake.words.explain import explain
+from latentmake.words.prune import prune
 from latentmake.words.report import report
 from latentmake.words.status import status
 
 _LOOK = "Look (nothing is written; safe beside a running build)"
+_KEEP = "Keep house (no build may run meanwhile)"
 _EPILOG = (
     "Snakemake makes the files: `snakemake --cores 1 train_RUN`, `caches_RUN`, `generate_RUN` and "
     "others. Exit status: 0 fine, 1 findings, 2 a mistake in the command or the configuration."
@@ -79,6 +82,8 @@ app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(captions)
 app.command(rich_help_panel=_LOOK)(report)
+app.command(rich_help_panel=_LOOK)(compare)
+app.command(rich_help_panel=_KEEP)(prune)
 
 
 def main() -> None:

@@ -101,12 +101,6 @@ def _damaged(folder: Path) -> Project:
     return project
 
 
-def _to_prune(folder: Path) -> Project:
-    project = _built(folder)
-    project.configure(lambda values: values["runs"]["tiny"].update(resolutions=[16]))
-    return project
-
-
 def _to_publish(folder: Path) -> Project:
     project = Project.make(folder, sdscripts.config(), folder.parent / "micro")
     sdscripts.make_dataset(project / "data/shapes")
@@ -127,13 +121,6 @@ KINDS = {
     ),
     "repair": Kind(
         ("verify_tiny", "--config", "repair=true"), ("cache",), _damaged, after=("caches_tiny",)
-    ),
-    "prune": Kind(
-        ("prune_shapes", "--config", "confirm=true"),
-        ("cache",),
-        _to_prune,
-        before=("prune_shapes",),
-        done="nothing was listed for removal",  # the list was used up
     ),
     "publish": Kind(
         ("publish_tiny",), ("out",), _to_publish, ignored=(".latentmake-published.json",)

@@ -11,7 +11,12 @@ import pytest
 from latentmake.plan.targets import MOVED
 from project import ROOT, Project
 
-ASKING = [("status",), ("status", "tiny", "--json"), ("explain", "data/shapes/ant.png")]
+ASKING = [
+    ("status",),
+    ("status", "tiny", "--json"),
+    ("explain", "data/shapes/ant.png"),
+    ("prune", "--json"),
+]
 
 
 def files(project: Project) -> dict[str, tuple[int, int]]:

@@ -27,8 +27,8 @@ __all__ = [
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("store", "fetch", "adopt", "export", "clips", "check", "verify")
-_ENCODING_NOTHING = ("adopt", "check", "clips", "fetch", "verify")
+ON_REQUEST = ("adopt", "export", "clips", "check", "verify")
+_ENCODING_NOTHING = ("adopt", "check", "clips", "verify")
 _LOOKING = ("check", "verify")
 _PER_RUN = (
     "train",
@@ -40,7 +40,9 @@ _PER_RUN = (
     "publish",
     *ON_REQUEST,
 )
-_PAGE = re.compile(r"reports/((?:captions|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl")
+_PAGE = re.compile(
+    r"reports/((?:captions|compare|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl"
+)
 _ALONE = {
     "adopt": (("adopt",), "adopt first, then give the other command: it encodes the rest"),
     "verify": (
@@ -52,7 +54,9 @@ _ALONE = {
 may be given with it, and a hint."""
 MOVED = {
     "captions": "captions {run}",
+    "compare": "compare {run}",
     "explain": "explain PATH",
+    "prune": "prune {run}",
     "report": "report {run}",
     "status": "status {run}",
 }
@@ -113,7 +117,7 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
     """
     found: dict[str, None] = {}
     for target in targets:
-        if target.startswith(("cache/", "models/", "reports/compare_")):
+        if target.startswith(("cache/", "models/")):
             continue
         word, _, name = target.partition("_")
         if target.startswith("runs/"):
@@ -177,7 +181,8 @@ def refuse_moved(targets: Sequence[str], configfiles: Iterable[Path]) -> None:
         word, _, run = target.partition("_")
         if words := MOVED.get(word):
             files = "".join(f" -c {shlex.quote(os.path.relpath(file))}" for file in configfiles)
-            hint = f"type `latentmake {words.format(run=run or 'RUN')}{files}`"
+            names = run.replace("_vs_", " ") if word == "compare" else run
+            hint = f"type `latentmake {words.format(run=names or 'RUN')}{files}`"
             raise ConfigError("is no target of Snakemake any more", where=target, hint=hint)
 
 
@@ -198,8 +203,7 @@ def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigEr
     if own:
         return ConfigError(what, where=target, hint=f"of the run {run} there are {', '.join(own)}")
     if target in _CLEANING:
-        what += ": caches without an item are removed by a build, others by prune_{dataset}"
+        what += ": caches without an item are removed by a build, others by `latentmake prune`"
     shown = [f"{word}_{{run}}" for word in _PER_RUN if any(n.startswith(f"{word}_") for n in named)]
-    shown += ["prune_{dataset}"] if any(name.startswith("prune_") for name in named) else []
     hint = f"targets: all, {', '.join(shown)}, cache/...; runs: {', '.join(runs)}"
     return ConfigError(what, where=target, hint=hint)
