@@ -1,5 +1,5 @@
 (() => {
-  const MOST = 100; // items that are shown at once; a button shows more
+  const MOST = 24; // items that are shown at first; a button shows more
   const PIXELS = 128; // smaller pictures are shown pixel by pixel
   const COLOURS = ["#ffd33d", "#3ddcff", "#ff7ad9", "#8dff6a"]; // of crops, by resolution
   const state = { dataset: "", words: "", cut: false, most: MOST };
@@ -97,7 +97,7 @@
   at("dataset").addEventListener("change", (event) => show({ dataset: event.target.value }));
   at("words").addEventListener("input", (event) => show({ words: event.target.value }));
   at("cut").addEventListener("click", () => show({ cut: !state.cut }));
-  at("more").addEventListener("click", () => show({ most: state.most + 5 * MOST }));
+  at("more").addEventListener("click", () => show({ most: state.most + 10 * MOST }));
 
   // -- the other sections -----------------------------------------------------------------------
 
