@@ -21,7 +21,7 @@ from latentmake.words.prune import prune
 from latentmake.words.report import report
 from latentmake.words.status import status
 
-_LOOK = "Look (nothing is written; safe beside a running build)"
+_LOOK = "Look (builds nothing; safe beside a running build)"
 _KEEP = "Keep house (no build may run meanwhile)"
 _EPILOG = (
     "Snakemake makes the files: `snakemake --cores 1 train_RUN`, `caches_RUN`, `generate_RUN` and "

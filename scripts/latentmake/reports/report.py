@@ -102,7 +102,7 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
                 found = filter(None, (_size(path) for path, _ in targets))
                 sizes.update((item.dataset, part, *size) for size in found)
     most = max(sizes.values(), default=1)
-    rows = []
+    rows: list[list[str | float]] = []
     for (dataset, part, width, height, frames), count in sorted(sizes.items()):
         size = f"{width * factor} × {height * factor}" + (f" × {frames}" if frames > 1 else "")
         rows.append([dataset, part, size, str(count), count / most])
