@@ -8,7 +8,7 @@ from io import StringIO
 from latentmake.config.document import check_files
 from latentmake.entry import exit_on_mistake
 from latentmake.exchange.datasets_toml.order import imported_run
-from latentmake.plan.targets import as_words
+from latentmake.plan.targets import as_words, refuse_moved
 from snakemake.cli import parse_args
 
 
@@ -26,6 +26,7 @@ def read_arguments():
 
 ASKED = read_arguments()
 with exit_on_mistake():
+    refuse_moved(ASKED.targets, workflow.overwrite_configfiles)
     IMPORTED = imported_run(ASKED.targets or ASKED.allowed_rules or [])
 
 if not IMPORTED:

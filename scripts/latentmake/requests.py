@@ -18,10 +18,8 @@ from latentmake.plan.targets import is_evaluation_asked, is_generation_asked, re
 from latentmake.reports.captions_order import plan_captions
 from latentmake.reports.checklist import plan_check
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
-from latentmake.reports.explanation import write_explanation
 from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.report_order import plan_report
-from latentmake.reports.status_order import plan_status
 from latentmake.reports.verify_order import plan_verify
 from latentmake.training.external.publication import is_uncached, write_items
 
@@ -39,7 +37,6 @@ _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "clips": plan_clips,
     "check": plan_check,
     "report": plan_report,
-    "status": plan_status,
     "verify": plan_verify,
 }
 """Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""
@@ -74,8 +71,6 @@ def plan_requests(
         if is_uncached(target, config):
             order = backend.order_publication(facts, name, write_items(facts, name))
             asked.setdefault(name, {})["publish"] = str(order)
-    if "explain" in targets:
-        write_explanation(facts)
     return asked, needs
 
 

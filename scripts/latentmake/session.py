@@ -6,7 +6,6 @@ The process that the user started plans. Processes that Snakemake starts read th
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from latentmake.config.command import Options
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.exchange import archives
-from latentmake.index.memo import Memo
+from latentmake.index.memo import MEMO, Memo
 from latentmake.plan import owners, prune_order, workspace
 from latentmake.plan.build_history import RunningBuild
 from latentmake.plan.estimates import built_orders
@@ -26,7 +25,7 @@ from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.parts import Plan, run_folder
 from latentmake.plan.plan_file import PlanFile
-from latentmake.plan.planner import make_plan
+from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.processes import Jobs, enter
 from latentmake.plan.resources import Resources, resources_of
 from latentmake.plan.single import single
@@ -41,9 +40,8 @@ from latentmake.reports.comparison_order import Page, is_page, plan_page
 from latentmake.reports.plan_report import report
 from latentmake.training.external.publication import is_uncached
 
-__all__ = ["MEMO", "Session"]
+__all__ = ["Session"]
 
-MEMO = Path(".latentmake/memo.sqlite")
 Inputs = dict[str, list[str] | str]
 
 
@@ -154,10 +152,7 @@ class Session:
         cached = [target for target in targets if not is_uncached(target, self.config)]
         names = runs_asked_for(cached, self.runs) if cached or not targets else []
         trained = [name for name in names if is_training_asked(name, targets)]
-        # Plan and graph are millions of small objects that live to the end: looking through them
-        # for garbage again and again would cost more than making them.
-        gc.disable()
-        try:
+        with many_objects():
             following = [*requests.runs_followed(self.config, names, targets)]
             self.plan = make_plan(
                 self._facts,
@@ -172,10 +167,6 @@ class Session:
                 listed = plan.manifest_order and kinds_built(name, targets)
                 if listed or (plan.training_order and name in trained):
                     workspace.check_run(run_folder(name))
-        finally:
-            gc.freeze()
-            gc.set_threshold(200_000, 20, 100)
-            gc.enable()
         return trained
 
     def _plan_pages(

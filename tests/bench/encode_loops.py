@@ -150,10 +150,9 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     from latentmake.caches.encode import load_encoder
     from latentmake.caches.several import carry_out_all
     from latentmake.config import parse
-    from latentmake.index.memo import Memo
+    from latentmake.index.memo import MEMO, Memo
     from latentmake.plan.facts import Facts
     from latentmake.plan.planner import make_plan
-    from latentmake.session import MEMO
 
     def say(line: str) -> None:
         if os.environ.get("BENCH_SAYS"):

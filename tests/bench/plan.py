@@ -33,10 +33,9 @@ from latentmake.caches.encode import carry_out  # noqa: E402
 from latentmake.caches.encoders import Loaded  # noqa: E402
 from latentmake.caches.inputs import Sample  # noqa: E402
 from latentmake.config import parse  # noqa: E402
-from latentmake.index.memo import Memo  # noqa: E402
+from latentmake.index.memo import MEMO, Memo  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402
 from latentmake.plan.planner import make_plan  # noqa: E402
-from latentmake.session import MEMO  # noqa: E402
 
 CONFIG = {
     "datasets": {"generated": {"path": "data/generated"}},

@@ -120,18 +120,9 @@ def test_the_snakefile_and_rules_stay_short() -> None:
         assert len(path.read_text().splitlines()) <= 25, path
 
 
-def test_modules_say_why_they_exist_and_what_they_offer() -> None:
+def test_modules_say_why_they_exist() -> None:
     for path in MODULES:
-        tree = ast.parse(path.read_text())
-        assert ast.get_docstring(tree), path
-        names = {
-            target.id
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        assert path.name.startswith("__") or "__all__" in names, path
+        assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
 def test_planning_imports_no_torch() -> None:

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 import preloaded
 import psutil
 import yaml
+from latentmake.cli import app
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import read_header
 from latentmake.plan.owners import OWNER
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("Snakefile", "rules", "scripts", "profiles", "envs")
@@ -256,6 +258,16 @@ class Project:
         if check:
             assert done.returncode == 0, done.stdout
         return result
+
+    def ask(self, *arguments: str, check: bool = True) -> Result:
+        """Run `latentmake` here, in this process."""
+        with contextlib.chdir(self.folder):
+            done = CliRunner().invoke(app, [*arguments])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        if check:
+            assert done.exit_code == 0, done.output
+        return Result(done.exit_code, done.output)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in a process group of its own; its output goes to a file."""

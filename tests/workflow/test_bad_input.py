@@ -281,7 +281,7 @@ def test_what_lies_in_the_cache_folder_hangs_nothing_and_is_replaced_or_named(
     os.mkfifo(pipe)
     lost.symlink_to("nowhere")
     os.mkfifo(folder / "stranger.latents.safetensors")
-    assert "damaged" in built.run("status_tiny").output
+    assert "damaged" in built.ask("status").output
     assert built.run("caches_tiny").encoded() == Counts(encoded=2)
     assert {name: content for name, (content, _) in built.snapshot().items()} == before
     assert built.run("caches_tiny").idle
@@ -291,7 +291,7 @@ def test_what_lies_in_the_cache_folder_hangs_nothing_and_is_replaced_or_named(
     (lost / "notes.md").write_text("mine")
     place = "cache/shapes/micro/16/bee.latents.safetensors"
     hint = "where a cache file belongs; move it away or remove it"
-    for target in ("caches_tiny", "status_tiny", place):
+    for target in ("caches_tiny", place):
         _fails(built, f"error: {place}: is a folder, {hint}", target=target)
     shutil.rmtree(folder)
     folder.write_text("mine")

@@ -32,7 +32,7 @@ def test_an_edited_caption_another_vae_and_another_text_encoder_are_named_with_o
     (built / "data/shapes/ant.txt").write_text("a purple circle\n")
     before = built.snapshot()
 
-    said = built.run("explain", "--config", "file=data/shapes/ant.png")
+    said = built.ask("explain", "data/shapes/ant.png")
     for resolution in (16, 32):
         said.one_line(f"{resolution}/ant.latents.safetensors: stale (changed recipe)")
     said.one_line("text/ant.text.safetensors: stale (changed recipe)")
@@ -49,10 +49,10 @@ def test_an_edited_caption_another_vae_and_another_text_encoder_are_named_with_o
 
     # Each alone, by the name of the cache file.
     (name,) = built.texts("ant")
-    said = built.run("explain", "--config", f"file={built / name}")
+    said = built.ask("explain", str(built / name))
     assert re.search(text, said.output) and not re.search(vae, said.output)
     said.one_line('"a red circle" -> "a purple circle"')
-    (values,) = json.loads((built / "reports/explain.json").read_bytes())
+    (values,) = json.loads(built.ask("explain", name, "--json").output)
     assert (values["path"], values["state"], values["runs"]) == (name, "stale", ["tiny"])
     (caption, *_) = values["differences"]
     assert (caption["name"], caption["old"]) == ("caption", '"a red circle"')
@@ -64,6 +64,6 @@ def test_an_edited_caption_another_vae_and_another_text_encoder_are_named_with_o
 
 def test_a_file_that_is_not_there_is_one_line(template: Project) -> None:
     name = "cache/shapes/micro/text/yak.text.safetensors"
-    result = template.run("-n", "explain", "--config", f"file={name}", check=False)
-    assert result.returncode != 0 and "Traceback" not in result.output
+    result = template.ask("explain", name, check=False)
+    assert result.returncode == 2 and "Traceback" not in result.output
     result.one_line(f"error: {name}: there is no such cache file; the nearest is ")

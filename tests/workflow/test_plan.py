@@ -49,7 +49,7 @@ def test_a_dry_run_counts_every_reason_and_changes_nothing(mixed: Project) -> No
 
 def test_status_prints_every_stale_target_with_its_reason(mixed: Project) -> None:
     before = mixed.snapshot()
-    output = mixed.run("status_tiny", "--config", "verbose=true").output
+    output = mixed.ask("status", "tiny", "--verbose").output
     said = set(re.findall(r"^([a-z ]+?) +(cache/\S+)$", output, re.MULTILINE))
     expected = {("damaged", name) for name in mixed.latents("cat", resolutions=(32,))}
     expected |= {("edited", name) for name in mixed.latents("ant")}
@@ -60,10 +60,10 @@ def test_status_prints_every_stale_target_with_its_reason(mixed: Project) -> Non
     }
     assert said == expected
     assert "tiny: 7 targets fresh, 11 stale" in output
-    status = json.loads((mixed / "runs/tiny/status.json").read_bytes())
+    (status,) = json.loads(mixed.ask("status", "tiny", "--json").output)
     assert {(each["reason"], each["path"]) for each in status["files"]} == expected
     rows = {row["kind"]: row for row in status["rows"]}
-    planned = mixed.run("-n", "status_tiny").table()
+    planned = mixed.run("-n", "caches_tiny").table()
     for kind, counts in planned.items():
         row = rows[kind[1]]
         found = {"fresh": row["fresh"], "orphaned": row["orphans"], **row["stale"]}
@@ -73,8 +73,8 @@ def test_status_prints_every_stale_target_with_its_reason(mixed: Project) -> Non
         inodes = {path.stat().st_ino: path.stat().st_size for path in there}
         assert (rows[kind]["files"], rows[kind]["bytes"]) == (len(there), sum(inodes.values()))
         assert rows[kind]["rest_bytes"] > 0 and rows[kind]["rest_seconds"] > 0
-    short = mixed.run("status_tiny").output
-    assert "cache/shapes" not in short and "files are not fresh; --config verbose=true" in short
+    short = mixed.ask("status").output
+    assert "cache/shapes" not in short and "files are not fresh; --verbose" in short
     assert mixed.changed(before) == NOTHING
 
 

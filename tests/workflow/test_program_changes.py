@@ -51,7 +51,7 @@ def test_an_update_encodes_what_its_sources_encode_and_the_plan_names_them(
         "text 64",
         "text 96",
     }
-    project.run("status_tiny").one_line(*words)
+    project.ask("status").one_line(*words)
     done = project.run("caches_tiny")
     assert done.encoded("text").encoded == 3 and done.encoded("latents").encoded == 0
     assert all("_te." in name for name in project.changed(before).rewritten)
@@ -65,7 +65,7 @@ def test_an_update_encodes_what_its_sources_encode_and_the_plan_names_them(
     planned.one_line("musubi-tuner's fast/vae.py", "zimage_cache_latents.py", ": 6 latents of ")
     assert "texts of" not in planned.output
 
-    explained = project.run("explain", "--config", "file=data/shapes/ant.png")
+    explained = project.ask("explain", "data/shapes/ant.png")
     for name in ("fast/vae.py", "zimage_cache_latents.py"):
         assert explained.output.count(f"musubi-tuner's {name} ") == 2  # of two resolutions
     assert explained.output.count('caption "a red circle" -> "a purple circle"') == 2

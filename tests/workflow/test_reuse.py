@@ -97,7 +97,7 @@ def test_an_edit_undone_encodes_nothing_until_the_store_forgets_it(built: Projec
     caption.write_text("something else\n")
     assert built.run("caches_tiny").encoded().encoded in (0, 1)
     assert store(built) == []
-    assert "store: 0 B of 0 B used" in built.run("status_tiny").output
+    assert "store: 0 B of 0 B used" in built.ask("status").output
 
 
 def test_a_setting_taken_back_encodes_nothing_and_what_it_does_not_cut_stays(

@@ -60,7 +60,7 @@ def test_the_plan_says_that_a_lora_of_before_is_rewritten_and_not_trained(
     # Files of before have no copy in kohya's names; see test_lora_files.py for their own names.
     (trained / WEIGHTS).with_name("kohya.safetensors").unlink()
     assert said in trained.run("-n", "train_tiny").output
-    assert said in trained.run("status_tiny").output
+    assert said in trained.ask("status").output
     result = trained.run("train_tiny")
     assert f"{WEIGHTS}: unchanged; kohya.safetensors written; no step trained" in result.output
     assert _weights(trained) == before

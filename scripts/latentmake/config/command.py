@@ -17,16 +17,14 @@ class Options(BaseModel):
 
     Attributes:
         confirm: whether prune_{dataset} removes what it lists.
-        verbose: whether status_{run} and prune_{dataset} list each file.
+        verbose: whether prune_{dataset} lists each file.
         repair: whether verify_{run} deletes damaged files.
-        file: the file to explain.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     confirm: bool = False
     verbose: bool = False
     repair: bool = False
-    file: str | None = None
 
 
 class CommandLine(NamedTuple):

@@ -31,6 +31,7 @@ from latentmake.index.table import (
 )
 
 __all__ = [
+    "MEMO",
     "Entry",
     "Listed",
     "Memo",
@@ -41,6 +42,8 @@ __all__ = [
     "target_stat",
 ]
 
+MEMO = Path(".latentmake/memo.sqlite")
+"""The memo of a project."""
 _VERSION = 7
 _CACHE = 32_768  # KiB of pages
 _SECONDS, _MANY = 5.0, 50_000  # time and number of new facts after which these are saved

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from latentmake.config import nearest
-from latentmake.errors import CacheError, ConfigError, SourceError, UserError
+from latentmake.errors import CacheError, SourceError, UserError
 from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe, target_key
 from latentmake.files.verified import Checked, verify
 from latentmake.layouts import Named, kind_of
@@ -71,16 +71,13 @@ class Explanation:
     runs: list[str] = field(default_factory=list)
 
 
-def explain(facts: Facts, file: str | None) -> list[Explanation]:
+def explain(facts: Facts, file: str) -> list[Explanation]:
     """Explain a cache file, or all targets of the item of an image, a caption or a control.
 
     Raises:
         UserError: there is no such file, or nothing is made of it.
     """
-    if not file:
-        hint = "snakemake explain --config file=PATH, of a cache file, an image or a caption"
-        raise ConfigError("no file is named", where="explain", hint=hint)
-    path = file if s3.is_remote(file) else os.path.relpath(file)
+    path = file if s3.is_remote(file) else os.path.relpath(file or ".")
     if Path(path).is_dir():
         raise SourceError("is a folder", where=file, hint="name one of its files")
     caches = os.path.realpath("cache")

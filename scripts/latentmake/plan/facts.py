@@ -36,6 +36,7 @@ class Facts:
     """Facts about datasets and models; those asked for first may raise any UserError.
 
     Attributes:
+        asks: whether the command only asks, so that its plans write no orders.
         options: of the command.
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
         unreadable: dataset -> stem -> fault of an item whose source cannot be read.
@@ -56,9 +57,11 @@ class Facts:
         program_digest: ProgramDigest | None = None,
         options: Options | None = None,
         encoders: bool = True,
+        asks: bool = False,
     ) -> None:
         self.config = config
         self._encoders = encoders
+        self.asks = asks
         self.memo = memo
         self.options = options or Options()
         self.runs_jobs = runs_jobs

@@ -131,12 +131,15 @@ class ManifestOrder:
     replaced: list[str] = field(default_factory=list)
     validation: int = 0
 
-    def write(self) -> Path:
-        """Write it and return its path."""
-        path = run_order(self.run, "manifest", self.planned)
+    @property
+    def path(self) -> Path:
+        """Path of its file."""
+        return run_order(self.run, "manifest", self.planned)
+
+    def write(self) -> None:
+        """Write it."""
         lines = map(json.dumps, [vars(self) | {"items": None}, *map(_values, self.items)])
-        atomic.write(path, "\n".join(lines).encode())
-        return path
+        atomic.write(self.path, "\n".join(lines).encode())
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:

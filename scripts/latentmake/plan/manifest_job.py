@@ -64,7 +64,7 @@ def plan_manifest(
     orphans = [path for state in plan.parts.values() for path in state.orphans]
     replaced = [stale.found for state in plan.parts.values() for stale in state.stale]
     known = {} if dry else {part: state.known() for part, state in plan.parts.items()}
-    plan.manifest_order = manifest.ManifestOrder(
+    order = manifest.ManifestOrder(
         run=plan.name,
         model=run.model,
         repeats=repeats,
@@ -76,7 +76,10 @@ def plan_manifest(
         layout=facts.layout(run.model).name,
         replaced=[each.partition("@")[0] for each in replaced if each is not None],
         validation=validation,
-    ).write()
+    )
+    plan.manifest_order = order.path
+    if not facts.asks:
+        order.write()
 
 
 def _digest_of(

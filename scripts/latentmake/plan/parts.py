@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import BaseModel
+
 from latentmake import digest, layouts
 from latentmake.config import Config, Dataset, Run
 from latentmake.layouts import kind_of
@@ -64,6 +66,7 @@ class RunPlan:
         manifest_order: of the manifest job; None where manifest and lock are fresh.
         training_order: of the trainer; None where the run is trained, or has no trainer.
         trainer_order: of checklist and publication; None where the run has no trainer.
+        trainer: the order whose file is `trainer_order`.
         images: dataset -> digest of the paths of its images.
         lock: digest of what trains, from its lock; None where its manifest is to be written.
         rules: dataset -> the change of a rule by which its captions, which the trainer encodes,
@@ -79,6 +82,7 @@ class RunPlan:
     manifest_order: Path | None = None
     training_order: Path | None = None
     trainer_order: Path | None = None
+    trainer: BaseModel | None = None
     images: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
     rules: dict[str, tuple[str, int]] = field(default_factory=dict)

@@ -5,7 +5,9 @@ Only the process that the user started plans. It imports no torch and opens no f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import contextlib
+import gc
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import latentmake
@@ -40,7 +42,7 @@ from latentmake.plan.staleness import Evaluation
 from latentmake.sources import metadata, s3
 from latentmake.sources.items import Item
 
-__all__ = ["evaluate", "make_plan"]
+__all__ = ["evaluate", "make_plan", "many_objects"]
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
@@ -100,13 +102,30 @@ def make_plan(
     for (dataset, model), asked in needed.items():
         state, jobs = states[dataset, model], side_by_side or 1
         for order, wanting in batches(facts, dataset, model, asked, state, side_by_side=jobs):
-            order.write()
+            if not facts.asks:
+                order.write()
             wanted.append((order, wanting))
             for name in wanting:
                 plans[name].orders.append(order)
     for name, plan in plans.items():
         plan_manifest(facts, plan, runs[name], force=force, dry=dry)
     return Plan(plans, jobs_of(wanted, side_by_side))
+
+
+@contextlib.contextmanager
+def many_objects() -> Iterator[None]:
+    """Make a plan without looking for garbage.
+
+    Plan and graph are millions of small objects that live to the end: looking through them again
+    and again would cost more than making them.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.set_threshold(200_000, 20, 100)
+        gc.enable()
 
 
 def _evaluate_all(

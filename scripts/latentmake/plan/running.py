@@ -77,7 +77,7 @@ def announce(
     trained = [run for run in runs if is_training_asked(run, targets)]
     if not made and not trained:
         return None
-    for path, other in _running():
+    for path, other in _running(forget=True):
         same = {*made} & {*other["orders"]} or {*trained} & {*other["trained"]}
         if same:
             asked = " ".join(other["targets"]) or "all"
@@ -96,7 +96,7 @@ def announce(
 
 
 def running_builds() -> list[BuildProgress]:
-    """Return the progress of each build that runs here, and forget those that ended."""
+    """Return the progress of each build that runs here."""
     found = []
     for _, about in _running():
         with contextlib.suppress(ValueError, LookupError):
@@ -104,8 +104,8 @@ def running_builds() -> list[BuildProgress]:
     return found
 
 
-def _running() -> list[tuple[Path, dict[str, Any]]]:
-    """Return the notes of builds that run, and delete those of others."""
+def _running(*, forget: bool = False) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the notes of builds that run; `forget` deletes those of others."""
     found = []
     for path in sorted(BUILDS.glob("*.json")):
         with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
@@ -114,7 +114,8 @@ def _running() -> list[tuple[Path, dict[str, Any]]]:
             except BlockingIOError:
                 found.append((path, json.loads(file.read())))
             else:
-                path.unlink()
+                if forget:
+                    path.unlink()
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from latentmake.config import Run, nearest
 from latentmake.errors import ConfigError
 
 __all__ = [
+    "MOVED",
     "ON_REQUEST",
     "as_words",
     "check_known",
@@ -21,12 +23,13 @@ __all__ = [
     "kinds_built",
     "needs_encoders",
     "refuse_company",
+    "refuse_moved",
     "runs_asked_for",
 ]
 
 ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check", "report", "verify")
-_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "report", "status", "verify")
-_LOOKING = ("captions", "check", "report", "status", "verify")
+_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "report", "verify")
+_LOOKING = ("captions", "check", "report", "verify")
 _PER_RUN = (
     "train",
     "generate",
@@ -34,13 +37,12 @@ _PER_RUN = (
     "caches",
     "latents",
     "text",
-    "status",
     "publish",
     *ON_REQUEST,
 )
 _PAGE = re.compile(r"reports/((?:captions|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl")
 _ALONE = {
-    "adopt": (("adopt", "status"), "adopt first, then give the other command: it encodes the rest"),
+    "adopt": (("adopt",), "adopt first, then give the other command: it encodes the rest"),
     "verify": (
         ("verify",),
         "verify alone: the next build makes what is deleted",
@@ -48,6 +50,11 @@ _ALONE = {
 }
 """Word of a target that changes what the plan of its command has found -> words of the targets that
 may be given with it, and a hint."""
+MOVED = {
+    "explain": "explain PATH",
+    "status": "status {run}",
+}
+"""Word of a former target -> the words of `latentmake` that do the same."""
 _CLEANING = ("clean", "distclean", "clobber")
 
 
@@ -156,6 +163,20 @@ def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
         if asked and (others := [each for each in targets if each not in beside]):
             what = f"cannot be given together with {others[0]}"
             raise ConfigError(what, where=min(asked), hint=hint)
+
+
+def refuse_moved(targets: Sequence[str], configfiles: Iterable[Path]) -> None:
+    """Refuse a former target of Snakemake that is a word of the command `latentmake` now.
+
+    Raises:
+        ConfigError: for the first such target; the hint is the command to type.
+    """
+    for target in as_words(targets):
+        word, _, run = target.partition("_")
+        if words := MOVED.get(word):
+            files = "".join(f" -c {shlex.quote(os.path.relpath(file))}" for file in configfiles)
+            hint = f"type `latentmake {words.format(run=run or 'RUN')}{files}`"
+            raise ConfigError("is no target of Snakemake any more", where=target, hint=hint)
 
 
 def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigError:

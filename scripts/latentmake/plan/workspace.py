@@ -14,7 +14,7 @@ _WRITTEN = ("logs", ".latentmake", ".snakemake")
 _LOGS = (
     *("adopt", "archive", "captions", "check", "clips", "compare", "evaluate", "export", "fetch"),
     *("generate", "import", "latents", "manifest", "prune", "publish", "record", "report"),
-    *("status", "text", "train", "verify"),
+    *("text", "train", "verify"),
 )
 """Folders below `logs`."""
 _PROBE = bytes(1 << 16)  # bytes: some room for Snakemake's log and locks

@@ -1,36 +1,19 @@
-"""Explanations of cache files as text: what `explain` prints."""
+"""Explanations of cache files in words, and as plain values."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from latentmake.files import atomic
 from latentmake.plan.differences import recipe_words, short
-from latentmake.plan.explained import Explanation, explain, quoted
-from latentmake.plan.facts import Facts
-from latentmake.plan.orders import RUNS
+from latentmake.plan.explained import Explanation, quoted
 from latentmake.plan.programs import program_of
 from latentmake.plan.receipts import job_log
 
-__all__ = ["EXPLANATION", "explanation_text", "write_explanation"]
 
-EXPLANATION = RUNS / "explain.txt"
-"""What `explain` prints; beside it the same as JSON."""
-
-
-def write_explanation(facts: Facts) -> None:
-    """Explain the file that the command names; see `explain` for errors."""
-    found = explain(facts, facts.options.file)
-    atomic.write(EXPLANATION, explanation_text(found).encode("utf-8", "surrogateescape"))
-    values = json.dumps([*map(_values, found)], indent=1, ensure_ascii=False)
-    atomic.write(EXPLANATION.with_suffix(".json"), values.encode("utf-8", "surrogateescape"))
-
-
-def _values(each: Explanation) -> dict[str, object]:
+def explanation_values(each: Explanation) -> dict[str, object]:
     """Return an explanation as plain values."""
     header, checked = (part and part._asdict() for part in (each.header, each.checked))
     differences = [difference._asdict() for difference in each.differences]

@@ -48,7 +48,7 @@ def report(
         *lines,
     ]
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs if need.size]
-    if plan.runs and (dry or not all(each.startswith("status_") for each in targets or [""])):
+    if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
     caches = estimates.needs(built_orders(plan, targets))
     for shortage in shortages([*caches, *needs, *(each.need for each in trainings)]):

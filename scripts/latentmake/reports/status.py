@@ -1,63 +1,172 @@
-"""Status of a run in words, and as JSON for other programs."""
+"""Status of a run: state, bytes and rest of each dataset, model and kind; running builds."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
-from tabulate import tabulate
+from pydantic import BaseModel, ByteSize
 
-from latentmake.files import atomic
-from latentmake.files.disk import human
-from latentmake.plan.staleness import REASONS
-from latentmake.plan.training_estimate import duration
-from latentmake.reports.status_order import StatusOrder, StatusRow
-
-__all__ = ["status_text", "write_status"]
-
-
-def status_text(order: StatusOrder) -> str:
-    """Return what `status_{run}` prints."""
-    return "".join(f"{line}\n" for line in _lines(order))
+from latentmake.index.memo import Memo
+from latentmake.layouts import kind_of
+from latentmake.plan import store
+from latentmake.plan.estimates import CacheEstimate, Estimates, estimates_by_part
+from latentmake.plan.facts import Facts
+from latentmake.plan.jobs import jobs_of
+from latentmake.plan.listing import Folder
+from latentmake.plan.parts import Part, RunPlan
+from latentmake.plan.running import BuildProgress, running_builds
+from latentmake.reports.plan_table import row_of
+from latentmake.reports.recipe_changes import recipe_changes
 
 
-def write_status(order: StatusOrder, path: Path) -> None:
-    """Write a status as JSON, with each file that is not fresh."""
-    values = order.model_dump(mode="json", exclude={"verbose", "files"})
-    files = [{"reason": reason, "path": path} for reason, path in order.files]
-    atomic.write(path, json.dumps(values | {"files": files}, indent=1).encode() + b"\n")
+class StatusRow(BaseModel, extra="forbid"):
+    """State of one dataset, model and kind; all variants of a text are one kind.
+
+    Attributes:
+        kind: `latents 64`, `text`.
+        fresh: number of fresh targets.
+        stale: reason -> number of stale targets.
+        orphans: number of cache files whose items are gone.
+        files: cache files there now, stale and orphaned ones too.
+        bytes: their size; of several names of one file once.
+        rest: number of files to be encoded.
+        rest_bytes: their estimated size; None where nobody knows.
+        rest_seconds: estimated time to encode them; None where no job of the kind has run here.
+    """
+
+    dataset: str
+    model: str
+    kind: str
+    fresh: int = 0
+    stale: dict[str, int] = {}
+    orphans: int = 0
+    files: int = 0
+    bytes: int = 0
+    rest: int = 0
+    rest_bytes: int | None = 0
+    rest_seconds: float | None = 0.0
 
 
-def _lines(order: StatusOrder) -> Iterator[str]:
-    for build in order.builds:
-        yield from build.lines()
-    reasons = [reason for reason in REASONS if any(reason in row.stale for row in order.rows)]
-    rows = [_cells(row, reasons) for row in order.rows]
-    headers = ["dataset", "model", "kind", "fresh", *reasons, "orphaned", "bytes", "to encode"]
-    align = ["left"] * 3 + ["right"] * (len(reasons) + 3) + ["left"]
-    yield tabulate(rows, headers=headers, disable_numparse=True, colalign=align)
-    if order.verbose:
-        for reason, path in order.files:
-            yield f"{reason:15} {path}"
-    elif order.files:
-        yield f"{len(order.files)} files are not fresh; --config verbose=true lists them"
-    for line in order.faulty:
-        yield f"{'faulty':15} {line}"
-    yield f"{order.run}: {order.fresh} targets fresh, {order.stale} stale"
-    yield from order.lines
+class Status(BaseModel, extra="forbid", frozen=True):
+    """Status of a run.
+
+    Attributes:
+        rows: of its parts.
+        files: reason and path of each target that is not fresh, and of each orphan.
+        faulty: a line for each faulty item.
+        builds: that run here.
+        lines: on recipes that changed, the rest, past jobs, manifest, training and store.
+    """
+
+    run: str
+    rows: list[StatusRow]
+    files: list[dict[str, str]]
+    faulty: list[str]
+    builds: list[BuildProgress]
+    lines: list[str]
+
+    @property
+    def fresh(self) -> int:
+        """Number of fresh targets."""
+        return sum(row.fresh for row in self.rows)
+
+    @property
+    def stale(self) -> int:
+        """Number of stale targets."""
+        return sum(sum(row.stale.values()) for row in self.rows)
 
 
-def _cells(row: StatusRow, reasons: list[str]) -> list[str]:
-    counts = [row.fresh, *(row.stale.get(reason, 0) for reason in reasons), row.orphans]
-    numbers = [str(count) if count else "." for count in counts]
-    size = human(row.bytes) if row.bytes else "."
-    return [row.dataset, row.model, row.kind, *numbers, size, _rest(row)]
+def status_of(facts: Facts, plan: RunPlan) -> Status:
+    """Return the status of a run."""
+    files = [
+        {"reason": reason, "path": path}
+        for state in plan.parts.values()
+        for reason, path in (
+            *((each.reason, each.path) for each in state.stale),
+            *(("orphaned", path) for path in state.orphans),
+        )
+    ]
+    return Status(
+        run=plan.name,
+        rows=_rows(facts, plan),
+        files=files,
+        faulty=[fault.line for found in plan.faults.values() for fault in found],
+        builds=running_builds(),
+        lines=[*_lines(facts, plan)],
+    )
 
 
-def _rest(row: StatusRow) -> str:
-    if not row.rest:
-        return ""
-    size = "size unknown" if row.rest_bytes is None else f"about {human(row.rest_bytes)}"
-    time = "time unknown" if row.rest_seconds is None else duration(row.rest_seconds / 60)
-    return f"{row.rest}, {size}, {time}"
+def _rows(facts: Facts, plan: RunPlan) -> list[StatusRow]:
+    rows: dict[tuple[str, str, str], StatusRow] = {}
+    parts: dict[tuple[str, str, str], list[Part]] = {}
+    for part, state in plan.parts.items():
+        name = row_of(part)
+        dataset, model, kind = name
+        row = rows.setdefault(name, StatusRow(dataset=dataset, model=model, kind=kind))
+        parts.setdefault(name, []).append(part)
+        row.fresh += state.fresh
+        row.stale = dict(Counter(row.stale) + Counter(each.reason for each in state.stale))
+        row.orphans += len(state.orphans)
+    listings = {place: Folder("/".join(("cache", *place))) for place in {x[:2] for x in rows}}
+    for name, row in rows.items():
+        _add_sizes(facts, row, parts[name], listings[name[:2]])
+    for place, estimate in estimates_by_part(facts.memo, plan.orders).items():
+        name = row_of(Part(*place))
+        if name in rows:
+            _add_rest(rows[name], estimate)
+    return [*rows.values()]
+
+
+def _add_sizes(facts: Facts, row: StatusRow, parts: Iterable[Part], listing: Folder) -> None:
+    layout = facts.layout(row.model)
+    ending = layout.text_ending if kind_of(row.kind) == "text" else layout.latents_ending
+    folders = {layout.folder(*part) for part in parts}
+    seen: dict[int, int] = {}
+    for folder, entries in listing.folders:
+        # Stems may have folders of their own.
+        if any(folder == each or folder.startswith(f"{each}/") for each in folders):
+            for name, size, _, inode in entries:
+                if ending and name.endswith(ending):
+                    row.files += 1
+                    seen[inode] = size
+    row.bytes = sum(seen.values())
+
+
+def _add_rest(row: StatusRow, estimate: CacheEstimate) -> None:
+    row.rest += estimate.count
+    known = row.rest_bytes is not None and not estimate.unknown
+    row.rest_bytes = (row.rest_bytes or 0) + estimate.size if known else None
+    timed = row.rest_seconds is not None and estimate.minutes is not None
+    row.rest_seconds = (
+        round((row.rest_seconds or 0.0) + 60 * (estimate.minutes or 0.0), 3) if timed else None
+    )
+
+
+def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
+    yield from recipe_changes(facts, [plan])
+    yield from Estimates(facts.memo, jobs_of(((order, ()) for order in plan.orders), 1)).lines()
+    yield from _past_jobs(plan, facts.memo)
+    if plan.manifest_order is not None:
+        yield f"{plan.name}: the manifest is to be written"
+    if plan.training_order is not None:
+        yield plan.note or f"{plan.name}: is to be trained, or its sample pictures drawn"
+        if plan.estimate is not None:
+            yield f"training of {plan.name}: {plan.estimate.note}"
+    used, bound = (_exactly(size) for size in (store.used(), facts.config.store.keep))
+    yield f"store: {used} of {bound} used (store.keep)"
+
+
+def _past_jobs(plan: RunPlan, memo: Memo) -> Iterator[str]:
+    for work in dict.fromkeys((kind_of(part.name), part.model) for part in plan.parts):
+        if rate := memo.rate(" ".join(work)):
+            words = rate.words and f", {rate.words}"
+            yield f"past jobs of {' of '.join(work)}: {_speed(rate.speed)} targets/s{words}"
+
+
+def _speed(targets: float) -> str:
+    return f"{targets:,.0f}" if targets >= 10 else f"{targets:.2g}"
+
+
+def _exactly(size: int) -> str:
+    return ByteSize(size).human_readable(decimal=True, separator=" ")

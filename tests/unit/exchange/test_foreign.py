@@ -547,7 +547,7 @@ def test_an_export_is_of_one_of_the_resolutions_of_its_run(asked: object, words:
 
 @pytest.mark.parametrize("beside", ["train_a", "all", "export_a", "cache/x/y/16/z"])
 def test_adoption_and_verification_are_commands_of_their_own(beside: str) -> None:
-    refuse_company(["adopt_a", "adopt_b", "status_a"], ["a", "b"])
+    refuse_company(["adopt_a", "adopt_b"], ["a", "b"])
     refuse_company([beside], ["a", "b"])
     refuse_company(["verify_a", "verify_b"], ["a", "b"])
     for alone in ("adopt_a", "verify_a"):

@@ -176,11 +176,11 @@ def test_a_list_of_items_is_told_from_files_of_nobody() -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("", "explain: no file is named; snakemake explain --config file=PATH"),
         (TEXT.replace("ant", "aant"), "there is no such cache file; the nearest is ant_lumina_te"),
         ("data/aant.txt", "data/aant.txt: there is no such file; the nearest is ant.txt"),
         ("models/ae.safetensors", "no dataset of a run has an item with this file"),
         ("cache/shapes/tiny", "is a folder"),
+        ("", "is a folder"),
         ("data", "is a folder"),
     ],
 )

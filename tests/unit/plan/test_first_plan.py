@@ -13,9 +13,9 @@ import pytest
 import world
 from latentmake import digest
 from latentmake.config import parse
-from latentmake.index.memo import Memo
+from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
-from latentmake.session import MEMO, Session
+from latentmake.session import Session
 from latentmake.sources import probe
 from video_world import write_video
 

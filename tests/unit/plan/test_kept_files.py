@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import world
 from latentmake.caches.encode import carry_out
-from latentmake.config.command import Options
 from latentmake.plan.running import running_builds
 from latentmake.plan.spool import SPOOL
 from latentmake.session import Session
 
-ASKING = ("status_tiny", "check_tiny", "captions_tiny", "report_tiny", "verify_tiny", "explain")
+ASKING = ("check_tiny", "captions_tiny", "report_tiny", "verify_tiny")
 CAPTION = "cache/shapes/micro/text/ant.text.safetensors"
 
 
@@ -33,10 +32,7 @@ def stale(micro: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
 
 
 def session(values: dict[str, Any], *targets: str) -> Session:
-    options = Options(file=CAPTION)
-    return Session(
-        copy.deepcopy(values), targets=targets, options=options, main=True, side_by_side=None
-    )
+    return Session(copy.deepcopy(values), targets=targets, main=True, side_by_side=None)
 
 
 def changed() -> dict[str, int]:
@@ -58,7 +54,7 @@ def test_a_target_that_only_asks_touches_no_cache_file(stale: dict[str, Any], ta
     ("targets", "kinds"),
     [
         (("latents_tiny",), {"latents"}),
-        (("text_tiny", "status_tiny"), {"text"}),
+        (("text_tiny", "check_tiny"), {"text"}),
         (("caches_tiny",), {"latents", "text"}),
         ((), {"latents", "text"}),
         ((CAPTION, "latents_tiny"), {"latents", "text"}),

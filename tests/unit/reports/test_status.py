@@ -10,8 +10,7 @@ from latentmake.index.memo import Memo
 from latentmake.index.rates import Work
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.reports.status import status_text
-from latentmake.reports.status_order import plan_status
+from latentmake.reports.status import status_of
 
 CONFIG = {
     "datasets": {"cats": {"path": "data"}},
@@ -35,8 +34,7 @@ def test_status_names_the_bottleneck_of_past_jobs_once_a_model(
         config = parse(CONFIG)
         facts = Facts(config, memo, buildable=["vae", "text"])
         plan = make_plan(facts, ["first"])
-        order = plan_status(facts, plan.runs["first"], config.runs["first"])
-        lines = status_text(order).splitlines()
+        lines = status_of(facts, plan.runs["first"]).lines
     assert [line for line in lines if line.startswith("past jobs")] == [
         "past jobs of latents of tiny: 1,250 targets/s, device busy 40%, bottleneck: reading"
     ]

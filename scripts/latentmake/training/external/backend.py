@@ -28,7 +28,9 @@ class External(Trainer[Order], Backend):
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run, and decide whether it is to be trained."""
         order = self.order(facts.config, plan.name)
-        plan.trainer_order = order.write()
+        plan.trainer, plan.trainer_order = order, order.path
+        if not facts.asks:
+            order.write()
 
         def weights() -> str:
             return self.weights_digest(order, facts.memo.digest_of_file)

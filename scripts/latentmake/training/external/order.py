@@ -78,11 +78,15 @@ class ExternalOrder(BaseModel, ABC):
         known = ", ".join(filter(None, words))
         return known and f"training of {self.run}: by the guide of {self.model.title}: {known}"
 
+    @property
+    def path(self) -> Path:
+        """Path of its file."""
+        return run_order(self.run, "train", self.planned)
+
     def write(self) -> Path:
         """Write the order, and return its path."""
-        path = run_order(self.run, "train", self.planned)
-        atomic.write(path, self.model_dump_json().encode())
-        return path
+        atomic.write(self.path, self.model_dump_json().encode())
+        return self.path
 
 
 def fields_of(config: Config, name: str) -> dict[str, Any]:

@@ -25,7 +25,9 @@ def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: boo
     if plan.lock and order.weights:
         order = as_begun(order, wanted_of(order, data=plan.lock, weights=order.weights))
     plan.trainer_order = run_order(plan.name, "train", order.planned)
-    atomic.write(plan.trainer_order, order.model_dump_json().encode())
+    plan.trainer = order
+    if not facts.asks:
+        atomic.write(plan.trainer_order, order.model_dump_json().encode())
     if not is_trained(order, plan):
         plan.training_order = plan.trainer_order
         plan.note = _note(order, plan)

@@ -1,0 +1,5 @@
+"""`python -m latentmake`: the command of the same name."""
+
+from latentmake.cli import main
+
+main()

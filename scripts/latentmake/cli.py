@@ -1,0 +1,85 @@
+"""The command `latentmake`, which answers questions and keeps house; Snakemake makes the files.
+
+Each word is a module of `latentmake.words`. Exit status: 0 fine, 1 findings, 2 a mistake in the
+command or the configuration.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import latentmake
+from latentmake.errors import UserError, system_error
+from latentmake.words.explain import explain
+from latentmake.words.status import status
+
+_LOOK = "Look (nothing is written; safe beside a running build)"
+_EPILOG = (
+    "Snakemake makes the files: `snakemake --cores 1 train_RUN`, `caches_RUN`, `generate_RUN` and "
+    "others. Exit status: 0 fine, 1 findings, 2 a mistake in the command or the configuration."
+)
+_WITH_VALUE = ("-c", "--configfile", "--directory")
+
+
+class _Words(TyperGroup):
+    """Group whose shared options may stand before the word; a user's mistake is one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        shared: list[str] = []
+        while args and args[0].partition("=")[0] in _WITH_VALUE:
+            count = 1 if "=" in args[0] else 2
+            shared, args = shared + args[:count], args[count:]
+        return super().parse_args(ctx, args[:1] + shared + args[1:])
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            mistake = error
+        except OSError as error:
+            if isinstance(error, BrokenPipeError) or not (known := system_error(error)):
+                raise
+            mistake = known
+        typer.echo(f"error: {mistake}", err=True)
+        raise typer.Exit(2)
+
+
+app = typer.Typer(
+    cls=_Words,
+    name="latentmake",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"latentmake {latentmake.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Ask about the caches, captions and trainings of a project, and keep it tidy."""
+
+
+app.command(rich_help_panel=_LOOK)(status)
+app.command(rich_help_panel=_LOOK)(explain)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

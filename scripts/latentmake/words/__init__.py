@@ -1,0 +1,1 @@
+"""Words of the command `latentmake`, one module each."""

@@ -1,0 +1,166 @@
+"""The project that a word of the command asks about: its configuration, and its plan.
+
+The configuration is the one that Snakemake would read in this folder: its default file or the files
+of `-c`, and the values of a profile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latentmake import backends
+from latentmake.config import Config, nearest, parse
+from latentmake.config.document import check_file
+from latentmake.errors import ConfigError
+from latentmake.index.memo import MEMO, Memo
+from latentmake.plan import spool, workspace
+from latentmake.plan.facts import Facts
+from latentmake.plan.parts import Plan
+from latentmake.plan.planner import make_plan, many_objects
+
+HOME = Path(__file__).resolve().parents[3]
+"""Folder of the Snakefile."""
+_DEFAULT = Path("config/config.yaml")
+
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "-c",
+        "--configfile",
+        metavar="FILE",
+        help="Configuration; repeat it to merge several, the last one wins.",
+        show_default=str(_DEFAULT),
+    ),
+]
+Directory = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Folder of the project.", show_default=".")
+]
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="RUN", help="Runs of the configuration.", show_default="all"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass
+class Project:
+    """A project, as a word asks about it.
+
+    Attributes:
+        config: its configuration.
+        facts: of its files; plans made with them write no order.
+        configfiles: the files of `-c`, for commands that are printed.
+    """
+
+    config: Config
+    facts: Facts
+    configfiles: list[Path]
+
+    def run_names(self, names: Sequence[str] | None) -> list[str]:
+        """Return the runs that a word names, all where it names none.
+
+        Raises:
+            ConfigError: there is no such run.
+        """
+        for name in names or ():
+            if name not in self.config.runs:
+                guess = nearest(name, self.config.runs)
+                known = ", ".join(self.config.runs)
+                hint = f"did you mean `{guess}`?" if guess else f"runs: {known}"
+                raise ConfigError("there is no such run", where=name, hint=hint)
+        return list(dict.fromkeys(names or self.config.runs))
+
+    def plan(self, runs: Sequence[str]) -> Plan:
+        """Plan some runs, all of their caches and their trainings, and write nothing."""
+        with many_objects():
+            plan = make_plan(self.facts, runs, dry=True)
+            for run in plan.runs.values():
+                backends.plan_training(self.facts, run, train=False)
+        return plan
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Keep builds of this folder out, as a word does that deletes or writes their files.
+
+    Raises:
+        StorageError: a build runs here.
+    """
+    held = spool.begin([], alone=True)
+    try:
+        yield
+    finally:
+        if held is not None:
+            held.close()
+
+
+@contextlib.contextmanager
+def opened(
+    configfile: Sequence[Path] | None, directory: Path | None, *, encoders: bool | None = None
+) -> Iterator[Project]:
+    """Open the project of a folder; what was learnt about its files is kept at the end.
+
+    Args:
+        configfile: files of `-c`.
+        directory: folder to change to; None stands for the working folder.
+        encoders: whether the word needs the encoders of models here; None leaves it to
+            `publish.caches`.
+
+    Raises:
+        UserError: the configuration, or the folder, cannot be used.
+    """
+    files = [path.absolute() for path in configfile or ()]
+    config = parse(_values(files, directory))
+    workspace.check(HOME, dry=True)
+    facts = Facts(
+        config,
+        Memo(MEMO),
+        program_digest=backends.program_digest,
+        encoders=config.publish.caches if encoders is None else encoders,
+        asks=True,
+    )
+    try:
+        yield Project(config, facts, files)
+    finally:
+        facts.memo.save()
+
+
+def _values(files: Sequence[Path], directory: Path | None) -> dict[str, object]:
+    """Return the configuration as Snakemake would read it, and change to the project's folder."""
+    # Only these read profiles and merge files exactly as Snakemake does.
+    from snakemake.cli import parse_args, parse_config
+    from snakemake.common.configfile import load_configfile
+    from snakemake.utils import update_config
+
+    arguments = ["--snakefile", str(HOME / "Snakefile")]
+    if directory is not None:
+        if not directory.is_dir():
+            raise ConfigError("there is no such folder", where=directory, hint="check --directory")
+        arguments += ["--directory", str(directory)]
+    if files:
+        arguments += ["--configfile", *map(str, files)]
+    for file in files:
+        check_file(file)
+    called, sys.argv = sys.argv, ["snakemake", *arguments]  # the profile looks at it
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            _, asked = parse_args(arguments)
+    finally:
+        sys.argv = called
+    named = [Path(each).absolute() for each in asked.configfile or ()]
+    os.chdir(asked.directory or ".")
+    values: dict[str, object] = {}
+    for file in named or [_DEFAULT]:
+        check_file(file)
+        update_config(values, load_configfile(file))
+    update_config(values, parse_config(asked.config))
+    return values

@@ -1,0 +1,25 @@
+"""Tables for people: as wide as they are, so that `grep` finds whole rows in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_WIDE = 10_000  # characters
+
+
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()
+) -> None:
+    """Print rows under their headers; the columns of `numbers` are aligned to the right."""
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for header in headers:
+        side = "right" if header in numbers else "left"
+        shown.add_column(header, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    Console(soft_wrap=True).print(shown, width=_WIDE)
