@@ -14,8 +14,10 @@ from typer.core import TyperGroup
 
 import latentmake
 from latentmake.errors import UserError, system_error
+from latentmake.words.check import check
 from latentmake.words.explain import explain
 from latentmake.words.status import status
+from latentmake.words.verify import verify
 
 _LOOK = "Look (nothing is written; safe beside a running build)"
 _EPILOG = (
@@ -75,6 +77,8 @@ def _main(
 
 app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
+app.command(rich_help_panel=_LOOK)(check)
+app.command(rich_help_panel=_LOOK)(verify)
 
 
 def main() -> None:

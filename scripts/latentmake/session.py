@@ -209,8 +209,6 @@ class Session:
             orders = built_orders(self.plan, self._targets)
             orders += [order for order, stale in self._singles.values() if stale]
             alone = any(each.order.confirm for each in self._prunings)
-            if self._main and any("verify" in asked for asked in self._file.runs.values()):
-                alone = self._facts.options.repair
             plans = self.plan.runs.values()
             built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
             owners.claim({part.dataset for parts in built for part in parts})

@@ -18,13 +18,11 @@ class Options(BaseModel):
     Attributes:
         confirm: whether prune_{dataset} removes what it lists.
         verbose: whether prune_{dataset} lists each file.
-        repair: whether verify_{run} deletes damaged files.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     confirm: bool = False
     verbose: bool = False
-    repair: bool = False
 
 
 class CommandLine(NamedTuple):

@@ -27,9 +27,9 @@ __all__ = [
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "check", "report", "verify")
-_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "fetch", "report", "verify")
-_LOOKING = ("captions", "check", "report", "verify")
+ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "report")
+_ENCODING_NOTHING = ("adopt", "captions", "clips", "fetch", "report")
+_LOOKING = ("captions", "report")
 _PER_RUN = (
     "train",
     "generate",
@@ -43,16 +43,14 @@ _PER_RUN = (
 _PAGE = re.compile(r"reports/((?:captions|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl")
 _ALONE = {
     "adopt": (("adopt",), "adopt first, then give the other command: it encodes the rest"),
-    "verify": (
-        ("verify",),
-        "verify alone: the next build makes what is deleted",
-    ),
 }
 """Word of a target that changes what the plan of its command has found -> words of the targets that
 may be given with it, and a hint."""
 MOVED = {
+    "check": "check {run}",
     "explain": "explain PATH",
     "status": "status {run}",
+    "verify": "verify {run}",
 }
 """Word of a former target -> the words of `latentmake` that do the same."""
 _CLEANING = ("clean", "distclean", "clobber")

@@ -12,9 +12,9 @@ __all__ = ["check", "check_run"]
 
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
 _LOGS = (
-    *("adopt", "archive", "captions", "check", "clips", "compare", "evaluate", "export", "fetch"),
+    *("adopt", "archive", "captions", "clips", "compare", "evaluate", "export", "fetch"),
     *("generate", "import", "latents", "manifest", "prune", "publish", "record", "report"),
-    *("text", "train", "verify"),
+    *("text", "train"),
 )
 """Folders below `logs`."""
 _PROBE = bytes(1 << 16)  # bytes: some room for Snakemake's log and locks

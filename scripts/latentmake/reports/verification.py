@@ -150,7 +150,7 @@ def _read(recipes: _Recipes, wanted: Expected) -> _Read:
         size = read_intact(path, wanted.key, values=True) if wanted.key else None
         if size is not None:
             return _Read(size, has_checksum=True)
-        size = os.stat(path).st_size
+        size = Path(path).stat().st_size
         checked = verified.verify(path, may_be_zero=kind_of(wanted.part) == "text")
         if checked.is_foreign:
             reason = f"{checked.damage}; the next build replaces it"

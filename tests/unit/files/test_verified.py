@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.files import cachefile, checksums, npz
 from latentmake.files.verified import FOREIGN, verify
-from safetensors import safe_open
 
 RECIPE: dict[str, object] = {"format": 1, "dtype": "float32"}
 KEY = "k" * 64

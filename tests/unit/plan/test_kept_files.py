@@ -14,7 +14,7 @@ from latentmake.plan.running import running_builds
 from latentmake.plan.spool import SPOOL
 from latentmake.session import Session
 
-ASKING = ("check_tiny", "captions_tiny", "report_tiny", "verify_tiny")
+ASKING = ("captions_tiny", "report_tiny")
 CAPTION = "cache/shapes/micro/text/ant.text.safetensors"
 
 
@@ -54,7 +54,7 @@ def test_a_target_that_only_asks_touches_no_cache_file(stale: dict[str, Any], ta
     ("targets", "kinds"),
     [
         (("latents_tiny",), {"latents"}),
-        (("text_tiny", "check_tiny"), {"text"}),
+        (("text_tiny", "captions_tiny"), {"text"}),
         (("caches_tiny",), {"latents", "text"}),
         ((), {"latents", "text"}),
         ((CAPTION, "latents_tiny"), {"latents", "text"}),
