@@ -15,7 +15,9 @@ from typer.core import TyperGroup
 import latentmake
 from latentmake.errors import UserError, system_error
 from latentmake.words.check import check
+from latentmake.words.doctor import doctor
 from latentmake.words.explain import explain
+from latentmake.words.show import show
 from latentmake.words.status import status
 from latentmake.words.verify import verify
 
@@ -79,6 +81,8 @@ app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(check)
 app.command(rich_help_panel=_LOOK)(verify)
+app.command(rich_help_panel=_LOOK)(show)
+app.command(rich_help_panel=_LOOK)(doctor)
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ ASKING = [
     ("explain", "data/shapes/ant.png"),
     ("check",),
     ("verify",),
+    ("show", "runs/tiny/dataset.lock"),
+    ("doctor",),
 ]
 
 
