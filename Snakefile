@@ -34,16 +34,9 @@ include: "rules/evaluate.smk"
 include: "rules/publish.smk"
 include: "rules/foreign.smk"
 include: "rules/import.smk"
-include: "rules/prune.smk"
 include: "rules/captions.smk"
 include: "rules/report.smk"
 include: "rules/clips.smk"
-include: "rules/compare.smk"
-
-
-if SESSION.config.storage:
-
-    include: "rules/storage.smk"
 
 
 check_targets()

@@ -31,9 +31,11 @@ def build(temporary: Path) -> None:
     values["runs"][SECOND]["trainer"]["rank"] = 2
     config = temporary / "config.yaml"
     config.write_text(yaml.safe_dump(values))
-    targets = [f"train_{RUN}", f"train_{SECOND}", PAGE, REPORT]
+    targets = [f"train_{RUN}", f"train_{SECOND}", REPORT]
     snakemake = [sys.executable, "-m", "snakemake", "--cores", "all", *targets]
     subprocess.run([*snakemake, "--configfile", str(config)], check=True)
+    compare = [sys.executable, "-m", "latentmake", "compare", RUN, SECOND]
+    subprocess.run([*compare, "-c", str(config)], check=True)
 
 
 def photograph(name: str, target: Path, part: str, window: tuple[int, int] = SIZE) -> None:

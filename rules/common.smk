@@ -1,6 +1,6 @@
 # Needs: the configuration, and what the user asked for.
 # Makes: SESSION, which holds the plan; every other file asks it for the inputs of its rules; OPTIONS,
-#        those of the command (`--config verbose=true`).
+#        those of the command (`--config repair=true`).
 
 # Jobs inherit it: threads that wait actively halve the speed of everything beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

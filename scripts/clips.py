@@ -1,5 +1,9 @@
 """Rules clips_*: cut a run's clips into .npz files."""
 
+import sys
+
+sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+
 from pathlib import Path
 
 from latentmake.entry import logged

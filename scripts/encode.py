@@ -1,5 +1,9 @@
 """Rules encode_*, reuse_*, latents and text: carry out work orders of one model."""
 
+import sys
+
+sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+
 from latentmake.entry import logged
 
 with logged(snakemake.log[0]) as say:

@@ -1,5 +1,9 @@
 """Rule evaluate: compare trained weights with the base on items that did not train, on a page."""
 
+import sys
+
+sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+
 from pathlib import Path
 
 from latentmake import backends

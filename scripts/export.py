@@ -1,5 +1,9 @@
 """Rules export_*: write a run's caches as ai-training's files."""
 
+import sys
+
+sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+
 from pathlib import Path
 
 from latentmake.entry import logged

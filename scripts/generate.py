@@ -1,5 +1,9 @@
 """Rule generate: draw the clips of a run by its trained weights, with a page and an index."""
 
+import sys
+
+sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+
 from pathlib import Path
 
 from latentmake import backends

@@ -1,5 +1,9 @@
 """Rule manifest: remove orphans, write a run's manifest and lock."""
 
+import sys
+
+sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+
 from pathlib import Path
 
 from latentmake.entry import logged

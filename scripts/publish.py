@@ -1,5 +1,9 @@
 """Rules publish_*: put what a training needs where the trainer's machine will find it."""
 
+import sys
+
+sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+
 from pathlib import Path
 
 from latentmake import backends

@@ -1,5 +1,9 @@
 """Rule train: hand the run to its trainer, unless it is trained on just that."""
 
+import sys
+
+sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+
 from pathlib import Path
 
 from latentmake import backends

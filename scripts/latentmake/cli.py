@@ -15,13 +15,16 @@ from typer.core import TyperGroup
 import latentmake
 from latentmake.errors import UserError, system_error
 from latentmake.words.check import check
+from latentmake.words.compare import compare
 from latentmake.words.doctor import doctor
 from latentmake.words.explain import explain
+from latentmake.words.prune import prune
 from latentmake.words.show import show
 from latentmake.words.status import status
 from latentmake.words.verify import verify
 
 _LOOK = "Look (nothing is written; safe beside a running build)"
+_KEEP = "Keep house (no build may run meanwhile)"
 _EPILOG = (
     "Snakemake makes the files: `snakemake --cores 1 train_RUN`, `caches_RUN`, `generate_RUN` and "
     "others. Exit status: 0 fine, 1 findings, 2 a mistake in the command or the configuration."
@@ -81,8 +84,10 @@ app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(check)
 app.command(rich_help_panel=_LOOK)(verify)
+app.command(rich_help_panel=_LOOK)(compare)
 app.command(rich_help_panel=_LOOK)(show)
 app.command(rich_help_panel=_LOOK)(doctor)
+app.command(rich_help_panel=_KEEP)(prune)
 
 
 def main() -> None:

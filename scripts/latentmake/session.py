@@ -15,9 +15,8 @@ from latentmake.config import Config, Run, parse
 from latentmake.config.command import Options
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
-from latentmake.exchange import archives
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan import owners, prune_order, workspace
+from latentmake.plan import owners, workspace
 from latentmake.plan.build_history import RunningBuild
 from latentmake.plan.estimates import built_orders
 from latentmake.plan.facts import Facts
@@ -36,7 +35,6 @@ from latentmake.plan.targets import (
     needs_encoders,
     runs_asked_for,
 )
-from latentmake.reports.comparison_order import Page, is_page, plan_page
 from latentmake.reports.plan_report import report
 from latentmake.training.external.publication import is_uncached
 
@@ -50,7 +48,6 @@ class Session:
 
     Attributes:
         plan: of the runs asked for; only its `orders` in a process that does not plan.
-        pages: comparisons asked for.
 
     Args:
         values: the configuration file as read.
@@ -90,8 +87,6 @@ class Session:
         self._jobs: Jobs | None = None
         self._buildable = dict(buildable or {})
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
-        self.pages: list[Page] = []
-        self._prunings: list[prune_order.Pruning] = []
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
                 workspace.check(home, dry=dry)
@@ -102,7 +97,6 @@ class Session:
                 return
             own = {name: value for name, value in values.items() if main or name != "prompt"}
             self.config: Config = parse(own)
-            archives.check_plugin(self.config)
             if not main:
                 self._file = PlanFile.read()
                 self.plan = Plan({}, self._file.encoding_jobs(allowed))
@@ -117,15 +111,13 @@ class Session:
                 encoders=needs_encoders(targets, self.runs, caches=self.config.publish.caches),
             )
             finally_.callback(self._facts.memo.save)
-            trained = self._plan_runs(targets, force=force, dry=dry)
+            self._plan_runs(targets, force=force, dry=dry)
             # All orders lie there before Snakemake looks: it remembers what a folder holds.
             for path in targets:
                 if path.startswith("cache/"):
                     self._singles[path] = single(self._facts, path)
             asked, needs = requests.plan_requests(self._facts, self.plan.runs, targets)
-            self._prunings = prune_order.plan_prune(self._facts, targets, asked)
             requests.plan_following(self._facts, self.plan.runs, targets, asked, force=force)
-            self._plan_pages(targets, trained, asked)
             report(self._facts, self.plan, targets, needs, dry=dry)
             self._file = PlanFile.of(self.plan, self._singles, asked)
             if not dry:
@@ -147,8 +139,8 @@ class Session:
         self._file = PlanFile(runs={run: {"import": str(order)}})
         self._file.write(time.time_ns())
 
-    def _plan_runs(self, targets: Sequence[str], *, force: bool, dry: bool) -> list[str]:
-        """Plan the runs that targets need; return those whose training is asked for."""
+    def _plan_runs(self, targets: Sequence[str], *, force: bool, dry: bool) -> None:
+        """Plan the runs that targets need."""
         cached = [target for target in targets if not is_uncached(target, self.config)]
         names = runs_asked_for(cached, self.runs) if cached or not targets else []
         trained = [name for name in names if is_training_asked(name, targets)]
@@ -167,29 +159,6 @@ class Session:
                 listed = plan.manifest_order and kinds_built(name, targets)
                 if listed or (plan.training_order and name in trained):
                     workspace.check_run(run_folder(name))
-        return trained
-
-    def _plan_pages(
-        self,
-        targets: Sequence[str],
-        trained: Collection[str],
-        asked: Mapping[str, Mapping[str, str]],
-    ) -> None:
-        """Write the orders of the comparisons asked for, each once."""
-        generated = [run for run, orders in asked.items() if "generate" in orders]
-        awaited = [run for run in trained if self.plan.runs[run].training_order is not None]
-        pages: dict[str, Page] = {}
-        for target in filter(is_page, targets):
-            page = plan_page(
-                target,
-                self.config,
-                digest_of=self._facts.memo.digest_of_file,
-                trained=awaited,
-                generated=generated,
-                planned=time.time_ns(),
-            )
-            pages[page.name] = page
-        self.pages = list(pages.values())
 
     # -- the build ----------------------------------------------------------------------------
 
@@ -208,12 +177,11 @@ class Session:
         if not self._imports:
             orders = built_orders(self.plan, self._targets)
             orders += [order for order, stale in self._singles.values() if stale]
-            alone = any(each.order.confirm for each in self._prunings)
             plans = self.plan.runs.values()
             built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
             owners.claim({part.dataset for parts in built for part in parts})
             with exit_on_mistake():
-                self._build = RunningBuild(orders, self.plan.runs, self._targets, alone=alone)
+                self._build = RunningBuild(orders, self.plan.runs, self._targets)
 
     def end(self, *, succeeded: bool) -> None:
         """Note what a build made, and clean up if it succeeded, before Snakemake unlocks."""
@@ -221,9 +189,6 @@ class Session:
             self._jobs.end()
         if not self._imports:  # nothing says how much the store may keep
             self._build.end(self.config.store.keep, succeeded=succeeded)
-            if succeeded and self._prunings:
-                prune_order.forget(self._facts.memo, self._prunings)
-                self._facts.memo.save()
 
     # -- inputs and resources of rules --------------------------------------------------------
 

@@ -61,8 +61,8 @@ MEMORY = 2 << 30  # bytes that a case may take
 SECONDS = 60  # that it may compute, and twice as many that it may last
 LONGEST = 10_000  # characters of a line
 WORDS = (
-    *("train", "generate", "evaluate", "caches", "latents", "text", "status", "publish", "store"),
-    *("fetch", "adopt", "export", "captions", "clips", "report"),
+    *("train", "generate", "evaluate", "caches", "latents", "text", "status", "publish"),
+    *("adopt", "export", "captions", "clips", "report"),
 )
 ENDS = ("sound", "in one line", "wrong")
 EXAMPLES = TESTS.parent / "config"

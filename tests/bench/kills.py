@@ -91,12 +91,6 @@ def _to_train(folder: Path) -> Project:
     return project
 
 
-def _to_prune(folder: Path) -> Project:
-    project = _built(folder)
-    project.configure(lambda values: values["runs"]["tiny"].update(resolutions=[16]))
-    return project
-
-
 def _to_publish(folder: Path) -> Project:
     project = Project.make(folder, sdscripts.config(), folder.parent / "micro")
     sdscripts.make_dataset(project / "data/shapes")
@@ -114,13 +108,6 @@ KINDS = {
         ("cache", "runs"),
         _to_train,
         ignored=("order.json", "train*.json", "progress.json", "curves.png", "events.*", ".*"),
-    ),
-    "prune": Kind(
-        ("prune_shapes", "--config", "confirm=true"),
-        ("cache",),
-        _to_prune,
-        before=("prune_shapes",),
-        done="nothing was listed for removal",  # the list was used up
     ),
     "publish": Kind(
         ("publish_tiny",), ("out",), _to_publish, ignored=(".latentmake-published.json",)

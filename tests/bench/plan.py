@@ -3,9 +3,9 @@
     python tests/bench/plan.py [--images 1000 10000 100000] [--folder FOLDER]
 
 For each size: `cold`, a dry run with every target missing; `nothing`, the command again when all
-is built; `edited`, a dry run after one caption changed; all with three resolutions and a caption an
-image. `memory` is that of the process, at most. The caches are made by the project's own code with
-an encoder that does nothing.
+is built; `edited`, a dry run after one caption changed; `status`, `latentmake status` then; all
+with three resolutions and a caption an image. `memory` is that of the process, at most. The caches
+are made by the project's own code with an encoder that does nothing.
 """
 
 from __future__ import annotations
@@ -128,14 +128,18 @@ class Cost(NamedTuple):
     memory: float
 
 
-def cost(folder: Path, *arguments: str, times: int = 3, expect: str = "") -> Cost:
-    """Return the median cost of a Snakemake command."""
+def cost(
+    folder: Path, *arguments: str, times: int = 3, expect: str = "", word: bool = False
+) -> Cost:
+    """Return the median cost of a command of Snakemake, or of `latentmake`."""
+    program = ["latentmake"] if word else ["snakemake", "--cores", "1"]
     found = []
     for _ in range(times):
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "snakemake", "--cores", "1", *arguments],
+                [sys.executable, "-m", *program, *arguments],
                 cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -177,14 +181,15 @@ def main() -> None:
             unit = statistics.median([unit, bare(folder / "bare")])
             (project / "data/generated/000000.txt").write_text("another number")
             edited = cost(project, "-n", "--quiet", "all", "--", "caches_generated", times=1)
-            found = [cold, again, edited]
+            status = cost(project, "status", word=True)
+            found = [cold, again, edited, status]
             figures = [f"{each.seconds / unit:.2f} ({each.memory:.0f})" for each in found]
             rows.append([images, images * TARGETS, unit, *figures])
             print(tabulate(rows[-1:], tablefmt="plain"), flush=True)
         finally:
             shutil.rmtree(folder)
     print()
-    ratios = [f"{each} / bare (memory [MB])" for each in ("cold", "nothing", "edited")]
+    ratios = [f"{each} / bare (memory [MB])" for each in ("cold", "nothing", "edited", "status")]
     head = ["images", "targets", "bare [s]", *ratios]
     print(tabulate(rows, headers=head, floatfmt=".2f"))
 

@@ -117,7 +117,7 @@ def test_the_snakefile_and_rules_stay_short() -> None:
         bodies = re.split(r"^\s*rule\b", path.read_text(), flags=re.MULTILINE)
         assert all(len(body.strip().splitlines()) <= 25 for body in bodies[1:]), path
     for path in (ROOT / "scripts").glob("*.py"):
-        assert len(path.read_text().splitlines()) <= 25, path
+        assert len(path.read_text().splitlines()) <= 30, path
 
 
 def test_modules_say_why_they_exist() -> None:

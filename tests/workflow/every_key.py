@@ -26,7 +26,7 @@ State = dict[str, dict[str, tuple[str, int]]]
 Key = tuple[str, ...]
 
 RUN = "tiny"
-NAMED = {"datasets": "shapes", "runs": RUN, "folders": "others"}
+NAMED = {"datasets": "shapes", "runs": RUN}
 TRAIN, PUBLISH = f"train_{RUN}", f"publish_{RUN}"
 
 
@@ -401,7 +401,6 @@ MACHINES: dict[Key, Change] = {
     ("musubi_tuner", "batch_size"): Change(2),
     ("musubi_tuner", "num_workers"): Change(2),
     ("sd_scripts", "path"): Change("nowhere"),
-    ("folders", "path"): Change("data/more"),
     ("store", "keep"): Change("1 GB"),
     **{
         ("cluster", job, name): Change(value)

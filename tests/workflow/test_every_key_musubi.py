@@ -200,7 +200,6 @@ NOT_HERE = {
     "config": "of a single file: tests/unit/caches/test_wan_vae.py",
     "projection": "of our own layout's text encoders",
     "trust_remote_code": "of a projection",
-    "caches": "on S3: tests/storage",
 }
 
 test_every_key_is_changed_here_or_it_is_said_where = every_key.completeness(

@@ -224,7 +224,6 @@ NOT_HERE = {
     "config": "of a single file: tests/unit/models/test_weight_files.py",
     "projection": "of a text encoder: tests/workflow/test_examples.py",
     "trust_remote_code": "of a projection: tests/unit/caches/test_projection.py",
-    "caches": "on S3: tests/storage",
     "torch_compile": "compiles for minutes: tests/gpu",
 }
 

@@ -202,7 +202,6 @@ NOT_HERE = {
     "config": "of a single file: tests/unit/models/test_weight_files.py",
     "projection": "of a text encoder: tests/workflow/test_examples.py",
     "trust_remote_code": "of a projection: tests/unit/caches/test_projection.py",
-    "caches": "on S3: tests/storage",
 }
 
 test_every_key_is_changed_here_or_it_is_said_where = every_key.completeness(

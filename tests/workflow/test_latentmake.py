@@ -19,6 +19,7 @@ ASKING = [
     ("verify",),
     ("show", "runs/tiny/dataset.lock"),
     ("doctor",),
+    ("prune", "--json"),
 ]
 
 

@@ -82,7 +82,7 @@ def test_the_doctor_names_versions_trainers_disk_and_the_last_error(built: Proje
     found = json.loads(built.ask("doctor", "--json").output)
     assert {"latentmake", "python", "torch", "snakemake"} <= found["versions"].keys()
     assert "(not proven" in found["trainers"]["sd_scripts"]
-    assert list(found["disk"])[0] == str(built.folder)
+    assert next(iter(found["disk"])) == str(built.folder)
     assert found["last error"] == {"logs/train/tiny.log": ["step 1", "error: loss is NaN"]}
     (built / "config/config.yaml").write_text("runs: [")
     found = yaml.safe_load(built.ask("doctor").output)

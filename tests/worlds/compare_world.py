@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.config import SdTrainer, Weights
-from latentmake.reports.comparison_order import Source
+from latentmake.reports.comparison import Pictured, index_of
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.sample_images import write_pictures
 from latentmake.training.order import Wanted
@@ -30,7 +30,6 @@ def colour_of(run: int, prompt: int, step: int) -> Colour:
 
 
 def make_run(
-    root: Path,
     name: str,
     prompts: Sequence[str],
     steps: Sequence[int],
@@ -39,8 +38,8 @@ def make_run(
     size: tuple[int, int] = (16, 16),
     weights: str = "w",
     **settings: Any,
-) -> Source:
-    """Write the sample pictures of a run; `number` picks their colours."""
+) -> Pictured:
+    """Write the sample pictures of a run of this folder; `number` picks their colours."""
     order = SdOrder(
         run=name,
         manifest="manifest.jsonl",
@@ -60,16 +59,5 @@ def make_run(
         for step in steps
     }
     want = Wanted(data="d" * 64, settings="s" * 64, weights=weights * 64)
-    folder = root / "runs" / name / "samples"
-    write_pictures(folder, order, want, rows, curves=False)
-    return Source(name=name, kind="run", path=str(folder))
-
-
-def make_folder(root: Path, name: str, pictures: Mapping[str, Colour]) -> Source:
-    """Write a folder of images: path with its ending -> colour."""
-    folder = root / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, colour in pictures.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (16, 16), colour).save(folder / file)
-    return Source(name=name, kind="folder", path=str(folder))
+    write_pictures(Path("runs", name, "samples"), order, want, rows, curves=False)
+    return Pictured(name, index_of(name), None)

@@ -15,11 +15,9 @@ from latentmake.config.generation import Generation
 from latentmake.config.machines import (
     Export,
     ExternalProgram,
-    Folder,
     MusubiTuner,
     PathMap,
     Publish,
-    Storage,
 )
 from latentmake.config.mistakes import nearest
 from latentmake.config.models import Model
@@ -47,7 +45,6 @@ __all__ = [
     "Dtype",
     "Export",
     "ExternalProgram",
-    "Folder",
     "Generation",
     "Location",
     "LoopTrainer",
@@ -61,7 +58,6 @@ __all__ = [
     "Samples",
     "SdScriptsTrainer",
     "SdTrainer",
-    "Storage",
     "TextWeights",
     "TrainingJob",
     "WanTrainer",

@@ -16,13 +16,11 @@ class Options(BaseModel):
     """Options of a command.
 
     Attributes:
-        confirm: whether prune_{dataset} removes what it lists.
-        verbose: whether prune_{dataset} lists each file.
+        repair: whether verify_{run} deletes damaged files.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    confirm: bool = False
-    verbose: bool = False
+    repair: bool = False
 
 
 class CommandLine(NamedTuple):
@@ -35,7 +33,7 @@ class CommandLine(NamedTuple):
 def command_line(words: Iterable[object], values: Mapping[str, object]) -> CommandLine:
     """Take the options out of a configuration, in which Snakemake has put them.
 
-    In a file they stay unknown keys: a configuration must not confirm what nobody was shown.
+    In a file they stay unknown keys: a configuration must not delete what nobody was shown.
 
     Args:
         words: `NAME=VALUE` of `--config`, as written.

@@ -19,22 +19,17 @@ from latentmake.config.fields import (
     Closed,
     DiskPath,
     Number,
-    Place,
     ResolutionField,
     ascii_digits,
-    place,
 )
 from latentmake.config.shapes import MACHINE, PUBLICATION, Shapes
 
 __all__ = [
     "Export",
     "ExternalProgram",
-    "Folder",
-    "FolderField",
     "MusubiTuner",
     "PathMap",
     "Publish",
-    "Storage",
     "Store",
 ]
 
@@ -157,30 +152,3 @@ class Store(Closed):
     ] = Field(cast(ByteSize, "5 GB"), validate_default=True)
     """Most bytes of cache files that were replaced or removed (`5 GB`, `500 MB`); the oldest go
     first. 0 keeps none."""
-
-
-class Storage(Closed):
-    """Place where `store_{run}` puts finished caches, and `fetch_{run}` finds them."""
-
-    shapes: ClassVar[Shapes] = MACHINE
-
-    caches: Place = Field(pattern="^s3://")
-    """Folder of the archives: s3://bucket/folder."""
-
-
-def _on_disk(path: str) -> str:
-    if path.lower().startswith("s3:"):
-        raise ValueError("should be a folder on disk: images on S3 cannot be compared")
-    return path
-
-
-class Folder(Closed):
-    """A folder of images to look at, with those in its sub-folders."""
-
-    shapes: ClassVar[Shapes] = MACHINE
-
-    path: Annotated[DiskPath, AfterValidator(_on_disk)] = Field(min_length=1)
-    """Folder of the images."""
-
-
-FolderField = Annotated[Folder, BeforeValidator(place, json_schema_input_type=str | Folder)]

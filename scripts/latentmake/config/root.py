@@ -16,10 +16,8 @@ from latentmake.config.generation_checks import check_generation
 from latentmake.config.machines import (
     Export,
     ExternalProgram,
-    FolderField,
     MusubiTuner,
     Publish,
-    Storage,
     Store,
 )
 from latentmake.config.mistakes import line_of, refuse_unknown
@@ -56,26 +54,10 @@ class Config(Closed):
     """Place of the caches that export_{run} writes."""
     store: Store = Store()
     """Limit of the store of replaced and removed cache files."""
-    storage: Storage | None = None
-    """Place of the archives of store_{run}."""
-    folders: dict[Name, FolderField] = Field({})
-    """Folders of images that compare_... shows beside runs."""
-
     prompt: Annotated[Prompt | None, BeforeValidator(prompt_of_command)] = Field(
         None, json_schema_extra=CLIPS
     )
     """A prompt for generate_{run} in place of its own: `--config prompt="..."`."""
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
-        for name in self.folders:
-            if name in self.runs:
-                what = (
-                    f"the folder {name} bears the name of a run: `compare_{name}` could be either"
-                )
-                hint = "give it another name"
-                raise ConfigError(what, where=f"folders.{name}", hint=hint)
-        return self
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:

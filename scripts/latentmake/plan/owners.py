@@ -17,9 +17,11 @@ from latentmake.files.disk import device_of
 from latentmake.plan.parts import PROMPTS
 from latentmake.plan.staleness import PartState
 
-__all__ = ["OWNER", "claim", "other_owner", "refuse_other_items"]
+__all__ = ["ADOPTED", "OWNER", "claim", "other_owner", "refuse_other_items"]
 
 OWNER = ".latentmake-owner"
+ADOPTED = "adopted.tsv"
+"""Record of adopted files, in the cache folder of a dataset's model."""
 _MADE_BY_BUILDS = (".latentmake", ".snakemake", "runs")
 
 

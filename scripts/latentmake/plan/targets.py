@@ -27,8 +27,8 @@ __all__ = [
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("store", "fetch", "adopt", "export", "captions", "clips", "report")
-_ENCODING_NOTHING = ("adopt", "captions", "clips", "fetch", "report")
+ON_REQUEST = ("adopt", "export", "captions", "clips", "report")
+_ENCODING_NOTHING = ("adopt", "captions", "clips", "report")
 _LOOKING = ("captions", "report")
 _PER_RUN = (
     "train",
@@ -40,7 +40,9 @@ _PER_RUN = (
     "publish",
     *ON_REQUEST,
 )
-_PAGE = re.compile(r"reports/((?:captions|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl")
+_PAGE = re.compile(
+    r"reports/((?:captions|compare|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl"
+)
 _ALONE = {
     "adopt": (("adopt",), "adopt first, then give the other command: it encodes the rest"),
 }
@@ -48,7 +50,9 @@ _ALONE = {
 may be given with it, and a hint."""
 MOVED = {
     "check": "check {run}",
+    "compare": "compare {run}",
     "explain": "explain PATH",
+    "prune": "prune {run}",
     "status": "status {run}",
     "verify": "verify {run}",
 }
@@ -109,7 +113,7 @@ def runs_asked_for(targets: Sequence[str], runs: Mapping[str, Run]) -> list[str]
     """
     found: dict[str, None] = {}
     for target in targets:
-        if target.startswith(("cache/", "models/", "reports/compare_")):
+        if target.startswith(("cache/", "models/")):
             continue
         word, _, name = target.partition("_")
         if target.startswith("runs/"):
@@ -173,7 +177,8 @@ def refuse_moved(targets: Sequence[str], configfiles: Iterable[Path]) -> None:
         word, _, run = target.partition("_")
         if words := MOVED.get(word):
             files = "".join(f" -c {shlex.quote(os.path.relpath(file))}" for file in configfiles)
-            hint = f"type `latentmake {words.format(run=run or 'RUN')}{files}`"
+            names = run.replace("_vs_", " ") if word == "compare" else run
+            hint = f"type `latentmake {words.format(run=names or 'RUN')}{files}`"
             raise ConfigError("is no target of Snakemake any more", where=target, hint=hint)
 
 
@@ -194,8 +199,7 @@ def _unknown(target: str, names: Iterable[str], runs: Iterable[str]) -> ConfigEr
     if own:
         return ConfigError(what, where=target, hint=f"of the run {run} there are {', '.join(own)}")
     if target in _CLEANING:
-        what += ": caches without an item are removed by a build, others by prune_{dataset}"
+        what += ": caches without an item are removed by a build, others by `latentmake prune`"
     shown = [f"{word}_{{run}}" for word in _PER_RUN if any(n.startswith(f"{word}_") for n in named)]
-    shown += ["prune_{dataset}"] if any(name.startswith("prune_") for name in named) else []
     hint = f"targets: all, {', '.join(shown)}, cache/...; runs: {', '.join(runs)}"
     return ConfigError(what, where=target, hint=hint)

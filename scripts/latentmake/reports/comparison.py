@@ -1,249 +1,176 @@
-"""Comparison page: sample pictures and clips of runs and of folders, side by side.
+"""Comparison page: sample pictures and clips of runs, side by side.
 
-Runs are matched by prompt text and step, generated clips by prompt and seed, folders by the names
-of their files.
+Runs are matched by prompt text and step, generated clips by prompt and seed.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
-from latentmake import digest
-from latentmake.errors import CacheError, TrainingError
+from latentmake.config import Config, LoopTrainer
+from latentmake.errors import ConfigError, TrainingError, UserError
 from latentmake.files import atomic
+from latentmake.plan.parts import run_folder
 from latentmake.reports.clips import FPS, ClipSources
-from latentmake.reports.comparison_order import (
-    PLAYED,
-    PageOrder,
-    Source,
-    generated_folder,
-    generated_of,
-    index_of,
-    pictures_in,
-    state_of,
-)
 from latentmake.reports.images import Pictures, as_text
 from latentmake.reports.page import page
-from latentmake.training.generation import GenerationIndex
-from latentmake.training.loop.sample_images import PictureIndex, picture_name
+from latentmake.training.generation import FOLDER, INDEX, GenerationIndex
+from latentmake.training.loop.result import Record
+from latentmake.training.loop.sample_images import PictureIndex, read_index
 
-__all__ = ["Side", "View", "compare", "flat", "gather", "settings_table"]
-
+PLAYED = frozenset({".mp4", ".webm"})
+"""Endings of clips that browsers play."""
 _ALL_STEPS = "*"
 _DIGEST = 12  # digits of a digest on a page
+_LONGEST = 100  # characters of runs' names in the name of a page
 
 
 class Row(NamedTuple):
     """A row of a page.
 
     Attributes:
-        name: a prompt, or a picture's name.
-        occurrence: of the prompt, from 0; -1 of a picture.
+        occurrence: of the prompt, from 0.
         seed: of a generated clip.
     """
 
-    name: str
+    prompt: str
     occurrence: int = 0
     seed: int | None = None
 
+    @property
+    def label(self) -> str:
+        """Its text on the page."""
+        text = as_text(self.prompt) or "(the empty prompt)"
+        if self.seed is not None:
+            return f"{text} (seed {self.seed})"
+        return f"{text} ({self.occurrence + 1})" if self.occurrence else text
 
-Place = tuple[Row, str]
-"""A row, and a step in digits or `*` for all."""
 
-Cells = dict[str, int | str]
-"""Step -> number of a picture, or why it cannot be shown."""
-
-
-class Side(NamedTuple):
-    """A run or a folder, with its cells in each row; `kind` is `run` or `folder`."""
+class Pictured(NamedTuple):
+    """A run with pictures, clips or both."""
 
     name: str
-    kind: str
-    cells: list[Cells]
+    samples: PictureIndex | None
+    clips: GenerationIndex | None
+
+    def files(self) -> Iterator[tuple[Row, str, Path]]:
+        """Yield row, step and path of each picture; generated clips are of all steps."""
+        folder = run_folder(self.name)
+        if self.samples is not None:
+            for step, names in zip(self.samples.steps, self.samples.files, strict=True):
+                seen: Counter[str] = Counter()
+                for prompt, name in zip(self.samples.prompts, names, strict=True):
+                    row = Row(prompt, seen[prompt])
+                    seen[prompt] += 1
+                    if name is not None:
+                        yield row, str(step), folder / "samples" / name
+        for clip in self.clips.clips if self.clips else ():
+            if clip.adapter:
+                yield Row(clip.prompt, seed=clip.seed), _ALL_STEPS, folder / FOLDER / clip.file
+
+    def settings(self) -> dict[str, JsonValue]:
+        """Return its settings, names joined by dots."""
+        own: dict[str, JsonValue] = {**self.samples.settings} if self.samples else {}
+        if self.clips is not None:
+            own["generate"] = {**self.clips.settings}
+        return dict(_flat(own))
 
 
-class View(NamedTuple):
-    """Data of a comparison page.
-
-    Attributes:
-        rows: prompts, or names of pictures.
-        rows_are: `prompt` or `picture`.
-        steps: of all runs, ascending; none of folders alone.
-        pictures: address, width and height in pixels, whether to show it pixel by pixel.
-        runs: names of the settings' columns.
-        settings: (name, a text for each run).
-        clips: numbers of the pictures that are clips.
-        fps: frames a second of the clips.
-    """
-
-    title: str
-    sides: list[Side]
-    rows: list[str]
-    rows_are: str
-    steps: list[int]
-    pictures: list[tuple[str, int, int, bool]]
-    runs: list[str]
-    settings: list[tuple[str, list[str]]]
-    clips: Sequence[int] = ()
-    fps: float = FPS
-
-    def page(self, state: str) -> str:
-        """Return the page; `state` is the digest of what it shows."""
-        sides = [side._asdict() for side in self.sides]
-        return page("compare", self.title, {**self._asdict(), "sides": sides}, state)
+def index_of(run: str) -> PictureIndex | None:
+    """Return the index of a run's pictures; None without pictures of the present weights."""
+    index = read_index(run_folder(run) / "samples")
+    record = Record.read(run_folder(run) / "training.json")
+    if index is None or not index.prompts or not index.steps:
+        return None
+    return index if record is None or record.wanted == index.wanted else None
 
 
-def _rows_of(index: PictureIndex) -> list[Row]:
-    """Return the rows of a run: a prompt given twice has two."""
-    seen: Counter[str] = Counter()
-    rows = []
-    for prompt in index.prompts:
-        rows.append(Row(prompt, seen[prompt]))
-        seen[prompt] += 1
-    return rows
-
-
-def _places(runs: Collection[PictureIndex], steps: Sequence[int]) -> dict[str, list[Place]]:
-    """Return name of a folder's picture -> rows and steps of runs that it belongs to."""
-    places: defaultdict[str, list[Place]] = defaultdict(list)
-    for index in runs:
-        for number, row in enumerate(_rows_of(index)):
-            names = {Path(picture_name(step, number)).stem: str(step) for step in steps}
-            for name, step in {**names, f"{number:02d}": _ALL_STEPS, row.name: _ALL_STEPS}.items():
-                if (row, step) not in places[name]:
-                    places[name].append((row, step))
-    return places
-
-
-def _of_run(folder: Path, index: PictureIndex) -> dict[Place, Path]:
-    return {
-        (row, str(step)): folder / name
-        for step, names in zip(index.steps, index.files, strict=True)
-        for row, name in zip(_rows_of(index), names, strict=True)
-        if name is not None
-    }
-
-
-def _of_folder(
-    pictures: Mapping[str, Path], places: Mapping[str, list[Place]]
-) -> dict[Place, Path]:
-    found: dict[Place, Path] = {}
-    for stem, path in pictures.items():
-        for place in places.get(stem, [(Row(stem, -1), _ALL_STEPS)]):
-            found.setdefault(place, path)
-    return found
-
-
-def _of_generated(folder: Path, index: GenerationIndex) -> dict[Place, Path]:
-    """Return the clips with the adapter."""
-    return {
-        (Row(clip.prompt, seed=clip.seed), _ALL_STEPS): folder / clip.file
-        for clip in index.clips
-        if clip.adapter
-    }
-
-
-def _check(source: Source, index: PictureIndex | None, made: GenerationIndex | None) -> None:
-    if index is not None or made is not None:
-        return
-    raise TrainingError(
-        f"the run {source.name} has no sample pictures",
-        where=source.path,
-        hint=f"make them: snakemake --cores all train_{source.name}",
-    )
-
-
-def gather(
-    sources: Sequence[Source], say: Callable[[str], object], page: Path = Path("page.html")
-) -> View:
-    """Collect the pictures and clips of runs and folders; `say` receives warnings.
-
-    Many clips are not embedded in the page, but named by the way to them from its place.
+def pictured(config: Config, name: str) -> Pictured:
+    """Return a run with its pictures.
 
     Raises:
-        TrainingError: a run has no pictures.
-        DatasetError: a folder does not exist.
+        UserError: it has none; the hint says how to make them.
     """
-    runs: dict[str, PictureIndex] = {}
-    made: dict[str, GenerationIndex] = {}
-    for source in (source for source in sources if source.kind == "run"):
-        index, generated = index_of(source), generated_of(source)
-        _check(source, index, generated)
-        runs |= {} if index is None else {source.name: index}
-        made |= {} if generated is None else {source.name: generated}
-    steps = sorted({step for index in runs.values() for step in index.steps})
-    places = _places(runs.values(), steps)
-    found: dict[str, dict[Place, Path]] = {}
-    for source in sources:
-        if source.kind == "run":
-            folder, found[source.name] = Path(source.path), {}
-            if (index := runs.get(source.name)) is not None:
-                found[source.name] |= _of_run(folder, index)
-            if (generated := made.get(source.name)) is not None:
-                found[source.name] |= _of_generated(generated_folder(source), generated)
-            continue
-        pictures_of = pictures_in(source)
-        found[source.name] = _of_folder(pictures_of, places)
-        if runs and pictures_of and not places.keys() & pictures_of:
-            say(
-                f"{source.name}: none of its pictures is named like those of a run "
-                "(step-000500_00, 00, or a prompt): each gets a row of its own"
-            )
-    rows: dict[Row, None] = {row: None for index in runs.values() for row in _rows_of(index)}
-    rows |= {row: None for each in found.values() for row, _ in each}
-    files = [path for each in found.values() for path in each.values()]
-    clips = [path for path in files if path.suffix.lower() in PLAYED]
-    pictures = Pictures(len(files) - len(clips), ClipSources(page, clips))
+    clips = GenerationIndex.read(run_folder(name) / FOLDER / INDEX)
+    found = Pictured(name, index_of(name), clips if clips is not None and clips.clips else None)
+    if found.samples is None and found.clips is None:
+        raise _without_pictures(config, name)
+    return found
+
+
+def _without_pictures(config: Config, name: str) -> UserError:
+    run = config.runs[name]
+    if not hasattr(run.trainer, "samples"):
+        what = "draws no sample pictures: only the trainers sd and wan do"
+        return ConfigError(what, where=f"run {name}")
+    if isinstance(run.trainer, LoopTrainer) and not run.trainer.draws:
+        hint = f"make clips: snakemake --cores all generate_{name}"
+        hint = hint if run.generate else "set `samples: {prompts: [...]}` of its trainer"
+        return ConfigError("draws no samples without prompts", where=f"run {name}", hint=hint)
+    hint = f"make them: snakemake --cores all train_{name}"
+    return TrainingError("has no sample pictures yet", where=f"run {name}", hint=hint)
+
+
+def page_path(names: Sequence[str]) -> Path:
+    """Return the path of the page of some runs."""
+    joined = "_vs_".join(names)
+    if len(joined) > _LONGEST:
+        joined = f"{names[0][:_LONGEST]}_and_{len(names) - 1}_more"
+    return Path("reports", f"compare_{joined}.html")
+
+
+def write_comparison(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> None:
+    """Write the page of some runs; `say` receives pictures that cannot be shown, and its size.
+
+    Raises:
+        StorageError: the page cannot be written.
+    """
+    values = gather(runs, path, say)
+    text = page("compare", values["title"], values).encode()
+    atomic.write(path, text)
+    say(f"{path}: {len(values['pictures'])} pictures, {len(text) / 1e6:.1f} MB")
+
+
+def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> dict[str, Any]:
+    """Return the values of the page at a path; `say` receives pictures that cannot be shown."""
+    found = {run.name: [*run.files()] for run in runs}
+    files = [file for each in found.values() for _, _, file in each]
+    clips = [file for file in files if file.suffix.lower() in PLAYED]
+    pictures = Pictures(len(files) - len(clips), ClipSources(path, clips))
+    rows = list(dict.fromkeys(row for each in found.values() for row, _, _ in each))
     sides = []
-    for source in sources:
-        cells: dict[Row, Cells] = {row: {} for row in rows}
-        for (row, step), path in found[source.name].items():
-            cells[row][step] = pictures.add(path)
-        sides.append(Side(source.name, source.kind, list(cells.values())))
+    for name, each in found.items():
+        cells: dict[Row, dict[str, int | str]] = {row: {} for row in rows}
+        for row, step, file in each:
+            cells[row][step] = pictures.add(file)
+        sides.append({"name": name, "cells": [*cells.values()]})
     for fault in pictures.faults:
         say(f"not shown: {fault}")
-    return View(
-        title=" vs ".join(source.name for source in sources),
-        sides=sides,
-        rows=[_label(row) for row in rows],
-        rows_are="prompt" if runs or made else "picture",
-        steps=steps,
-        pictures=pictures.embedded,
-        clips=pictures.clips,
-        fps=max((float(index.settings.get("fps", FPS)) for index in made.values()), default=FPS),
-        runs=list(dict.fromkeys([*runs, *made])),
-        settings=settings_table(
-            [
-                (runs[name].settings if name in runs else {})
-                | ({"generate": {**made[name].settings}} if name in made else {})
-                for name in dict.fromkeys([*runs, *made])
-            ]
-        ),
-    )
+    speeds = [float(run.clips.settings.get("fps", FPS)) for run in runs if run.clips]
+    return {
+        "title": " vs ".join(found),
+        "sides": sides,
+        "rows": [row.label for row in rows],
+        "steps": sorted({step for run in runs if run.samples for step in run.samples.steps}),
+        "pictures": pictures.embedded,
+        "clips": pictures.clips,
+        "fps": max(speeds, default=FPS),
+        "settings": settings_table([run.settings() for run in runs]),
+    }
 
 
-def _label(row: Row) -> str:
-    name = as_text(row.name) or "(the empty prompt)"
-    if row.seed is not None:
-        return f"{name} (seed {row.seed})"
-    return f"{name} ({row.occurrence + 1})" if row.occurrence > 0 else name
-
-
-def flat(settings: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:
-    """Return nested settings as one level, names joined by dots."""
-    found: dict[str, JsonValue] = {}
+def _flat(settings: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
     for key, value in settings.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value
-    return found
+            yield prefix + key, value
 
 
 def _text(key: str, value: JsonValue) -> str:
@@ -254,28 +181,7 @@ def _text(key: str, value: JsonValue) -> str:
 
 def settings_table(settings: Sequence[Mapping[str, JsonValue]]) -> list[tuple[str, list[str]]]:
     """Return the settings of runs: (name, a text for each run, "–" for a missing one)."""
-    levels = [flat(each) for each in settings]
-    keys: dict[str, Any] = {key: None for level in levels for key in level}
+    keys = dict.fromkeys(key for each in settings for key in each)
     return [
-        (key, [_text(key, level[key]) if key in level else "–" for level in levels]) for key in keys
+        (key, [_text(key, each[key]) if key in each else "–" for each in settings]) for key in keys
     ]
-
-
-def compare(order_path: Path, page: Path, say: Callable[[str], object]) -> None:
-    """Write the page of an order; `say` receives warnings, and its size.
-
-    Raises:
-        UserError: there are no pictures, or the disk is full.
-    """
-    try:
-        order = PageOrder.model_validate_json(order_path.read_bytes())
-    except (OSError, ValueError):
-        raise CacheError(
-            "the order of the page is missing or damaged",
-            where=order_path,
-            hint="give the same command again, which writes it anew",
-        ) from None
-    view = gather(order.sources, say, page)
-    text = view.page(state_of(order.sources, digest.of_file)).encode()
-    atomic.write(page, text)
-    say(f"{page}: {len(view.pictures)} pictures, {len(text) / 1e6:.1f} MB")

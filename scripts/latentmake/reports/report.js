@@ -187,7 +187,7 @@
     const box = make("div", "scroll");
     box.append(element);
     const note = steps.length < total[0] || prompts.length < total[1]
-      ? `${steps.length} of ${total[0]} steps and ${prompts.length} of ${plural(total[1], "prompt")}; compare_${data.run} shows all.` : "";
+      ? `${steps.length} of ${total[0]} steps and ${prompts.length} of ${plural(total[1], "prompt")}; latentmake compare ${data.run} shows all.` : "";
     within("training", ".samples").append(make("h3", "", "Sample pictures"), make("p", "empty", note), box);
   }
 

@@ -15,7 +15,7 @@ from PIL import Image
 from latentmake.errors import SourceError
 from latentmake.files.frames import frames_at, probe_videos
 from latentmake.plan.parts import run_folder
-from latentmake.reports.comparison_order import PLAYED, Source, index_of
+from latentmake.reports.comparison import PLAYED, index_of
 from latentmake.reports.images import decoded, embedded
 from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.curves import Curve, is_noisy, read_curves, smoothed
@@ -97,8 +97,7 @@ def _rounded(value: float) -> float | None:
 
 def _samples(run: str, say: Callable[[str], object]) -> dict[str, Any] | None:
     """Return the sample pictures of the present weights; of many steps and prompts, some."""
-    source = Source(name=run, kind="run", path=str(run_folder(run) / "samples"))
-    index = index_of(source)
+    index = index_of(run)
     if index is None:
         return None
     rows = _spread(len(index.steps), _STEPS)
@@ -108,7 +107,7 @@ def _samples(run: str, say: Callable[[str], object]) -> dict[str, Any] | None:
     for row in rows:
         pictures.append([])
         for name in index.files[row][: len(shown)]:
-            path = None if name is None else Path(source.path, name)
+            path = None if name is None else run_folder(run) / "samples" / name
             try:
                 pictures[-1].append(None if path is None else _picture(path, side))
             except (SourceError, OSError) as error:

@@ -83,12 +83,12 @@ def stat_of(size: int, modified: datetime, etag: str) -> SourceStat:
     return SourceStat(size, int(modified.timestamp()) * 1_000_000_000, 0, number)
 
 
-def listing(folder: str, where: str, *, may_be_empty: bool = False) -> list[Entry]:
+def listing(folder: str, where: str) -> list[Entry]:
     """List all objects below a normalized folder; names that begin with a dot are skipped.
 
     Raises:
         DatasetError: bucket or folder are missing, or it cannot be read; `where` is the key that
-            names it. With `may_be_empty` a folder without objects is not missing.
+            names it.
     """
     bucket, _, prefix = folder.removeprefix(_SCHEME).partition("/")
     prefix = f"{prefix}/" if prefix else ""
@@ -99,7 +99,7 @@ def listing(folder: str, where: str, *, may_be_empty: bool = False) -> list[Entr
             for page in pages
             for each in page.get("Contents", ())
         ]
-    if not (entries or may_be_empty):
+    if not entries:
         what = f"the dataset folder {folder} does not exist, or no object is in it"
         raise DatasetError(what, where=where, hint="correct the path")
     return [each for each in entries if _names_a_file(each[0])]

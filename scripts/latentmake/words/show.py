@@ -15,7 +15,7 @@ from latentmake.errors import SourceError
 from latentmake.files import cachefile, npz
 from latentmake.files.intact import DTYPES, NPY
 from latentmake.files.safetensors import read_head
-from latentmake.index.memo import MEMO, Memo, SourceStat, source_stat, target_stat
+from latentmake.index.memo import MEMO, Memo, SourceStat, source_stat
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import read_receipt
 from latentmake.regular import open_regular, read_regular
@@ -116,8 +116,8 @@ def _remembered(file: Path, folder: Path) -> dict[str, object]:
             for name, table in tables.items()
             for stat, value in table.known([str(file)]).values()
         }
-        media = memo.media([str(file)]).values()
-    return rows | {"media": found for _, found in media}
+        rows |= {"media": found for _, found in memo.media([str(file)]).values()}  # noqa: B035
+    return rows
 
 
 def _plain(value: Any, *, bare: bool) -> Any:

@@ -215,17 +215,6 @@ MISTAKES = {
         float("nan"),
         ["runs.first.trainer.learning_rate"],
     ),
-    "misspelt key of a folder": (
-        ("folders", "gold"),
-        {"pth": "references"},
-        ["folders.gold.pth", "did you mean `path`?"],
-    ),
-    "folder with the name of a run": (
-        ("folders", "first"),
-        "references",
-        ["folders.first: the folder first bears the name of a run", "give it another name"],
-    ),
-    "folder on S3": (("folders", "gold"), "s3://bucket/gold", ["folders.gold.path", "on disk"]),
     "colour that is not there": (
         ("datasets", "cats", "background"),
         "whit",
@@ -565,9 +554,6 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         values["runs"][name] = run
     if draw(st.booleans()):
         values["batch"] = {"items": draw(st.integers(1, 10**5))}
-    if draw(st.booleans()):
-        path = draw(st.sampled_from(["references", {"path": "references"}]))
-        values["folders"] = {f"of-{name}-": path for name in values["runs"]}
     return values
 
 

@@ -108,6 +108,8 @@ PLACES = {
         ("sd", "dataset", "instance_prompt", "`captions: {caption_prefix: ...}`"),
         ("sd", "dataset", "train_data_dir", "did you mean `path`?"),
         ("sd", "dataset", "shuffle_caption", "`shuffle_caption` belongs to datasets.NAME.captions"),
+        ("sd", "top", "storage", "`rclone copy` or `aws s3 sync`"),
+        ("sd", "top", "folders", "`latentmake compare` shows runs"),
         # A key of another kind of trainer is no key of this one.
         ("musubi", "trainer", "prediction_type", "belongs to a trainer of kind sd"),
         ("musubi", "trainer", "blocks_to_swap", "go into `arguments: [--blocks_to_swap, ...]`"),

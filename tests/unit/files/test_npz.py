@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import stat
 import struct
@@ -18,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake import digest
 from latentmake.errors import CacheError
-from latentmake.exchange import archives
 from latentmake.files import atomic, cachefile, npz
 from latentmake.files.cachefile import Header
 
@@ -188,34 +186,6 @@ def test_the_umask_says_who_may_read(path: Path) -> None:
     before = os.umask(0)
     os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~before
-
-
-def test_an_archive_carries_it_to_another_machine_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    names = ["cache/cats/big/64/a_0040x0036_sdxl.npz", "cache/cats/big/64/b_0040x0036_sdxl.npz"]
-    for name in names:
-        atomic.write(Path(name), WHOLE)
-    Path("store.json").write_text(json.dumps({"paths": names}))
-    archives.pack(Path("store.json"), Path("caches.tar"))
-    data = Path("caches.tar").read_bytes()
-    place = data.rfind(b"PK\x05\x06")
-    Path("caches.tar").write_bytes(data[:place] + b"XX" + data[place + 2 :])
-    for name in names:
-        Path(name).unlink()
-    Path("fetch.json").write_text(json.dumps({"archives": {"s3://x/caches.tar": names}}))
-    said: list[str] = []
-    archives.unpack(Path("fetch.json"), [Path("caches.tar")], said.append)
-    assert Path(names[0]).read_bytes() == WHOLE
-    assert not Path(names[1]).exists()
-    assert "b_0040x0036_sdxl.npz is cut short or no npz file; it will be encoded" in said[0]
-    place = data.index(ARRAYS["latents"].tobytes())
-    Path("caches.tar").write_bytes(data[: place + 9] + b"X" + data[place + 10 :])
-    Path(names[0]).unlink()
-    archives.unpack(Path("fetch.json"), [Path("caches.tar")], said.append)
-    assert not Path(names[0]).exists() and Path(names[1]).read_bytes() == WHOLE
-    assert f"{names[0]} is damaged: checksum differs; it will be encoded" in said[2]
 
 
 def test_the_recipe_is_told_by_either_kind_of_file_and_by_no_other(path: Path) -> None:

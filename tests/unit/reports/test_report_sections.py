@@ -107,7 +107,7 @@ def test_curves_of_any_trainer_have_at_most_some_hundred_points() -> None:
 
 
 def test_of_many_steps_some_are_shown_with_the_first_and_the_last() -> None:
-    make_run(Path(), "r", ["a", "b"], range(0, 100, 10))
+    make_run("r", ["a", "b"], range(0, 100, 10))
     found = trained()["samples"]
     assert found["steps"] == [0, 20, 40, 50, 70, 90]
     assert found["total"] == [10, 2]
@@ -116,7 +116,7 @@ def test_of_many_steps_some_are_shown_with_the_first_and_the_last() -> None:
 
 
 def test_a_large_picture_is_scaled_down_and_a_damaged_one_is_told() -> None:
-    make_run(Path(), "r", ["a", "b"], [5], size=(800, 400))
+    make_run("r", ["a", "b"], [5], size=(800, 400))
     Path("runs/r/samples/step-000005_01.png").write_bytes(b"no picture")
     said: list[str] = []
     ((large, damaged),) = trained(said)["samples"]["pictures"]
@@ -126,7 +126,7 @@ def test_a_large_picture_is_scaled_down_and_a_damaged_one_is_told() -> None:
 
 
 def test_a_clip_is_shown_by_its_middle_frame() -> None:
-    make_run(Path(), "r", ["a"], [5])
+    make_run("r", ["a"], [5])
     write_video(Path("runs/r/samples/step-000005_00.mp4"), "libx264", 9)
     index = Path("runs/r/samples/index.json")
     index.write_text(index.read_text().replace("_00.png", "_00.mp4"))
