@@ -12,7 +12,6 @@ from pathlib import Path
 
 from latentmake import backends, requests
 from latentmake.config import Config, Run, parse
-from latentmake.config.command import Options
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.index.memo import MEMO, Memo
@@ -52,7 +51,6 @@ class Session:
     Args:
         values: the configuration file as read.
         targets: of the command line; empty stands for everything.
-        options: of the command line.
         main: whether this process plans.
         force: whether the user forces jobs that have nothing to do.
         dry: whether this is a dry run, which starts no process that would need the plan.
@@ -69,7 +67,6 @@ class Session:
         values: Mapping[str, object],
         *,
         targets: Sequence[str],
-        options: Options | None = None,
         main: bool,
         force: bool = False,
         dry: bool = False,
@@ -107,7 +104,6 @@ class Session:
                 buildable=self._buildable,
                 runs_jobs=not deployed,
                 program_digest=backends.program_digest,
-                options=options,
                 encoders=needs_encoders(targets, self.runs, caches=self.config.publish.caches),
             )
             finally_.callback(self._facts.memo.save)

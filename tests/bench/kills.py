@@ -2,7 +2,7 @@
 
     python tests/bench/kills.py [--seed 0] [--kills 200] [--only 7 12] [--folder FOLDER]
 
-Builds, trainings, prunings and publications of tiny projects are started as a user starts
+Builds, trainings and publications of tiny projects are started as a user starts
 them. Each ends by SIGINT, SIGTERM, SIGHUP or SIGKILL, sent to Snakemake alone or to all processes
 as a terminal sends it, at a part of the time it takes or at a number of files that the seed draws.
 The same command then has to succeed, and to leave the files that an undisturbed one leaves. Printed
@@ -57,16 +57,12 @@ class Kind:
         command: what is killed, and run again.
         folders: with the files that are compared; they tell the progress as well.
         make: makes the project that is copied for each kill.
-        before: run before it.
-        done: what it says, and fails, where nothing was left to do.
         ignored: patterns of names of files that differ from one run to the next.
     """
 
     command: tuple[str, ...]
     folders: tuple[str, ...]
     make: Callable[[Path], Project]
-    before: tuple[str, ...] = ()
-    done: str = "\0"
     ignored: tuple[str, ...] = ()
 
 
@@ -171,10 +167,7 @@ class Harness:
 
     def copy(self, kind: str, name: str) -> Project:
         """Return a copy of a kind's project, ready for its command."""
-        project = Project(self.folder / kind).copy(self.folder / name)
-        if KINDS[kind].before:
-            project.run(*KINDS[kind].before)
-        return project
+        return Project(self.folder / kind).copy(self.folder / name)
 
     def carry_out(self, kill: Kill) -> Kill:
         """Kill a command, run it again, and note all that is wrong."""
@@ -197,7 +190,7 @@ class Harness:
         kill.traceback = "Traceback" in (project / "started.txt").read_text()
         kill.faults += _half_written(project)
         again = project.run(*_command(kind), check=False)
-        if again.returncode and kind.done not in again.output:
+        if again.returncode:
             kill.faults.append(f"again: {_error(again.output)}")
         elif left := project.temporaries():
             kill.faults.append(f"left: {left[0].relative_to(project.folder)}")

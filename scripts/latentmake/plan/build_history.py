@@ -61,7 +61,6 @@ class RunningBuild:
         orders: work orders of its jobs.
         runs: names of the runs that it planned.
         targets: of the command line.
-        alone: whether no other build may run beside it.
     """
 
     def __init__(
@@ -69,12 +68,10 @@ class RunningBuild:
         orders: Sequence[WorkOrder],
         runs: Iterable[str],
         targets: Sequence[str],
-        *,
-        alone: bool = False,
     ) -> None:
         self._orders, self._runs, self._targets = orders, runs, targets
         self._began = time.time()
-        self._held = spool.begin(orders, alone=alone)
+        self._held = spool.begin(orders)
         self._announced = running.announce(orders, runs, targets)
 
     def end(self, keep: int, *, succeeded: bool) -> None:

@@ -111,12 +111,13 @@ def _remembered(file: Path, folder: Path) -> dict[str, object]:
     now = source_stat((folder / file).stat())
     with Memo(place) as memo:
         tables = {"digest": memo.sources, "text": memo.texts}
-        rows = {
+        rows: dict[str, object] = {
             name: {"value": value, **SourceStat(*stat)._asdict(), "is_current": stat == now}
             for name, table in tables.items()
             for stat, value in table.known([str(file)]).values()
         }
-        rows |= {"media": found for _, found in memo.media([str(file)]).values()}  # noqa: B035
+        if media := memo.media([str(file)]).get(str(file)):
+            rows["media"] = media[1]
     return rows
 
 
