@@ -34,7 +34,6 @@ include: "rules/evaluate.smk"
 include: "rules/publish.smk"
 include: "rules/foreign.smk"
 include: "rules/import.smk"
-include: "rules/inspect.smk"
 include: "rules/clips.smk"
 
 

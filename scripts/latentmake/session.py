@@ -12,7 +12,6 @@ from pathlib import Path
 
 from latentmake import backends, requests
 from latentmake.config import Config, Run, parse
-from latentmake.config.command import Options
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.index.memo import MEMO, Memo
@@ -51,7 +50,6 @@ class Session:
     Args:
         values: the configuration file as read.
         targets: of the command line; empty stands for everything.
-        options: of the command line.
         main: whether this process plans.
         force: whether the user forces jobs that have nothing to do.
         dry: whether this is a dry run, which starts no process that would need the plan.
@@ -68,7 +66,6 @@ class Session:
         values: Mapping[str, object],
         *,
         targets: Sequence[str],
-        options: Options | None = None,
         main: bool,
         force: bool = False,
         dry: bool = False,
@@ -106,7 +103,6 @@ class Session:
                 buildable=self._buildable,
                 runs_jobs=not deployed,
                 program_digest=backends.program_digest,
-                options=options,
                 encoders=needs_encoders(targets, self.runs, caches=self.config.publish.caches),
             )
             finally_.callback(self._facts.memo.save)
@@ -176,14 +172,11 @@ class Session:
         if not self._imports:
             orders = built_orders(self.plan, self._targets)
             orders += [order for order, stale in self._singles.values() if stale]
-            alone = False
-            if self._main and any("verify" in asked for asked in self._file.runs.values()):
-                alone = self._facts.options.repair
             plans = self.plan.runs.values()
             built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
             owners.claim({part.dataset for parts in built for part in parts})
             with exit_on_mistake():
-                self._held = spool.begin(orders, alone=alone)
+                self._held = spool.begin(orders)
                 self._announced = running.announce(orders, self.plan.runs, self._targets)
             self._built = orders
 

@@ -15,6 +15,10 @@ ASKING = [
     ("status",),
     ("status", "tiny", "--json"),
     ("explain", "data/shapes/ant.png"),
+    ("check",),
+    ("verify",),
+    ("show", "runs/tiny/dataset.lock"),
+    ("doctor",),
     ("prune", "--json"),
     ("captions", "tiny"),
     ("report", "tiny"),
@@ -35,7 +39,7 @@ def test_a_word_that_asks_writes_nothing_but_the_memo_and_its_page(
 ) -> None:
     (built / "data/shapes/ant.txt").write_text("another caption\n")
     before = files(built)
-    built.ask(*arguments)
+    built.ask(*arguments, check=False)
     assert files(built) == before
 
 
