@@ -12,12 +12,10 @@ from pathlib import Path
 
 from latentmake import backends, requests
 from latentmake.config import Config, Run, parse
-from latentmake.config.command import Options
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan import owners, workspace
-from latentmake.plan.build_history import RunningBuild
+from latentmake.plan import owners, running, spool, workspace
 from latentmake.plan.estimates import built_orders
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
@@ -52,7 +50,6 @@ class Session:
     Args:
         values: the configuration file as read.
         targets: of the command line; empty stands for everything.
-        options: of the command line.
         main: whether this process plans.
         force: whether the user forces jobs that have nothing to do.
         dry: whether this is a dry run, which starts no process that would need the plan.
@@ -68,7 +65,6 @@ class Session:
         values: Mapping[str, object],
         *,
         targets: Sequence[str],
-        options: Options | None = None,
         main: bool,
         force: bool = False,
         dry: bool = False,
@@ -103,7 +99,6 @@ class Session:
                 Memo(MEMO),
                 runs_jobs=not deployed,
                 program_digest=backends.program_digest,
-                options=options,
                 encoders=needs_encoders(targets, self.runs, caches=self.config.publish.caches),
             )
             finally_.callback(self._facts.memo.save)
@@ -173,21 +168,23 @@ class Session:
         if not self._imports:
             orders = built_orders(self.plan, self._targets)
             orders += [order for order, stale in self._singles.values() if stale]
-            alone = False
-            if self._main and any("verify" in asked for asked in self._file.runs.values()):
-                alone = self._facts.options.repair
             plans = self.plan.runs.values()
             built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
             owners.claim({part.dataset for parts in built for part in parts})
             with exit_on_mistake():
-                self._build = RunningBuild(orders, self.plan.runs, self._targets, alone=alone)
+                self._held = spool.begin(orders)
+                self._announced = running.announce(orders, self.plan.runs, self._targets)
+            self._built = orders
 
     def end(self, *, succeeded: bool) -> None:
-        """Note what a build made, and clean up if it succeeded, before Snakemake unlocks."""
+        """Clean up if a build succeeded, before Snakemake unlocks."""
         if self._jobs is not None:
             self._jobs.end()
         if not self._imports:  # nothing says how much the store may keep
-            self._build.end(self.config.store.keep, succeeded=succeeded)
+            if self._announced is not None:
+                self._announced.close()
+            if succeeded:
+                spool.end(self._held, self._built, self.config.store.keep)
 
     # -- inputs and resources of rules --------------------------------------------------------
 

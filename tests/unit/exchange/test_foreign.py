@@ -546,10 +546,8 @@ def test_an_export_is_of_one_of_the_resolutions_of_its_run(asked: object, words:
 
 
 @pytest.mark.parametrize("beside", ["train_a", "all", "export_a", "cache/x/y/16/z"])
-def test_adoption_and_verification_are_commands_of_their_own(beside: str) -> None:
+def test_adoption_is_a_command_of_its_own(beside: str) -> None:
     refuse_company(["adopt_a", "adopt_b"], ["a", "b"])
     refuse_company([beside], ["a", "b"])
-    refuse_company(["verify_a", "verify_b"], ["a", "b"])
-    for alone in ("adopt_a", "verify_a"):
-        with pytest.raises(ConfigError, match=f"{alone}: cannot be given together with {beside}"):
-            refuse_company([alone, beside], ["a", "b"])
+    with pytest.raises(ConfigError, match=f"adopt_a: cannot be given together with {beside}"):
+        refuse_company(["adopt_a", beside], ["a", "b"])
