@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,7 +12,10 @@ from latentmake.files.atomic import open_to_group, replacing_folder
 from demo.tiny_sd import write_tiny_sd
 from demo.tiny_wan import write_tiny_wan
 
-_WRITERS = {"tiny-sd": write_tiny_sd, "tiny-wan": write_tiny_wan}
+_WRITERS: dict[str, Callable[[Path], None]] = {
+    "tiny-sd": write_tiny_sd,
+    "tiny-wan": write_tiny_wan,
+}
 
 
 def main() -> None:

@@ -100,10 +100,12 @@ def _start_as_identity(autoencoder: Any) -> None:
     for name, layer in autoencoder.named_modules():
         if not isinstance(layer, nn.Conv2d | nn.Conv3d):
             continue
-        weight, place = layer.weight, [side // 2 for side in layer.kernel_size]
+        weight: Any = layer.weight
+        bias: Any = layer.bias
+        place = [side // 2 for side in layer.kernel_size]
         if isinstance(layer, nn.Conv3d):
             place[0] = -1  # causal in time: the last tap is this moment
-        layer.bias.zero_()
+        bias.zero_()
         if name.endswith(".conv2"):  # the last of a residual block
             weight.zero_()
             continue
