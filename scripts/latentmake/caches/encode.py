@@ -16,7 +16,6 @@ from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.caches.shortages import Shortages
 from latentmake.caches.stages import Stages
 from latentmake.errors import DeviceError, SourceError
-from latentmake.models import recipe
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
@@ -63,10 +62,8 @@ def carry_out(
         StorageError: the disk is full or cannot be written.
     """
     began, since = time.monotonic(), time.time()
-    # A model that was made after planning has a recipe only now.
-    made = order.recipe or recipe.make(order.kind, order.dataset_settings, order.model_settings)
     shortages = shortages or Shortages()
-    job = Job(order, made, say, stages=Stages(threads), before=before, shortages=shortages)
+    job = Job(order, order.recipe, say, stages=Stages(threads), before=before, shortages=shortages)
     ready = [encoder] if isinstance(encoder, Loaded) else []
     started: list[float] = []
     held = contextlib.ExitStack()

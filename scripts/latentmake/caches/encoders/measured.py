@@ -112,9 +112,7 @@ def measured(
 
 def batch_sizes(order: WorkOrder, device: torch.device) -> BatchSizes:
     """Return the batch sizes of a loaded encoder on a CUDA device, remembered by their recipe."""
-    remembered = None
-    if order.recipe:
-        of = torch.cuda.get_device_properties(device)
-        name = f"{of.name}, {of.total_memory >> 20} MiB, {order.kind}"
-        remembered = Remembered(f"{name}, {digest.of_value(order.recipe)[:16]}")
+    of = torch.cuda.get_device_properties(device)
+    name = f"{of.name}, {of.total_memory >> 20} MiB, {order.kind}"
+    remembered = Remembered(f"{name}, {digest.of_value(order.recipe)[:16]}")
     return BatchSizes(_MOST[order.kind], free=free_memory(device), remembered=remembered)
