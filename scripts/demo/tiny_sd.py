@@ -36,7 +36,7 @@ def write_tiny_sd(
     text_steps: int = 1000,
     unet_steps: int = 9000,
 ) -> None:
-    """Train the model and write its folder, in about a quarter of an hour of one core.
+    """Train the model and write its folder, in about 25 minutes of one core.
 
     Args:
         folder: is made, or written into.

@@ -43,7 +43,7 @@ _CAPTION_DROPOUT = 0.1  # for classifier-free guidance
 def write_tiny_wan(
     folder: Path, *, seed: int = 0, vae_steps: int = 1200, transformer_steps: int = 2500
 ) -> None:
-    """Train the model and write its folder, in about ten minutes of one core.
+    """Train the model and write its folder, in about 12 minutes of one core.
 
     It is left undertrained: a short fine-tune must lower the loss visibly.
 
