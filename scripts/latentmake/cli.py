@@ -16,6 +16,7 @@ import latentmake
 from latentmake.errors import UserError, system_error
 from latentmake.words.compare import compare
 from latentmake.words.explain import explain
+from latentmake.words.import_ import import_
 from latentmake.words.prune import prune
 from latentmake.words.status import status
 
@@ -80,6 +81,7 @@ app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(compare)
 app.command(rich_help_panel=_KEEP)(prune)
+app.command("import", rich_help_panel=_KEEP)(import_)
 
 
 def main() -> None:

@@ -55,6 +55,7 @@ may be given with it, and a hint."""
 MOVED = {
     "compare": "compare {run}",
     "explain": "explain PATH",
+    "import": "import FILE --name {run}",
     "prune": "prune {run}",
     "status": "status {run}",
 }

@@ -13,7 +13,7 @@ __all__ = ["check", "check_run"]
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
 _LOGS = (
     *("adopt", "captions", "check", "clips", "evaluate", "export"),
-    *("generate", "import", "latents", "manifest", "publish", "report"),
+    *("generate", "latents", "manifest", "publish", "report"),
     *("text", "train", "verify"),
 )
 """Folders below `logs`."""
