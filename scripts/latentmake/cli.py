@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import latentmake
 from latentmake.errors import UserError, system_error
+from latentmake.words.adopt import adopt
 from latentmake.words.compare import compare
 from latentmake.words.explain import explain
 from latentmake.words.import_ import import_
@@ -81,6 +82,7 @@ app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(compare)
 app.command(rich_help_panel=_KEEP)(prune)
+app.command(rich_help_panel=_KEEP)(adopt)
 app.command("import", rich_help_panel=_KEEP)(import_)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from latentmake import backends
 from latentmake.config import Config, Run
-from latentmake.exchange.adoption_kinds import plan_adoption
 from latentmake.exchange.ai_training.plan import plan_export
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.files.disk import Need
@@ -28,7 +27,6 @@ Asked = dict[str, dict[str, str]]
 """Run -> kind of an order -> its path."""
 
 _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
-    "adopt": plan_adoption,
     "export": plan_export,
     "captions": plan_captions,
     "clips": plan_clips,

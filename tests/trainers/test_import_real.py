@@ -22,10 +22,9 @@ import video_world
 import world
 from conftest import sources
 from latentmake.config import parse
-from latentmake.exchange.adoption_kinds import plan_adoption
+from latentmake.exchange.adoption import adopt
 from latentmake.exchange.datasets_toml.importing import Imported, imported
-from latentmake.exchange.trainer_caches.adopt import adopt
-from latentmake.exchange.trainer_caches.order import CachesOrder
+from latentmake.exchange.trainer_caches import TrainerCaches
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of, size_of
@@ -480,10 +479,8 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
         return facts, make_plan(facts, ["cats"]).runs["cats"]
 
     facts, plan = planned()
-    order = plan_adoption(facts, plan, facts.config.runs["cats"])
-    said: list[str] = []
-    assert isinstance(order, CachesOrder)
-    counts = adopt(order, say=said.append)
+    run, said = facts.config.runs["cats"], list[str]()
+    counts = adopt(plan, run, TrainerCaches.of(facts.config, "cats", run), say=said.append)
     assert counts["adopted"] == len(IMAGES), said
     latents = [state for part, state in planned()[1].parts.items() if kind_of(part.name) != "text"]
     assert [(state.fresh, state.stale) for state in latents] == [(len(IMAGES), [])]

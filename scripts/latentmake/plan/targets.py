@@ -27,8 +27,8 @@ __all__ = [
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("adopt", "export", "captions", "clips", "check", "report", "verify")
-_ENCODING_NOTHING = ("adopt", "captions", "check", "clips", "report", "verify")
+ON_REQUEST = ("export", "captions", "clips", "check", "report", "verify")
+_ENCODING_NOTHING = ("captions", "check", "clips", "report", "verify")
 _LOOKING = ("captions", "check", "report", "verify")
 _PER_RUN = (
     "train",
@@ -44,7 +44,6 @@ _PAGE = re.compile(
     r"reports/((?:captions|compare|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl"
 )
 _ALONE = {
-    "adopt": (("adopt",), "adopt first, then give the other command: it encodes the rest"),
     "verify": (
         ("verify",),
         "verify alone: the next build makes what is deleted",
@@ -53,6 +52,7 @@ _ALONE = {
 """Word of a target that changes what the plan of its command has found -> words of the targets that
 may be given with it, and a hint."""
 MOVED = {
+    "adopt": "adopt {run}",
     "compare": "compare {run}",
     "explain": "explain PATH",
     "import": "import FILE --name {run}",

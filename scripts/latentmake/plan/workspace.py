@@ -12,7 +12,7 @@ __all__ = ["check", "check_run"]
 
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
 _LOGS = (
-    *("adopt", "captions", "check", "clips", "evaluate", "export"),
+    *("captions", "check", "clips", "evaluate", "export"),
     *("generate", "latents", "manifest", "publish", "report"),
     *("text", "train", "verify"),
 )
