@@ -54,14 +54,11 @@ class File(NamedTuple):
 
 
 class Format(Protocol):
-    """Caches of another program.
+    """Caches of another program."""
 
-    Attributes:
-        careful: whether a cache file of other content is never replaced by a file that may be
-            older.
-    """
-
-    careful: bool
+    @property
+    def careful(self) -> bool:
+        """Whether a file that may be older never replaces a cache file of other content."""
 
     def takes(self, work: WorkOrder) -> bool:
         """Whether targets of an order can be adopted."""

@@ -54,7 +54,7 @@ class TrainerCaches:
         self, work: WorkOrder, item: WorkItem, target: Target
     ) -> Iterator[tuple[Path, ...]]:
         """Yield the files of the folders that may be a target."""
-        names = (arrays if work.layout.npz else tensors).names
+        names = arrays.names if work.layout.npz else tensors.names
         for folder in self._folders[work.dataset]:
             for name in names(work, item, target):
                 if (path := Path(folder, name)).is_file():
@@ -69,7 +69,7 @@ class TrainerCaches:
     ) -> bool:
         """Check a file; return whether it tells what it was made of: a caption does."""
         (file,) = files
-        check = (arrays if work.layout.npz else tensors).check
+        check = arrays.check if work.layout.npz else tensors.check
         try:
             return check(file.data, work, source, target, file.path.name)
         except CacheError as error:
@@ -79,4 +79,5 @@ class TrainerCaches:
         self, files: Sequence[File], work: WorkOrder, source: SourceBytes, stamp: dict[str, str]
     ) -> bytes:
         """Return the file with our stamp."""
-        return (arrays if work.layout.npz else tensors).stamped(files[0].data, stamp)
+        stamped = arrays.stamped if work.layout.npz else tensors.stamped
+        return stamped(files[0].data, stamp)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from latentmake.config import Adopt, Model, Run
 from latentmake.errors import ConfigError
-from latentmake.exchange.ai_training.adopt import AiTraining
 from latentmake.exchange.ai_training.orders import ExportOrder, Text
 from latentmake.geometry.buckets import Size
 from latentmake.models.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan, run_folder
 from latentmake.sources.items import IMAGE_EXTENSIONS
+
+if TYPE_CHECKING:
+    from latentmake.exchange.ai_training.adopt import AiTraining
 
 __all__ = ["plan_adopt", "plan_export"]
 
@@ -24,6 +27,10 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AiTraining:
         ConfigError: it cannot be adopted.
         ModelError: a model's configuration cannot be read.
     """
+    from latentmake.exchange.ai_training.adopt import (
+        AiTraining,
+    )  # planning an export needs no numpy
+
     model = facts.config.models[run.model]
     adopt = _adopt(facts, run)
     for dataset in run.datasets:

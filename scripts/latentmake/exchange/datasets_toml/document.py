@@ -65,7 +65,8 @@ class Document:
 
     def general(self) -> Table:
         """Return the keys of `[general]`."""
-        return self.value(self.values, "general", dict, {}, "")
+        found: Table = self.value(self.values, "general", dict, {}, "")
+        return found
 
     def tables(self, table: Table, key: str, where: str = "") -> Iterator[tuple[str, Table]]:
         """Yield the place and the values of each table of a list: `datasets[0]`."""
@@ -96,7 +97,7 @@ class Document:
             ConfigError: it is neither a number nor two.
         """
         found = table.get("resolution")
-        sides = found if isinstance(found, list) else [found, found]
+        sides: list[Any] = found if isinstance(found, list) else [found, found]
         if found is None:
             return None
         if len(sides) != 2 or not all(type(side) is int for side in sides):
