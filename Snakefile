@@ -33,9 +33,6 @@ include: "rules/generate.smk"
 include: "rules/evaluate.smk"
 include: "rules/publish.smk"
 include: "rules/foreign.smk"
-include: "rules/inspect.smk"
-include: "rules/captions.smk"
-include: "rules/report.smk"
 include: "rules/clips.smk"
 
 

@@ -1,6 +1,5 @@
 # Needs: the configuration, and what the user asked for.
-# Makes: SESSION, which holds the plan; every other file asks it for the inputs of its rules; OPTIONS,
-#        those of the command (`--config repair=true`).
+# Makes: SESSION, which holds the plan; every other file asks it for the inputs of its rules.
 
 # Jobs inherit it: threads that wait actively halve the speed of everything beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -10,7 +9,6 @@ os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 from functools import partial
 
 from latentmake.caches.gpu import visible
-from latentmake.config.command import command_line
 from latentmake.plan.plan_file import VARIABLE
 from latentmake.session import Session
 from snakemake.logging import logger
@@ -36,12 +34,8 @@ GPUS = [] if ON_CLUSTER else visible()
 if GPUS and "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", len(GPUS))
 
-with exit_on_mistake():
-    OPTIONS, VALUES = command_line(ASKED.config or [], as_written(config))
-
 SESSION = Session(
-    VALUES,
-    options=OPTIONS,
+    as_written(config),
     targets=ASKED.targets,
     main=workflow.is_main_process and not (ASKED.lint or ASKED.unlock),
     force=bool(ASKED.forceall or ASKED.force or ASKED.forcerun),

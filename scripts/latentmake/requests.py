@@ -12,13 +12,9 @@ from latentmake.files.disk import Need
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import write_order
 from latentmake.plan.parts import RunPlan
-from latentmake.plan.targets import is_evaluation_asked, is_generation_asked, refuse_company
-from latentmake.reports.captions_order import plan_captions
-from latentmake.reports.checklist import plan_check
+from latentmake.plan.targets import is_evaluation_asked, is_generation_asked
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.generated import plan_generated, refuse_clips
-from latentmake.reports.report_order import plan_report
-from latentmake.reports.verify_order import plan_verify
 from latentmake.training.external.publication import is_uncached, write_items
 
 __all__ = ["Asked", "plan_following", "plan_requests", "runs_followed"]
@@ -28,11 +24,7 @@ Asked = dict[str, dict[str, str]]
 
 _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "export": plan_export,
-    "captions": plan_captions,
     "clips": plan_clips,
-    "check": plan_check,
-    "report": plan_report,
-    "verify": plan_verify,
 }
 """Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""
 _FOLLOWING = {
@@ -47,7 +39,6 @@ def plan_requests(
 ) -> tuple[Asked, list[Need]]:
     """Write the orders of what is done on request alone; return them, and the room they need."""
     config = facts.config
-    refuse_company(targets, config.runs)
     asked: Asked = {}
     needs: list[Need] = []
     for name, plan in runs.items():

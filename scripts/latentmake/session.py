@@ -12,12 +12,10 @@ from pathlib import Path
 
 from latentmake import backends, requests
 from latentmake.config import Config, Run, parse
-from latentmake.config.command import Options
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan import owners, workspace
-from latentmake.plan.build_history import RunningBuild
+from latentmake.plan import owners, running, spool, workspace
 from latentmake.plan.estimates import built_orders
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
@@ -52,7 +50,6 @@ class Session:
     Args:
         values: the configuration file as read.
         targets: of the command line; empty stands for everything.
-        options: of the command line.
         main: whether this process plans.
         force: whether the user forces jobs that have nothing to do.
         dry: whether this is a dry run, which starts no process that would need the plan.
@@ -68,7 +65,6 @@ class Session:
         values: Mapping[str, object],
         *,
         targets: Sequence[str],
-        options: Options | None = None,
         main: bool,
         force: bool = False,
         dry: bool = False,
@@ -101,7 +97,6 @@ class Session:
                 buildable=self._buildable,
                 runs_jobs=not deployed,
                 program_digest=backends.program_digest,
-                options=options,
                 encoders=needs_encoders(targets, self.runs, caches=self.config.publish.caches),
             )
             finally_.callback(self._facts.memo.save)
@@ -156,20 +151,22 @@ class Session:
             self._jobs = Jobs()
         orders = built_orders(self.plan, self._targets)
         orders += [order for order, stale in self._singles.values() if stale]
-        alone = False
-        if self._main and any("verify" in asked for asked in self._file.runs.values()):
-            alone = self._facts.options.repair
         plans = self.plan.runs.values()
         built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
         owners.claim({part.dataset for parts in built for part in parts})
         with exit_on_mistake():
-            self._build = RunningBuild(orders, self.plan.runs, self._targets, alone=alone)
+            self._held = spool.begin(orders)
+            self._announced = running.announce(orders, self.plan.runs, self._targets)
+        self._built = orders
 
     def end(self, *, succeeded: bool) -> None:
-        """Note what a build made, and clean up if it succeeded, before Snakemake unlocks."""
+        """Clean up if a build succeeded, before Snakemake unlocks."""
         if self._jobs is not None:
             self._jobs.end()
-        self._build.end(self.config.store.keep, succeeded=succeeded)
+        if self._announced is not None:
+            self._announced.close()
+        if succeeded:
+            spool.end(self._held, self._built, self.config.store.keep)
 
     # -- inputs and resources of rules --------------------------------------------------------
 
@@ -279,10 +276,6 @@ class Session:
     def runs_that(self, verb: str) -> list[str]:
         """Return the runs whose trainer `generates` or `evaluates`."""
         return [run for run, each in self.runs.items() if getattr(each.trainer, verb, False)]
-
-    def text_models(self, run: str) -> list[str]:
-        """Return the files to wait for where a rule has yet to make a run's text encoders."""
-        return self.marker(*(text.path for text in self.config.models[self.runs[run].model].text))
 
     def resources(self, kind: str, orders: Sequence[WorkOrder] = ()) -> Resources:
         """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders."""

@@ -2,7 +2,7 @@
 
     python tests/bench/kills.py [--seed 0] [--kills 200] [--only 7 12] [--folder FOLDER]
 
-Builds, trainings, repairs, prunings and publications of tiny projects are started as a user starts
+Builds, trainings and publications of tiny projects are started as a user starts
 them. Each ends by SIGINT, SIGTERM, SIGHUP or SIGKILL, sent to Snakemake alone or to all processes
 as a terminal sends it, at a part of the time it takes or at a number of files that the seed draws.
 The same command then has to succeed, and to leave the files that an undisturbed one leaves. Printed
@@ -57,18 +57,12 @@ class Kind:
         command: what is killed, and run again.
         folders: with the files that are compared; they tell the progress as well.
         make: makes the project that is copied for each kill.
-        before: run before it.
-        after: run after it, before files are compared.
-        done: what it says, and fails, where nothing was left to do.
         ignored: patterns of names of files that differ from one run to the next.
     """
 
     command: tuple[str, ...]
     folders: tuple[str, ...]
     make: Callable[[Path], Project]
-    before: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    done: str = "\0"
     ignored: tuple[str, ...] = ()
 
 
@@ -93,14 +87,6 @@ def _to_train(folder: Path) -> Project:
     return project
 
 
-def _damaged(folder: Path) -> Project:
-    project = _built(folder)
-    for name in project.cache_files()[::3]:
-        data = (project / name).read_bytes()
-        (project / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    return project
-
-
 def _to_publish(folder: Path) -> Project:
     project = Project.make(folder, sdscripts.config(), folder.parent / "micro")
     sdscripts.make_dataset(project / "data/shapes")
@@ -118,9 +104,6 @@ KINDS = {
         ("cache", "runs"),
         _to_train,
         ignored=("order.json", "train*.json", "progress.json", "curves.png", "events.*", ".*"),
-    ),
-    "repair": Kind(
-        ("verify_tiny", "--config", "repair=true"), ("cache",), _damaged, after=("caches_tiny",)
     ),
     "publish": Kind(
         ("publish_tiny",), ("out",), _to_publish, ignored=(".latentmake-published.json",)
@@ -180,16 +163,11 @@ class Harness:
             raise SystemExit(f"{name}: status {status}: {(project / 'started.txt').read_text()}")
         self.seconds[name] = time.monotonic() - begun
         self.files[name] = before, _number(project, kind)
-        if kind.after:
-            project.run(*kind.after)
         self.wanted[name] = _content(project, kind)
 
     def copy(self, kind: str, name: str) -> Project:
         """Return a copy of a kind's project, ready for its command."""
-        project = Project(self.folder / kind).copy(self.folder / name)
-        if KINDS[kind].before:
-            project.run(*KINDS[kind].before)
-        return project
+        return Project(self.folder / kind).copy(self.folder / name)
 
     def carry_out(self, kill: Kill) -> Kill:
         """Kill a command, run it again, and note all that is wrong."""
@@ -212,10 +190,8 @@ class Harness:
         kill.traceback = "Traceback" in (project / "started.txt").read_text()
         kill.faults += _half_written(project)
         again = project.run(*_command(kind), check=False)
-        if again.returncode and kind.done not in again.output:
+        if again.returncode:
             kill.faults.append(f"again: {_error(again.output)}")
-        elif kind.after and (after := project.run(*kind.after, check=False)).returncode:
-            kill.faults.append(f"{kind.after[0]}: {_error(after.output)}")
         elif left := project.temporaries():
             kill.faults.append(f"left: {left[0].relative_to(project.folder)}")
         kill.faults += _differences(self.wanted[kill.kind], _content(project, kind))

@@ -133,7 +133,7 @@ def test_each_text_is_an_item_of_links_and_an_edit_encodes_its_texts_alone(
 
     stray = folder / "foreign_0064x0048_wan.safetensors"
     shutil.copy(folder / "bee_0064x0048_wan.safetensors", stray)
-    assert stray.name in project.run("check_tiny", check=False).output
+    assert stray.name in project.ask("check", check=False).output
     stray.unlink()
 
     # One text of each item again: the folders of the caches are trained on as they are.
@@ -197,7 +197,7 @@ def test_texts_of_a_scripted_model_are_listed_cached_and_published(tmp_path: Pat
     project = Project.make(tmp_path / "project", values, tmp_path / "tiny")
     fast_tuner.write_pictures(project / "data/shapes", dict.fromkeys(STEMS, TAGS), (96, 64))
     fast_tuner.install(project / "musubi-tuner", MUSUBI["z_image"])
-    said = project.run("captions_tiny").output
+    said = project.ask("captions", "tiny").output
     assert "tokens are not counted" in said
     lines = (project / "reports/captions_tiny.jsonl").read_text().splitlines()
     listed = [json.loads(line)["text"] for line in lines]

@@ -1,7 +1,8 @@
-"""verify_{run} names what is wrong with a cache, and a repair and a build leave a whole one."""
+"""`latentmake verify` names what is wrong with a cache; a repair and a build leave a whole one."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import verify_world
 import world
 from project import Project
 
-ITEMS = 334
+ITEMS = 60
 
 
 @pytest.fixture
@@ -20,30 +21,33 @@ def written(micro: Path, tmp_path: Path) -> Project:
     return project
 
 
-def test_damages_of_eight_kinds_are_named_repaired_and_encoded_again_alone(
-    written: Project,
-) -> None:
+def test_what_is_wrong_is_named_deleted_and_encoded_again_alone(written: Project) -> None:
     files = verify_world.build(written.folder)
-    assert len(files) > 1000
     before = written.snapshot()
     spoilt = verify_world.spoil(written.folder, files)
-    kinds = {path: kind for path, (kind, _) in spoilt.items()}
-    assert len(kinds) == 25
-    result = written.run("verify_tiny", "--config", "repair=true", check=False)
-    report = json.loads((written / "reports/verify_tiny.json").read_bytes())
-    assert {each["path"]: each["kind"] for each in report["findings"]} == kinds
-    for path, (kind, reason) in spoilt.items():
-        assert f"\n{path}: {kind}: {reason}" in result.output
-    # A foreign file is left to the next build.
-    foreign = {path for path, kind in kinds.items() if kind == "foreign"}
-    assert {each["path"] for each in report["findings"] if not each["done"]} == foreign
-    assert result.returncode != 0 and "Traceback" not in result.output
-    result.one_line("error: verify_tiny: 2 files are wrong")
+    assert len(spoilt) == 25
+    asked = written.ask("verify", check=False)
+    assert asked.returncode == 1 and "25 wrong (16 damaged, 9 not what" in asked.output
+    for path, (verdict, reason) in spoilt.items():
+        assert f"{path}: {verdict}: {reason}" in asked.output
+    with (written / ".latentmake/building.lock").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)  # as a build holds it
+        refused = written.ask("verify", "--repair", check=False)
+    assert refused.returncode == 2 and refused.output.startswith("error: another build runs here")
+    repaired = written.ask("verify", "tiny", "--repair", "--json", check=False)
+    found = json.loads(repaired.output)
+    assert {each["path"]: each["verdict"] for each in found["findings"]} == {
+        path: verdict for path, (verdict, _) in spoilt.items()
+    }
+    # A file of another program is left to the next build.
+    foreign = {path for path, (_, reason) in spoilt.items() if reason.startswith("was not made")}
+    assert {each["path"] for each in found["findings"] if not each["done"]} == foreign
+    assert repaired.returncode == 1 and found["repaired"] == 23
     built = written.run("caches_tiny").encoded()
     # Of files under each other's names the store has the bytes.
-    swapped = {path for path, kind in kinds.items() if kind == "other item"}
-    assert (built.encoded, built.linked) == (len(kinds) - len(swapped), len(swapped))
+    swapped = {path for path, (_, reason) in spoilt.items() if reason.startswith("it was not")}
+    assert (built.encoded, built.linked) == (len(spoilt) - len(swapped), len(swapped))
     now = written.snapshot()
-    assert {path for path in now if now[path] != before[path]} == kinds.keys() - swapped
+    assert {path for path in now if now[path] != before[path]} == spoilt.keys() - swapped
     assert now.keys() == before.keys()
-    assert "0 wrong" in written.run("verify_tiny").output
+    assert "0 wrong" in written.ask("verify").output

@@ -72,11 +72,11 @@ def test_the_same_files_in_another_place_train_nothing_again(project: Project) -
     assert "train_tiny" in project.run("train_tiny").jobs
     of_dit(project, "models/wan/dit/pipeline")
     assert project.run("train_tiny").idle
-    said = project.run("check_tiny").output
+    said = project.ask("check").output
     assert "models/wan/dit/pipeline: Wan DiT" in said
     of_dit(project, "models/wan/dit/comfyui_file/dit.safetensors")
     assert "train_tiny" in project.run("-n", "train_tiny").jobs
     # The trainer `musubi` knows the original names alone.
     of_dit(project, FOLDER)
     wan.with_trainer(project)
-    project.run("check_tiny", check=False).one_line("dit", "is in diffusers' names")
+    project.ask("check", check=False).one_line("dit", "is in diffusers' names")

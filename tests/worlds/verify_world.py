@@ -13,7 +13,6 @@ import torch
 import yaml
 from latentmake import digest
 from latentmake.config import parse
-from latentmake.config.command import Options
 from latentmake.files import atomic, cachefile
 from latentmake.files.cachefile import target_key
 from latentmake.index.memo import Memo
@@ -21,6 +20,7 @@ from latentmake.layouts import kind_of, plain
 from latentmake.plan.expected import Expected, expected_files, sources_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import parts_of
+from latentmake.reports.verification import DAMAGED, UNEXPECTED
 from PIL import Image
 
 RUN, DATASET, MODEL = "tiny", "shapes", "micro"
@@ -45,9 +45,9 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def facts_of(values: dict[str, Any], memo: Memo, **options: Any) -> Facts:
+def facts_of(values: dict[str, Any], memo: Memo) -> Facts:
     """Return facts of a configuration; its models must be there."""
-    return Facts(parse(values), memo, options=Options(**options))
+    return Facts(parse(values), memo)
 
 
 def expected_of(facts: Facts) -> list[Expected]:
@@ -177,10 +177,10 @@ def put_foreign(path: Path) -> None:
 
 WAYS = (
     (4, flip_a_bit, "checksum differs"),
-    (3, cut_off, "cut short"),
-    (3, edit_header, "header damaged"),
-    (3, put_zeros, "all zeros"),
-    (3, put_nan, "NaN or infinity"),
+    (3, cut_off, "is cut short"),
+    (3, edit_header, "has a damaged header"),
+    (3, put_zeros, "checksum differs"),
+    (3, put_nan, "checksum differs"),
 )
 
 
@@ -192,7 +192,7 @@ def spoil(folder: Path, files: list[Expected]) -> dict[str, tuple[str, str]]:
         files: of it, 150 or more.
 
     Returns:
-        Path -> kind of the finding of each, and how its reason begins.
+        Path -> verdict on each, and how its reason begins.
     """
     values = yaml.safe_load((folder / "config/config.yaml").read_text())
     chosen = files[:: len(files) // 30]
@@ -203,20 +203,20 @@ def spoil(folder: Path, files: list[Expected]) -> dict[str, tuple[str, str]]:
             for _ in range(count):
                 each = chosen.pop()
                 way(Path(each.path))
-                found[each.path] = "damaged", reason
+                found[each.path] = DAMAGED, reason
         for _ in range(2):
             each = chosen.pop()
             put_foreign(Path(each.path))
-            found[each.path] = "foreign", "not made by latentmake"
+            found[each.path] = UNEXPECTED, "was not made by latentmake"
         for _ in range(3):
             each = chosen.pop()
             recipe = {**facts.recipe(DATASET, MODEL, kind_of(each.part)), "dtype": "float16"}
             key = target_key(each.content, digest.of_value(recipe), "16x16")
             write_cache(facts, each, stamp={"key": key, "recipe": recipe})
-            found[each.path] = "other recipe", "dtype float16 -> float32"
+            found[each.path] = UNEXPECTED, "dtype float16 -> float32"
         for _ in range(2):
             one, other = chosen.pop(), chosen.pop()
             swap(Path(one.path), Path(other.path))
-            for each, holds in ((one, other), (other, one)):
-                found[each.path] = "other item", f"it is the file of {holds.path}"
+            for each in (one, other):
+                found[each.path] = UNEXPECTED, f"it was not made of {each.source} as it is"
     return found

@@ -30,7 +30,6 @@ DTYPES = {"<f2": "F16", "<f4": "F32", "<f8": "F64", "<i4": "I32", "<i8": "I64", 
 """numpy's dtype -> name in safetensors."""
 
 _PIECE = 1 << 19  # bytes that are read and hashed at a time
-_PROBE = 64  # bytes at the beginning of a tensor, which are not all the same number
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # so that a pipe is no endless wait
 _HEADER_OF_ARRAY = 256  # bytes that hold the header of an array
 _own = threading.local()
@@ -53,7 +52,7 @@ def read_intact(
         path: of the file.
         key: that its header must have, if given.
         values: whether values are looked at too: None where one is NaN or infinite, or a tensor
-            seems to be constant.
+            is all zeros.
 
     Raises:
         OSError: it is gone or cannot be read.
@@ -143,7 +142,6 @@ def _hashed(
         if not seeks and done < end <= got:  # most of the time: a whole, small array
             found.update(buffer[done:end])
             continue
-        start = done
         while done < end:
             piece = buffer[done : min(end, got)] if done + 8 <= got else None
             if piece is None or len(piece) == 0:
@@ -155,8 +153,6 @@ def _hashed(
                 return None
             found.update(piece)
             if seeks:
-                if done == start and _is_uniform(piece[:_PROBE], number):
-                    return None
                 top = largest(piece, number, exponent)
                 if top is None:
                     return None
@@ -165,7 +161,3 @@ def _hashed(
         if zero:
             return None
     return found.hexdigest().encode()
-
-
-def _is_uniform(piece: memoryview, number: int) -> bool:
-    return len(piece) > number and piece[number:] == piece[:-number]

@@ -12,7 +12,7 @@ from pathlib import Path
 from latentmake.config import nearest
 from latentmake.errors import CacheError, SourceError, UserError
 from latentmake.files.cachefile import Header, read_header, read_metadata, read_recipe, target_key
-from latentmake.files.verified import Checked, Expected, verify
+from latentmake.files.verified import Checked, verify
 from latentmake.layouts import Named, kind_of
 from latentmake.plan import reuse
 from latentmake.plan.differences import (
@@ -210,9 +210,8 @@ def _of_header(path: str) -> Explanation:
     except OSError as error:
         return Explanation(path, "unreadable", f"cannot be read ({error.strerror})")
     recipe, metadata = read_recipe(path), read_metadata(path)
-    asked = Expected(header.key, header.recipe, may_be_zero=recipe.get("kind") == "text")
     caption = metadata.get("caption", metadata.get("caption1"))
-    checked = verify(path, asked)
+    checked = verify(path, may_be_zero=recipe.get("kind") == "text")
     return Explanation(
         path, "unknown", header=header, recipe=recipe, caption=caption, checked=checked
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from latentmake import digest, layouts
 from latentmake.config import Config, ExternalProgram, Model
-from latentmake.config.command import Options
 from latentmake.errors import DatasetError, ModelError, SourceError, TrainingError
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
@@ -37,7 +36,6 @@ class Facts:
 
     Attributes:
         asks: whether the command only asks, so that its plans write no orders.
-        options: of the command.
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
         unreadable: dataset -> stem -> fault of an item whose source cannot be read.
 
@@ -55,7 +53,6 @@ class Facts:
         buildable: Collection[str] = (),
         runs_jobs: bool = True,
         program_digest: ProgramDigest | None = None,
-        options: Options | None = None,
         encoders: bool = True,
         asks: bool = False,
     ) -> None:
@@ -63,7 +60,6 @@ class Facts:
         self._encoders = encoders
         self.asks = asks
         self.memo = memo
-        self.options = options or Options()
         self.runs_jobs = runs_jobs
         self._buildable = buildable
         self._program_digest = program_digest

@@ -22,14 +22,12 @@ __all__ = [
     "is_training_asked",
     "kinds_built",
     "needs_encoders",
-    "refuse_company",
     "refuse_moved",
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("export", "captions", "clips", "check", "report", "verify")
-_ENCODING_NOTHING = ("captions", "check", "clips", "report", "verify")
-_LOOKING = ("captions", "check", "report", "verify")
+ON_REQUEST = ("export", "clips")
+_ENCODING_NOTHING = ("clips",)
 _PER_RUN = (
     "train",
     "generate",
@@ -43,21 +41,17 @@ _PER_RUN = (
 _PAGE = re.compile(
     r"reports/((?:captions|compare|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl"
 )
-_ALONE = {
-    "verify": (
-        ("verify",),
-        "verify alone: the next build makes what is deleted",
-    ),
-}
-"""Word of a target that changes what the plan of its command has found -> words of the targets that
-may be given with it, and a hint."""
 MOVED = {
     "adopt": "adopt {run}",
+    "captions": "captions {run}",
+    "check": "check {run}",
     "compare": "compare {run}",
     "explain": "explain PATH",
     "import": "import FILE --name {run}",
     "prune": "prune {run}",
+    "report": "report {run}",
     "status": "status {run}",
+    "verify": "verify {run}",
 }
 """Word of a former target -> the words of `latentmake` that do the same."""
 _CLEANING = ("clean", "distclean", "clobber")
@@ -98,7 +92,7 @@ def needs_encoders(targets: Sequence[str], runs: Collection[str], *, caches: boo
 
     `caches` is `publish.caches`: without it the trainer's machine has the encoders.
     """
-    words = ("clips",) if caches else ("clips", "publish", *_LOOKING)
+    words = ("clips",) if caches else ("clips", "publish")
     known = {f"{word}_{run}" for word in words for run in runs}
     return not targets or not known.issuperset(as_words(targets))
 
@@ -154,20 +148,6 @@ def check_known(
             continue
         if not target.startswith((".latentmake/", "cache/")) and not is_made(target):
             raise _unknown(target, rules, runs)
-
-
-def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
-    """Refuse to build in the command of a target that changes caches: its plan would be outdated.
-
-    Raises:
-        ConfigError: another target of any of the runs is given with such a one.
-    """
-    for word, (words, hint) in _ALONE.items():
-        asked = {f"{word}_{run}" for run in runs} & set(targets)
-        beside = {f"{each}_{run}" for each in words for run in runs}
-        if asked and (others := [each for each in targets if each not in beside]):
-            what = f"cannot be given together with {others[0]}"
-            raise ConfigError(what, where=min(asked), hint=hint)
 
 
 def refuse_moved(targets: Sequence[str], configfiles: Iterable[Path]) -> None:

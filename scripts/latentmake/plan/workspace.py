@@ -12,9 +12,9 @@ __all__ = ["check", "check_run"]
 
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
 _LOGS = (
-    *("captions", "check", "clips", "evaluate", "export"),
+    *("captions", "clips", "evaluate", "export"),
     *("generate", "latents", "manifest", "publish", "report"),
-    *("text", "train", "verify"),
+    *("text", "train"),
 )
 """Folders below `logs`."""
 _PROBE = bytes(1 << 16)  # bytes: some room for Snakemake's log and locks

@@ -52,7 +52,7 @@ def _content(each: Explanation) -> Iterator[str]:
     if each.checked is None:
         return
     if each.checked.damage is not None:
-        hint = f"; `verify_{each.runs[0]} --config repair=true` deletes it" if each.runs else ""
+        hint = f"; `latentmake verify {each.runs[0]} --repair` deletes it" if each.runs else ""
         yield f"damaged: {each.checked.damage}{hint}"
     else:
         known = each.checked.has_checksum

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan
@@ -42,8 +42,13 @@ class Backend(ABC):
             UserError: the training could not be carried out.
         """
 
-    def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
-        """Check what a run needs besides its caches; files of a `current` manifest too."""
+    def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
+        """Check what a run needs besides its caches; files of a `current` manifest too.
+
+        Args:
+            order: the trainer's, as `plan` made it.
+            current: whether manifest and caches are up to date.
+        """
         del order, current
         return ()
 

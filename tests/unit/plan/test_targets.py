@@ -59,12 +59,12 @@ def test_a_file_of_a_run_that_there_is_not_is_answered_with_the_nearest() -> Non
         runs_asked_for(["runs/cat/dataset.lock"], RUNS)
 
 
-@pytest.mark.parametrize("word", ["captions", "report", "evaluate"])
-def test_a_page_asked_for_by_its_file_is_asked_for_by_its_word(word: str) -> None:
-    assert as_words([f"reports/{word}_a_b.html", "train_cats"]) == [f"{word}_a_b", "train_cats"]
-    assert runs_asked_for(as_words([f"reports/{word}_a_b.html"]), RUNS) == ["a_b"]
-    with pytest.raises(ConfigError, match=f"there is no run `cat`; did you mean `{word}_cats`"):
-        runs_asked_for(as_words([f"reports/{word}_cat.html"]), RUNS)
+def test_a_page_asked_for_by_its_file_is_asked_for_by_its_word() -> None:
+    asked = as_words(["reports/evaluate_a_b.html", "train_cats", "reports/report_a_b.html"])
+    assert asked == ["evaluate_a_b", "train_cats", "report_a_b"]
+    assert runs_asked_for(as_words(["reports/evaluate_a_b.html"]), RUNS) == ["a_b"]
+    with pytest.raises(ConfigError, match="there is no run `cat`; did you mean `evaluate_cats`"):
+        runs_asked_for(as_words(["reports/evaluate_cat.html"]), RUNS)
 
 
 def test_other_files_stand_for_themselves() -> None:
@@ -74,14 +74,14 @@ def test_other_files_stand_for_themselves() -> None:
     assert as_words(["reports/report_cats.jsonl"]) == ["reports/report_cats.jsonl"]  # no such file
 
 
-@pytest.mark.parametrize("word", ["report", "check", "train", "latents", "caches"])
+@pytest.mark.parametrize("word", ["check", "train", "latents", "caches"])
 def test_a_run_takes_no_word_of_a_run_whose_name_ends_like_its_own(word: str) -> None:
-    alone = kinds_built("cats", ["report_cats"])
-    assert kinds_built("cats", ["report_cats", f"{word}_big_cats"]) == alone == set()
+    alone = kinds_built("cats", ["clips_cats"])
+    assert kinds_built("cats", ["clips_cats", f"{word}_big_cats"]) == alone == set()
     assert kinds_built("big_cats", [f"{word}_big_cats"]) == kinds_built("cats", [f"{word}_cats"])
 
 
-RULES = ["all", "train_cats", "caches_cats", "check_cats", "train_a_b", "encode_latents_x_123"]
+RULES = ["all", "train_cats", "caches_cats", "export_cats", "train_a_b", "encode_latents_x_123"]
 
 
 def made(target: str) -> bool:
@@ -93,11 +93,11 @@ def made(target: str) -> bool:
     [
         ("trian_cats", "did you mean `train_cats`?"),
         ("train", "did you mean `train_"),
-        ("foo_cats", "of the run cats there are caches_cats, check_cats, train_cats"),
+        ("foo_cats", "of the run cats there are caches_cats, export_cats, train_cats"),
         ("clean", "removed by a build, others by `latentmake prune`; targets: all, train_{run}, "),
         (
             "zzz",
-            "targets: all, train_{run}, caches_{run}, check_{run}, cache/...; runs: cats, a_b",
+            "targets: all, train_{run}, caches_{run}, export_{run}, cache/...; runs: cats, a_b",
         ),
         ("runs/cats/lock", "targets: all"),
     ],
@@ -112,10 +112,10 @@ def test_a_target_that_no_rule_makes_is_answered_with_the_nearest_or_all(
 
 
 def test_a_run_is_offered_no_target_of_a_run_whose_name_ends_like_its_own() -> None:
-    rules = ["train_cats", "train_big_cats", "check_big_cats"]
+    rules = ["train_cats", "train_big_cats", "export_big_cats"]
     for run, expected in {
         "cats": "train_cats",
-        "big_cats": "check_big_cats, train_big_cats",
+        "big_cats": "export_big_cats, train_big_cats",
     }.items():
         with pytest.raises(ConfigError, match=f"; of the run {run} there are {expected}$"):
             check_known([f"foo_{run}"], ["cats", "big_cats"], rules=rules, is_made=made)
@@ -140,10 +140,10 @@ def test_no_file_is_taken_for_fresh_that_rules_spell_otherwise(
 
 
 def test_the_encoders_may_lie_elsewhere_for_what_only_looks() -> None:
-    looking = ["check_cats", "check_a_b", "captions_cats", "reports/report_cats.html"]
-    assert not needs_encoders([*looking, "verify_cats", "publish_cats"], RUNS, caches=False)
+    looking = ["publish_cats", "publish_a_b"]
+    assert not needs_encoders(looking, RUNS, caches=False)
     assert not needs_encoders(["clips_cats"], RUNS, caches=True)
     for targets in ([], ["all"], ["caches_cats"], ["train_cats"], ["fetch_cats"], ["adopt_cats"]):
         assert needs_encoders([*targets, *(looking if targets else [])], RUNS, caches=False)
-    for target in (*looking, "publish_cats", "check_dogs"):
+    for target in (*looking, "publish_cats", "captions_dogs"):
         assert needs_encoders([target], RUNS, caches=True)

@@ -41,16 +41,15 @@ class External(Trainer[Order], Backend):
             if train:
                 self.refuse(order, facts.memo)
 
-    def check(self, order: Path, *, current: bool) -> Iterator[Finding]:
+    def check(self, order: Order, *, current: bool) -> Iterator[Finding]:
         """Check what a run needs besides its caches."""
-        read = self.read(order)
         if current:
-            yield from self.data_findings(read)
-        if not read.trained:
+            yield from self.data_findings(order)
+        if not order.trained:
             return
-        found = [*self.preflight(read)]
-        if failed(found) and not read.publish.caches:  # its models may lie on the other machine
-            found = [*self.publication(read).findings()]
+        found = [*self.preflight(order)]
+        if failed(found) and not order.publish.caches:  # its models may lie on the other machine
+            found = [*self.publication(order).findings()]
         yield from found
 
     def train(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from latentmake.training.backend import Backend
 from latentmake.training.checks import Finding
@@ -20,13 +21,12 @@ class LoopBackend(Backend):
     def order_type(self) -> type[TrainingOrder]:
         """Return the class of its orders."""
 
-    def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
+    def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
         from latentmake.training.loop.checks import check_settings
-        from latentmake.training.order import read_order
 
         del current
-        return check_settings(read_order(order, self.order_type()).trainer)
+        return check_settings(order.trainer)
 
     def train(
         self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2

@@ -24,16 +24,15 @@ class Wan(LoopBackend):
 
         plan_training(facts, plan, train=train)
 
-    def check(self, order: Path, *, current: bool) -> Iterable[Finding]:
+    def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check the networks, and what the trainer's settings need."""
         from latentmake.models.wan_dit import trained_networks
         from latentmake.training.image_checks import image_findings
-        from latentmake.training.order import read_order, rows_of
+        from latentmake.training.order import rows_of
 
-        read = read_order(order, WanOrder)
-        yield from map(model_finding, trained_networks(read))
+        yield from map(model_finding, trained_networks(order))
         if current:  # the caches have musubi-tuner's pixels
-            sources = (row["source"] for row in rows_of(Path(read.manifest), dict[str, Any]))
+            sources = (row["source"] for row in rows_of(Path(order.manifest), dict[str, Any]))
             yield from image_findings(sources)
         yield from super().check(order, current=current)
 

@@ -15,20 +15,19 @@ from PIL import Image
 from wan_trainer_world import make_order
 
 
-def checked(order: WanOrder, path: Path, *, current: bool = False) -> dict[str, Finding]:
-    path.write_text(order.model_dump_json())
-    return {each.what: each for each in Wan().check(path, current=current)}
+def checked(order: WanOrder, *, current: bool = False) -> dict[str, Finding]:
+    return {each.what: each for each in Wan().check(order, current=current)}
 
 
 def test_both_networks_are_listed_and_a_broken_one_fails(tmp_path: Path) -> None:
     networks = ("dit", "dit_high_noise")
     order = make_order(tmp_path, networks=networks, task="t2v-A14B", boundary=0.875)
-    found = checked(order, tmp_path / "order.json")
+    found = checked(order)
     assert [found[f"model: {name}"].verdict for name in networks] == ["ok", "ok"]
     assert found["model: dit"].note == f"{tmp_path / 'dit'}: Wan DiT"
     assert found["environment"].verdict == "ok"
     (tmp_path / "dit_high_noise/diffusion_pytorch_model.safetensors").write_bytes(b"")
-    found = checked(order, tmp_path / "order.json")
+    found = checked(order)
     assert found["model: dit"].verdict == "ok"
     assert found["model: dit_high_noise"].verdict == "failed"
     assert "is cut short" in found["model: dit_high_noise"].note
@@ -42,20 +41,20 @@ def test_images_that_became_white_are_named(tmp_path: Path) -> None:
         rows.append(json.dumps({"source": f"{tmp_path}/{name}.png"}))
     (tmp_path / "manifest.jsonl").write_text("\n".join(rows))
     order = make_order(tmp_path).model_copy(update={"manifest": f"{tmp_path}/manifest.jsonl"})
-    note = checked(order, tmp_path / "order.json", current=True)["16-bit images"].note
+    note = checked(order, current=True)["16-bit images"].note
     assert note.startswith("1 image is 16-bit greyscale")
     assert note.endswith(f"white: {tmp_path}/a.png; save with 8 bits")
 
 
 def test_a_network_of_another_task_fails(tmp_path: Path) -> None:
     order = make_order(tmp_path).model_copy(update={"needs_clip": True, "task": "i2v-14B"})
-    note = checked(order, tmp_path / "order.json")["model: dit"].note
+    note = checked(order)["model: dit"].note
     assert "is a Wan DiT of 16 input channels; i2v-14B has 36" in note
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
 def test_8_bit_adamw_needs_its_package(tmp_path: Path) -> None:
     order = make_order(tmp_path, optimizer="adamw8bit")
-    found = checked(order, tmp_path / "order.json")["environment"]
+    found = checked(order)["environment"]
     assert found.verdict == "failed"
     assert "bitsandbytes is not installed" in found.note

@@ -1,0 +1,120 @@
+"""`latentmake doctor`: what a bug report needs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import typer
+import yaml
+
+import latentmake
+from latentmake.config import ExternalProgram
+from latentmake.errors import UserError
+from latentmake.files.disk import free, human
+from latentmake.words.project import ConfigFiles, Directory, Json, opened
+
+_PACKAGES = ("snakemake", "torch", "diffusers", "transformers", "accelerate", "safetensors")
+_PROVEN = {"musubi_tuner": "30c658c", "sd_scripts": "48d368f"}
+"""Section of the configuration -> commit of the program with which all our tests passed."""
+_LINES = 12  # of a log
+_ERROR = re.compile(r"(^|\s)error\b|^Traceback|^\w*(Error|Exception)\b", re.IGNORECASE)
+
+
+def doctor(
+    as_json: Json = False, configfile: ConfigFiles = None, directory: Directory = None
+) -> None:
+    """Print what a bug report needs: versions, GPU, trainers, disk room, the last error."""
+    found: dict[str, object] = {"versions": _versions(), "gpu": _gpu()}
+    try:
+        with opened(configfile, directory) as project:
+            config = project.config
+            settings = {"musubi_tuner": config.musubi_tuner, "sd_scripts": config.sd_scripts}
+            trainers = {name: _trainer(name, each) for name, each in settings.items() if each}
+            found["trainers"] = trainers or "none is configured"
+    except UserError as error:
+        found["configuration"] = str(error)
+    found["disk"] = {
+        str(Path(name).absolute()): f"{human(free(name))} free" for name in (".", "cache")
+    }
+    found["last error"] = _last_error()
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=10_000)
+        typer.echo(text, nl=False)
+
+
+def _versions() -> dict[str, str]:
+    found = {
+        "latentmake": f"{latentmake.__version__} in {Path(latentmake.__file__).parent}",
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "platform": platform.platform(),
+    }
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _gpu() -> dict[str, object]:
+    """Return the GPUs as torch sees them, and the driver as nvidia-smi does."""
+    driver = _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    found: dict[str, object] = {"driver": driver.partition("\n")[0] or "nvidia-smi is not there"}
+    try:
+        import torch  # takes seconds
+    except Exception as error:  # a broken installation is what a report is about
+        return {**found, "torch": f"cannot be imported ({error})"}
+    found["torch"] = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    found["devices"] = [
+        f"{each.name}, {human(each.total_memory)}, compute capability {each.major}.{each.minor}"
+        for each in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    ]
+    if torch.backends.mps.is_available():
+        found["devices"] = ["Apple GPU (MPS)"]
+    return found
+
+
+def _trainer(section: str, program: ExternalProgram) -> str:
+    """Return the commit of a trainer, and whether it is the one that is proven."""
+    folder, proven = Path(program.path).expanduser(), _PROVEN[section]
+    if not (folder / ".git").exists():
+        return f"{folder}: no git repository, so its commit is unknown; {proven} is proven"
+    commit = _said("git", "-C", str(folder), "rev-parse", "HEAD")
+    edited = " with local changes" * bool(_said("git", "-C", str(folder), "diff", "--stat", "HEAD"))
+    word = "proven" if commit.startswith(proven) else f"not proven; {proven} is"
+    return f"{folder}: commit {commit[:12] or 'unknown'}{edited} ({word})"
+
+
+def _said(*command: str) -> str:
+    """Return what a program says; "" where it is missing or fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return "" if done.returncode else done.stdout.strip()
+    return ""
+
+
+def _last_error() -> dict[str, list[str]]:
+    """Return the last log with an error, and its last lines."""
+    for log in sorted(_logs(), key=lambda each: each.stat().st_mtime, reverse=True):
+        lines = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").splitlines()
+        if any(map(_ERROR.search, lines)):
+            return {str(log): lines[-_LINES:]}
+    return {}
+
+
+def _logs() -> Iterator[Path]:
+    yield from Path("logs").rglob("*.log")
+    yield from Path(".snakemake/log").glob("*.log")

@@ -1,0 +1,66 @@
+"""`latentmake verify`: cache files and trained weights that are damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from latentmake.files.cores import usable_cores
+from latentmake.files.disk import human
+from latentmake.reports import verification
+from latentmake.reports.verification import Finding, Verified
+from latentmake.words.project import ConfigFiles, Directory, Json, Runs, alone, opened
+
+
+def verify(
+    runs: Runs = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Delete what is wrong; the next build makes it.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Files to read at a time.", show_default="all cores")
+    ] = None,
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Read every cache file of runs and their trained weights, and name those that are damaged."""
+    with opened(configfile, directory) as project, alone() if repair else contextlib.nullcontext():
+        names, many = project.run_names(runs), threads or usable_cores()
+        found = verification.verify(project.facts, names, threads=many, repair=repair)
+    if as_json:
+        findings = [
+            {name: getattr(each, name) for name in ("path", "verdict", "reason", "done")}
+            for each in found.findings
+        ]
+        typer.echo(json.dumps({**vars(found), "findings": findings}, indent=1))
+    else:
+        for line in (*map(_line, found.findings), *_summary(found)):
+            typer.echo(line)
+    if not repair and any(each.is_ours for each in found.findings):
+        command = " ".join(["latentmake verify", *(runs or ()), "--repair"])
+        typer.echo(f"`{command}` deletes these files, and the next build makes them", err=True)
+    if len(found.findings) > found.repaired:
+        raise typer.Exit(1)
+
+
+def _line(each: Finding) -> str:
+    """Return a finding in a line, whatever its file is called."""
+    text = f"{each.path}: {each.verdict}: {each.reason}{f'; {each.done}' if each.done else ''}"
+    return text.replace("\n", "\\n").encode("utf-8", "backslashreplace").decode()
+
+
+def _summary(found: Verified) -> Iterator[str]:
+    yield f"verified {found.files} cache files ({human(found.size)} in {found.seconds:.1f} s)"
+    counts = Counter(each.verdict for each in found.findings)
+    kinds = ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
+    yield f"{len(found.findings)} wrong{f' ({kinds})' if kinds else ''}, {found.repaired} repaired"
+    if found.missing:
+        yield f"{len(found.missing)} missing: the next build makes them"
+    if found.unsummed:
+        yield f"{found.unsummed} without a checksum: they were made by an earlier release"
