@@ -95,7 +95,7 @@ app.command(rich_help_panel=_LOOK)(show)
 app.command(rich_help_panel=_LOOK)(doctor)
 app.command(rich_help_panel=_KEEP)(prune)
 app.command(rich_help_panel=_KEEP)(adopt)
-app.command("import", rich_help_panel=_KEEP)(import_)
+app.command("import", rich_help_panel=_LOOK)(import_)
 
 
 def main() -> None:

@@ -32,6 +32,8 @@ def import_(
     """Make a configuration of another trainer's dataset file; notes in it say what differs."""
     from latentmake.exchange.datasets_toml.importing import imported, write
 
+    if directory is not None and not directory.is_dir():
+        raise ConfigError("there is no such folder", where=directory, hint="check --directory")
     os.chdir(directory or ".")
     run = name or re.sub(r"[^A-Za-z0-9_.-]+", "_", file.stem).lstrip("_.-")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run):

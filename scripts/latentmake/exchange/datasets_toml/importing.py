@@ -63,8 +63,9 @@ def imported(
     document.unknown("file", document.values, known, trainer.TITLE)
     blocks = trainer.blocks_of(document)
     if not blocks:
-        why = f"names no dataset that can be taken over {document.notes or ''}".strip()
-        raise ConfigError(why, where=path, hint="name a file of musubi-tuner or sd-scripts")
+        what = "names no dataset that can be taken over"
+        what += f" ({document.notes[0]})" if document.notes else ""
+        raise ConfigError(what, where=path, hint="name a file of musubi-tuner or sd-scripts")
     caches = [folder for block in blocks for folder in block.caches]
     spec, why = choose(architecture, caches, musubi=trainer is musubi)
     if why:
