@@ -44,7 +44,6 @@ SESSION = Session(
     buildable={SAMPLE_MODEL: SAMPLE_MODEL_MARKER, SAMPLE_WAN: SAMPLE_WAN_MARKER},
     deployed=bool(workflow.deployment_settings.deployment_method),
     allowed=ASKED.allowed_rules or [],
-    imported=IMPORTED,
     side_by_side=None if ON_CLUSTER else max(1, len(GPUS)),
 )
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from latentmake import backends
 from latentmake.config import Config, Run
-from latentmake.exchange.adoption_kinds import plan_adoption
 from latentmake.exchange.ai_training.plan import plan_export
 from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
 from latentmake.files.disk import Need
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import write_order
 from latentmake.plan.parts import RunPlan
-from latentmake.plan.targets import is_evaluation_asked, is_generation_asked, refuse_company
+from latentmake.plan.targets import is_evaluation_asked, is_generation_asked
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.training.external.publication import is_uncached, write_items
@@ -24,7 +23,6 @@ Asked = dict[str, dict[str, str]]
 """Run -> kind of an order -> its path."""
 
 _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
-    "adopt": plan_adoption,
     "export": plan_export,
     "clips": plan_clips,
 }
@@ -41,7 +39,6 @@ def plan_requests(
 ) -> tuple[Asked, list[Need]]:
     """Write the orders of what is done on request alone; return them, and the room they need."""
     config = facts.config
-    refuse_company(targets, config.runs)
     asked: Asked = {}
     needs: list[Need] = []
     for name, plan in runs.items():

@@ -57,7 +57,6 @@ class Session:
         buildable: folder that a rule makes -> a file that it makes there.
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
-        imported: the run that an import makes; there is no configuration then.
         side_by_side: how many jobs encode at a time on this machine; None on a cluster.
     """
 
@@ -73,12 +72,10 @@ class Session:
         buildable: Mapping[str, str] | None = None,
         deployed: bool = False,
         allowed: Collection[str] = (),
-        imported: str | None = None,
         side_by_side: int | None = 1,
     ) -> None:
         self._main = main
         self._targets = targets
-        self._imports = imported is not None
         self._side_by_side = side_by_side
         self._jobs: Jobs | None = None
         self._buildable = dict(buildable or {})
@@ -88,9 +85,6 @@ class Session:
                 workspace.check(home, dry=dry)
                 if not dry:
                     self._entered = enter(cluster=side_by_side is None)
-            if imported is not None:
-                self._plan_import(imported, values)
-                return
             own = {name: value for name, value in values.items() if main or name != "prompt"}
             self.config: Config = parse(own)
             if not main:
@@ -119,20 +113,6 @@ class Session:
                 self._file.write(time.time_ns())
 
     # -- planning -----------------------------------------------------------------------------
-
-    def _plan_import(self, run: str, values: Mapping[str, object]) -> None:
-        """Write the order of an import; a configuration without any run stands beside it."""
-        self.config = Config.model_construct(datasets={}, models={}, runs={})
-        self.plan = Plan({}, [])
-        if not self._main:
-            self._file = PlanFile.read()
-            return
-        # Only imports need what this imports.
-        from latentmake.exchange.datasets_toml.order import plan_import
-
-        order = plan_import(run, values).write()
-        self._file = PlanFile(runs={run: {"import": str(order)}})
-        self._file.write(time.time_ns())
 
     def _plan_runs(self, targets: Sequence[str], *, force: bool, dry: bool) -> None:
         """Plan the runs that targets need."""
@@ -169,26 +149,24 @@ class Session:
         """Clean up, and keep what jobs will replace: after Snakemake locked, before any job."""
         if self._main and self._side_by_side is not None:
             self._jobs = Jobs()
-        if not self._imports:
-            orders = built_orders(self.plan, self._targets)
-            orders += [order for order, stale in self._singles.values() if stale]
-            plans = self.plan.runs.values()
-            built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
-            owners.claim({part.dataset for parts in built for part in parts})
-            with exit_on_mistake():
-                self._held = spool.begin(orders)
-                self._announced = running.announce(orders, self.plan.runs, self._targets)
-            self._built = orders
+        orders = built_orders(self.plan, self._targets)
+        orders += [order for order, stale in self._singles.values() if stale]
+        plans = self.plan.runs.values()
+        built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
+        owners.claim({part.dataset for parts in built for part in parts})
+        with exit_on_mistake():
+            self._held = spool.begin(orders)
+            self._announced = running.announce(orders, self.plan.runs, self._targets)
+        self._built = orders
 
     def end(self, *, succeeded: bool) -> None:
         """Clean up if a build succeeded, before Snakemake unlocks."""
         if self._jobs is not None:
             self._jobs.end()
-        if not self._imports:  # nothing says how much the store may keep
-            if self._announced is not None:
-                self._announced.close()
-            if succeeded:
-                spool.end(self._held, self._built, self.config.store.keep)
+        if self._announced is not None:
+            self._announced.close()
+        if succeeded:
+            spool.end(self._held, self._built, self.config.store.keep)
 
     # -- inputs and resources of rules --------------------------------------------------------
 
@@ -301,6 +279,5 @@ class Session:
 
     def resources(self, kind: str, orders: Sequence[WorkOrder] = ()) -> Resources:
         """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders."""
-        planning = self._main and not self._imports
-        memo = self._facts.memo if planning else None
+        memo = self._facts.memo if self._main else None
         return resources_of(self.config.cluster, kind, orders, memo)
