@@ -34,8 +34,6 @@ include: "rules/evaluate.smk"
 include: "rules/publish.smk"
 include: "rules/foreign.smk"
 include: "rules/import.smk"
-include: "rules/captions.smk"
-include: "rules/report.smk"
 include: "rules/clips.smk"
 
 

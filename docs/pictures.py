@@ -31,11 +31,12 @@ def build(temporary: Path) -> None:
     values["runs"][SECOND]["trainer"]["rank"] = 2
     config = temporary / "config.yaml"
     config.write_text(yaml.safe_dump(values))
-    targets = [f"train_{RUN}", f"train_{SECOND}", REPORT]
+    targets = [f"train_{RUN}", f"train_{SECOND}"]
     snakemake = [sys.executable, "-m", "snakemake", "--cores", "all", *targets]
     subprocess.run([*snakemake, "--configfile", str(config)], check=True)
-    compare = [sys.executable, "-m", "latentmake", "compare", RUN, SECOND]
-    subprocess.run([*compare, "-c", str(config)], check=True)
+    for words in (["compare", RUN, SECOND], ["report", RUN]):
+        command = [sys.executable, "-m", "latentmake", *words, "-c", str(config)]
+        subprocess.run(command, check=True)
 
 
 def photograph(name: str, target: Path, part: str, window: tuple[int, int] = SIZE) -> None:

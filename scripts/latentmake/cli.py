@@ -14,16 +14,18 @@ from typer.core import TyperGroup
 
 import latentmake
 from latentmake.errors import UserError, system_error
+from latentmake.words.captions import captions
 from latentmake.words.check import check
 from latentmake.words.compare import compare
 from latentmake.words.doctor import doctor
 from latentmake.words.explain import explain
 from latentmake.words.prune import prune
+from latentmake.words.report import report
 from latentmake.words.show import show
 from latentmake.words.status import status
 from latentmake.words.verify import verify
 
-_LOOK = "Look (nothing is written; safe beside a running build)"
+_LOOK = "Look (builds nothing; safe beside a running build)"
 _KEEP = "Keep house (no build may run meanwhile)"
 _EPILOG = (
     "Snakemake makes the files: `snakemake --cores 1 train_RUN`, `caches_RUN`, `generate_RUN` and "
@@ -84,6 +86,8 @@ app.command(rich_help_panel=_LOOK)(status)
 app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(check)
 app.command(rich_help_panel=_LOOK)(verify)
+app.command(rich_help_panel=_LOOK)(captions)
+app.command(rich_help_panel=_LOOK)(report)
 app.command(rich_help_panel=_LOOK)(compare)
 app.command(rich_help_panel=_LOOK)(show)
 app.command(rich_help_panel=_LOOK)(doctor)

@@ -14,10 +14,8 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import write_order
 from latentmake.plan.parts import RunPlan
 from latentmake.plan.targets import is_evaluation_asked, is_generation_asked, refuse_company
-from latentmake.reports.captions_order import plan_captions
 from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
 from latentmake.reports.generated import plan_generated, refuse_clips
-from latentmake.reports.report_order import plan_report
 from latentmake.training.external.publication import is_uncached, write_items
 
 __all__ = ["Asked", "plan_following", "plan_requests", "runs_followed"]
@@ -28,9 +26,7 @@ Asked = dict[str, dict[str, str]]
 _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "adopt": plan_adoption,
     "export": plan_export,
-    "captions": plan_captions,
     "clips": plan_clips,
-    "report": plan_report,
 }
 """Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""
 _FOLLOWING = {

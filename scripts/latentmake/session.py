@@ -15,8 +15,7 @@ from latentmake.config import Config, Run, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.index.memo import MEMO, Memo
-from latentmake.plan import owners, workspace
-from latentmake.plan.build_history import RunningBuild
+from latentmake.plan import owners, running, spool, workspace
 from latentmake.plan.estimates import built_orders
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
@@ -177,14 +176,19 @@ class Session:
             built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
             owners.claim({part.dataset for parts in built for part in parts})
             with exit_on_mistake():
-                self._build = RunningBuild(orders, self.plan.runs, self._targets)
+                self._held = spool.begin(orders)
+                self._announced = running.announce(orders, self.plan.runs, self._targets)
+            self._built = orders
 
     def end(self, *, succeeded: bool) -> None:
-        """Note what a build made, and clean up if it succeeded, before Snakemake unlocks."""
+        """Clean up if a build succeeded, before Snakemake unlocks."""
         if self._jobs is not None:
             self._jobs.end()
         if not self._imports:  # nothing says how much the store may keep
-            self._build.end(self.config.store.keep, succeeded=succeeded)
+            if self._announced is not None:
+                self._announced.close()
+            if succeeded:
+                spool.end(self._held, self._built, self.config.store.keep)
 
     # -- inputs and resources of rules --------------------------------------------------------
 
@@ -294,10 +298,6 @@ class Session:
     def runs_that(self, verb: str) -> list[str]:
         """Return the runs whose trainer `generates` or `evaluates`."""
         return [run for run, each in self.runs.items() if getattr(each.trainer, verb, False)]
-
-    def text_models(self, run: str) -> list[str]:
-        """Return the files to wait for where a rule has yet to make a run's text encoders."""
-        return self.marker(*(text.path for text in self.config.models[self.runs[run].model].text))
 
     def resources(self, kind: str, orders: Sequence[WorkOrder] = ()) -> Resources:
         """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders."""

@@ -1,4 +1,4 @@
-"""captions_{run}: every text that will be encoded, its tokens and what is cut, in a browser."""
+"""`latentmake captions`: every text that will be encoded, its tokens and what is cut, on a page."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from project import Project
 
 LONG = "x" * 80  # 80 tokens: the micro model's tokenizer knows letters alone
 NASTY = "</script><img src=x onerror='window.hurt=1'>"
+PAGE = "reports/captions_tiny.html"
 
 
 @pytest.fixture(scope="module")
@@ -26,31 +27,18 @@ def shown(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Project:
     (project / "data/shapes/ant.txt").write_text(f"kept, {LONG}")
     (project / "data/shapes/bee.txt").write_text(f"a, {NASTY}, b")
     (project / "data/shapes/cat.txt").write_bytes(b"caf\xe9")
-    done = project.run("captions_tiny")
+    note, *said = project.ask("captions", "tiny").output.splitlines()
+    assert note.startswith("note: datasets.shapes.captions.variants")
+    assert said[0] == "text_encoder: 3 of 15 texts are cut, the longest has 85 tokens"
+    assert said[1].startswith("faulty: data/shapes/cat.txt: is not UTF-8")
+    assert said[2:] == [PAGE]
     assert not (project / "cache").exists()
-    assert "3 of 15 texts are cut, the longest has 85 tokens" in done.output
-    assert "faulty: data/shapes/cat.txt: is not UTF-8" in done.output
     return project
 
 
 def rows(project: Project) -> list[dict[str, Any]]:
     text = (project / "reports/captions_tiny.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
-
-
-def test_a_page_asked_for_by_its_file_is_as_new_as_one_asked_for_by_its_word(
-    shown: Project,
-) -> None:
-    before = rows(shown)
-    caption = shown / "data/shapes/bee.txt"
-    text = caption.read_text()
-    caption.write_text("a bee")
-    shown.run("reports/captions_tiny.html")
-    assert "a bee" in [row["text"] for row in rows(shown)]
-    caption.write_text(text)
-    shown.run("reports/captions_tiny.jsonl")
-    assert rows(shown) == before
-    assert "report_tiny" in shown.run("-n", "reports/report_tiny.html").output
 
 
 def test_a_line_says_of_each_text_what_every_encoder_sees(shown: Project) -> None:
@@ -69,10 +57,18 @@ def test_a_line_says_of_each_text_what_every_encoder_sees(shown: Project) -> Non
     }  # fmt: skip
 
 
+def test_the_lines_can_be_printed_and_follow_the_captions(shown: Project, tmp_path: Path) -> None:
+    project = shown.copy(tmp_path / "project")
+    (project / "data/shapes/cat.txt").write_text("mended")
+    _, *said = project.ask("captions", "tiny", "--json").output.splitlines()
+    assert [*map(json.loads, said)] == rows(project)
+    assert len(rows(project)) == 18
+
+
 def test_the_page_shows_every_text_and_strikes_out_what_is_cut(
     shown: Project, browser: Browser
 ) -> None:
-    browser.open(shown / "reports/captions_tiny.html")
+    browser.open(shown / PAGE)
     assert browser.text("h1") == "Captions of tiny"
     assert browser.text(".encoder p.warn") == "3 of 15 texts are cut."
     assert browser.text("#faults li").startswith("data/shapes/cat.txt: is not UTF-8")
@@ -86,21 +82,12 @@ def test_the_page_shows_every_text_and_strikes_out_what_is_cut(
 
 
 def test_words_and_cut_texts_can_be_looked_for(shown: Project, browser: Browser) -> None:
-    browser.open(shown / "reports/captions_tiny.html")
+    def stems() -> list[str]:
+        return [element.text.split()[0] for element in browser.all("h3")]
+
+    browser.open(shown / PAGE)
     browser.click("cut")
-    assert [element.text for element in browser.all("h3")] == ["ant"]
+    assert stems() == ["ant"]
     browser.click("cut")
     browser.driver.find_element("id", "words").send_keys("SQUARE")
-    assert [element.text for element in browser.all("h3")] == ["dog", "fox"]
-
-
-def test_a_page_is_made_anew_of_what_captions_say_now(
-    shown: Project, tmp_path: Path, browser: Browser
-) -> None:
-    project = shown.copy(tmp_path / "project")
-    (project / "data/shapes/cat.txt").write_text("mended")
-    (project / "data/shapes/ant.txt").write_text("short")
-    project.run("captions_tiny")
-    browser.open(project / "reports/captions_tiny.html")
-    assert browser.text(".encoder").count("No text is cut.") == 1
-    assert len(browser.all("h3")) == 6
+    assert stems() == ["dog", "fox"]

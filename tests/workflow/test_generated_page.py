@@ -70,7 +70,7 @@ def test_clips_play_side_by_side_from_a_disk(browser: Browser, folder: Path) -> 
     assert NASTY.replace("\n", " ") in heads[1].replace("\n", " ")
     assert browser.run("return window.hurt") is None
     assert browser.complaints() == []
-    assert "num" not in browser.text("#used") and "steps" in browser.text("#used")
+    assert "num" not in browser.text("#settings") and "steps" in browser.text("#settings")
 
 
 def test_the_sheet_shows_frames_over_time_base_above_adapter(folder: Path) -> None:

@@ -20,18 +20,21 @@ ASKING = [
     ("show", "runs/tiny/dataset.lock"),
     ("doctor",),
     ("prune", "--json"),
+    ("captions", "tiny"),
+    ("report", "tiny"),
 ]
 
 
 def files(project: Project) -> dict[str, tuple[int, int]]:
-    """Every file of a project but the memo, with what tells that it was written."""
+    """Every file of a project but the memo and pages, with what tells that it was written."""
     found = (path for path in project.folder.rglob("*") if path.is_file())
+    found = (path for path in found if path.parent.name != "reports")
     found = (path for path in found if not path.name.startswith("memo.sqlite"))
     return {str(path): (path.stat().st_ctime_ns, path.stat().st_size) for path in found}
 
 
 @pytest.mark.parametrize("arguments", ASKING, ids=" ".join)
-def test_a_word_that_asks_writes_nothing_but_the_memo(
+def test_a_word_that_asks_writes_nothing_but_the_memo_and_its_page(
     built: Project, arguments: tuple[str, ...]
 ) -> None:
     (built / "data/shapes/ant.txt").write_text("another caption\n")

@@ -197,7 +197,7 @@ def test_texts_of_a_scripted_model_are_listed_cached_and_published(tmp_path: Pat
     project = Project.make(tmp_path / "project", values, tmp_path / "tiny")
     fast_tuner.write_pictures(project / "data/shapes", dict.fromkeys(STEMS, TAGS), (96, 64))
     fast_tuner.install(project / "musubi-tuner", MUSUBI["z_image"])
-    said = project.run("captions_tiny").output
+    said = project.ask("captions", "tiny").output
     assert "tokens are not counted" in said
     lines = (project / "reports/captions_tiny.jsonl").read_text().splitlines()
     listed = [json.loads(line)["text"] for line in lines]

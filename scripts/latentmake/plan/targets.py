@@ -27,9 +27,8 @@ __all__ = [
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("adopt", "export", "captions", "clips", "report")
-_ENCODING_NOTHING = ("adopt", "captions", "clips", "report")
-_LOOKING = ("captions", "report")
+ON_REQUEST = ("adopt", "export", "clips")
+_ENCODING_NOTHING = ("adopt", "clips")
 _PER_RUN = (
     "train",
     "generate",
@@ -49,10 +48,12 @@ _ALONE = {
 """Word of a target that changes what the plan of its command has found -> words of the targets that
 may be given with it, and a hint."""
 MOVED = {
+    "captions": "captions {run}",
     "check": "check {run}",
     "compare": "compare {run}",
     "explain": "explain PATH",
     "prune": "prune {run}",
+    "report": "report {run}",
     "status": "status {run}",
     "verify": "verify {run}",
 }
@@ -95,7 +96,7 @@ def needs_encoders(targets: Sequence[str], runs: Collection[str], *, caches: boo
 
     `caches` is `publish.caches`: without it the trainer's machine has the encoders.
     """
-    words = ("clips",) if caches else ("clips", "publish", *_LOOKING)
+    words = ("clips",) if caches else ("clips", "publish")
     known = {f"{word}_{run}" for word in words for run in runs}
     return not targets or not known.issuperset(as_words(targets))
 

@@ -98,22 +98,15 @@
   window.addEventListener("hashchange", read);
 
   // What does not change: prompts, and the settings of the runs.
-  function table(element, heads, lines) {
-    for (const cells of [["setting", ...heads], ...lines]) {
-      const line = make("tr");
-      line.append(...cells.map((text, index) => make(index ? "td" : "th", "", text)));
-      element.append(line);
-    }
-    element.hidden = lines.length === 0;
-  }
-
   at("row").append(...rows.map((text, index) => new Option(`${index + 1}. ${text}`, String(index))));
   at("step").max = String(Math.max(0, steps.length - 1));
   at("steps").hidden = steps.length === 0;
   const lines = data.settings.map(([key, values]) => [key, ...values]);
   const equal = lines.filter(([, first, ...others]) => others.every((value) => value === first));
-  table(at("differing"), sides.map((side) => side.name), lines.filter((line) => !equal.includes(line)));
-  table(at("equal").querySelector("table"), ["value"], equal.map((line) => line.slice(0, 2)));
+  const differing = lines.filter((line) => !equal.includes(line));
+  at("differing").append(table(["setting", ...sides.map((side) => side.name)], differing));
+  at("differing").hidden = !differing.length;
+  at("equal").append(table(["setting", "value"], equal.map((line) => line.slice(0, 2))));
   at("equal").open = sides.length === 1;
   at("equal").querySelector("summary").textContent = `${equal.length} settings are equal`;
   read();

@@ -18,7 +18,7 @@ from latentmake.files import atomic
 from latentmake.files.mp4 import spread_frames
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan, run_folder
-from latentmake.reports.page import page, state_in, template_digest
+from latentmake.reports.page import page, state_in, table, template_digest
 from latentmake.training.backend import Backend
 from latentmake.training.generation import FOLDER, INDEX, Clip, GenerationIndex
 
@@ -43,7 +43,7 @@ _MARGIN, _LINE, _FONT = 8, 18, 14
 
 def _state(index: GenerationIndex) -> str:
     """Return the digest of all that page and sheet show."""
-    return digest.of_value([index.model_dump(), template_digest("generated")])
+    return digest.of_value([index.model_dump(), template_digest("gallery")])
 
 
 def is_shown(folder: Path) -> bool:
@@ -81,18 +81,26 @@ def write_pages(folder: Path, say: Callable[[str], object]) -> int:
         raise StorageError("the index of the clips is gone", where=folder / INDEX, hint=hint)
     if not is_shown(folder):
         atomic.write(folder / SHEET, _sheet(folder, index))
+        size = {key: index.settings[key] for key in ("width", "height")}
         rows = [
             {
-                "prompt": prompt,
-                "seed": seed,
-                "clips": [{"file": clip.file, "made": _made(clip)} for clip in _both(list(clips))],
+                "title": prompt,
+                "note": f"seed {seed}",
+                "clips": [
+                    {"label": _made(clip), "source": clip.file, **size}
+                    for clip in _both(list(clips))
+                ],
             }
             for (prompt, seed), clips in groupby(index.clips, key=_row)
         ]
         settings = [[key, str(value)] for key, value in index.settings.items()]
-        known = {key: index.settings[key] for key in ("fps", "width", "height")}
-        data = {"rows": rows, "settings": settings, **known}
-        text = page("generated", f"Clips of {index.run}", data, _state(index))
+        data = {
+            "fps": index.settings["fps"],
+            "summary": "" if rows else "No clips yet.",
+            "rows": rows,
+            "tables": [table("settings", "Settings", "", ["setting", "value"], settings)],
+        }
+        text = page("gallery", f"Clips of {index.run}", data, _state(index))
         atomic.write(folder / PAGE, text.encode())
     say(f"{folder / PAGE}: {len(index.clips)} clips")
     return len(index.clips)

@@ -17,24 +17,13 @@ from latentmake.errors import SourceError
 from latentmake.regular import read_regular
 from latentmake.reports.clips import ClipSources
 
-__all__ = ["Pictures", "as_text", "decoded", "embedded"]
+__all__ = ["Pictures", "as_text", "embedded"]
 
-_WIDTH, _HEIGHT = 1024, 2048  # pixels; larger pictures are scaled down
+_WIDTH, _NARROW = 1024, 512  # pixels; wider pictures are scaled down
+_MANY = 200  # pictures; more are narrow
 _PIXEL_ART = 256  # pixels; smaller pictures are embedded without loss
-_PAGE = 14_000_000  # bytes of all pictures of a page; a third more as text
-_LEAST, _MOST = 60_000, 400_000  # bytes of one picture, whatever their number
-_QUALITIES = (90, 80, 70, 60, 50)
 Picture = tuple[str, int, int, bool]
 _READING = Dataset(path=".")  # as an image of a dataset with the default settings
-
-
-def decoded(data: bytes, path: Path) -> Image.Image:
-    """Return an image as RGB, upright.
-
-    Raises:
-        SourceError: it is damaged or no image.
-    """
-    return decode(data, str(path), _READING)
 
 
 def embedded(image: Image.Image, kind: str, **options: Any) -> str:
@@ -65,8 +54,7 @@ class Pictures:
     def __init__(self, count: int, sources: ClipSources | None = None) -> None:
         self._sources = sources
         self.clips: list[int] = []
-        self._limit = max(_LEAST, min(_MOST, _PAGE // max(1, count)))
-        self._quality = 0  # index of the last picture's quality
+        self._width = _WIDTH if count <= _MANY else _NARROW
         self._numbers: dict[str, int] = {}
         self.embedded: list[Picture] = []
         self.faults: list[str] = []
@@ -81,7 +69,7 @@ class Pictures:
                 name = digest.of_bytes(data)
                 if name in self._numbers:
                     return self._numbers[name]
-                found = self._embed(decoded(data, path))
+                found = self._embed(decode(data, str(path), _READING))
             if name not in self._numbers:
                 self._numbers[name] = len(self.embedded)
                 self.embedded.append(found)
@@ -106,18 +94,5 @@ class Pictures:
     def _embed(self, image: Image.Image) -> Picture:
         if max(image.size) < _PIXEL_ART:
             return embedded(image, "png", optimize=True), *image.size, True
-        image.thumbnail((_WIDTH, _HEIGHT), Image.Resampling.LANCZOS)
-        # Most pictures of a page need a similar quality: start one above the last picture's.
-        self._quality = max(0, self._quality - 1)
-        while True:
-            uri = embedded(image, "webp", quality=_QUALITIES[self._quality], method=2)
-            if len(uri) * 3 // 4 <= self._limit:
-                break
-            if self._quality < len(_QUALITIES) - 1:
-                self._quality += 1
-            elif max(image.size) >= 2 * _PIXEL_ART:
-                size = (max(1, image.width * 3 // 4), max(1, image.height * 3 // 4))
-                image = image.resize(size, Image.Resampling.LANCZOS)
-            else:
-                break
-        return uri, *image.size, False
+        image.thumbnail((self._width, 2 * self._width), Image.Resampling.LANCZOS)
+        return embedded(image, "webp", quality=80, method=2), *image.size, False

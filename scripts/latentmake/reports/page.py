@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from latentmake import digest
 
-__all__ = ["page", "state_in", "template_digest"]
+__all__ = ["page", "state_in", "table", "template_digest"]
 
 _FOLDER = Path(__file__).parent
-_SHARED = {
-    "evaluate": ("clips",),
-    "compare": ("clips",),
-    "generated": ("clips",),
-    "captions": ("encoders", "paging"),
-    "report": ("encoders", "paging", "sheet"),
-}  # further templates of a kind of page
+_CLIPS = ("compare", "gallery")  # kinds of pages with clips
 _HEAD = 4096  # bytes: the state stands within these
 _STATE = re.compile(rb'<meta name="latentmake-state" content="([0-9a-f]{64})">')
 
@@ -40,7 +35,7 @@ def template_digest(kind: str) -> str:
 
 def _parts(kind: str) -> tuple[str, ...]:
     """Return the names of the templates of a kind of page."""
-    return ("page", *_SHARED.get(kind, ()), kind)
+    return ("page", *(("clips",) if kind in _CLIPS else ()), kind)
 
 
 def _allowed(text: str) -> str:
@@ -53,7 +48,7 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     """Return a page.
 
     Args:
-        kind: `compare`, `captions`, `evaluate`, `generated` or `report`.
+        kind: `cards`, `compare` or `gallery`.
         title: of the page.
         data: JSON values for its script.
         state: digest of what it was made of, for `state_in`.
@@ -68,7 +63,7 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     style, script = (
         "\n".join(_source(f"{name}.{x}") for name in _parts(kind)) for x in ("css", "js")
     )
-    clips = "media-src data: file: 'self'; " if "clips" in _parts(kind) else ""
+    clips = "media-src data: file: 'self'; " if kind in _CLIPS else ""
     policy = (
         f"default-src 'none'; img-src data:; {clips}style-src {_allowed(style)}; "
         f"script-src {_allowed(script)}; base-uri 'none'; form-action 'none'"
@@ -76,6 +71,17 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     return templates.get_template(f"{kind}.html").render(
         title=title, data=data, state=state, policy=policy, style=style, script=script
     )
+
+
+def table(
+    name: str, title: str, words: str, heads: Sequence[str], rows: Iterable[Sequence[str | float]]
+) -> dict[str, Any]:
+    """Return a table of a page; `name` is its section's.
+
+    Heads with a `>` belong to columns of numbers; a cell that is a number is a bar of that share.
+    """
+    values = [[*row] for row in rows]
+    return {"id": name, "title": title, "words": words, "heads": [*heads], "rows": values}
 
 
 def state_in(path: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -10,7 +11,6 @@ from tabulate import tabulate
 from latentmake.layouts import kind_of
 from latentmake.plan.parts import Part, Plan
 from latentmake.plan.staleness import REASONS
-from latentmake.reports.natural import natural_key
 
 __all__ = ["plan_table", "row_of"]
 
@@ -40,7 +40,7 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
         )
     ]
     for found in faults.values():
-        by_place = sorted(found, key=lambda fault: natural_key(fault.path))
+        by_place = sorted(found, key=lambda fault: _in_numbers(fault.path))
         lines += [f"faulty: {fault.line}" for fault in by_place]
     total = sum(len(item.targets) for order in plan.orders for item in order.items)
     if total:
@@ -49,6 +49,12 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
         lines.append(f"{total} targets to make{beside}, in {len(plan.jobs)} jobs")
     lines += estimates
     return "\n".join([*lines, ""])
+
+
+def _in_numbers(name: str) -> list[tuple[int, str]]:
+    """Return a sort key by which `line 9` stands before `line 10`."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
 def row_of(part: Part) -> tuple[str, str, str]:

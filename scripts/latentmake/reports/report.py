@@ -1,61 +1,187 @@
-"""Page of a run: items, sizes, training, speed, history and provenance of its caches."""
+"""Page of a run: state of its caches, curves and samples of its training, sizes, and its items."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+import io
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from latentmake import digest
+from latentmake.errors import UserError
 from latentmake.files import atomic
-from latentmake.plan.build_history import HISTORY, read_history, versions
-from latentmake.reports.page import page
-from latentmake.reports.report_caches import buckets_section, caches_section
-from latentmake.reports.report_items import items_section
-from latentmake.reports.report_order import ReportOrder
-from latentmake.reports.report_training import training_section
+from latentmake.files.disk import human
+from latentmake.files.safetensors import read_head
+from latentmake.layouts import kind_of
+from latentmake.models.shapes import vae_factor
+from latentmake.plan.facts import Facts
+from latentmake.plan.manifest_job import manifest_items
+from latentmake.plan.parts import RunPlan, run_folder
+from latentmake.plan.training_estimate import duration
+from latentmake.reports.cards import PICTURES, page_data, read_cards
+from latentmake.reports.page import page, table
+from latentmake.reports.status import StatusRow, status_of
+from latentmake.training.json_file import JsonFile
 
-__all__ = ["write_report"]
+_LATENTS = "latents"
+_IMAGE, _CLIP = 3, 4  # dimensions of an image's latents [C, h, w] and of a clip's [C, F, h, w]
+_WIDTH = 2400  # pixels of a picture of the training at most
+_EVENTS = "events.out.tfevents*"
 
-_BUILDS = 200  # the last ones of the history
+
+class _Facts(JsonFile, extra="ignore"):
+    """Figures in the record of a training, whichever trainer wrote it."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    loss_start: float | None = None
+    loss_end: float | None = None
 
 
-def write_report(order: ReportOrder, path: Path, say: Callable[[str], object]) -> None:
-    """Write the page of a run; `say` receives what cannot be shown, and its size.
+def write_report(facts: Facts, plan: RunPlan, path: Path) -> None:
+    """Write the page of a run, with at most 500 of its items.
 
     Raises:
-        StorageError: the disk is full or cannot be written.
+        UserError: a dataset cannot be read, or the disk is full or cannot be written.
     """
-    run, caches = order.contact.run, caches_section(order)
-    data: dict[str, Any] = {
-        "run": run,
-        "planned": order.planned,
-        "caches": caches,
-        "contact": items_section(order.contact, say),
-        "buckets": buckets_section(order),
-        "training": training_section(run, say),
-        "speeds": [speed._asdict() for speed in order.speeds],
-        "history": [asdict(build) for build in read_history(last=_BUILDS)],
-        "provenance": _provenance(order),
-    }
-    text = page("report", f"Report of {run}", data).encode()
-    atomic.write(path, text)
-    files = sum(row["files"] for row in caches)
-    say(f"{path}: {files} cache files, {len(text) / 1e6:.1f} MB; builds are in {HISTORY}")
+    found = read_cards(facts, plan.name, most=PICTURES)
+    data = page_data(facts, plan.name, found, found.cards)
+    status = status_of(facts, plan)
+    files = sum(row.files for row in status.rows)
+    size = human(sum(row.bytes for row in status.rows))
+    state = [f"{status.stale} targets stale", "warn"] if status.stale else ["all fresh", "good"]
+    data["facts"] += [
+        ["Cache files", f"{files}, {size}"],
+        ["State", *state],
+        ["Written", time.strftime("%Y-%m-%d %H:%M")],
+    ]
+    trained = facts.config.runs[plan.name].trainer is not None
+    data["training"] = _training(plan.name) if trained else None
+    data["tables"] = [_caches(status.rows), _buckets(facts, plan.name)]
+    atomic.write(path, page("cards", f"Report of {plan.name}", data).encode())
 
 
-def _provenance(order: ReportOrder) -> dict[str, Any]:
-    return {
-        "model": order.contact.model_name,
-        "trainer": order.trainer,
-        "datasets": {
-            name: settings.model_dump(mode="json", exclude_defaults=True)
-            for name, settings in order.contact.datasets.items()
-        },
-        "recipes": [
-            {"name": name, "digest": digest.of_value(recipe) if recipe else "", "recipe": recipe}
-            for name, recipe in order.recipes.items()
-        ],
-        "versions": versions(),
-    }
+# -- caches ---------------------------------------------------------------------------------------
+
+
+def _caches(rows: list[StatusRow]) -> dict[str, Any]:
+    words = "" if any(row.files for row in rows) else "Nothing is encoded yet."
+    heads = ["dataset", "kind", ">fresh", "stale", ">orphaned", ">files", ">size"]
+    lines = (
+        [
+            row.dataset,
+            row.kind,
+            str(row.fresh),
+            ", ".join(f"{count} {reason}" for reason, count in row.stale.items()) or "–",
+            str(row.orphans),
+            str(row.files),
+            human(row.bytes),
+        ]
+        for row in rows
+    )
+    return table("caches", "Caches", words, heads, lines)
+
+
+def _buckets(facts: Facts, name: str) -> dict[str, Any]:
+    """Return a table of the sizes of latents, by the headers of the cache files.
+
+    Sizes are in pixels where the VAE's configuration tells how many a latent stands for. Files that
+    are missing or damaged are not counted.
+    """
+    run = facts.config.runs[name]
+    try:
+        factor = vae_factor(facts.config.models[run.model].vae) or 1
+    except UserError:
+        factor = 1
+    sizes: Counter[tuple[str, str, int, int, int]] = Counter()
+    for item in manifest_items(facts, run, {}, {}):
+        for part, targets in item.targets.items():
+            if kind_of(part) == _LATENTS:
+                found = filter(None, (_size(path) for path, _ in targets))
+                sizes.update((item.dataset, part, *size) for size in found)
+    most = max(sizes.values(), default=1)
+    rows: list[list[str | float]] = []
+    for (dataset, part, width, height, frames), count in sorted(sizes.items()):
+        size = f"{width * factor} × {height * factor}" + (f" × {frames}" if frames > 1 else "")
+        rows.append([dataset, part, size, str(count), count / most])
+    clips = " × frames of latents" if any(key[-1] > 1 for key in sizes) else ""
+    unit = "pixels" if factor > 1 else "latents"
+    words = f"Sizes as they train, in {unit}: width × height{clips}."
+    heads = ["dataset", "resolution", "size", ">items", ""]
+    title = "Resolutions and buckets"
+    return table("buckets", title, words if sizes else "No latents yet.", heads, rows)
+
+
+def _size(path: str) -> tuple[int, int, int] | None:
+    """Return width, height and frames of a file's latents; None where no header tells."""
+    try:
+        for name, shape in _shapes(path):
+            if name.startswith(_LATENTS) and len(shape) in (_IMAGE, _CLIP):
+                return shape[-1], shape[-2], shape[1] if len(shape) == _CLIP else 1
+    except (OSError, ValueError, zipfile.BadZipFile):
+        pass
+    return None
+
+
+def _shapes(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if not path.endswith(".npz"):
+        for name, tensor in read_head(path).tensors.items():
+            yield name, tuple(tensor.shape)
+        return
+    from numpy.lib import format as npy
+
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as member:
+                version = npy.read_magic(member)
+                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+                yield name, read(member)[0]
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+def _training(run: str) -> dict[str, Any]:
+    """Return figures of a run's training in words, its curves and its sample pictures."""
+    folder = run_folder(run)
+    record = _Facts.read(folder / "training.json") or _Facts()
+    pictures = {"Curves": _curves(folder, run), "Sample pictures": _file(folder / "samples.png")}
+    shown = [[name, _embedded(data)] for name, data in pictures.items() if data]
+    words = [f"{record.steps} steps"] if record.steps else []
+    words += [duration(record.seconds / 60)] if record.seconds else []
+    if record.loss_start is not None and record.loss_end is not None:
+        words.append(f"loss {record.loss_start:.4g} → {record.loss_end:.4g}")
+    if not words and not shown:
+        words = ["Not trained yet."]
+    return {"words": " · ".join(words), "pictures": shown}
+
+
+def _file(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _curves(folder: Path, run: str) -> bytes | None:
+    """Return the curves that the training drew, or those of its newest TensorBoard files."""
+    if (drawn := _file(folder / "curves.png")) is not None:
+        return drawn
+    from latentmake.training.loop.curves import curves_png
+
+    files = sorted(folder.rglob(_EVENTS), key=lambda path: path.stat().st_mtime)
+    places = dict.fromkeys(path.parent for path in reversed(files))
+    return next((data for place in places if (data := curves_png(place, title=run))), None)
+
+
+def _embedded(data: bytes) -> str:
+    """Return a PNG as a data URI, a large one scaled down."""
+    from PIL import Image
+
+    from latentmake.reports.images import embedded
+
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+        image.thumbnail((_WIDTH, 2 * _WIDTH))
+        return embedded(image.convert("RGB"), "webp", quality=85)

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from latentmake.words.project import ConfigFiles, Directory, opened
+from latentmake.words.project import ConfigFiles, Directory, Open, opened
 
 
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs with sample pictures.")],
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    open_page: Open = False,
     configfile: ConfigFiles = None,
     directory: Directory = None,
 ) -> None:
@@ -22,5 +22,5 @@ def compare(
         found = [pictured(project.config, name) for name in project.run_names(runs)]
         path = page_path([run.name for run in found])
         write_comparison(found, path, typer.echo)
-        if show:
+        if open_page:
             typer.launch(path.absolute().as_uri())

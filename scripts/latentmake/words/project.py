@@ -48,6 +48,8 @@ Runs = Annotated[
     list[str] | None,
     typer.Argument(metavar="RUN", help="Runs of the configuration.", show_default="all"),
 ]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run of the configuration.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

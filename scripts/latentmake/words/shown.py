@@ -1,9 +1,11 @@
-"""Tables for people: as wide as they are, so that `grep` finds whole rows in a pipe."""
+"""Tables for people: as wide as they are, so that `grep` finds whole rows in a pipe; pages."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -23,3 +25,10 @@ def table(
     for row in rows:
         shown.add_row(*map(Text, row))
     Console(soft_wrap=True).print(shown, width=_WIDE)
+
+
+def show_page(path: Path, *, open_page: bool) -> None:
+    """Print the path of a page that was written, and open it in a browser where asked to."""
+    typer.echo(path)
+    if open_page:
+        typer.launch(path.absolute().as_uri())

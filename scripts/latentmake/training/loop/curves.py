@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from latentmake.files import atomic
 
-__all__ = ["Curve", "draw_curves", "is_noisy", "read_curves", "smoothed"]
+__all__ = ["Curve", "curves_png", "draw_curves", "is_noisy", "read_curves", "smoothed"]
 
 Values = NDArray[np.float64]
 
@@ -128,7 +128,7 @@ def _draw(axes: Axes, curve: Curve) -> bool:
 
 
 def draw_curves(events: Path, out: Path, *, title: str = "") -> bool:
-    """Draw every scalar of a folder of event files into one PNG of 1200 pixels' width.
+    """Draw every scalar of a folder of event files into one PNG, see `curves_png`.
 
     Args:
         events: the folder, without those below it.
@@ -138,10 +138,22 @@ def draw_curves(events: Path, out: Path, *, title: str = "") -> bool:
     Returns:
         Whether there was anything to draw.
     """
-    curves = read_curves(events) if events.is_dir() else []
-    if not curves:
+    data = curves_png(events, title=title)
+    if data is None:
         out.unlink(missing_ok=True)
         return False
+    atomic.write(out, data)
+    return True
+
+
+def curves_png(events: Path, *, title: str = "") -> bytes | None:
+    """Return a PNG of 1200 pixels' width with every scalar of a folder of event files.
+
+    None where there is nothing to draw.
+    """
+    curves = read_curves(events) if events.is_dir() else []
+    if not curves:
+        return None
     rows = -(-len(curves) // _COLUMNS)
     figure = Figure(figsize=(_WIDTH, rows * _HEIGHT + 0.6), dpi=_DPI, layout="constrained")
     canvas = FigureCanvasAgg(figure)
@@ -158,5 +170,4 @@ def draw_curves(events: Path, out: Path, *, title: str = "") -> bool:
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, parse_math=False)
     data = io.BytesIO()
     canvas.print_figure(data, format="png", metadata={"Software": None})
-    atomic.write(out, data.getvalue())
-    return True
+    return data.getvalue()
