@@ -32,7 +32,6 @@ include: "rules/generate.smk"
 include: "rules/evaluate.smk"
 include: "rules/publish.smk"
 include: "rules/foreign.smk"
-include: "rules/import.smk"
 include: "rules/clips.smk"
 
 

@@ -1,13 +1,11 @@
 # Needs: the command line.
-# Makes: ASKED, what the user asked for; IMPORTED, the run that an import makes, which needs no
-#        configuration: it writes one.
+# Makes: ASKED, what the user asked for.
 
 from contextlib import redirect_stderr
 from io import StringIO
 
 from latentmake.config.document import check_files
 from latentmake.entry import exit_on_mistake
-from latentmake.exchange.datasets_toml.order import imported_run
 from latentmake.plan.targets import as_words, refuse_moved
 from snakemake.cli import parse_args
 
@@ -27,12 +25,9 @@ def read_arguments():
 ASKED = read_arguments()
 with exit_on_mistake():
     refuse_moved(ASKED.targets, workflow.overwrite_configfiles)
-    IMPORTED = imported_run(ASKED.targets or ASKED.allowed_rules or [])
-
-if not IMPORTED:
-    check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
+check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
 
 # A file of the user's own replaces the sample's, it does not add to it.
-if not (workflow.overwrite_configfiles or IMPORTED):
+if not workflow.overwrite_configfiles:
 
     configfile: "config/config.yaml"

@@ -41,7 +41,6 @@ SESSION = Session(
     home=Path(workflow.basedir),
     deployed=bool(workflow.deployment_settings.deployment_method),
     allowed=ASKED.allowed_rules or [],
-    imported=IMPORTED,
     side_by_side=None if ON_CLUSTER else max(1, len(GPUS)),
 )
 

@@ -1,23 +1,7 @@
-# Needs: to adopt, the plan, and caches that ai-training, musubi-tuner or sd-scripts made of a run's
-#        images; to export, its lock.
-# Makes: adopt_{run} makes cache files of what is stale and lies there; export_{run} writes files for
-#        ai-training. Nothing is declared: what a job leaves out, the next build encodes.
+# Needs: the lock of a run.
+# Makes: export_{run} writes its caches as files for ai-training. Nothing is declared.
 
 for run in SESSION.runs:
-
-    rule:
-        name:
-            f"adopt_{run}"
-        input:
-            order=ancient(SESSION.run_order(run, "adopt") or workflow.main_snakefile),
-        log:
-            f"logs/adopt/{run}.log",
-        localrule: True
-        conda:
-            "../envs/encode.yaml"
-        threads: threads_of("encode")
-        script:
-            "../scripts/adopt.py"
 
     rule:
         name:

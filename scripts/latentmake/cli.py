@@ -14,11 +14,13 @@ from typer.core import TyperGroup
 
 import latentmake
 from latentmake.errors import UserError, system_error
+from latentmake.words.adopt import adopt
 from latentmake.words.captions import captions
 from latentmake.words.check import check
 from latentmake.words.compare import compare
 from latentmake.words.doctor import doctor
 from latentmake.words.explain import explain
+from latentmake.words.import_ import import_
 from latentmake.words.prune import prune
 from latentmake.words.report import report
 from latentmake.words.show import show
@@ -92,6 +94,8 @@ app.command(rich_help_panel=_LOOK)(compare)
 app.command(rich_help_panel=_LOOK)(show)
 app.command(rich_help_panel=_LOOK)(doctor)
 app.command(rich_help_panel=_KEEP)(prune)
+app.command(rich_help_panel=_KEEP)(adopt)
+app.command("import", rich_help_panel=_LOOK)(import_)
 
 
 def main() -> None:

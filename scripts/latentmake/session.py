@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from latentmake import backends, requests
+from latentmake import backends
 from latentmake.config import Config, Run, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
+from latentmake.exchange.ai_training.plan import plan_export
+from latentmake.exchange.clip_files.order import ClipsOrder, plan_clips
+from latentmake.files.disk import Need
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan import owners, running, spool, workspace
 from latentmake.plan.estimates import built_orders
 from latentmake.plan.facts import Facts
 from latentmake.plan.jobs import EncodingJob
-from latentmake.plan.orders import WorkOrder
-from latentmake.plan.parts import Plan, run_folder
+from latentmake.plan.orders import WorkOrder, write_order
+from latentmake.plan.parts import Plan, RunPlan, run_folder
 from latentmake.plan.plan_file import PlanFile
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.processes import Jobs, enter
@@ -28,17 +31,31 @@ from latentmake.plan.resources import Resources, resources_of
 from latentmake.plan.single import single
 from latentmake.plan.targets import (
     check_known,
+    is_evaluation_asked,
+    is_generation_asked,
     is_training_asked,
     kinds_built,
     needs_encoders,
     runs_asked_for,
 )
+from latentmake.reports.evaluation import plan_evaluated, refuse_evaluation
+from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.plan_report import report
-from latentmake.training.external.publication import is_uncached
+from latentmake.training.external.publication import is_uncached, write_items
 
 __all__ = ["Session"]
 
 Inputs = dict[str, list[str] | str]
+_REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
+    "export": plan_export,
+    "clips": plan_clips,
+}
+"""Word of a target `{word}_{run}` that is done on request alone -> makes its order, for JSON."""
+_FOLLOWING = {
+    "generate": (is_generation_asked, refuse_clips, plan_generated),
+    "evaluate": (is_evaluation_asked, refuse_evaluation, plan_evaluated),
+}
+"""Word of a target after a training -> whether it is asked for, what refuses it, its plan."""
 
 
 class Session:
@@ -56,7 +73,6 @@ class Session:
         home: folder of the Snakefile.
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
-        imported: the run that an import makes; there is no configuration then.
         side_by_side: how many jobs encode at a time on this machine; None on a cluster.
     """
 
@@ -71,12 +87,10 @@ class Session:
         home: Path = Path(),
         deployed: bool = False,
         allowed: Collection[str] = (),
-        imported: str | None = None,
         side_by_side: int | None = 1,
     ) -> None:
         self._main = main
         self._targets = targets
-        self._imports = imported is not None
         self._side_by_side = side_by_side
         self._jobs: Jobs | None = None
         self._singles: dict[str, tuple[WorkOrder, bool]] = {}
@@ -85,9 +99,6 @@ class Session:
                 workspace.check(home, dry=dry)
                 if not dry:
                     self._entered = enter(cluster=side_by_side is None)
-            if imported is not None:
-                self._plan_import(imported, values)
-                return
             own = {name: value for name, value in values.items() if main or name != "prompt"}
             self.config: Config = parse(own)
             if not main:
@@ -107,28 +118,16 @@ class Session:
             for path in targets:
                 if path.startswith("cache/"):
                     self._singles[path] = single(self._facts, path)
-            asked, needs = requests.plan_requests(self._facts, self.plan.runs, targets)
-            requests.plan_following(self._facts, self.plan.runs, targets, asked, force=force)
+            self._asked: dict[str, dict[str, str]] = {name: {} for name in self.plan.runs}
+            needs = [*self._plan_requests(targets)]
+            self._plan_publications(targets)
+            self._plan_following(targets, force=force)
             report(self._facts, self.plan, targets, needs, dry=dry)
-            self._file = PlanFile.of(self.plan, self._singles, asked)
+            self._file = PlanFile.of(self.plan, self._singles, self._asked)
             if not dry:
                 self._file.write(time.time_ns())
 
     # -- planning -----------------------------------------------------------------------------
-
-    def _plan_import(self, run: str, values: Mapping[str, object]) -> None:
-        """Write the order of an import; a configuration without any run stands beside it."""
-        self.config = Config.model_construct(datasets={}, models={}, runs={})
-        self.plan = Plan({}, [])
-        if not self._main:
-            self._file = PlanFile.read()
-            return
-        # Only imports need what this imports.
-        from latentmake.exchange.datasets_toml.order import plan_import
-
-        order = plan_import(run, values).write()
-        self._file = PlanFile(runs={run: {"import": str(order)}})
-        self._file.write(time.time_ns())
 
     def _plan_runs(self, targets: Sequence[str], *, force: bool, dry: bool) -> None:
         """Plan the runs that targets need."""
@@ -136,7 +135,7 @@ class Session:
         names = runs_asked_for(cached, self.runs) if cached or not targets else []
         trained = [name for name in names if is_training_asked(name, targets)]
         with many_objects():
-            following = [*requests.runs_followed(self.config, names, targets)]
+            following = [*self._runs_followed(names, targets)]
             self.plan = make_plan(
                 self._facts,
                 names,
@@ -150,6 +149,46 @@ class Session:
                 listed = plan.manifest_order and kinds_built(name, targets)
                 if listed or (plan.training_order and name in trained):
                     workspace.check_run(run_folder(name))
+
+    def _plan_requests(self, targets: Sequence[str]) -> Iterator[Need]:
+        """Write the orders of what is done on request alone; yield the room that it needs."""
+        for name, plan in self.plan.runs.items():
+            for kind, make in _REQUESTS.items():
+                if f"{kind}_{name}" in targets:
+                    made = make(self._facts, plan, self.runs[name])
+                    self._asked[name][kind] = write_order(name, kind, made)
+                    if isinstance(made, ClipsOrder):
+                        yield made.need
+
+    def _plan_publications(self, targets: Sequence[str]) -> None:
+        """Refuse publications that a trainer would refuse; write orders of those without caches."""
+        for name in self.runs:
+            target = f"publish_{name}"
+            backend = backends.of_run(self.config, name) if target in targets else None
+            if backend is None or not backend.publishes:
+                continue
+            backend.check_publication(self._facts, name)
+            if is_uncached(target, self.config):
+                items = write_items(self._facts, name)
+                order = backend.order_publication(self._facts, name, items)
+                self._asked.setdefault(name, {})["publish"] = str(order)
+
+    def _runs_followed(self, names: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
+        """Yield the runs with more than a training asked for; refuse what cannot be done."""
+        for name in names:
+            for is_asked, refuse, _ in _FOLLOWING.values():
+                if is_asked(name, targets):
+                    refuse(self.config, name)
+                    yield name
+
+    def _plan_following(self, targets: Sequence[str], *, force: bool) -> None:
+        """Write the orders of clips and evaluations asked for, where there is anything to do."""
+        for name, plan in self.plan.runs.items():
+            backend = backends.of_run(self.config, name)
+            for word, (is_asked, _, make) in _FOLLOWING.items():
+                if backend is not None and is_asked(name, targets):
+                    order = make(self._facts, plan, backend, force=force)
+                    self._asked[name] |= {} if order is None else {word: str(order)}
 
     # -- the build ----------------------------------------------------------------------------
 
@@ -165,26 +204,24 @@ class Session:
         """Clean up, and keep what jobs will replace: after Snakemake locked, before any job."""
         if self._main and self._side_by_side is not None:
             self._jobs = Jobs()
-        if not self._imports:
-            orders = built_orders(self.plan, self._targets)
-            orders += [order for order, stale in self._singles.values() if stale]
-            plans = self.plan.runs.values()
-            built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
-            owners.claim({part.dataset for parts in built for part in parts})
-            with exit_on_mistake():
-                self._held = spool.begin(orders)
-                self._announced = running.announce(orders, self.plan.runs, self._targets)
-            self._built = orders
+        orders = built_orders(self.plan, self._targets)
+        orders += [order for order, stale in self._singles.values() if stale]
+        plans = self.plan.runs.values()
+        built = [plan.parts for plan in plans if kinds_built(plan.name, self._targets)]
+        owners.claim({part.dataset for parts in built for part in parts})
+        with exit_on_mistake():
+            self._held = spool.begin(orders)
+            self._announced = running.announce(orders, self.plan.runs, self._targets)
+        self._built = orders
 
     def end(self, *, succeeded: bool) -> None:
         """Clean up if a build succeeded, before Snakemake unlocks."""
         if self._jobs is not None:
             self._jobs.end()
-        if not self._imports:  # nothing says how much the store may keep
-            if self._announced is not None:
-                self._announced.close()
-            if succeeded:
-                spool.end(self._held, self._built, self.config.store.keep)
+        if self._announced is not None:
+            self._announced.close()
+        if succeeded:
+            spool.end(self._held, self._built, self.config.store.keep)
 
     # -- inputs and resources of rules --------------------------------------------------------
 
@@ -275,6 +312,5 @@ class Session:
 
     def resources(self, kind: str, orders: Sequence[WorkOrder] = ()) -> Resources:
         """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders."""
-        planning = self._main and not self._imports
-        memo = self._facts.memo if planning else None
+        memo = self._facts.memo if self._main else None
         return resources_of(self.config.cluster, kind, orders, memo)

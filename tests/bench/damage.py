@@ -62,7 +62,7 @@ SECONDS = 60  # that it may compute, and twice as many that it may last
 LONGEST = 10_000  # characters of a line
 WORDS = (
     *("train", "generate", "evaluate", "caches", "latents", "text", "status", "publish"),
-    *("adopt", "export", "captions", "clips", "report"),
+    *("export", "captions", "clips", "report"),
 )
 ENDS = ("sound", "in one line", "wrong")
 EXAMPLES = TESTS.parent / "config"

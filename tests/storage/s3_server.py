@@ -94,10 +94,6 @@ class Bucket:
     def remove(self, key: str) -> None:
         self.client.delete_object(Bucket=self.name, Key=key)
 
-    def keys(self, prefix: str = "") -> list[str]:
-        found = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix).get("Contents", ())
-        return sorted(each["Key"] for each in found)
-
     def get(self, key: str) -> bytes:
         return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
 

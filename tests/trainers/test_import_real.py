@@ -22,11 +22,9 @@ import video_world
 import world
 from conftest import sources
 from latentmake.config import parse
-from latentmake.exchange.adoption_kinds import plan_adoption
-from latentmake.exchange.datasets_toml.importing import Imported, made_of
-from latentmake.exchange.datasets_toml.order import ImportOrder
-from latentmake.exchange.trainer_caches.adopt import adopt
-from latentmake.exchange.trainer_caches.order import CachesOrder
+from latentmake.exchange.adoption import adopt
+from latentmake.exchange.datasets_toml.importing import Imported, imported
+from latentmake.exchange.trainer_caches import TrainerCaches
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts import kind_of, size_of
@@ -93,11 +91,10 @@ for file in json.loads(sys.argv[1]):
     group, _ = config_util.generate_dataset_group_by_blueprint(blueprint.dataset_group)
     items = []
     for dataset in group.datasets:
-        regular = [info.num_repeats for info in dataset.image_data.values() if info.is_reg]
         for info in dataset.image_data.values():
             path = os.path.abspath(info.absolute_path)
             subset = dataset.image_to_subset[info.image_key]
-            repeats = round(sum(regular) / len(regular)) if info.is_reg else info.num_repeats
+            repeats = subset.num_repeats if info.is_reg else info.num_repeats  # a note tells it
             # Whatever is drawn there, it is the same tags.
             caption = dataset.process_caption(subset, info.caption)
             tags = None if subset.caption_tag_dropout_rate else sorted(caption.split(", "))
@@ -266,7 +263,7 @@ batch_size = 4
 [[datasets]]
 image_directory = "ROOT/image_dir"
 cache_directory = "ROOT/caches/c"
-resolution = 500
+resolution = 480
 [[datasets]]
 image_directory = "ROOT/listed"
 cache_directory = "ROOT/caches/d"
@@ -333,10 +330,8 @@ def test_items_of_musubi_tuners_dataset_files_are_the_same(
     )
     for (path, suffix), wanted in zip(files, theirs, strict=True):
         task = "edit-2509" if suffix == "qie" else None  # the first takes one control alone
-        order = ImportOrder(
-            run="cats", dataset_toml=str(path), architecture=names[suffix], task=task
-        )
-        assert planned(made_of(order)) == wanted, path.read_text(encoding="utf-8")
+        made = imported(path, "cats", names[suffix], task)
+        assert planned(made) == wanted, path.read_text(encoding="utf-8")
         assert sum(wanted.values()) >= 4
 
 
@@ -384,7 +379,7 @@ bucket_reso_steps = 32
 image_dir = "path/to/image_dir"
 flip_aug = true
 [[datasets]]
-resolution = 500
+resolution = 480
 [[datasets.subsets]]
 image_dir = "path/to/image/directory"
 [[datasets]]
@@ -419,8 +414,7 @@ def test_items_of_sdscripts_dataset_files_are_the_same(
     theirs = loaded(SDSCRIPTS, files, forked_venv, trainer)
     for path, wanted in zip(files, theirs, strict=True):
         for file in (path, str(Path(path).with_suffix(".json"))):
-            order = ImportOrder(run="cats", dataset_toml=file)
-            assert planned(made_of(order)) == wanted, file
+            assert planned(imported(Path(file), "cats")) == wanted, file
         assert sum(wanted.values()) >= 4
 
 
@@ -476,7 +470,7 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len([*Path("images").glob("*_sdxl.npz")]) == len(IMAGES)
-    made = made_of(ImportOrder(run="cats", dataset_toml="dataset.toml"))
+    made = imported(Path("dataset.toml"), "cats")
     assert made.values["datasets"]["images"]["adopt_from"] == ["images"]
     del made.values["runs"]["cats"]["trainer"]
 
@@ -485,10 +479,8 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
         return facts, make_plan(facts, ["cats"]).runs["cats"]
 
     facts, plan = planned()
-    order = plan_adoption(facts, plan, facts.config.runs["cats"])
-    said: list[str] = []
-    assert isinstance(order, CachesOrder)
-    counts = adopt(order, say=said.append)
+    run, said = facts.config.runs["cats"], list[str]()
+    counts = adopt(plan, run, TrainerCaches.of(facts.config, "cats", run), say=said.append)
     assert counts["adopted"] == len(IMAGES), said
     latents = [state for part, state in planned()[1].parts.items() if kind_of(part.name) != "text"]
     assert [(state.fresh, state.stale) for state in latents] == [(len(IMAGES), [])]

@@ -27,13 +27,13 @@ LAYERS = (
     ("training.sd", "training.wan", "training.external", "exchange"),
     ("training.external.musubi", "training.external.sdscripts"),
     ("reports",),
-    ("backends", "requests", "session", "entry"),
+    ("backends", "session", "entry"),
     ("words",),
     ("cli",),
     ("__main__",),
 )
 LEVEL = {folder: level for level, layer in enumerate(LAYERS) for folder in layer}
-TOP = ("backends", "requests", "session", "entry")
+TOP = ("backends", "session", "entry")
 
 
 def _module(path: Path) -> str:
@@ -95,5 +95,5 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_the_root_holds_few_modules() -> None:
     root = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
-    named = {"backends", "digest", "entry", "errors", "progress", "regular", "requests", "session"}
+    named = {"backends", "digest", "entry", "errors", "progress", "regular", "session"}
     assert root == named | {"__main__", "cli"}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import struct
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ import pytest
 import torch
 import world
 from latentmake.files.cachefile import read_header
-from project import NOTHING, Counts, Project, Result, kill_group, stopped
+from project import NOTHING, ROOT, Counts, Project, Result
 from safetensors.torch import load_file
 
 ENDINGS = {"latents": ".img_sdxl", "text": ".txt_clipl"}
@@ -87,8 +91,7 @@ def project(fresh: Callable[[], Project]) -> Project:
 def test_what_was_adopted_is_not_encoded(project: Project) -> None:
     put_foreign(project, *STEMS)
     foreign = foreign_files(project)
-    result = project.run("adopt_tiny")
-    assert result.jobs == ["adopt_tiny"]
+    result = project.ask("adopt", "tiny")
     assert summary(result) == [12, 0, 0, 0, 0]
     for number, stem in enumerate(STEMS):
         for (name,), values in (
@@ -113,13 +116,13 @@ def test_after_adoption_an_edit_is_encoded_and_its_file_never_adopted_again(
     project: Project,
 ) -> None:
     put_foreign(project, *STEMS)
-    project.run("adopt_tiny")
+    project.ask("adopt", "tiny")
     project.run("caches_tiny")
     caption, text = project / "data/shapes/cat.txt", project.texts("cat")
     before = project.snapshot()
 
     caption.write_text("another circle")
-    result = project.run("adopt_tiny")
+    result = project.ask("adopt", "tiny")
     assert summary(result) == [0, 11, 0, 0, 1]
     result.one_line("data/shapes/cat.txt_clipl", "data/shapes/cat.txt", "before it was edited")
     result = project.run("caches_tiny")
@@ -127,10 +130,10 @@ def test_after_adoption_an_edit_is_encoded_and_its_file_never_adopted_again(
     assert project.changed(before) == NOTHING._replace(content=text)
 
     caption.write_text("a third circle")  # what was encoded says nothing of an adoption any more
-    assert summary(project.run("adopt_tiny")) == [0, 11, 0, 0, 1]
+    assert summary(project.ask("adopt", "tiny")) == [0, 11, 0, 0, 1]
 
     write_foreign(project / "data/shapes/cat.txt_clipl", "emb", embedding(99))
-    assert summary(project.run("adopt_tiny")) == [1, 11, 0, 0, 0]
+    assert summary(project.ask("adopt", "tiny")) == [1, 11, 0, 0, 0]
     assert project.run("caches_tiny").encoded() == Counts()
     (name,) = text
     assert np.array_equal(cached(project, name).numpy(), embedding(99))
@@ -162,7 +165,7 @@ def test_files_that_do_not_fit_are_named_and_what_is_missing_is_encoded(project:
     put_foreign(project, *STEMS)
     for stem, (ending, spoil, _) in FAULTS.items():
         spoil(project / f"data/shapes/{stem}{ending}")
-    result = project.run("adopt_tiny")
+    result = project.ask("adopt", "tiny")
     assert summary(result) == [6, 0, 1, 5, 0]
     for stem, (ending, _, words) in FAULTS.items():
         if words:
@@ -180,8 +183,8 @@ def test_files_that_do_not_fit_are_named_and_what_is_missing_is_encoded(project:
 def test_only_the_resolution_that_files_have_is_adopted(project: Project) -> None:
     project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32]))
     put_foreign(project, *STEMS)
-    assert summary(project.run("adopt_tiny")) == [12, 0, 6, 0, 0]
-    assert summary(project.run("adopt_tiny")) == [0, 12, 6, 0, 0]
+    assert summary(project.ask("adopt", "tiny")) == [12, 0, 6, 0, 0]
+    assert summary(project.ask("adopt", "tiny")) == [0, 12, 6, 0, 0]
     result = project.run("caches_tiny")
     assert result.encoded() == Counts(encoded=6)
     for stem in STEMS:
@@ -198,15 +201,17 @@ def test_a_killed_adoption_goes_on_where_it_was(project: Project) -> None:
         base = f"data/shapes/{stem}"
         write_foreign(project / f"{base}{ENDINGS['latents']}", "latent", latents(number))
         write_foreign(project / f"{base}{ENDINGS['text']}", "emb", embedding(number))
-    project.stop_in_script("adopt.py", "/text", 5)
-    running = project.start("adopt_tiny")
-    stopped(running)
-    kill_group(running)
+    command = [sys.executable, "-m", "latentmake", "adopt", "tiny"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    running = subprocess.Popen(command, env=environment, cwd=project.folder)
+    while len(caches(project)) < 5 and running.poll() is None:
+        time.sleep(0.01)
+    running.kill()
+    running.wait()
     done = len(caches(project))
-    assert 5 <= done < 60
+    assert done >= 5
     assert "" not in [read_header(project / name).adopted for name in caches(project)]
-    project.run("--unlock")
-    assert summary(project.run("adopt_tiny")) == [60 - done, done, 12, 0, 0]
+    assert summary(project.ask("adopt", "tiny")) == [60 - done, done, 12, 0, 0]
     assert len(caches(project)) == 60
     # The pictures of the six other items are among those of the first.
     assert project.run("caches_tiny").encoded("latents") == Counts(linked=6)
@@ -214,14 +219,19 @@ def test_a_killed_adoption_goes_on_where_it_was(project: Project) -> None:
 
 
 def test_what_cannot_be_adopted_or_exported_is_one_line(project: Project) -> None:
-    def fails(target: str, *words: str, beside: tuple[str, ...] = ()) -> None:
-        result = project.run("-n", target, *beside, check=False)
+    def fails(target: str, *words: str) -> None:
+        result = project.run("-n", target, check=False)
         assert result.returncode != 0, result.output
         result.one_line("error: ", *words)
         assert "Traceback" not in result.output
 
-    fails("adopt_tiny", "given together with train_tiny", beside=("train_tiny",))
-    fails("adopt_tinny", "there is no run `tinny`", "`adopt_tiny`")
+    result = project.ask("adopt", "tinny", check=False)
+    assert result.returncode == 2 and "there is no such run; did you mean `tiny`?" in result.output
+    (project / ".latentmake").mkdir(exist_ok=True)
+    with (project / ".latentmake/building.lock").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        result = project.ask("adopt", "tiny", check=False)
+        assert result.returncode == 2 and "another build runs here" in result.output
     project.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32]))
     fails("export_tiny", "export.resolution", "16, 32", "choose one")
 
@@ -276,7 +286,7 @@ def test_what_a_cache_was_adopted_from_is_left_as_it_is(project: Project) -> Non
     project.configure(lambda config: config["models"]["micro"].update(dtype="bfloat16"))
     put_foreign(project, *STEMS)
     foreign = foreign_files(project)
-    assert summary(project.run("adopt_tiny")) == [12, 0, 0, 0, 0]
+    assert summary(project.ask("adopt", "tiny")) == [12, 0, 0, 0, 0]
     result = project.run("export_tiny")
     assert result.encoded() == Counts()
     result.one_line("tiny: 0 written, 12 up to date")

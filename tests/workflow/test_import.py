@@ -62,20 +62,26 @@ def with_weights(values: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_of_musubi_tuner_goes_on_without_encoding(theirs: Project, tmp_path: Path) -> None:
     project = theirs.copy(tmp_path / "project")
     folder = {path: path.read_bytes() for path in (project / "theirs").rglob("*") if path.is_file()}
-    asked = ("import_cats", "--config", "dataset_toml=dataset.toml", "task=t2v-1.3B")
-    result = project.run(*asked)
-    assert result.jobs == ["import_cats"]
-    text = (project / "runs/cats/import.yaml").read_text()
-    made = yaml.safe_load(text)
+    asked = ("import", "dataset.toml", "--name", "cats", "--task", "t2v-1.3B")
+    result = project.ask(*asked)
+    made = yaml.safe_load(result.output)
     assert made["datasets"]["shapes"]["adopt_from"] == ["theirs/64", "theirs/96"]
     assert "adopt_from: [theirs/64, theirs/96]" in result.output
-    project.run(*asked)  # again: nothing is in its way
+    assert not (project / "runs").exists()
+    written = project.ask(*asked, "--output", "import.yaml")
+    assert "import.yaml: runs cats" in written.output
+    assert (project / "import.yaml").read_text() == result.output
+    project.ask(*asked, "--output", "import.yaml")  # again: nothing is in its way
+    (project / "import.yaml").write_text("mine")
+    edited = project.ask(*asked, "--output", "import.yaml", check=False)
+    assert edited.returncode == 2
+    edited.one_line("error: import.yaml: is there already; rename or remove it")
 
     (project / "mine.yaml").write_text(yaml.safe_dump(with_weights(made)))
     own = ("--configfile", "mine.yaml")
     stale = project.run("-n", "caches_cats", *own).table()
     assert [row["new"] for row in stale.values()] == [6] * 4
-    result = project.run("adopt_cats", *own)
+    result = project.ask("adopt", "cats", "-c", "mine.yaml")
     result.one_line("cats: 24 adopted, 0 fresh already, 0 without")
     before = project.snapshot()
     result = project.run("caches_cats", *own)
@@ -87,11 +93,13 @@ def test_a_run_of_musubi_tuner_goes_on_without_encoding(theirs: Project, tmp_pat
         ours = load_file(project / "cache/shapes/wan" / path.parent.name / path.name)
         for name, tensor in load_file(path).items():
             assert ours[name].equal(tensor)
-    project.run("adopt_cats", *own).one_line("cats: 0 adopted, 24 fresh already")
+    project.ask("adopt", "cats", "-c", "mine.yaml").one_line("cats: 0 adopted, 24 fresh already")
 
     (project / "data/shapes/cat.txt").write_text("another circle")
     world.draw(project / "data/shapes/bee.png", 9, wan.SIZES["bee"])
-    project.run("adopt_cats", *own).one_line("0 adopted, 20 fresh already", "4 out of date")
+    project.ask("adopt", "cats", "-c", "mine.yaml").one_line(
+        "0 adopted, 20 fresh already", "4 out of date"
+    )
     result = project.run("caches_cats", *own)
     assert result.encoded() == Counts(encoded=3, linked=1)
     names = ("cat_wan_te", "bee_0064x0064_wan")
@@ -99,28 +107,12 @@ def test_a_run_of_musubi_tuner_goes_on_without_encoding(theirs: Project, tmp_pat
     assert project.changed(before) == NOTHING._replace(content=edited)
 
 
-@pytest.mark.parametrize("config", [None, "", "datasets: {}\n"], ids=["none", "empty", "broken"])
-def test_an_import_needs_no_configuration_and_touches_none(
-    theirs: Project, tmp_path: Path, config: str | None
-) -> None:
-    project = theirs.copy(tmp_path / "project")
-    if config is not None:
-        (project / "config").mkdir()
-        (project / "config/config.yaml").write_text(config)
-    result = project.run("import_cats", "--config", "dataset_toml=dataset.toml")
-    assert (project / "runs/cats/import.yaml").is_file()
-    assert "Traceback" not in result.output
-    if config is not None:
-        assert (project / "config/config.yaml").read_text() == config
-
-
 def test_a_mistake_in_a_dataset_file_is_one_line(theirs: Project, tmp_path: Path) -> None:
     project = theirs.copy(tmp_path / "project")
     (project / "dataset.toml").write_text("[[datasets]\n")
-    result = project.run("import_cats", "--config", "dataset_toml=dataset.toml", check=False)
-    assert result.returncode
+    result = project.ask("import", "dataset.toml", check=False)
+    assert result.returncode == 2 and result.output.count("\n") == 1
     result.one_line("error: dataset.toml: is not TOML", "line 1")
-    assert "Traceback" not in result.output
-    assert not (project / "runs").exists()
-    result = project.run("import_cats", check=False)
-    result.one_line("error: import_cats: needs the dataset file", "dataset_toml=")
+    (project / "dataset.toml").write_text("")
+    result = project.ask("import", "dataset.toml", "--name", "../x", check=False)
+    result.one_line("error: --name ../x: is no name of a run")

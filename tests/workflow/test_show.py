@@ -39,6 +39,9 @@ def test_each_file_of_a_build_is_shown(built: Project) -> None:
         receipt = name.replace(".json", ".receipt.json")
         assert shown(built, receipt)["counts"]["encoded"] > 0
     assert orders
+    (order,) = (built / ".latentmake/runs").glob("tiny.*.manifest.json")
+    found = shown(built, str(order.relative_to(built.folder)))
+    assert found["run"] == "tiny" and found["items"][0]["source"].startswith("data/shapes/")
     built.ask("status")  # which takes what jobs read into the memo
     found = shown(built, "data/shapes/ant.png")["digest"]
     assert len(found["value"]) == 64 and found["is_current"]

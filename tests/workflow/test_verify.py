@@ -26,14 +26,14 @@ def test_what_is_wrong_is_named_deleted_and_encoded_again_alone(written: Project
     before = written.snapshot()
     spoilt = verify_world.spoil(written.folder, files)
     assert len(spoilt) == 25
-    asked = written.ask("verify", check=False)
+    with (written / ".latentmake/building.lock").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)  # as a build holds it
+        asked = written.ask("verify", check=False)
+        refused = written.ask("verify", "--repair", check=False)
+    assert refused.returncode == 2 and refused.output.startswith("error: another build runs here")
     assert asked.returncode == 1 and "25 wrong (16 damaged, 9 not what" in asked.output
     for path, (verdict, reason) in spoilt.items():
         assert f"{path}: {verdict}: {reason}" in asked.output
-    with (written / ".latentmake/building.lock").open("wb") as held:
-        fcntl.flock(held, fcntl.LOCK_SH)  # as a build holds it
-        refused = written.ask("verify", "--repair", check=False)
-    assert refused.returncode == 2 and refused.output.startswith("error: another build runs here")
     repaired = written.ask("verify", "tiny", "--repair", "--json", check=False)
     found = json.loads(repaired.output)
     assert {each["path"]: each["verdict"] for each in found["findings"]} == {

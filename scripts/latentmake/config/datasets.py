@@ -113,7 +113,7 @@ class Dataset(Closed):
     adopt_from: Annotated[
         list[DiskPath], BeforeValidator(listed, json_schema_input_type=DiskPath | list[DiskPath])
     ] = Field([], json_schema_extra=Shapes("machine", layouts=("musubi", "sdscripts")))
-    """Folders with caches that musubi-tuner or sd-scripts made of these items, for adopt_{run}."""
+    """Folders with caches that musubi-tuner or sd-scripts made of these items, to be adopted."""
     control_directory: Place | None = Field(None, min_length=1, json_schema_extra=_CONTROLS)
     """Folder of control images, named as what they control, several with _0, _1 and so on behind
     that name; of videos the control videos (Wan)."""

@@ -132,7 +132,7 @@ class ModelKeys(Closed):
     )
     """Seed of `posterior: sample`."""
     adopt: Adopt | None = Field(None, json_schema_extra=MACHINE)
-    """Caches of ai-training that adopt_{run} takes and export_{run} writes."""
+    """Caches of ai-training that `latentmake adopt` takes and export_{run} writes."""
 
     @property
     def spec(self) -> Architecture:

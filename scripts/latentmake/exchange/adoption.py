@@ -1,4 +1,4 @@
-"""Adoption of other programs' cache files, the same for all of them.
+"""Adoption of other programs' cache files in place of encoding.
 
 That the model's encoders made a file from its item's present content is the user's word; what can
 be checked is. Files are written atomically, so a killed adoption resumes.
@@ -6,36 +6,30 @@ be checked is. Files are written atomically, so a killed adoption resumes.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from latentmake import digest
+from latentmake.caches.identify import identified
+from latentmake.caches.inputs import SourceBytes
+from latentmake.caches.keyed_files import link_of_key
+from latentmake.caches.reading import Reading
 from latentmake.errors import CacheError, SourceError
 from latentmake.exchange.record import Record
-from latentmake.files import cachefile
-from latentmake.plan.orders import FOLDER, WorkItem, WorkOrder
+from latentmake.files import atomic, cachefile
+from latentmake.index.memo import target_stat
+from latentmake.plan import owners, spool
+from latentmake.plan.orders import FOLDER, Target, WorkItem, WorkOrder
+from latentmake.plan.parts import PROMPTS, RunPlan
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.spool import spooled
 from latentmake.plan.store import put_away
 from latentmake.progress import Progress
-
-__all__ = [
-    "ADOPTED",
-    "FRESH",
-    "OUTDATED",
-    "STATES",
-    "UNFIT",
-    "WITHOUT",
-    "Adoption",
-    "Batch",
-    "OutdatedError",
-    "adopt_all",
-    "header_of",
-    "state_of",
-]
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
 ADOPTED, FRESH, WITHOUT, UNFIT, OUTDATED = STATES
@@ -46,27 +40,119 @@ class OutdatedError(CacheError):
     """A file is of other content than its item's present one."""
 
 
-class Adoption(NamedTuple):
-    """Stale targets to adopt for a run.
+class OtherSizeError(CacheError):
+    """A file is of another resolution of the run."""
 
-    Attributes:
-        run: its name.
-        orders: names of the work orders with its stale targets.
-        fresh: targets up to date.
-        passed: stale targets that no work order has.
-        stale: targets of those work orders.
-        planned: time in nanoseconds; names the receipts.
+
+class File(NamedTuple):
+    """A file of another program, and the digest of its bytes."""
+
+    path: Path
+    data: bytes
+    digest: str
+
+
+class Format(Protocol):
+    """Caches of another program."""
+
+    @property
+    def careful(self) -> bool:
+        """Whether a file that may be older never replaces a cache file of other content."""
+
+    def takes(self, work: WorkOrder) -> bool:
+        """Whether targets of an order can be adopted."""
+
+    def candidates(
+        self, work: WorkOrder, item: WorkItem, target: Target
+    ) -> Iterator[tuple[Path, ...]]:
+        """Yield files that together may be a target."""
+
+    def name(self, work: WorkOrder, path: Path) -> str:
+        """Return the name of a file in the record of adopted files."""
+
+    def check(
+        self, files: Sequence[File], work: WorkOrder, source: SourceBytes, target: Target, key: str
+    ) -> bool:
+        """Check files; return whether they tell what they were made of.
+
+        Raises:
+            CacheError: they do not fit.
+        """
+
+    def made(
+        self, files: Sequence[File], work: WorkOrder, source: SourceBytes, stamp: dict[str, str]
+    ) -> bytes:
+        """Return the cache file; a CacheError says why there is none."""
+
+
+def adopt(
+    plan: RunPlan, form: Format, *, say: Callable[[str], None], threads: int = 1
+) -> Counter[str]:
+    """Adopt the stale targets of a run; no build runs meanwhile.
+
+    Args:
+        plan: of the run.
+        form: of the other program's files.
+        say: receives why files are not adopted, and the sum.
+        threads: that read and write files.
+
+    Returns:
+        Number of targets in each of `STATES`.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
     """
+    works = [
+        order
+        for order in plan.orders
+        if order.dataset != PROMPTS and not order.reuses and form.takes(order)
+    ]
+    states = [state for part, state in plan.parts.items() if part.dataset != PROMPTS]
+    stale = sum(len(order.paths) for order in works)
+    total = Counter({FRESH: sum(state.fresh for state in states)})
+    total[WITHOUT] = sum(len(state.stale) for state in states) - stale
+    spool.keep_replaced(works)
+    total += adopt_works(works, form, say=say, threads=threads)
+    spool.forget_delivered()
+    say(f"{plan.name}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
+    return total
 
-    run: str
-    orders: Sequence[str]
-    fresh: int
-    passed: int
-    stale: int
-    planned: int
+
+def adopt_works(
+    works: Sequence[WorkOrder], form: Format, *, say: Callable[[str], None], threads: int = 1
+) -> Counter[str]:
+    """Adopt the targets of some work orders; see `adopt`."""
+    total: Counter[str] = Counter()
+    planned, count = time.time_ns(), sum(len(work.paths) for work in works)
+    pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
+    with (
+        ExitStack() as stack,
+        Progress(total=count, desc="adopting", unit="target") as progress,
+    ):
+        stack.callback(pool.shutdown, cancel_futures=True)
+        records: dict[Path, Record] = {}
+        for number, work in enumerate(works):
+            path = Path(f"cache/{work.dataset}/{work.model}", owners.ADOPTED)
+            if path not in records:
+                records[path] = stack.enter_context(Record(path))
+            batch = _Batch(work, form, records[path])
+            counts: Counter[str] = Counter()
+            for item, (states, lines) in zip(
+                work.items, pool.map(batch.item, work.items), strict=True
+            ):
+                for line in lines:
+                    say(f"not adopted: {line}")
+                counts += states
+                progress.update(len(item.targets))
+            total += counts
+            receipt = FOLDER / f"adopted-{planned}-{number}.receipt.json"
+            Receipt(batch.sources, batch.targets, [], dict(counts), 0.0).write(receipt)
+            for key in batch.replaced:
+                put_away(spool.spooled(key), key)
+    return total
 
 
-class Batch(Protocol):
+class _Batch:
     """Adoption for one work order, in several threads.
 
     Attributes:
@@ -75,62 +161,123 @@ class Batch(Protocol):
         replaced: keys of replaced cache files.
     """
 
-    sources: dict[str, list[Any]]
-    targets: dict[str, list[Any]]
-    replaced: list[str]
+    def __init__(self, work: WorkOrder, form: Format, record: Record) -> None:
+        self.sources: dict[str, list[Any]] = {}
+        self.targets: dict[str, list[Any]] = {}
+        self.replaced: list[str] = []
+        self._work = work
+        self._form = form
+        self._record = record
+        self._recipe = digest.of_value(work.recipe)
+        self._made: dict[tuple[str, str], Path] = {}
+        self._lock = threading.Lock()
 
     def item(self, item: WorkItem) -> tuple[Counter[str], list[str]]:
         """Adopt an item's targets; return their number by state, and why files do not fit."""
+        candidates = {
+            target: [*self._form.candidates(self._work, item, target)] for target in item.targets
+        }
+        if not any(candidates.values()):
+            return Counter({WITHOUT: len(item.targets)}), []
+        reading = Reading(item)
+        try:
+            keys, source = identified(self._work, self._recipe, reading)
+            if item.content not in (None, reading.content):
+                raise OutdatedError("was edited just now", where=item.place)
+        except (CacheError, SourceError) as error:
+            return Counter({_state_of(error): len(item.targets)}), [str(error)]
+        except OSError as error:
+            line = f"{error.filename or item.place}: cannot be read ({error.strerror})"
+            return Counter({UNFIT: len(item.targets)}), [line]
+        self.sources |= reading.sources
+        counts: Counter[str] = Counter()
+        lines: dict[str, None] = {}
+        for target, several in candidates.items():
+            state, line = self._adopt(target, keys[target], source, several)
+            counts[state] += 1
+            if line:
+                lines[line] = None
+        return counts, [*lines]
 
+    def _adopt(
+        self, target: Target, key: str, source: SourceBytes, candidates: list[tuple[Path, ...]]
+    ) -> tuple[str, str]:
+        """Adopt the first files that fit a target; return its state, and why none fits."""
+        existing = header_of(Path(target.path))
+        if existing is not None and existing.key == key:
+            return FRESH, ""
+        found: list[CacheError] = []
+        for paths in candidates:
+            try:
+                self._take(paths, target, key, source, existing)
+            except CacheError as error:
+                found.append(error)
+            except OSError as error:
+                where = error.filename or paths[0]
+                found.append(CacheError(f"cannot be read ({error.strerror})", where=where))
+            else:
+                return ADOPTED, ""
+        if not found or isinstance(found[0], OtherSizeError):
+            return WITHOUT, ""
+        # Of several folders, those of other resolutions hold files of the same name.
+        first = next((each for each in found if isinstance(each, OutdatedError)), found[0])
+        return _state_of(first), str(first)
 
-def adopt_all(
-    adoption: Adoption,
-    batch_of: Callable[[WorkOrder, Record], Batch],
-    *,
-    say: Callable[[str], None],
-    threads: int = 1,
-) -> Counter[str]:
-    """Adopt the stale targets of a run.
+    def _take(
+        self,
+        paths: tuple[Path, ...],
+        target: Target,
+        key: str,
+        source: SourceBytes,
+        existing: cachefile.Header | None,
+    ) -> None:
+        """Write one cache file from another program's.
 
-    Returns:
-        Number of targets in each of `STATES`.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
-    total = Counter({FRESH: adoption.fresh, WITHOUT: adoption.passed})
-    pool = ThreadPoolExecutor(max(threads, _LEAST_THREADS))
-    with (
-        ExitStack() as stack,
-        Progress(total=adoption.stale, desc="adopting", unit="target") as progress,
-    ):
-        stack.callback(pool.shutdown, cancel_futures=True)
-        records: dict[Path, Record] = {}
-        for number, name in enumerate(adoption.orders):
-            work = WorkOrder.read(FOLDER / f"{name}.json")
-            path = Path(f"cache/{work.dataset}/{work.model}/adopted.tsv")
-            if path not in records:
-                records[path] = stack.enter_context(Record(path))
-            batch = batch_of(work, records[path])
-            counts: Counter[str] = Counter()
-            for item, (states, lines) in zip(
-                work.items, pool.map(batch.item, work.items), strict=True
+        Raises:
+            CacheError: they do not fit, or are of other content.
+            OSError: one cannot be read.
+            StorageError: the disk is full or cannot be written.
+        """
+        files = [
+            File(path, data, digest.of_bytes(data))
+            for path, data in ((path, path.read_bytes()) for path in paths)
+        ]
+        names = [self._form.name(self._work, path) for path in paths]
+        sure = self._form.check(files, self._work, source, target, key)
+        adopted = " ".join(file.digest for file in files)
+        if not sure:
+            edited = existing is not None and existing.source != source.digest
+            place = source.item.place
+            if (edited and existing is not None and existing.adopted == adopted) or any(
+                self._record.is_of_other(name, file.digest, source.digest)
+                for name, file in zip(names, files, strict=True)
             ):
-                for line in lines:
-                    say(line)
-                counts += states
-                progress.update(len(item.targets))
-            total += counts
-            receipt = FOLDER / f"adopted-{adoption.planned}-{number}.receipt.json"
-            Receipt(batch.sources, batch.targets, [], dict(counts), 0.0).write(receipt)
-            for key in batch.replaced:
-                put_away(spooled(key), key)
-    say(f"{adoption.run}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
-    return total
+                what = f"is of what {place} held before it was edited"
+                raise OutdatedError(what, where=paths[0])
+            if edited and self._form.careful:
+                raise OutdatedError(
+                    f"may be of what {place} held before it was edited, as {target.path} is",
+                    where=paths[0],
+                    hint="remove that file to adopt this one all the same",
+                )
+        with self._lock:
+            made = self._made.get((key, adopted))
+        if made is None or not link_of_key(made, Path(target.path), key):
+            stamp = cachefile.stamp(key=key, source=source.digest, recipe=self._work.recipe)
+            stamp[cachefile.ADOPTED] = adopted
+            data = self._form.made(files, self._work, source, stamp)
+            for name, file in zip(names, files, strict=True):
+                self._record.note(name, file.digest, source.digest)
+            atomic.write(Path(target.path), data)
+        with self._lock:
+            self._made.setdefault((key, adopted), Path(target.path))
+            self.targets[target.path] = [*target_stat(Path(target.path).stat()), key]
+            if existing is not None:
+                self.replaced.append(existing.key)
 
 
-def state_of(error: CacheError | SourceError) -> str:
-    """Return the state of a target whose file is refused."""
+def _state_of(error: CacheError | SourceError) -> str:
+    """Return the state of a target whose files are refused."""
     return OUTDATED if isinstance(error, OutdatedError) else UNFIT
 
 

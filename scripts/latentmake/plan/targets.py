@@ -22,13 +22,12 @@ __all__ = [
     "is_training_asked",
     "kinds_built",
     "needs_encoders",
-    "refuse_company",
     "refuse_moved",
     "runs_asked_for",
 ]
 
-ON_REQUEST = ("adopt", "export", "clips")
-_ENCODING_NOTHING = ("adopt", "clips")
+ON_REQUEST = ("export", "clips")
+_ENCODING_NOTHING = ("clips",)
 _PER_RUN = (
     "train",
     "generate",
@@ -42,16 +41,13 @@ _PER_RUN = (
 _PAGE = re.compile(
     r"reports/((?:captions|compare|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl"
 )
-_ALONE = {
-    "adopt": (("adopt",), "adopt first, then give the other command: it encodes the rest"),
-}
-"""Word of a target that changes what the plan of its command has found -> words of the targets that
-may be given with it, and a hint."""
 MOVED = {
+    "adopt": "adopt {run}",
     "captions": "captions {run}",
     "check": "check {run}",
     "compare": "compare {run}",
     "explain": "explain PATH",
+    "import": "import FILE --name {run}",
     "prune": "prune {run}",
     "report": "report {run}",
     "status": "status {run}",
@@ -152,20 +148,6 @@ def check_known(
             continue
         if not target.startswith((".latentmake/", "cache/")) and not is_made(target):
             raise _unknown(target, rules, runs)
-
-
-def refuse_company(targets: Sequence[str], runs: Collection[str]) -> None:
-    """Refuse to build in the command of a target that changes caches: its plan would be outdated.
-
-    Raises:
-        ConfigError: another target of any of the runs is given with such a one.
-    """
-    for word, (words, hint) in _ALONE.items():
-        asked = {f"{word}_{run}" for run in runs} & set(targets)
-        beside = {f"{each}_{run}" for each in words for run in runs}
-        if asked and (others := [each for each in targets if each not in beside]):
-            what = f"cannot be given together with {others[0]}"
-            raise ConfigError(what, where=min(asked), hint=hint)
 
 
 def refuse_moved(targets: Sequence[str], configfiles: Iterable[Path]) -> None:

@@ -12,8 +12,8 @@ __all__ = ["check", "check_run"]
 
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
 _LOGS = (
-    *("adopt", "captions", "clips", "evaluate", "export"),
-    *("generate", "import", "latents", "manifest", "publish", "report"),
+    *("captions", "clips", "evaluate", "export"),
+    *("generate", "latents", "manifest", "publish", "report"),
     *("text", "train"),
 )
 """Folders below `logs`."""

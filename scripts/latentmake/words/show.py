@@ -16,6 +16,7 @@ from latentmake.files import cachefile, npz
 from latentmake.files.intact import DTYPES, NPY
 from latentmake.files.safetensors import read_head
 from latentmake.index.memo import MEMO, Memo, SourceStat, source_stat
+from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import read_receipt
 from latentmake.regular import open_regular, read_regular
@@ -53,6 +54,8 @@ def _content(file: Path, folder: Path) -> object:
             begin = file_.read(9)
         if file.name.endswith(".receipt.json"):
             return read_receipt(path)
+        if file.name.endswith(".manifest.json"):
+            return ManifestOrder.read(path)
         if begin.startswith(npz.MAGIC):
             return _header(_npz_arrays(path), cachefile.read_metadata(path))
         if begin.startswith(b"{", 8):
@@ -66,7 +69,9 @@ def _content(file: Path, folder: Path) -> object:
     except FileNotFoundError:
         raise SourceError("there is no such file", where=file, hint="check the path") from None
     except (ValueError, LookupError, TypeError) as error:
-        raise SourceError(f"cannot be read ({error})", where=file, hint="it is damaged") from None
+        raise SourceError(
+            f"cannot be read ({error})", where=file, hint="name a file that Latentmake wrote"
+        ) from None
     if known := _remembered(file, folder):
         return known
     what = "is no order, receipt, lock, manifest or cache file, and the memo does not know it"

@@ -19,19 +19,20 @@ from latentmake import digest
 from latentmake.caches.pixels import plain
 from latentmake.config import Dataset, parse
 from latentmake.errors import CacheError, ConfigError
-from latentmake.exchange.ai_training.adopt import STATES, adopt
+from latentmake.exchange.adoption import STATES, adopt_works
+from latentmake.exchange.ai_training.adopt import AiTraining
 from latentmake.exchange.ai_training.export import export
-from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
+from latentmake.exchange.ai_training.orders import ExportOrder, Text
 from latentmake.exchange.ai_training.plan import plan_adopt, plan_export
 from latentmake.exchange.record import Record
 from latentmake.files import cachefile
+from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, source_stat, target_stat
 from latentmake.models.shapes import Latents, Tokens
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, WorkOrder
 from latentmake.plan.parts import RunPlan
 from latentmake.plan.receipts import read_receipt
-from latentmake.plan.targets import refuse_company
 from order_world import order, put_image, silent, target
 from safetensors.torch import load_file
 from xxhash import xxh3_128_hexdigest
@@ -94,22 +95,14 @@ def run(
     *works: WorkOrder, texts: tuple[str, ...] = (T5,), say: Callable[[str], None] = silent
 ) -> list[int]:
     """Adopt what some orders ask for; return how many targets are in which state."""
-    for work in works:
-        work.write()
-    asked = AdoptOrder(
-        run="cats",
-        orders=[work.name for work in works],
+    form = AiTraining(
         roots={"cats": "data"},
         ending=LATENTS,
         latents=Latents(4, 8, 0.13025, 0.0),
         texts=[TEXTS[ending] for ending in texts],
-        sizes=[(16, 16)],
-        fresh=0,
-        stale=sum(len(work.paths) for work in works),
-        passed=0,
-        planned=1,
+        sizes=[Size(16, 16)],
     )
-    counts = adopt(AdoptOrder.model_validate_json(asked.model_dump_json()), say=say)
+    counts = adopt_works(works, form, say=say)
     return [counts[state] for state in STATES]
 
 
@@ -246,9 +239,12 @@ def test_a_receipt_tells_what_was_read_and_made() -> None:
     work = image()
     put(LATENTS, content(LATENTS, [4, 2, 2]))
     run(work)
-    receipt = read_receipt(FOLDER / "adopted-1-0.receipt.json")
+    (path,) = FOLDER.glob("adopted-*-0.receipt.json")
+    receipt = read_receipt(path)
     source, path = Path("data/a.png"), Path(cache("16"))
-    assert receipt.sources == {str(source): [*source_stat(source.stat()), digest.of_file(source)]}
+    assert receipt.sources == {
+        str(source): [*source_stat(source.stat()), digest.of_file(source), 20, 16, True]
+    }
     key = cachefile.read_header(path).key
     assert receipt.targets == {str(path): [*target_stat(path.stat()), key]}
 
@@ -543,11 +539,3 @@ def test_an_export_is_of_one_of_the_resolutions_of_its_run(asked: object, words:
     with pytest.raises(ConfigError, match=words) as caught:
         plan_export(facts, RunPlan("first", parts={}), config.runs["first"])
     assert str(caught.value).startswith("export.resolution: ")
-
-
-@pytest.mark.parametrize("beside", ["train_a", "all", "export_a", "cache/x/y/16/z"])
-def test_adoption_is_a_command_of_its_own(beside: str) -> None:
-    refuse_company(["adopt_a", "adopt_b"], ["a", "b"])
-    refuse_company([beside], ["a", "b"])
-    with pytest.raises(ConfigError, match=f"adopt_a: cannot be given together with {beside}"):
-        refuse_company(["adopt_a", beside], ["a", "b"])

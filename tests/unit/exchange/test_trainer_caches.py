@@ -13,10 +13,8 @@ import pytest
 import world
 from latentmake.config import parse
 from latentmake.errors import ConfigError
-from latentmake.exchange.adoption import STATES
-from latentmake.exchange.adoption_kinds import plan_adoption
-from latentmake.exchange.trainer_caches.adopt import adopt
-from latentmake.exchange.trainer_caches.order import CachesOrder
+from latentmake.exchange.adoption import STATES, adopt
+from latentmake.exchange.trainer_caches import TrainerCaches
 from latentmake.files.cachefile import read_header
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.sdscripts_buckets import crop_ltrb
@@ -101,11 +99,9 @@ class Run:
     def adopt(self) -> list[int]:
         """Adopt; return how many targets are in which state."""
         facts, plan = self.plan()
-        order = plan_adoption(facts, plan, facts.config.runs["cats"])
-        assert isinstance(order, CachesOrder)
+        run = facts.config.runs["cats"]
         self.said = []
-        read = CachesOrder.model_validate_json(order.model_dump_json())
-        counts = adopt(read, say=self.said.append)
+        counts = adopt(plan, TrainerCaches.of(facts.config, "cats", run), say=self.said.append)
         return [counts[state] for state in STATES]
 
     def line(self, *words: str) -> str:
@@ -227,6 +223,10 @@ def test_latents_of_ours_are_not_replaced_by_some_that_may_be_older() -> None:
     run.adopt()
     Path("cache/cats/big/adopted.tsv").unlink()
     world.draw(Path("data/bee.png"), 7, SIZES["bee"])
+    assert run.adopt() == [0, 10, 0, 0, 2]
+    run.line("is of what data/bee.png held before it was edited")
+    for side in (64, 128):  # of other bytes than the one that was adopted
+        put_latents(f"theirs/{side}", "bee", side, "zi", "z_image", more=numbers(2))
     assert run.adopt() == [0, 10, 0, 0, 2]
     run.line("may be of what data/bee.png held", "remove that file")
 
@@ -493,7 +493,7 @@ def test_stable_diffusion_1_has_latents_alone() -> None:
 @pytest.mark.parametrize(
     ("folders", "words"),
     [
-        ([], ["adopt_cats", "datasets.cats.adopt_from"]),
+        ([], ["run cats", "datasets.cats.adopt_from"]),
         (["nowhere"], ["datasets.cats.adopt_from", "nowhere does not exist"]),
         (["data/ant.png"], ["data/ant.png is no folder"]),
     ],

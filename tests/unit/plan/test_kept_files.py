@@ -42,7 +42,7 @@ def changed() -> dict[str, int]:
     ("targets", "kinds"),
     [
         (("latents_tiny",), {"latents"}),
-        (("text_tiny", "clips_tiny"), {"text"}),
+        (("text_tiny",), {"text"}),
         (("caches_tiny",), {"latents", "text"}),
         ((), {"latents", "text"}),
         ((CAPTION, "latents_tiny"), {"latents", "text"}),

@@ -15,7 +15,6 @@ import world
 from latentmake import digest
 from latentmake.config import parse
 from latentmake.errors import ConfigError, UserError
-from latentmake.exchange.datasets_toml.metadata import _entries
 from latentmake.index.memo import Memo
 from latentmake.models.checks import read_schedule
 from latentmake.plan.facts import Facts
@@ -143,4 +142,3 @@ def test_a_pipe_or_device_elsewhere_is_no_content(odd: Callable[[str], str]) -> 
     with pytest.raises(UserError, match="this noise schedule is missing or damaged"):
         read_schedule(odd("schedule.json"), None)
     assert Pictures(1).add(Path(odd("y.png"))) == "cannot be read (is no regular file)"
-    assert _entries(Path(odd("y.jsonl"))) == {}

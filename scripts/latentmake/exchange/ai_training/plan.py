@@ -1,60 +1,58 @@
-"""Planning of adoption and export: checks, and the jobs' orders."""
+"""Planning of adoption and export: checks, and the order of an export."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from latentmake.config import Adopt, Model, Run
 from latentmake.errors import ConfigError
-from latentmake.exchange.ai_training.orders import AdoptOrder, ExportOrder, Text
+from latentmake.exchange.ai_training.orders import ExportOrder, Text
+from latentmake.geometry.buckets import Size
 from latentmake.models.shapes import Latents, attended_width, latents_shape, text_tokens, text_width
 from latentmake.plan.facts import Facts
-from latentmake.plan.parts import PROMPTS, RunPlan, run_folder
+from latentmake.plan.parts import RunPlan, run_folder
 from latentmake.sources.items import IMAGE_EXTENSIONS
+
+if TYPE_CHECKING:
+    from latentmake.exchange.ai_training.adopt import AiTraining
 
 __all__ = ["plan_adopt", "plan_export"]
 
 
-def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AdoptOrder:
-    """Return the order to adopt a run's stale targets.
+def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AiTraining:
+    """Return the files to adopt for a run's stale targets.
 
     Raises:
         ConfigError: it cannot be adopted.
         ModelError: a model's configuration cannot be read.
     """
-    name, model = run.model, facts.config.models[run.model]
+    from latentmake.exchange.ai_training.adopt import (
+        AiTraining,
+    )  # planning an export needs no numpy
+
+    model = facts.config.models[run.model]
     adopt = _adopt(facts, run)
     for dataset in run.datasets:
         if adopt.text is not None and facts.config.datasets[dataset].composed:
             raise ConfigError(
                 f"the texts of {dataset} are not just what its caption files hold, as adopted "
                 "embeddings are",
-                where=f"adopt_{plan.name}",
-                hint=f"leave out models.{name}.adopt.text, so that they are encoded",
+                where=f"run {plan.name}",
+                hint=f"leave out models.{run.model}.adopt.text, so that they are encoded",
             )
         if facts.config.datasets[dataset].remote:
             raise ConfigError(
                 f"the dataset {dataset} lies on S3, and caches are adopted from folders on disk",
-                where=f"adopt_{plan.name}",
+                where=f"run {plan.name}",
                 hint="copy it to a folder, or let its caches be encoded",
             )
-    kinds = {"latents": adopt.latents is not None, "text": adopt.text is not None}
-    works = [order for order in plan.orders if order.dataset != PROMPTS and kinds[order.kind]]
-    states = [(part, state) for part, state in plan.parts.items() if part.dataset != PROMPTS]
-    stale = sum(len(order.paths) for order in works)
-    return AdoptOrder(
-        run=plan.name,
-        orders=[order.name for order in works],
+    return AiTraining(
         roots={dataset: facts.scan(dataset).root for dataset in run.datasets},
         ending=adopt.latents,
-        latents=_latents(name, model) if adopt.latents is not None else None,
-        texts=_texts(name, model, adopt.text or []),
-        sizes=[(size.width, size.height) for size in run.resolutions],
-        fresh=sum(state.fresh for _, state in states),
-        stale=stale,
-        passed=sum(len(state.stale) for _, state in states) - stale,
-        planned=time.time_ns(),
+        latents=_latents(run.model, model) if adopt.latents is not None else None,
+        texts=_texts(run.model, model, adopt.text or []),
+        sizes=[Size(size.width, size.height) for size in run.resolutions],
     )
 
 

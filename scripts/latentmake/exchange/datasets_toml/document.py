@@ -1,4 +1,4 @@
-"""Dataset files of other trainers: read TOML or JSON, check the types of values.
+"""A dataset file of another trainer, being read: its tables, its paths, notes about it.
 
 Nothing in such a file is executed. A mistake is one line with the place of the key.
 """
@@ -7,159 +7,170 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
-
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from typing import Any
 
 from latentmake.errors import ConfigError
 
-__all__ = ["Keys", "Note", "Resolution", "checked", "general_of", "read", "tables"]
-
 _LARGEST = 10_000_000  # bytes: more is no file that somebody wrote
+_SHOWN = 3  # paths in a note
+_KINDS = {str: "a text", bool: "true or false", list: "a list", int: "a whole number"}
+
+Table = Mapping[str, Any]
 
 
-class Note(NamedTuple):
-    """Note about a setting that an import changes or leaves out.
+@dataclass
+class Block:
+    """A folder or list at one resolution.
 
     Attributes:
-        key: its place in the file: `datasets[0].resize_interpolation`.
-        what: why, or what was made of it.
-        hint: what to do.
+        values: keys of our dataset section.
+        resolution: width and height in pixels; None where the file names none.
+        batch_size: items a step.
+        caches: folders that may hold caches of it.
     """
 
-    key: str
-    what: str
-    hint: str
-
-    @property
-    def line(self) -> str:
-        """The note as one line."""
-        return " ".join(f"{self.key}: {self.what}; {self.hint}".split())
+    values: dict[str, Any]
+    resolution: tuple[int, int] | None
+    batch_size: int
+    caches: list[str]
 
 
-def _sides(value: object) -> object:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value, value)
-    if isinstance(value, list) and len(value) == 2:
-        return tuple(value)
-    raise ValueError("should be a number, or a width and a height such as [960, 544]")
+@dataclass
+class Document:
+    """A dataset file being read.
+
+    Attributes:
+        path: of the file.
+        run: name of the run that is made of it.
+        values: its content.
+        notes: what could not be taken over as it is, a line each.
+        written: lists to write: path -> content.
+        missing: paths that are not on this machine.
+    """
+
+    path: Path
+    run: str
+    values: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    written: dict[str, bytes] = field(default_factory=dict)
+    missing: dict[str, None] = field(default_factory=dict)
+
+    def note(self, line: str) -> None:
+        """Note something that could not be taken over as it is, once."""
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def general(self) -> Table:
+        """Return the keys of `[general]`."""
+        found: Table = self.value(self.values, "general", dict, {}, "")
+        return found
+
+    def tables(self, table: Table, key: str, where: str = "") -> Iterator[tuple[str, Table]]:
+        """Yield the place and the values of each table of a list: `datasets[0]`."""
+        found = self.value(table, key, list, [], where)
+        for number, each in enumerate(found):
+            if not isinstance(each, dict):
+                raise self._refusal(f"{where}{key}", f"write it as [[{key}]]")
+            yield f"{where}{key}[{number}]", each
+
+    def value(self, table: Table, key: str, kind: type, default: Any, where: str) -> Any:
+        """Return a value of a table, of a kind; the default where there is none.
+
+        Raises:
+            ConfigError: the value is of another kind.
+        """
+        found = table.get(key)
+        if found is None:
+            return default
+        if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
+            wanted = _KINDS.get(kind, "a table")
+            raise self._refusal(f"{where}{'.' * bool(where)}{key}", f"it should be {wanted}")
+        return found
+
+    def resolution(self, table: Table, where: str) -> tuple[int, int] | None:
+        """Return width and height of a table's `resolution`; None where there is none.
+
+        Raises:
+            ConfigError: it is neither a number nor two.
+        """
+        found = table.get("resolution")
+        sides: list[Any] = found if isinstance(found, list) else [found, found]
+        if found is None:
+            return None
+        if len(sides) != 2 or not all(type(side) is int for side in sides):
+            hint = "it should be a number, or a width and a height such as [960, 544]"
+            raise self._refusal(f"{where}.resolution", hint)
+        return sides[0], sides[1]
+
+    def _refusal(self, where: str, hint: str) -> ConfigError:
+        return ConfigError("cannot be read", where=f"{self.path}: {where}", hint=hint)
+
+    def unknown(self, where: str, table: Table, known: Collection[str], trainer: str) -> None:
+        """Note the keys of a table that its trainer does not know."""
+        for key in table:
+            if key not in known:
+                self.note(f"{where}.{key}: left out, {trainer} does not know this key")
+
+    def find(self, path: str) -> Path:
+        """Return the place of a path: as it is, or beside the file."""
+        for place in (Path(path), self.path.parent / path):
+            if place.exists():
+                return place
+        self.missing[path] = None
+        return Path(path)
+
+    def write(self, source: Path, ending: str, text: str) -> str:
+        """Have a list written; return its path."""
+        data, number = text.encode(), 1
+        stem = source.stem if ending == ".jsonl" else f"{source.name}_captions"
+        while True:
+            path = f"runs/{self.run}/{stem}{f'_{number}' if number > 1 else ''}{ending}"
+            if self.written.setdefault(path, data) == data:
+                return path
+            number += 1
+
+    def note_missing(self) -> None:
+        """Note the paths that are not on this machine."""
+        if self.missing:
+            names = [*self.missing]
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            shown = ", ".join(names[:_SHOWN])
+            self.note(f"paths: correct them, they are not on this machine: {shown}{more}")
 
 
-Resolution = Annotated[tuple[int, int], BeforeValidator(_sides)]
-"""Width and height, in pixels; one number is a square."""
-
-
-class Keys(BaseModel, extra="forbid", strict=True, frozen=True):
-    """Keys of a table; others are refused, numbers are not text."""
-
-
-_Keys = TypeVar("_Keys", bound=Keys)
+def as_path(path: Path) -> str:
+    """Return a path for our configuration, which replaces `~` and `$NAME`."""
+    text = str(path).replace("$", "$$")
+    return f"./{text}" if text.startswith("~") else text
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a dataset file.
+    """Return the content of a dataset file, TOML or JSON.
 
     Raises:
-        ConfigError: it cannot be read, or is no TOML or JSON.
+        ConfigError: it cannot be read.
     """
-    where, kind = str(path), path.suffix.lower()
+    kind = path.suffix.lower()
     if kind not in (".toml", ".json"):
-        hint = "name musubi-tuner's or sd-scripts' dataset file"
-        raise ConfigError("is neither a .toml nor a .json file", where=where, hint=hint)
+        hint = "name a dataset file of musubi-tuner or sd-scripts"
+        raise ConfigError("is neither a .toml nor a .json file", where=path, hint=hint)
     try:
-        if not path.is_file():
-            what = "is no file" if path.exists() else "does not exist"
-            raise ConfigError(what, where=where, hint="correct dataset_toml=PATH")
         if path.stat().st_size > _LARGEST:
-            what = f"has more than {_LARGEST} bytes"
-            raise ConfigError(what, where=where, hint="name a dataset file")
-        data = path.read_bytes()
-    except OSError as error:
-        hint = "check its permissions"
-        raise ConfigError(f"cannot be read ({error.strerror})", where=where, hint=hint) from None
-    try:
-        text = data.decode("utf-8-sig")
+            hint = "name a dataset file"
+            raise ConfigError(f"has more than {_LARGEST} bytes", where=path, hint=hint)
+        text = path.read_bytes().decode("utf-8-sig")
         values = tomllib.loads(text) if kind == ".toml" else json.loads(text)
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        hint = "save it as UTF-8"
-        raise ConfigError(f"is not UTF-8 (line {line})", where=where, hint=hint) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"is not TOML: {error}", where=where, hint="correct it") from None
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+        raise ConfigError(what, where=path, hint="check the path") from None
+    except UnicodeDecodeError:
+        raise ConfigError("is not UTF-8", where=path, hint="save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"is not JSON: {error}", where=where, hint="correct it") from None
+        what = f"is not {kind[1:].upper()}: {error}"
+        raise ConfigError(what, where=path, hint="correct it") from None
     if not isinstance(values, dict):
-        raise ConfigError("has no [[datasets]]", where=where, hint="name a dataset file")
+        raise ConfigError("has no [[datasets]]", where=path, hint="name a dataset file")
     return values
-
-
-def general_of(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the keys of `[general]`, none where a file has no such table.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    found = values.get("general", {})
-    if not isinstance(found, dict):
-        where = f"{file}: general"
-        raise ConfigError("is no table", where=where, hint="write it as [general]")
-    return found
-
-
-def tables(values: Mapping[str, Any], key: str, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the values of each table of a list: `datasets[0]`.
-
-    `where` names what has the list: the file, and the table in it.
-
-    Raises:
-        ConfigError: the value is no list of tables.
-    """
-    found = values.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        hint = f"write it as [[{key}]]"
-        raise ConfigError("is no list of tables", where=f"{where}{key}", hint=hint)
-    for number, each in enumerate(found):
-        yield f"{key}[{number}]", each
-
-
-def checked(
-    kind: type[_Keys],
-    values: Mapping[str, Any],
-    *,
-    file: Path,
-    where: str,
-    inherited: Collection[str] = (),
-) -> _Keys:
-    """Return the keys of a table with their types checked.
-
-    Args:
-        kind: the keys that it may have.
-        values: of the table.
-        file: of the table, for messages.
-        where: its place there.
-        inherited: keys that `[general]` holds in its place.
-
-    Raises:
-        ConfigError: a value is of another type, or a required key is missing.
-    """
-    try:
-        return kind.model_validate(dict(values))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = "general" if first["loc"][:1] and first["loc"][0] in inherited else where
-        raise ConfigError(
-            _said(first["msg"]),
-            where=f"{file}: {where}.{_place(first['loc'])}",
-            hint="correct it: its trainer refuses it too",
-        ) from None
-
-
-def _said(message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    return message[:1].lower() + message[1:]
-
-
-def _place(places: Sequence[int | str]) -> str:
-    return ".".join(map(str, places))

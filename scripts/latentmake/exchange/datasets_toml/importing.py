@@ -1,187 +1,201 @@
-"""Import of a dataset file: read it, compose a configuration of ours, check and write it."""
+"""Import of a dataset file of musubi-tuner or sd-scripts: a configuration of ours for the same.
+
+Blocks of one folder with the same settings become one dataset at several resolutions. A run has all
+its datasets at all its resolutions, so datasets of other resolutions become another run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from latentmake import digest
 from latentmake.config import parse
+from latentmake.config.architectures import Architecture
 from latentmake.errors import ConfigError
 from latentmake.exchange.datasets_toml import musubi, sdscripts
-from latentmake.exchange.datasets_toml.document import read, tables
-from latentmake.exchange.datasets_toml.folders import Places
-from latentmake.exchange.datasets_toml.models import (
-    Chosen,
-    choose,
-    model_of,
-    tasks_of,
-    trainer_of,
-)
-from latentmake.exchange.datasets_toml.order import ImportOrder
-from latentmake.exchange.datasets_toml.reader import Reader
-from latentmake.exchange.datasets_toml.resolutions import fit
-from latentmake.exchange.datasets_toml.sections import Run, datasets_of, runs_of
+from latentmake.exchange.datasets_toml.document import Block, Document, read
+from latentmake.exchange.datasets_toml.models import choose, model_of, tasks_of, trainer_of
 from latentmake.files import atomic
-from latentmake.plan.parts import run_folder
 
-__all__ = ["Imported", "import_file", "made_of"]
-
-_MARK = "# content "
-_TITLES = {True: "musubi-tuner", False: "sd-scripts"}
+Sizes = list[tuple[int, int]]
 
 
-class Imported:
+class Imported(NamedTuple):
     """A configuration of ours, made of a dataset file.
 
     Attributes:
-        text: of the configuration, with notes as comments.
-        values: the same without them.
-        notes: what could not be taken over as it is.
-        written: further files: path -> content.
+        values: of the configuration.
+        notes: what could not be taken over as it is, a line each.
+        text: both, as YAML with comments.
+        written: lists that it names: path -> content.
     """
 
-    def __init__(
-        self, order: ImportOrder, values: dict[str, Any], reader: Reader, title: str
-    ) -> None:
-        self.values = values
-        self.notes = reader.notes
-        self.written = reader.written
-        head = [
-            f"Made of {order.dataset_toml} ({title}) by import_{order.run}.",
-            "Weights and folders of programs are placeholders: name yours under models.",
-            *(["", "Not taken over as it is:"] if reader.notes else []),
-            *(f"- {note.line}" for note in reader.notes),
-        ]
-        dumped = yaml.safe_dump(
-            values, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True
-        )
-        self.text = "".join(f"# {line}".rstrip() + "\n" for line in head) + f"\n{dumped}"
+    values: dict[str, Any]
+    notes: list[str]
+    text: str
+    written: dict[str, bytes]
 
 
-def made_of(order: ImportOrder) -> Imported:
-    """Return the configuration that a dataset file stands for.
+class _Dataset(NamedTuple):
+    name: str
+    values: dict[str, Any]
+    sizes: Sizes
+    batch_sizes: set[int]
+
+
+def imported(
+    path: Path, run: str, architecture: str | None = None, task: str | None = None
+) -> Imported:
+    """Return the configuration that a dataset file stands for; nothing is written.
 
     Raises:
-        ConfigError: the file is damaged, or nothing of it can be taken over.
+        ConfigError: the file is damaged, or cannot be taken over.
     """
-    path = Path(order.dataset_toml)
-    values = read(path)
-    is_musubi = not _has_subsets(values, path)
-    reader = Reader(path, order.run, Places(path))
-    blocks = (musubi if is_musubi else sdscripts).blocks_of(values, reader)
+    document = Document(path, run, read(path))
+    tables = document.tables(document.values, "datasets")
+    trainer = sdscripts if any(sdscripts.SUBSETS in each for _, each in tables) else musubi
+    known = ("general", "datasets")
+    document.unknown("file", document.values, known, trainer.TITLE)
+    blocks = trainer.blocks_of(document)
     if not blocks:
         what = "names no dataset that can be taken over"
-        if reader.notes:
-            what += f" ({reader.notes[0].line})"
-        hint = "name a dataset file of musubi-tuner or sd-scripts"
-        raise ConfigError(what, where=order.dataset_toml, hint=hint)
-    folders = [folder for block in blocks for folder in block.caches]
-    chosen = choose(order.architecture, folders, musubi=is_musubi)
-    fit(blocks, chosen.spec, reader)
-    reader.missing()
-    runs, notes = runs_of(order.run, datasets_of(blocks))
-    reader.notes += notes
-    if chosen.why:
-        what = f"the architecture is {chosen.spec.name}, {chosen.why}"
-        reader.note("models", what, "say another by --config architecture=NAME")
-    return Imported(order, _loaded(order, runs, chosen, reader), reader, _TITLES[is_musubi])
+        what += f" ({document.notes[0]})" if document.notes else ""
+        raise ConfigError(what, where=path, hint="name a file of musubi-tuner or sd-scripts")
+    caches = [folder for block in blocks for folder in block.caches]
+    spec, why = choose(architecture, caches, musubi=trainer is musubi)
+    if why:
+        document.note(f"models: the architecture is {spec.name}, {why}; else use --architecture")
+    document.note_missing()
+    runs = _runs(document, _datasets(document, blocks, spec))
+    values = _fitting(document, runs, spec, [task] if task else tasks_of(spec))
+    head = [
+        f"Made of {path} ({trainer.TITLE}).",
+        "Weights and folders of programs are placeholders: name yours under models.",
+        *(f"- {note}" for note in document.notes),
+    ]
+    comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
+    dumped = yaml.safe_dump(
+        values, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True
+    )
+    return Imported(values, document.notes, f"{comments}\n{dumped}", document.written)
 
 
-def _has_subsets(values: Mapping[str, Any], path: Path) -> bool:
-    found = [table for _, table in tables(values, "datasets", f"{path}: ")]
-    return any(sdscripts.SUBSETS in table for table in found)
+def write(path: Path, data: bytes) -> None:
+    """Write a file of an import.
+
+    Raises:
+        ConfigError: another file is there, which its user may have edited.
+    """
+    if path.exists() and path.read_bytes() != data:
+        raise ConfigError("is there already", where=path, hint="rename or remove it")
+    atomic.write(path, data)
 
 
-def _loaded(
-    order: ImportOrder, runs: Sequence[Run], chosen: Chosen, reader: Reader
+def _datasets(document: Document, blocks: Sequence[Block], spec: Architecture) -> list[_Dataset]:
+    """Return the datasets that some blocks stand for, each with a name of its own."""
+    alike: dict[str, list[Block]] = {}
+    for block in blocks:
+        alike.setdefault(json.dumps(block.values, sort_keys=True), []).append(block)
+    found: dict[str, _Dataset] = {}
+    for several in alike.values():
+        base = name = _name(str(several[0].values["path"]))
+        while name in found:
+            name = f"{base}_{int(name[len(base) + 1 :] or 1) + 1}"
+        caches = list(dict.fromkeys(folder for block in several for folder in block.caches))
+        values = several[0].values | ({"adopt_from": caches} if caches else {})
+        sizes = list(dict.fromkeys(_size(document, block, spec) for block in several))
+        found[name] = _Dataset(name, values, sizes, {block.batch_size for block in several})
+    return [*found.values()]
+
+
+def _size(document: Document, block: Block, spec: Architecture) -> tuple[int, int]:
+    """Return a block's resolution, with sides that a run may have."""
+    if block.resolution is None:
+        side = 1024 if spec.caches_text else 512
+        document.note(f"resolution: missing, {side} is used in place of sd-scripts' --resolution")
+        return side, side
+    width, height = (max(side // spec.side, 1) * spec.side for side in block.resolution)
+    if (width, height) != block.resolution:
+        document.note(
+            f"resolution: sides are multiples of {spec.side} here: {width} x {height} in place of "
+            f"{block.resolution[0]} x {block.resolution[1]}, whose latents are of other sizes"
+        )
+    return width, height
+
+
+def _name(path: str) -> str:
+    """Return a dataset's name, from the name of its folder or list."""
+    place = Path(path.replace("\\", "/"))
+    last = place.stem if place.suffix.lower() in (".jsonl", ".json") else place.name
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", last).lstrip("_.-") or "dataset"
+
+
+def _runs(document: Document, datasets: Sequence[_Dataset]) -> dict[str, list[_Dataset]]:
+    """Return the runs of some datasets: those of the same resolutions are trained together."""
+    alike: dict[frozenset[tuple[int, int]], list[_Dataset]] = {}
+    for dataset in datasets:
+        alike.setdefault(frozenset(dataset.sizes), []).append(dataset)
+    name = document.run
+    runs = {name if n == 1 else f"{name}_{n}": each for n, each in enumerate(alike.values(), 1)}
+    if len(runs) > 1:
+        document.note(
+            f"resolution: datasets of other resolutions are runs of their own ({', '.join(runs)}), "
+            "which train one after the other; to train all together, give one run all datasets"
+        )
+    for run, several in runs.items():
+        if len(sizes := set().union(*(dataset.batch_sizes for dataset in several))) > 1:
+            document.note(f"batch_size: the run {run} has one, the smallest of {sorted(sizes)}")
+    return runs
+
+
+def _fitting(
+    document: Document,
+    runs: dict[str, list[_Dataset]],
+    spec: Architecture,
+    tasks: Sequence[str | None],
 ) -> dict[str, Any]:
-    """Return the values of the first configuration that loads, over the tasks of the model.
+    """Return the values of the first configuration that loads, over some tasks of the model.
 
     Raises:
         ConfigError: none does.
     """
     first: ConfigError | None = None
-    tasks = tasks_of(chosen, order.task)
     for task in tasks:
-        values = _values(runs, chosen, task)
+        values = _values(runs, spec, task)
         try:
             parse(values)
         except ConfigError as error:
             first = first or error
             continue
         if len(tasks) > 1:
-            what = f"the task is {task}, which no dataset file says"
-            hint = f"say another by --config task=..., one of {', '.join(filter(None, tasks))}"
-            reader.note("models", what, hint)
+            names = ", ".join(filter(None, tasks))
+            document.note(f"models: the task is {task}; else use --task, with one of {names}")
         return values
-    assert first is not None
-    raise ConfigError(
-        f"does not fit {chosen.spec.name}: {first}",
-        where=order.dataset_toml,
-        hint="say another model by --config architecture=NAME task=TASK",
-    )
+    what = f"does not fit {spec.name}: {first}"
+    hint = "name another --architecture or --task"
+    raise ConfigError(what, where=document.path, hint=hint)
 
 
-def _values(runs: Sequence[Run], chosen: Chosen, task: str | None) -> dict[str, Any]:
-    name = chosen.spec.name
-    sizes = {run.name: [w if w == h else [w, h] for w, h in run.resolutions] for run in runs}
+def _values(
+    runs: dict[str, list[_Dataset]], spec: Architecture, task: str | None
+) -> dict[str, Any]:
+    program = "sd_scripts" if spec.scripts is None else "musubi_tuner"
     return {
-        "datasets": {each.name: each.values for run in runs for each in run.datasets},
-        "models": {name: model_of(chosen, task)},
+        "datasets": {each.name: each.values for several in runs.values() for each in several},
+        "models": {spec.name: model_of(spec, task)},
         "runs": {
-            run.name: {
-                "datasets": [each.name for each in run.datasets],
-                "model": name,
-                "resolutions": sizes[run.name],
-                "trainer": trainer_of(chosen, run.batch_sizes[0]),
+            run: {
+                "datasets": [each.name for each in several],
+                "model": spec.name,
+                "resolutions": [w if w == h else [w, h] for w, h in several[0].sizes],
+                "trainer": trainer_of(spec, min(min(each.batch_sizes) for each in several)),
             }
-            for run in runs
+            for run, several in runs.items()
         },
-        chosen.program: {"path": f"../{chosen.program.replace('_', '-')}"},
+        program: {"path": f"../{program.replace('_', '-')}"},
     }
-
-
-def import_file(order: ImportOrder, say: Callable[[str], None]) -> Imported:
-    """Write `runs/{run}/import.yaml` and the lists that it names.
-
-    Raises:
-        ConfigError: the file is damaged or cannot be taken over, or a former result was edited.
-    """
-    made = made_of(order)
-    path = run_folder(order.run) / "import.yaml"
-    files = {path: _marked(made.text.encode())}
-    files |= {Path(name): data for name, data in made.written.items()}
-    for file, data in files.items():
-        _refuse_edited(file, data, path)
-    for file, data in files.items():
-        if not file.is_file() or file.read_bytes() != data:
-            atomic.write(file, data)
-    runs = ", ".join(made.values["runs"])
-    count = len(made.notes)
-    say(
-        f"{path}: {len(made.values['datasets'])} datasets, runs: {runs}; "
-        f"{count} note{'s' * (count != 1)} in its first lines"
-    )
-    return made
-
-
-def _marked(data: bytes) -> bytes:
-    """Return a text with its digest in the last line, by which an edit is noticed."""
-    return data + f"{_MARK}{digest.of_bytes(data)[:20]}\n".encode()
-
-
-def _refuse_edited(file: Path, data: bytes, marked: Path) -> None:
-    """Refuse to write over a file that its user edited."""
-    try:
-        there = file.read_bytes()
-    except FileNotFoundError:
-        return
-    body, mark, _ = there.rpartition(_MARK.encode())
-    if there == data or (file == marked and mark and _marked(body) == there):
-        return
-    what = "is another than this import makes, and may have been edited"
-    raise ConfigError(what, where=file, hint="rename or remove it, and give the command again")

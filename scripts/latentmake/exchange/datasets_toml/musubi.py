@@ -1,239 +1,179 @@
 """musubi-tuner's dataset files, in the words of our configuration.
 
-Keys, defaults and how values of [general] are inherited are those of its dataset/config_utils.py;
-what it makes of them is in dataset/image_video_dataset.py and dataset/datasources.py.
+Keys, defaults and inheritance from [general] are those of its dataset/config_utils.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
+from latentmake.exchange.datasets_toml.document import Block, Document, Table, as_path
 
-from latentmake import config
-from latentmake.exchange.datasets_toml.document import (
-    Keys,
-    Resolution,
-    checked,
-    general_of,
-    tables,
-)
-from latentmake.exchange.datasets_toml.folders import look_into
-from latentmake.exchange.datasets_toml.lists import read_list
-from latentmake.exchange.datasets_toml.reader import Reader
-from latentmake.exchange.datasets_toml.sections import Block
-
-__all__ = ["SOURCES", "blocks_of"]
-
-_TRAINER = "musubi-tuner"
-SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
-"""Keys that name a block's images or videos."""
+TITLE = "musubi-tuner"
+_SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 _OLD = {
     "flux_kontext_no_resize_control": "no_resize_control",
     "qwen_image_edit_no_resize_control": "no_resize_control",
     "qwen_image_edit_control_resolution": "control_resolution",
 }
-_OF_IMAGES = (
-    *("no_resize_control", "control_resolution", "multiple_target", "fp_latent_window_size"),
-    *("fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post"),
-)
-_FRAMES = ("frame_extraction", "frame_stride", "frame_sample", "max_frames", "source_fps")
+# Keys of the same name here -> their defaults there, which are left out.
+_IMAGES = {
+    "multiple_target": False,
+    "no_resize_control": False,
+    "control_resolution": None,
+    "fp_latent_window_size": 9,
+    "fp_1f_clean_indices": None,
+    "fp_1f_target_index": None,
+    "fp_1f_no_post": False,
+}
+_VIDEOS = {
+    "frame_extraction": "head",
+    "frame_stride": 1,
+    "frame_sample": 1,
+    "max_frames": 129,
+    "source_fps": None,
+    "fp_latent_window_size": 9,
+}
+_GENERAL = {
+    *("resolution", "caption_extension", "batch_size", "num_repeats", "enable_bucket"),
+    "bucket_no_upscale",
+}
+_KEYS = {
+    *_GENERAL,
+    *_SOURCES,
+    *_IMAGES,
+    *_VIDEOS,
+    *("cache_directory", "control_directory", "target_frames"),
+}
+_RESOLUTION = (960, 544)
 
 
-class _General(Keys):
-    """Keys of [general], which blocks inherit."""
-
-    resolution: Resolution | None = None
-    caption_extension: str | None = None
-    batch_size: int | None = Field(None, ge=1)
-    num_repeats: int | None = None
-    enable_bucket: bool | None = None
-    bucket_no_upscale: bool | None = None
-
-
-class _Block(_General):
-    """Keys of [[datasets]]."""
-
-    image_directory: str | None = None
-    image_jsonl_file: str | None = None
-    video_directory: str | None = None
-    video_jsonl_file: str | None = None
-    cache_directory: str | None = None
-    control_directory: str | None = None
-    multiple_target: bool = False
-    no_resize_control: bool = False
-    control_resolution: Resolution | None = None
-    fp_latent_window_size: int = 9
-    fp_1f_clean_indices: list[int] | None = None
-    fp_1f_target_index: int | None = None
-    fp_1f_no_post: bool = False
-    target_frames: list[int] = Field([1], min_length=1)
-    frame_extraction: Literal["head", "chunk", "slide", "uniform", "full"] = "head"
-    frame_stride: int = Field(1, ge=1)
-    frame_sample: int = Field(1, ge=1)
-    max_frames: int = Field(129, ge=1)
-    source_fps: float | None = Field(None, gt=0)
-
-
-def blocks_of(values: Mapping[str, Any], reader: Reader) -> list[Block]:
+def blocks_of(document: Document) -> list[Block]:
     """Return the blocks of a file.
 
     Raises:
-        ConfigError: a value is of another type, or a folder cannot be read.
+        ConfigError: a value is of another kind than its key's.
     """
-    reader.unknown("file", [x for x in values if x not in ("general", "datasets")], _TRAINER)
-    general = _known(_General, general_of(values, reader.file), reader, "general")
+    general = _present(document.general())
+    document.unknown("general", general, _GENERAL, TITLE)
     found: list[Block] = []
-    for where, table in tables(values, "datasets", f"{reader.file}: "):
-        own = _known(_Block, table, reader, where)
-        shared = general.keys() - own.keys()
-        block = checked(_Block, {**general, **own}, file=reader.file, where=where, inherited=shared)
-        if (made := _block(block, where, reader)) is not None:
-            found.append(made)
+    for where, table in document.tables(document.values, "datasets"):
+        own = _present(table)
+        document.unknown(where, own, _KEYS, TITLE)
+        inherited = {key: value for key, value in general.items() if key in _GENERAL}
+        block = {**inherited, **own}
+        sources = [key for key in _SOURCES if block.get(key) is not None]
+        if not sources:
+            document.note(f"{where}: left out, it names no images or videos")
+            continue
+        # Images come first there, and a folder before a list.
+        for other in sources[1:]:
+            document.note(f"{where}.{other}: left out, {TITLE} takes {sources[0]} alone")
+        found.append(_block(document, block, sources[0], where))
     return found
 
 
-def _known(
-    kind: type[_General], table: Mapping[str, Any], reader: Reader, where: str
-) -> dict[str, Any]:
-    """Return a table's known keys under their present names."""
-    present = {_OLD.get(key, key): value for key, value in table.items() if key in _OLD}
-    present |= {key: value for key, value in table.items() if key not in _OLD}
-    reader.unknown(where, [key for key in present if key not in kind.model_fields], _TRAINER)
-    return {
-        key: value
-        for key, value in present.items()
-        if key in kind.model_fields and value is not None  # JSON's null falls back on [general]
-    }
+def _present(table: Table) -> dict[str, Any]:
+    """Return a table under the present names of its keys, without JSON's null."""
+    return {_OLD.get(key, key): value for key, value in table.items() if value is not None}
 
 
-def _block(block: _Block, where: str, reader: Reader) -> Block | None:
-    sources = [key for key in SOURCES if getattr(block, key) is not None]
-    if not sources:
-        hint = f"add {', '.join(SOURCES[:-1])} or {SOURCES[-1]} there"
-        reader.note(where, "names no images or videos, and is left out", hint)
-        return None
-    # Images come first there, and a folder before a list.
-    key = sources[0]
-    for other in sources[1:]:
-        reader.note(f"{where}.{other}", f"does not count beside {key}", "leave it out there")
-    if block.num_repeats is not None and block.num_repeats < 1:
-        what = "trains on nothing, and the block is left out"
-        reader.note(f"{where}.num_repeats", what, "set it to 1 or more")
-        return None
-    video = key.startswith("video")
-    path = reader.places.find(getattr(block, key))
-    values: dict[str, Any] = {"path": reader.places.written(path)}
-    if key.endswith("_directory"):
-        _folder(block, where, reader, values, path, video)
+def _block(document: Document, block: Table, key: str, where: str) -> Block:
+    video, listed = key.startswith("video"), key.endswith("_jsonl_file")
+    path = document.find(document.value(block, key, str, "", where))
+    values: dict[str, Any] = {"path": as_path(path), "flat": True, "empty_caption": "allow"}
+    if listed:
+        values["path"] = _list(document, path, where, "video_path" if video else "image_path")
     else:
-        found = read_list(path, reader.places, video=video)
-        if found.rows:
-            values["path"] = reader.rows(path, found.rows)
-            what = f"its list is read otherwise here, and is written anew as {values['path']}"
-            hint = "edit that one, or the old one and import again"
-            reader.note(f"{where}.{key}", what, hint)
-        if found.flat:
-            values["flat"] = True
-        if found.blank:
-            values["empty_caption"] = "allow"
-    if block.num_repeats not in (None, 1):
-        values["num_repeats"] = block.num_repeats
-    if block.control_directory is not None:
-        control = reader.places.find(block.control_directory)
-        values["control_directory"] = reader.places.written(control)
+        values["caption_extension"] = _ending(document, block, where)
+        if not video:
+            values["on_error"] = "skip"
+            document.note(
+                f"{where}: on_error is skip: {TITLE} leaves out images without a caption; take "
+                "it out to be told of them"
+            )
+    if block.get("num_repeats", 1) != 1:
+        values["num_repeats"] = block["num_repeats"]
+    if control := document.value(block, "control_directory", str, None, where):
+        values["control_directory"] = as_path(document.find(control))
+    bucket = document.value(block, "enable_bucket", bool, False, where)
     if video:
-        _frames(block, where, reader, values)
+        values["target_frames"] = _frames(document, block, where)
     else:
-        _images(block, where, reader, values)
-    caches = block.cache_directory
-    if caches is None and key.endswith("_directory"):
-        caches = getattr(block, key)
-    return Block(
-        where,
-        values,
-        _resolution(block.resolution, where, reader),
-        block.batch_size or 1,
-        _caches(caches, reader),
-    )
-
-
-def _folder(
-    block: _Block, where: str, reader: Reader, values: dict[str, Any], path: str, video: bool
-) -> None:
-    ending = block.caption_extension
-    if ending is None:
-        what = f"is missing, so that {_TRAINER} finds no captions; .txt is used here"
-        reader.note(f"{where}.caption_extension", what, "set it in the YAML where it is another")
-    elif not ending.startswith("."):
-        what = f"{ending!r} has no dot, so that {_TRAINER} looks for names like a{ending}"
-        ending = f".{ending}"
-        reader.note(f"{where}.caption_extension", what, f"{ending} is used here")
-    values["caption_extension"] = ending or ".txt"
-    folder = look_into(path, values["caption_extension"], video=video)
-    reader.differences(where, values, folder, _TRAINER)
-    reader.twins(where, folder)
-    if folder.without and not video and not block.multiple_target:
-        values["on_error"] = "skip"
-        first = folder.without[0]
-        what = f"{len(folder.without)} of {len(folder.items)} images have no caption ({first}), "
-        what += f"and {_TRAINER} leaves them out: on_error is skip here, which lists them"
-        reader.note(where, what, "write their captions, or take out on_error to be told of them")
-
-
-def _frames(block: _Block, where: str, reader: Reader, values: dict[str, Any]) -> None:
-    lengths = sorted({(frames - 1) // 4 * 4 + 1 for frames in block.target_frames})
-    lengths = [frames for frames in lengths if frames > 0]
-    if lengths != sorted(set(block.target_frames)):
-        what = f"{block.target_frames} are rounded to 4 n + 1, as {_TRAINER} does"
-        reader.note(f"{where}.target_frames", what, f"{lengths} are used here")
-    values["target_frames"] = lengths or [1]
-    for key in _FRAMES:
-        if getattr(block, key) != _Block.model_fields[key].default:
-            values[key] = getattr(block, key)
-    for key in ("multiple_target", "no_resize_control", "control_resolution"):
-        if getattr(block, key) != _Block.model_fields[key].default:
-            reader.note(f"{where}.{key}", "is about images, and has no effect", "leave it out")
-    if block.fp_latent_window_size != _Block.model_fields["fp_latent_window_size"].default:
-        values["fp_latent_window_size"] = block.fp_latent_window_size
-    if not block.enable_bucket:
-        what = "its caching puts clips into buckets whatever this says, and so does this program"
-        hint = "set enable_bucket = true there, else clips of several shapes end its training"
-        reader.note(f"{where}.enable_bucket", what, hint)
-
-
-def _images(block: _Block, where: str, reader: Reader, values: dict[str, Any]) -> None:
-    values["fit"] = "bucket" if block.enable_bucket else "crop"
-    if block.enable_bucket and block.bucket_no_upscale:
-        values["bucket_no_upscale"] = True
-    for key in _OF_IMAGES:
-        value, default = getattr(block, key), _Block.model_fields[key].default
-        if value == default:
+        values["fit"] = "bucket" if bucket else "crop"
+        if bucket and block.get("bucket_no_upscale"):
+            values["bucket_no_upscale"] = True
+    same = _VIDEOS if video else _IMAGES
+    for name in (*_IMAGES, *_VIDEOS):
+        if block.get(name) in (None, {**_IMAGES, **_VIDEOS}[name]):
             continue
-        if key in config.Dataset.model_fields:
-            values[key] = list(value) if isinstance(value, tuple) else value
+        if name in same:
+            values[name] = block[name]
         else:
-            reader.note(f"{where}.{key}", "is not known here", "it is left out")
-    for key in _FRAMES[:-1]:
-        if getattr(block, key) != _Block.model_fields[key].default:
-            reader.note(f"{where}.{key}", "is about videos, and has no effect", "leave it out")
+            document.note(f"{where}.{name}: left out, it has no effect on these items")
+    resolution = document.resolution(block, where)
+    if resolution is None:
+        document.note(f"{where}.resolution: missing, {TITLE} takes 960 x 544")
+    caches = block.get("cache_directory") or (None if listed else block[key])
+    folders = [] if caches is None else _caches(document.find(str(caches)))
+    batch_size = document.value(block, "batch_size", int, 1, where)
+    return Block(values, resolution or _RESOLUTION, batch_size, folders)
 
 
-def _resolution(given: tuple[int, int] | None, where: str, reader: Reader) -> tuple[int, int]:
-    if given is None:
-        what = f"is missing, and {_TRAINER} takes 960 x 544"
-        reader.note(f"{where}.resolution", what, "correct it in the YAML where that is not meant")
-        return 960, 544
-    return given
+def _ending(document: Document, block: Table, where: str) -> str:
+    ending: str | None = document.value(block, "caption_extension", str, None, where)
+    if ending is None:
+        document.note(f"{where}.caption_extension: missing, .txt is used here")
+    return ".txt" if ending is None else f".{ending.removeprefix('.')}"
 
 
-def _caches(path: str | None, reader: Reader) -> list[str]:
-    """Return the folder of a block's caches, if there are some."""
-    if path is None:
-        return []
-    found = Path(reader.places.find(path))
-    if not any(found.glob("*_te.safetensors")) and not any(found.glob("*x*_*.safetensors")):
-        return []
-    return [reader.places.written(str(found))]
+def _frames(document: Document, block: Table, where: str) -> list[int]:
+    asked = document.value(block, "target_frames", list, [1], where)
+    lengths = sorted({(int(frames) - 1) // 4 * 4 + 1 for frames in asked if int(frames) > 0})
+    if lengths != sorted(set(asked)):
+        document.note(f"{where}.target_frames: rounded to 4 n + 1, as {TITLE} does: {lengths}")
+    return lengths or [1]
+
+
+def _caches(folder: Path) -> list[str]:
+    """Return a folder if there are caches in it."""
+    patterns = ("*_te.safetensors", "*x*_*.safetensors")
+    return [as_path(folder)] if any(any(folder.glob(each)) for each in patterns) else []
+
+
+def _list(document: Document, path: Path, where: str, kind: str) -> str:
+    """Return the path of a list for our configuration.
+
+    Relative paths in it are those of the folder in which musubi-tuner's scripts start, and columns
+    that mean something here mean nothing there: such a list is written anew.
+    """
+    rows, same = [], True
+    for values in _objects(path):
+        row = {key: value for key, value in values.items() if key == "caption"}
+        for key, value in values.items():
+            if key.startswith((kind, "control_path")) and isinstance(value, str):
+                name = kind if key == f"{kind}_0" else key
+                row[name] = str(document.find(value).absolute())
+        rows.append(row)
+        same &= row == values
+    if same:
+        return as_path(path)
+    lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    written = document.write(path, ".jsonl", lines)
+    document.note(f"{where}: {path} is read otherwise here, and is written anew as {written}")
+    return written
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a list; the plan names lines that are none."""
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    for line in filter(str.strip, lines):
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(values, dict):
+            yield values
