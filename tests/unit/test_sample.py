@@ -23,7 +23,32 @@ MODEL = ROOT / "data/tiny-sd"
 CAPTION = (PICTURES / "red_circle.txt").read_text(encoding="utf-8").strip()
 
 # Caches and trained weights depend on these bytes: change them, and every sample is made anew.
-WEIGHTS = {}
+WEIGHTS = {
+    "tiny-sd/text_encoder/model.safetensors": (
+        227216,
+        "6bc48f2546ab5c9355a55146860292aaadfd1895564751ed69ce29674a26fece",
+    ),
+    "tiny-sd/unet/diffusion_pytorch_model.safetensors": (
+        2031304,
+        "f9a12dabc9b4afba888f43084f2d70eb775f1cf0aea2cb39eaba02afde42aad5",
+    ),
+    "tiny-sd/vae/diffusion_pytorch_model.safetensors": (
+        859734,
+        "8b64f16aff222283fccefec7f6b40f2f6c3f88a0978a7755b8aec07a086e8c27",
+    ),
+    "tiny-wan/text_encoder/model.safetensors": (
+        53048,
+        "15578cc4b3b1bf0b6566aa1ddc970bcef05e2f385563efbd196b6b8e5ca2e44c",
+    ),
+    "tiny-wan/transformer/diffusion_pytorch_model.safetensors": (
+        1529256,
+        "681b42f1d64639ca286243af8d393471a070740aaed127547a9f1cb42986c518",
+    ),
+    "tiny-wan/vae/diffusion_pytorch_model.safetensors": (
+        785010,
+        "806810f631f475e0f5254bf49023877da3c2bf68d979b4b203eb04fce74da2fb",
+    ),
+}
 MOST = 6_000_000  # bytes of both models
 
 
