@@ -23,16 +23,6 @@ from latentmake.training.backend import Backend
 if TYPE_CHECKING:
     from latentmake.caches.job import ExternalEncoder
 
-__all__ = [
-    "BACKENDS",
-    "backend",
-    "encoder_of",
-    "of_order",
-    "of_run",
-    "plan_training",
-    "program_digest",
-]
-
 BACKENDS = {
     "sd": "latentmake.training.sd.backend:Sd",
     "wan": "latentmake.training.wan.backend:Wan",

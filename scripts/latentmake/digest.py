@@ -13,8 +13,6 @@ from pathlib import Path
 
 from latentmake.regular import open_regular
 
-__all__ = ["canonical", "of_bytes", "of_file", "of_lines", "of_value"]
-
 _LONG = 4 << 30  # bytes: seconds of reading, which are worth a progress bar
 
 

@@ -12,8 +12,6 @@ from latentmake.errors import UserError, system_error
 from latentmake.files.watchdog import signals_call
 from latentmake.progress import Progress
 
-__all__ = ["exit_on_mistake", "logged"]
-
 
 @contextlib.contextmanager
 def logged(log: str) -> Iterator[Callable[[str], None]]:

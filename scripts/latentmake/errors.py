@@ -6,27 +6,6 @@ import errno
 import os
 import re
 
-__all__ = [
-    "CacheError",
-    "ConfigError",
-    "DatasetError",
-    "DeviceError",
-    "LatentmakeError",
-    "ModelError",
-    "SourceError",
-    "StorageError",
-    "TrainingError",
-    "UserError",
-    "first_line",
-    "is_device_fault",
-    "is_out_of_memory",
-    "is_surely_memory",
-    "shortened",
-    "storage_error",
-    "system_error",
-]
-
-
 _LONGEST = 80  # characters of a value in a message
 
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-__all__ = ["Progress", "environment"]
-
 _SECONDS = 30.0  # between two lines
 _LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {remaining} left{postfix}"
 _TERMINAL = "LATENTMAKE_TERMINAL"

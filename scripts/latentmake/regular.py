@@ -7,8 +7,6 @@ import io
 import os
 from stat import S_ISREG
 
-__all__ = ["open_regular", "read_regular"]
-
 
 def open_regular(path: str | os.PathLike[str]) -> tuple[io.FileIO, int]:
     """Open a regular file for unbuffered reading, without waiting; return it and its size.

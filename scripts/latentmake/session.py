@@ -43,8 +43,6 @@ from latentmake.reports.generated import plan_generated, refuse_clips
 from latentmake.reports.plan_report import report
 from latentmake.training.external.publication import is_uncached, write_items
 
-__all__ = ["Session"]
-
 Inputs = dict[str, list[str] | str]
 _REQUESTS: dict[str, Callable[[Facts, RunPlan, Run], object]] = {
     "export": plan_export,

@@ -1,24 +1,36 @@
 """A built project, one key of its configuration changed, and what the same command then makes.
 
-For each world (a layout with its trainer) a table says of every key how to change it. What is made
-must be what the key declares to shape (`latentmake.config.shapes`) and what follows from that, and
-then nothing is left to do.
+For each world (a layout with its trainer) a table says of every key how to change it. A plan must
+find stale what the key declares to shape (`latentmake.config.shapes`) and what follows from that.
+Builds then show, of many keys at once, that just this is made and nothing is left to do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from config_keys import keys_of
-from latentmake.config import Config, parse
-from latentmake.errors import UserError
+from latentmake import backends, digest
+from latentmake.config import Config
+from latentmake.layouts import kind_of
+from latentmake.plan.parts import PROMPTS, RunPlan, read_lock
+from latentmake.session import Session
+from latentmake.training.external.backend import External
+from latentmake.training.external.result import is_trained
+from latentmake.training.loop.checkpoint import as_begun
+from latentmake.training.loop.result import RunFiles, wanted_of
+from latentmake.training.loop.sample_images import are_drawn
+from latentmake.training.order import read_order
+from latentmake.training.sd.order import SdOrder
 from project import Project, Result
 
 Made = frozenset[str]
@@ -49,6 +61,9 @@ class Change:
     why: str = ""
     before: Mapping[str, Any] = field(default_factory=dict)
     files: Callable[[Project], object] | None = None
+
+
+Changes = Sequence[tuple[Key, Change]]
 
 
 def nothing(value: Any, why: str, **others: Any) -> Change:
@@ -148,36 +163,99 @@ def made(before: State, after: State) -> Made:
     return frozenset(kind for kind in before if before[kind] != after[kind])
 
 
-def check(project: Project, key: Key, change: Change, *, model: str, trainer: str) -> None:
-    """Change a key of a built project, give the same command, and then give it again.
+class Refused(Exception):
+    """The line that refuses a configuration, its plan or its training."""
+
+
+class Planned(NamedTuple):
+    """What a plan says of a built project.
+
+    Attributes:
+        made: the kinds of results that a training would make.
+        trains: whether it would train anew even of the same caches.
+    """
+
+    made: Made
+    trains: bool
+
+
+def planned(project: Project, values: dict[str, Any]) -> Planned:
+    """Plan the training of a built project with another configuration, in this process.
 
     Raises:
-        AssertionError: something else was made than the key shapes, or something is left to do.
+        Refused: the configuration, or what it asks for.
+    """
+    try:
+        with contextlib.chdir(project.folder):
+            session = Session(values, targets=[TRAIN], main=True, dry=True, home=project.folder)
+            plan = session.plan.runs[RUN]
+            trains, draws = _outdated(session.config, plan)
+    except SystemExit as error:
+        raise Refused(str(error)) from None
+    found = {
+        kind_of(part.name)
+        for part, each in plan.parts.items()
+        if part.dataset != PROMPTS and (each.stale or each.orphans)
+    }
+    if plan.manifest_order:
+        found.add("manifest")
+    if trains or plan.manifest_order:
+        found.add("weights")
+    if draws or (draws is not None and "weights" in found):
+        found.add("pictures")
+    assert bool(plan.training_order) == bool(found & {"weights", "pictures"})
+    return Planned(frozenset(found), trains)
+
+
+def _outdated(config: Config, plan: RunPlan) -> tuple[bool, bool | None]:
+    """Return whether weights and pictures differ from what a run asks for, of the same caches.
+
+    The second is None where the trainer draws none.
+    """
+    trainer, lock = backends.of_run(config, RUN), read_lock(RUN).data
+    assert trainer is not None and plan.trainer_order is not None
+    if isinstance(trainer, External):
+        run = trainer.read(plan.trainer_order)
+        return not is_trained(run, lock, lambda: trainer.weights_digest(run, digest.of_file)), None
+    order = read_order(plan.trainer_order, SdOrder)
+    order = as_begun(order, wanted_of(order, data=lock, weights=order.weights))
+    want = wanted_of(order, data=lock, weights=order.weights)
+    return RunFiles(order).trained(want) is None, not are_drawn(order, want)
+
+
+def check(project: Project, key: Key, change: Change, *, model: str, trainer: str) -> None:
+    """Change a key of a built project, and let a plan say what the same command would make.
+
+    Raises:
+        AssertionError: that is something else than the key shapes, and what follows from it.
     """
     kinds = _kinds(key, change)
-    target = PUBLISH if "publication" in kinds else TRAIN
-    if change.files is not None:
-        change.files(project)
-    if change.before:
-        project.configure(lambda values: section(values, key, model).update(change.before))
-    if change.before or target != TRAIN:
-        project.run(target)
-    before = state(project)
-    project.configure(lambda values: set_key(section(values, key, model), key[-1], change.value))
-    result = project.run(target, check=False)
-    if change.refused:
-        _refused(project, result, change, before)
-        return
-    assert result.returncode == 0, result.output
-    after = state(project)
-    assert made(before, after) == closure(kinds, trainer), _told(before, after, result)
-    again = project.run(target)
-    if target == TRAIN:
-        assert again.idle, again.output
-    assert state(project) == after, again.output
+    found = planned(project, changed(project.config, [(key, change)], model))
+    assert found.made == closure(kinds, trainer), (key, {*found.made} ^ closure(kinds, trainer))
+    assert found.trains == ("weights" in kinds), (key, "the training alone")
 
 
-def _told(before: State, after: State, result: Result) -> str:
+def prepared(values: dict[str, Any], changes: Changes, model: str) -> dict[str, Any]:
+    """Return a configuration with all that some changes need before; {} where they disagree."""
+    values = copy.deepcopy(values)
+    told: dict[Key, Any] = {}
+    for key, change in changes:
+        for name, value in change.before.items():
+            if told.setdefault((*key[:-1], name), value) != value:
+                return {}
+        section(values, key, model).update(change.before)
+    return values
+
+
+def changed(values: dict[str, Any], changes: Changes, model: str) -> dict[str, Any]:
+    """Return a configuration in which some keys are changed."""
+    values = copy.deepcopy(values)
+    for key, change in changes:
+        set_key(section(values, key, model), key[-1], change.value)
+    return values
+
+
+def _told(before: State, after: State, result: Result | None = None) -> str:
     """Return which files are not as they were, and what the command said."""
     files = {
         kind: sorted(
@@ -187,7 +265,7 @@ def _told(before: State, after: State, result: Result) -> str:
         )
         for kind in before
     }
-    return f"{files}\n{result.output}"
+    return f"{files}\n{result.output if result else ''}"
 
 
 def set_key(holder: dict[str, Any], key: str, value: Any) -> None:
@@ -195,13 +273,6 @@ def set_key(holder: dict[str, Any], key: str, value: Any) -> None:
         value(holder)
     else:
         holder[key] = value
-
-
-def _refused(project: Project, result: Result, change: Change, before: State) -> None:
-    assert result.returncode != 0, result.output
-    assert "Traceback" not in result.output, result.output
-    result.one_line("error: ", *change.refused.split(" | "))
-    assert state(project) == before, result.output
 
 
 # -- the tests of a world -------------------------------------------------------------------------
@@ -238,37 +309,108 @@ def _is_published(key: Key, change: Change) -> bool:
 
 def one_by_one(
     changes: Mapping[Key, Change], model: str, trainer: str
-) -> Callable[[Key, Project, Path], None]:
-    """Return the test of each key that makes something or is refused."""
+) -> Callable[[Key, Project], None]:
+    """Return the test of each key that makes something or is refused, asked of a plan."""
     alone = [
         key
         for key, change in changes.items()
-        if not _is_quiet(key, change) and not _is_published(key, change)
+        if not (_is_quiet(key, change) or _is_published(key, change))
+        and (change.refused or not change.before)
     ]
 
     @pytest.mark.parametrize("key", alone, ids=".".join)
-    def test(key: Key, key_template: Project, tmp_path: Path) -> None:
-        change = changes[key]
-        if change.refused and (line := _refusal(key_template.config, key, change, model)):
-            assert all(words in line for words in change.refused.split(" | ")), line
-            assert "\n" not in line
+    def test(key: Key, key_template: Project) -> None:
+        project, change = _asked(key_template), changes[key]
+        if not change.refused:
+            check(project, key, change, model=model, trainer=trainer)
             return
-        project = key_template.copy(tmp_path / "project")
-        check(project, key, change, model=model, trainer=trainer)
+        before = prepared(project.config, [(key, change)], model)
+        with pytest.raises(Refused) as error:
+            planned(project, changed(before, [(key, change)], model))
+        line = str(error.value)
+        assert all(words in line for words in change.refused.split(" | ")), line
+        assert "\n" not in line
 
     return test
 
 
-def _refusal(values: dict[str, Any], key: Key, change: Change, model: str) -> str:
-    """Return the line that refuses a configuration as soon as it is read; "" where none does."""
+def _asked(template: Project) -> Project:
+    """Return a copy of a built project of which plans are asked; nobody changes it."""
+    place = template.folder.with_name("asked")
+    return Project(place) if place.exists() else template.copy(place)
+
+
+def built(
+    changes: Mapping[Key, Change], model: str, trainer: str
+) -> Callable[[Project, Path], None]:
+    """Return the test that jobs make what plans say: builds, each of many changed keys.
+
+    Keys are changed together as far as the configuration allows it; keys that need others before
+    are asked one by one of a project that was built with these.
+    """
+    left = [
+        (key, change)
+        for key, change in changes.items()
+        if not (change.refused or _is_quiet(key, change) or _is_published(key, change))
+    ]
+
+    def follows(changes: Changes) -> Made:
+        kinds = frozenset().union(*(_kinds(key, change) for key, change in changes))
+        return closure(kinds, trainer)
+
+    def test(key_template: Project, tmp_path: Path) -> None:
+        waiting = list(left)
+        while waiting:
+            first = waiting[0]
+            alike = [
+                each
+                for each in waiting
+                if bool(each[1].before) == bool(first[1].before)
+                and (first[1].before or follows([each]) == follows([first]))
+            ]
+            pack = _compatible(_asked(key_template), alike, model)
+            waiting = [each for each in waiting if each not in pack]
+            project = key_template.copy(tmp_path / str(len(waiting)))
+            if first[1].before:
+                project.config = prepared(project.config, pack, model)
+                project.run(TRAIN)
+                for key, change in pack:
+                    check(project, key, change, model=model, trainer=trainer)
+            before = state(project)
+            project.config = changed(project.config, pack, model)
+            result = project.run(TRAIN)
+            after = state(project)
+            told = _told(before, after, result)
+            assert made(before, after) == follows(pack), (pack, told)
+            result = project.run(TRAIN)
+            assert result.idle, (pack, result.output)
+            assert state(project) == after, (pack, result.output)
+
+    return test
+
+
+def _compatible(project: Project, changes: Changes, model: str) -> Changes:
+    """Return the first of some changes and those that can be made together with it."""
+    found: list[tuple[Key, Change]] = []
+    for each in changes:
+        before = prepared(project.config, [*found, each], model)
+        values = changed(before, [*found, each], model) if before else {}
+        undone = [key for key, change in found if not _is_set(values, key, change, model)]
+        if undone or not before:
+            continue
+        with contextlib.suppress(Refused):
+            planned(project, values)
+            found.append(each)
+    assert found, changes
+    return found
+
+
+def _is_set(values: dict[str, Any], key: Key, change: Change, model: str) -> bool:
+    """Whether a changed key still has its value after others were changed."""
     holder = section(values, key, model)
-    holder.update(change.before)
-    set_key(holder, key[-1], change.value)
-    try:
-        parse(values)
-    except UserError as error:
-        return str(error)
-    return ""
+    again = copy.deepcopy(holder)
+    set_key(again, key[-1], change.value)
+    return bool(again == holder)
 
 
 def published(changes: Mapping[Key, Change], model: str) -> Callable[[Project, Path], None]:
@@ -276,24 +418,30 @@ def published(changes: Mapping[Key, Change], model: str) -> Callable[[Project, P
     keys = [key for key, change in changes.items() if _is_published(key, change)]
     keys.sort(key=lambda key: key[-1] == "caches")  # without which others shape nothing
 
+    def publish(project: Project) -> None:
+        with contextlib.chdir(project.folder):
+            session = Session(
+                project.config, targets=[PUBLISH], main=True, dry=True, home=project.folder
+            )
+            order = Path(str(session.publication_inputs(RUN)["order"]))
+            backends.of_order(order).publish(order, print)
+
     def test(key_template: Project, tmp_path: Path) -> None:
         project = key_template.copy(tmp_path / "project")
         for prepare in {changes[key].files for key in keys} - {None}:
             assert prepare is not None
             prepare(project)
-        result = project.run(PUBLISH)
+        project.run(PUBLISH)
         for key in keys:
             before = state(project)
-            project.configure(
-                lambda values, key=key: set_key(  # type: ignore[misc]
-                    section(values, key, model), key[-1], changes[key].value
-                )
-            )
-            result = project.run(PUBLISH)
+            project.config = changed(project.config, [(key, changes[key])], model)
+            publish(project)
             after = state(project)
-            assert made(before, after) == {"publication"}, (key, _told(before, after, result))
-            result = project.run(PUBLISH)
-            assert state(project) == after, (key, result.output)
+            assert made(before, after) == {"publication"}, (key, _told(before, after))
+            publish(project)
+            assert state(project) == after, key
+        project.run(PUBLISH)
+        assert state(project) == after
 
     return test
 

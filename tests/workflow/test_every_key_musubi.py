@@ -155,9 +155,7 @@ CHANGES: dict[Key, Change] = {
     ("runs", "datasets"): Change(
         ["shapes", "more"], makes=frozenset({"latents", "text"}), why="of the dataset that joins it"
     ),
-    ("runs", "model"): Change(
-        "other", makes=frozenset({"latents", "text", "weights"}), why="under its name"
-    ),
+    ("runs", "model"): Change("other", makes=frozenset({"latents", "text"}), why="under its name"),
     ("runs", "resolutions"): Change(
         [96, 64], makes=frozenset({"latents", "text"}), why="text lies beside each resolution"
     ),
@@ -205,9 +203,10 @@ NOT_HERE = {
 test_every_key_is_changed_here_or_it_is_said_where = every_key.completeness(
     TRAINER, CHANGES, NOT_HERE
 )
-test_what_a_key_shapes_is_made_and_then_nothing_is_left = every_key.one_by_one(
+test_a_key_makes_what_it_shapes_stale_and_nothing_else = every_key.one_by_one(
     CHANGES, MODEL, TRAINER
 )
+test_what_keys_shape_is_made_and_then_nothing_is_left = every_key.built(CHANGES, MODEL, TRAINER)
 test_keys_of_a_publication_make_it_anew_and_nothing_else = every_key.published(CHANGES, MODEL)
 test_facts_of_the_machine_make_nothing = every_key.together(CHANGES, MODEL)
 

@@ -157,17 +157,13 @@ CHANGES: dict[Key, Change] = {
     ("runs", "datasets"): Change(
         ["shapes", "more"], makes=frozenset({"latents", "text"}), why="of the dataset that joins it"
     ),
-    ("runs", "model"): Change(
-        "other", makes=frozenset({"latents", "text", "weights"}), why="under its name"
-    ),
+    ("runs", "model"): Change("other", makes=frozenset({"latents", "text"}), why="under its name"),
     ("runs", "resolutions"): Change([32, 16]),
     ("runs", "validation", "items"): refused(1, "validation"),
     ("runs", "validation", "clips"): refused(1, "validation"),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("musubi", "unknown key"),
-    ("runs", "trainer", "adapter"): Change(
-        lambda section: (section.pop("rank"), section.update(adapter="full"))
-    ),
+    ("runs", "trainer", "adapter"): Change(_without("rank", adapter="full")),
     ("runs", "trainer", "rank"): Change(3),
     ("runs", "trainer", "alpha"): Change(1.0),
     ("runs", "trainer", "target_modules"): Change(["to_q"]),
@@ -230,7 +226,8 @@ NOT_HERE = {
 test_every_key_is_changed_here_or_it_is_said_where = every_key.completeness(
     TRAINER, CHANGES, NOT_HERE
 )
-test_what_a_key_shapes_is_made_and_then_nothing_is_left = every_key.one_by_one(
+test_a_key_makes_what_it_shapes_stale_and_nothing_else = every_key.one_by_one(
     CHANGES, MODEL, TRAINER
 )
+test_what_keys_shape_is_made_and_then_nothing_is_left = every_key.built(CHANGES, MODEL, TRAINER)
 test_facts_of_the_machine_make_nothing = every_key.together(CHANGES, MODEL)

@@ -156,9 +156,10 @@ def test_every_key_of_datasets_and_models_is_changed_here_or_it_is_said_where() 
     assert {key for key in known - CHANGES.keys() if key[-1] not in ELSEWHERE} == set()
 
 
-test_what_a_key_shapes_is_made_and_then_nothing_is_left = every_key.one_by_one(
+test_a_key_makes_what_it_shapes_stale_and_nothing_else = every_key.one_by_one(
     CHANGES, MODEL, TRAINER
 )
+test_what_keys_shape_is_made_and_then_nothing_is_left = every_key.built(CHANGES, MODEL, TRAINER)
 test_facts_of_the_machine_make_nothing = every_key.together(CHANGES, MODEL)
 
 

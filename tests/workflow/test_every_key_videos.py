@@ -54,6 +54,7 @@ CHANGES: dict[Key, Change] = {
     ("datasets", "bucket_no_upscale"): refused(True, "bucket_no_upscale"),
 }
 
-test_what_a_key_shapes_is_made_and_then_nothing_is_left = every_key.one_by_one(
+test_a_key_makes_what_it_shapes_stale_and_nothing_else = every_key.one_by_one(
     CHANGES, MODEL, TRAINER
 )
+test_what_keys_shape_is_made_and_then_nothing_is_left = every_key.built(CHANGES, MODEL, TRAINER)

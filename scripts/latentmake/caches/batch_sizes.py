@@ -19,8 +19,6 @@ from typing import NamedTuple
 from latentmake.errors import StorageError
 from latentmake.files import atomic
 
-__all__ = ["MARGIN", "WORTH", "BatchSizes", "Found", "Remembered"]
-
 WORTH = 1.05
 """Growth of samples per second for which a batch is doubled again.
 

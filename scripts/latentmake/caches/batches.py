@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from latentmake.caches.inputs import Sample
 from latentmake.caches.pipeline import Release
 
-__all__ = ["Batches"]
-
 _SHAPES = 4  # full batches of other shapes that may wait
 
 

@@ -9,8 +9,6 @@ from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 from latentmake.caches.pipeline import Release
 
-__all__ = ["CaptionBatches"]
-
 _WAITING = 512  # captions among which those of like length are found
 _STEP = 16  # tokens by which the lengths of batches differ, so that few sizes have to be learnt
 

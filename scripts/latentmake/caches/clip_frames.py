@@ -12,8 +12,6 @@ from latentmake.caches.pixels.wan import fit
 from latentmake.files.frames import frames_at
 from latentmake.geometry.buckets import Size
 
-__all__ = ["Frame", "Wanted", "clip_array", "clip_frames"]
-
 
 class Wanted(NamedTuple):
     """One clip of a file.

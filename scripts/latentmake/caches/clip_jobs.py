@@ -15,8 +15,6 @@ from latentmake.errors import SourceError
 from latentmake.files.frames import Workers
 from latentmake.plan.orders import WorkItem, WorkOrder
 
-__all__ = ["make_clips", "maker_of"]
-
 
 def make_clips(
     order: WorkOrder,

@@ -12,8 +12,6 @@ from latentmake.caches.inputs import Maker, Sample
 from latentmake.errors import SourceError
 from latentmake.plan.orders import WorkItem
 
-__all__ = ["CLIPS", "Broken", "ClipQueue", "Made"]
-
 Group = TypeVar("Group")
 Read = TypeVar("Read")
 

@@ -20,8 +20,6 @@ from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
-__all__ = ["Lease", "carry_out", "load_encoder"]
-
 Lease = Callable[[Say], AbstractContextManager[object]]
 Load = Callable[[WorkOrder, int, Say, bool], Loaded]
 

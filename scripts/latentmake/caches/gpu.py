@@ -18,8 +18,6 @@ from pathlib import Path
 from latentmake.errors import StorageError
 from latentmake.files.locks import Lock
 
-__all__ = ["chosen", "hold", "lease", "visible"]
-
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _ALLOCATION = "SLURM_JOB_ID"
 _POLL_SECONDS = 0.2

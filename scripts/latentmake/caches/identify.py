@@ -11,8 +11,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.plan.keys import joined
 from latentmake.plan.orders import Target, WorkOrder
 
-__all__ = ["identified"]
-
 
 def identified(
     order: WorkOrder, recipe: str, reading: Reading

@@ -16,19 +16,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.sources.caption_pipeline import decode_caption
 
-__all__ = [
-    "Clips",
-    "FramesAt",
-    "Maker",
-    "Sample",
-    "SourceBytes",
-    "caption_of",
-    "check_clips",
-    "clip_maker",
-    "samples_of",
-    "stored_size",
-]
-
 FramesAt = Callable[[str, Sequence[int]], Iterator[tuple[int, NDArray[np.uint8]]]]
 """Yields (index, [H, W, 3]) of frames of a file by ascending indices."""
 

@@ -37,8 +37,6 @@ from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.progress import Progress
 from latentmake.sources import s3
 
-__all__ = ["ExternalEncoder", "Job", "Say"]
-
 Say = Callable[[str], None]
 ExternalEncoder = Callable[["Job", Sequence[WorkItem], int, Progress], None]
 """Makes the missing targets of some items, by another program and n threads."""

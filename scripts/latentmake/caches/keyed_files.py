@@ -9,8 +9,6 @@ from pathlib import Path
 from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 
-__all__ = ["has_files", "holds", "link_of_key"]
-
 
 def has_files(folder: Path) -> bool:
     """Whether anything lies in a folder."""

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from latentmake.caches.encoders import Loaded
 from latentmake.caches.inputs import Sample
 
-__all__ = ["Pipeline", "Release"]
-
 Release = Callable[[], object]
 """Called when a sample is encoded and no longer in memory."""
 

@@ -18,16 +18,6 @@ from latentmake.index.memo import source_stat
 from latentmake.plan.orders import Target, WorkItem
 from latentmake.sources import s3
 
-__all__ = [
-    "Reading",
-    "digest_source",
-    "read_ahead",
-    "read_others",
-    "read_source",
-    "refuse_changed",
-    "unreadable",
-]
-
 
 @dataclass
 class Reading:

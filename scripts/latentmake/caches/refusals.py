@@ -11,8 +11,6 @@ from latentmake.config import Model
 from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["fault_of", "skipped_before", "too_large", "wrong_values"]
-
 
 def fault_of(tensors: dict[str, Any], nonzero: Collection[str] | None = None) -> str | None:
     """Return what is wrong with the tensors of a target: NaN, infinity, all zeros.

@@ -13,8 +13,6 @@ from latentmake.caches.shortages import Shortages
 from latentmake.errors import SourceError
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["carry_out_all"]
-
 
 def carry_out_all(
     orders: Iterable[WorkOrder],

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, Protocol
 from latentmake.caches.encoders import Encoder, Loaded
 from latentmake.caches.inputs import Sample
 
-__all__ = ["Again", "Shortages", "Size", "Verdict", "encode_in_parts"]
-
 Results = list[tuple[dict[str, Any], dict[str, str]]]
 
 Size = tuple[int, ...]

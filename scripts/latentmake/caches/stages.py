@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Clocks", "Stages"]
-
 _SHORTEST = 5.0  # seconds of encoding below which chance decides
 _IDLE = 0.15  # share of time in which the bottleneck of a pipeline may wait for others
 _BUSY_CORES, _IDLE_CORES = 0.75, 0.5  # shares of its processor time

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Turns"]
-
 
 class Turns:
     """Lock that several threads hold at a time, or one alone."""

@@ -15,8 +15,6 @@ from latentmake.config.scripts import Scripts
 from latentmake.config.sdscripts import SDSCRIPTS
 from latentmake.config.strategies import Strategies
 
-__all__ = ["ARCHITECTURES", "GENERIC", "WAN", "Architecture", "ArchitectureName", "ClipOutput"]
-
 
 class ClipOutput(NamedTuple):
     """Tensors kept of a CLIP's output.

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 
 from latentmake.config.scripts import Script
 
-__all__ = ["refuse_decided"]
-
 _MACHINE = "set it in `musubi_tuner`"
 _CACHES = "latentmake decides what is encoded, and where it lies"
 _DECIDED: Mapping[str, str] = {

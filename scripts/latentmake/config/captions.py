@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 from latentmake.config.fields import Closed, Number, Real
 from latentmake.config.shapes import TEXT, Shapes
 
-__all__ = ["Captions"]
-
 
 class Captions(Closed):
     """Changes to captions before they are encoded, under the names that sd-scripts uses."""

@@ -22,8 +22,6 @@ from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, WanTrain
 from latentmake.config.wan_checks import check_wan
 from latentmake.errors import ConfigError
 
-__all__ = ["check_run", "check_sides", "check_steps", "refuse_ineffective"]
-
 _KINDS = {"plain": "sd", "musubi": "wan", "sdscripts": "sdscripts"}  # of trainers, by layout
 
 

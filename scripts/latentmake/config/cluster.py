@@ -9,8 +9,6 @@ from pydantic import Field
 from latentmake.config.fields import Closed, Number, Real, worded
 from latentmake.config.shapes import MACHINE, Shapes
 
-__all__ = ["Batch", "Cluster", "ClusterJob", "TrainingJob"]
-
 
 class Batch(Closed):
     """Size of batches: encoding jobs of a cluster, parts of jobs on one machine."""

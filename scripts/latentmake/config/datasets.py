@@ -23,8 +23,6 @@ from latentmake.config.fields import (
 )
 from latentmake.config.shapes import GEOMETRY, MACHINE, MANIFEST, TEXT, Shapes
 
-__all__ = ["BUCKET_STEPS", "Bucketing", "Dataset"]
-
 _LISTS = (".jsonl", ".json")
 
 BUCKET_STEPS = 16

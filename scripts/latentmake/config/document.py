@@ -20,8 +20,6 @@ import yaml
 
 from latentmake.errors import ConfigError, shortened
 
-__all__ = ["check_command", "check_file", "check_files"]
-
 _VALUES, _DEPTH = 100_000, 100  # of a file, with whatever its aliases stand for
 _BYTES = 4_000_000
 _LONGEST_NUMBER = 1000  # characters: PyYAML takes hours for a million of them

@@ -20,32 +20,6 @@ from pydantic import (
     WrapValidator,
 )
 
-__all__ = [
-    "COLOUR",
-    "MAX_SIDE",
-    "PATTERNS",
-    "UNET_PART",
-    "BatchSize",
-    "Closed",
-    "DiskPath",
-    "Dtype",
-    "Ending",
-    "Name",
-    "Number",
-    "Place",
-    "Rank",
-    "Real",
-    "Resolution",
-    "ResolutionField",
-    "Steps",
-    "ascii_digits",
-    "expanded",
-    "listed",
-    "place",
-    "resolution_name",
-    "worded",
-]
-
 Dtype = Literal["float32", "bfloat16", "float16"]
 _ENDING = r"^\.[^/\\]+$"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"

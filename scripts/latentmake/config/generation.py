@@ -10,8 +10,6 @@ from latentmake.config.fields import Closed, DiskPath, Number, Real, ResolutionF
 from latentmake.config.prompts import with_prompt_file
 from latentmake.config.shapes import CLIPS, Shapes
 
-__all__ = ["Generation", "Prompt", "prompt_of_command", "whole_latents"]
-
 _LATENT_FRAMES = 4  # frames a latent of Wan's VAE, after the first
 
 

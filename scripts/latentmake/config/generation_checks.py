@@ -7,8 +7,6 @@ from latentmake.config.models import Model
 from latentmake.config.runs import Run
 from latentmake.errors import ConfigError
 
-__all__ = ["check_generation"]
-
 
 def check_generation(name: str, run: Run, model: Model) -> None:
     """Refuse clips that the run's trainer or model cannot make.

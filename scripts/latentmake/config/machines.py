@@ -24,15 +24,6 @@ from latentmake.config.fields import (
 )
 from latentmake.config.shapes import MACHINE, PUBLICATION, Shapes
 
-__all__ = [
-    "Export",
-    "ExternalProgram",
-    "MusubiTuner",
-    "PathMap",
-    "Publish",
-    "Store",
-]
-
 
 class ExternalProgram(Closed):
     """Another trainer, musubi-tuner or sd-scripts, and the virtual environment that it runs in."""

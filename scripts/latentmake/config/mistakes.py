@@ -18,8 +18,6 @@ from latentmake.config.sections import Section, sections, shown
 from latentmake.config.trainers.base import Kind
 from latentmake.errors import ConfigError, shortened
 
-__all__ = ["Answer", "answers", "line_of", "nearest", "refuse_unknown"]
-
 Location = tuple[int | str, ...]
 Answer = str | Mapping[str, str]
 _PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}

@@ -11,8 +11,6 @@ from latentmake.config.model_keys import ModelKeys
 from latentmake.config.strategies_checks import check_strategies
 from latentmake.config.weights import refuse_unread
 
-__all__ = ["check_model"]
-
 
 def check_model(model: ModelKeys) -> None:
     """Refuse keys that do not go together.

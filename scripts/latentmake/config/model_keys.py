@@ -18,8 +18,6 @@ from latentmake.config.scripts import Version
 from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
 from latentmake.config.weights import NO_WEIGHTS, Adopt, TextPlace, Weights, WeightsPlace
 
-__all__ = ["ModelKeys"]
-
 _TASKS = dict.fromkeys(
     task
     for row in (WAN, *ARCHITECTURES.values())

@@ -10,8 +10,6 @@ from latentmake.config.architectures import ARCHITECTURES, GENERIC, WAN
 from latentmake.config.model_checks import check_model
 from latentmake.config.model_keys import ModelKeys
 
-__all__ = ["Model"]
-
 
 class Model(ModelKeys):
     """Encoders whose caches a trainer reads, and the network to train."""

@@ -11,8 +11,6 @@ from latentmake.config.musubi_video import VIDEO_ROWS
 from latentmake.config.row_parts import DIT, FIRST, I2V, LATENTS_16, TEXT, VAE, guide, shift
 from latentmake.config.scripts import ATTENTIONS, File, Rule, Script, Scripts, Vae, Version
 
-__all__ = ["MUSUBI"]
-
 _IMAGE_VAE = VAE._replace(vae=Vae(2, 16))
 _FLUX_2_VAE = VAE._replace(vae=Vae(2, 32))
 

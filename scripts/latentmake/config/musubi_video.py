@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from latentmake.config.row_parts import DIT, FIRST, I2V, LATENTS_16, TEXT, VAE, VIDEO, guide, shift
 from latentmake.config.scripts import ATTENTIONS, File, Rule, Script, Scripts, Vae, Version
 
-__all__ = ["VIDEO_ROWS"]
-
 # Of HunyuanVideo, which FramePack and Kandinsky 5 share.
 _HUNYUAN_VAE = VAE._replace(form="either")
 _TEXTS = (

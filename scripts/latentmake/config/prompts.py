@@ -7,8 +7,6 @@ from typing import Any
 from latentmake.config.fields import expanded
 from latentmake.regular import read_regular
 
-__all__ = ["with_prompt_file"]
-
 
 def with_prompt_file(values: Any) -> Any:
     """Put the lines of a section's `prompt_file` into its `prompts`, so that content decides.

@@ -26,8 +26,6 @@ from latentmake.config.runs import Run
 from latentmake.config.shapes import CLIPS
 from latentmake.errors import ConfigError
 
-__all__ = ["Config", "parse"]
-
 _MISTAKES = 50  # that are named at a time
 
 

@@ -11,8 +11,6 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.errors import ConfigError
 
-__all__ = ["check_row", "control_counts"]
-
 
 def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
     """Return the fewest and most control images of an item; None for any number.

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from latentmake.config.scripts import File, Setting, Vae, Version
 
-__all__ = ["DIT", "FIRST", "I2V", "LATENTS_16", "TEXT", "VAE", "VIDEO", "guide", "shift"]
-
 VAE = File("--vae", "vae", kind="VAE", vae=Vae(3, 16))
 DIT = File("--dit", "dit")
 TEXT = File("--text_encoder", "text", kind="language model")

@@ -11,8 +11,6 @@ from latentmake.config.generation import Generation
 from latentmake.config.shapes import CLIPS, MANIFEST, Shapes
 from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, SdTrainer, WanTrainer
 
-__all__ = ["Run", "Validation"]
-
 
 class Validation(Closed):
     """Items that do not train, by which trained weights are judged."""

@@ -18,8 +18,6 @@ from pydantic import BaseModel
 from latentmake.config.root import Config
 from latentmake.config.sections import sections
 
-__all__ = ["json_schema"]
-
 _LIMITS = {
     "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"
 }  # fmt: skip

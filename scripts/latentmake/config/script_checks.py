@@ -12,8 +12,6 @@ from latentmake.config.scripts import Rule, Scripts
 from latentmake.config.trainers import MusubiTrainer
 from latentmake.errors import ConfigError
 
-__all__ = ["check_training"]
-
 _FP8 = ("fp8_base", "fp8_scaled")
 
 

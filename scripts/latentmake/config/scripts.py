@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["ATTENTIONS", "File", "Rule", "Script", "Scripts", "Setting", "Vae", "Version"]
-
 Setting: TypeAlias = str | int | float | bool | list[str] | None
 """Value of a trainer's key, or of a flag of its script."""
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from latentmake.config.scripts import File, Setting
 from latentmake.config.strategies import Call, Encoder, Network, Option, Strategies
 
-__all__ = ["SDSCRIPTS"]
-
 _LATENTS = ("latents", "original_size", "crop_ltrb")
 _LORA: Mapping[str, Setting] = {
     "learning_rate": 1e-4,

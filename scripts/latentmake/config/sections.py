@@ -10,8 +10,6 @@ from pydantic import BaseModel
 
 from latentmake.config.shapes import held_by
 
-__all__ = ["Section", "sections", "shown"]
-
 
 class Section(NamedTuple):
     """A section of the configuration.

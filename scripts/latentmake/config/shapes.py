@@ -14,23 +14,6 @@ from pydantic.config import JsonDict
 
 from latentmake.config.fields import Closed
 
-__all__ = [
-    "CLIPS",
-    "GEOMETRY",
-    "LATENTS",
-    "MACHINE",
-    "MANIFEST",
-    "PICTURES",
-    "PUBLICATION",
-    "TEXT",
-    "WEIGHTS",
-    "Kind",
-    "Shapes",
-    "declared",
-    "held_by",
-    "shaping",
-]
-
 Kind = Literal[
     "latents", "text", "manifest", "weights", "pictures", "clips", "publication", "machine"
 ]

@@ -12,8 +12,6 @@ from typing import Literal, NamedTuple
 
 from latentmake.config.scripts import File, Setting
 
-__all__ = ["Call", "Encoder", "Network", "Option", "Strategies", "options_in"]
-
 _COMPLETE: Mapping[str, Setting] = {"learning_rate": 1e-5}
 """Source: sd-scripts, docs/fine_tune.md."""
 

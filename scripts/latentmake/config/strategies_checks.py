@@ -6,8 +6,6 @@ from latentmake.config.model_keys import ModelKeys
 from latentmake.config.strategies import options_in
 from latentmake.config.weights import TextWeights, Weights
 
-__all__ = ["check_strategies"]
-
 _OF_OTHERS = (
     *("unet", "scheduler", "text_projection", "task", "dit", "dit_high_noise", "clip"),
     *("image_encoder", "fp8_t5", "vae_cache_cpu", "clip_skip", "max_token_length"),

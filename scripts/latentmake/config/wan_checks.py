@@ -6,8 +6,6 @@ from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.errors import ConfigError
 
-__all__ = ["check_wan"]
-
 
 def check_wan(name: str, trainer: WanTrainer, model: Model) -> None:
     """Refuse a model that the trainer does not train, and sample clips that it cannot draw.

@@ -10,17 +10,6 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from latentmake.config.fields import Closed, DiskPath, Ending, Number, listed, place
 
-__all__ = [
-    "NO_WEIGHTS",
-    "Adopt",
-    "Location",
-    "TextPlace",
-    "TextWeights",
-    "Weights",
-    "WeightsPlace",
-    "refuse_unread",
-]
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -24,8 +24,6 @@ from latentmake.plan.orders import Target, WorkItem, WorkOrder
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["check", "names", "stamped"]
-
 # numpy reads headers by Python's ast, which fails now and then in several threads of Python 3.11.
 _READING = threading.Lock()
 _OLD = ".npz"  # ending of latents of Stable Diffusion in former versions

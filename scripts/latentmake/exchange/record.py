@@ -13,8 +13,6 @@ from pathlib import Path
 
 from latentmake.errors import storage_error
 
-__all__ = ["Record"]
-
 _DIGITS = 20  # of each digest
 
 

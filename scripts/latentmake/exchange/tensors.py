@@ -19,8 +19,6 @@ from latentmake.layouts.layout import SIZED
 from latentmake.models.scripted import frames_and_sides
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
-__all__ = ["check", "names", "stamped"]
-
 _CONTROL = "latents_control"
 _DTYPE = re.compile(r"_(float32|float16|bfloat16)$")
 

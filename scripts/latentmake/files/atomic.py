@@ -18,15 +18,6 @@ from pathlib import Path
 from latentmake import digest
 from latentmake.errors import storage_error
 
-__all__ = [
-    "TEMPORARY_SUFFIX",
-    "link",
-    "open_to_group",
-    "replacing",
-    "replacing_folder",
-    "write",
-]
-
 TEMPORARY_SUFFIX = ".latentmake-partial"
 
 _own = threading.local()

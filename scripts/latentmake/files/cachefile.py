@@ -22,30 +22,6 @@ from latentmake.regular import open_regular
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ADOPTED",
-    "BYTES",
-    "CAPTION",
-    "CHECKSUM",
-    "KEY",
-    "ORIGINAL_HEIGHT",
-    "ORIGINAL_WIDTH",
-    "RECIPE",
-    "SOURCE",
-    "Header",
-    "Picture",
-    "head_of",
-    "is_as_written",
-    "pieces",
-    "read_header",
-    "read_metadata",
-    "read_recipe",
-    "serialize",
-    "size_of",
-    "stamp",
-    "target_key",
-]
-
 ADOPTED = "latentmake.adopted"
 CAPTION = "latentmake.caption"
 CHECKSUM = "latentmake.checksum"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-__all__ = ["PLACEHOLDERS", "STAMPED", "filled", "header_is_intact", "of_tensors", "sealed"]
-
 _CHECKSUM, _HEADER_CHECKSUM = "latentmake.checksum", "latentmake.header_checksum"
 _TENSORS, _HEADER = "xxh3_128:", "xxh3_64:"
 _ZEROS = "0" * 16

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from latentmake.errors import StorageError
 
-__all__ = ["Need", "device_of", "free", "human", "refuse", "shortages"]
-
 
 class Need(NamedTuple):
     """Room for files that are to be written.

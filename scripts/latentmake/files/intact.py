@@ -18,8 +18,6 @@ from typing import NamedTuple
 from latentmake.files import checksums, npz
 from latentmake.files.safetensors import FLOATS, largest
 
-__all__ = ["DTYPES", "NPY", "read_intact"]
-
 NPY = re.compile(
     rb"\x93NUMPY(?:\x01.{3}|[\x02\x03].{5})\{'descr': '([^']+)', 'fortran_order': (?:True|False), "
     rb"'shape': \(([\d, ]*)\), \} *\n",

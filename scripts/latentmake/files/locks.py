@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["Lock", "inherited"]
-
 _held: set[int] = set()
 
 

@@ -28,24 +28,6 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
     from PIL import Image
 
-__all__ = [
-    "COUNTED_CONTAINERS",
-    "IMAGE_FORMATS",
-    "NPZ",
-    "UNREAD_FORMATS",
-    "VIDEO_EXTENSIONS",
-    "Media",
-    "check_image",
-    "is_plain",
-    "load",
-    "opened_image",
-    "opened_video",
-    "probe_image",
-    "probe_video",
-    "rotation_of",
-    "unread_format",
-]
-
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
 """Pillow's names of the formats of the endings that a dataset takes.
 

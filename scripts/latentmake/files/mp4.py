@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["spread_frames", "write_mp4"]
-
 _CODEC = "libx264"
 _QUALITY = "17"  # x264's constant rate factor: hardly to be told from the frames
 _BT709 = 1  # in FFmpeg's tables of primaries, transfer and matrix

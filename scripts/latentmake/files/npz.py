@@ -26,17 +26,6 @@ from latentmake.regular import open_regular
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "MAGIC",
-    "Archive",
-    "Read",
-    "archive_of",
-    "comment_of",
-    "read_comment",
-    "serialize",
-    "stamped",
-]
-
 MAGIC = b"PK\x03\x04"  # the first bytes of an archive that is not empty
 _END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
 _LARGE_END = struct.Struct("<4sQ2H2L4Q")  # the same, beyond 32 bits

@@ -15,8 +15,6 @@ from typing import Literal
 
 from latentmake.config import PathMap
 
-__all__ = ["System", "absolute", "backslashed", "is_windows", "translate"]
-
 System = Literal["linux", "windows", "wsl"]
 
 _WINDOWS = re.compile(r"[A-Za-z]:([/\\]|$)|[/\\]{2}[^/\\]")

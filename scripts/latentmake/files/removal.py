@@ -12,8 +12,6 @@ from pathlib import PurePosixPath
 from stat import S_ISREG
 from typing import NamedTuple
 
-__all__ = ["ListedFile", "files_below", "freed", "remove", "remove_empty"]
-
 
 class ListedFile(NamedTuple):
     """A regular file, and what tells whether it is still the same.

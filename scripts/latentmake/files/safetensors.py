@@ -16,17 +16,6 @@ from typing import Any, NamedTuple
 
 from latentmake.regular import open_regular
 
-__all__ = [
-    "FLOATS",
-    "Head",
-    "Tensor",
-    "holds_numbers",
-    "largest",
-    "not_finite",
-    "parse_head",
-    "read_head",
-]
-
 _FIRST_READ = 4096  # bytes, more than most headers take
 _MAX_HEADER = 100_000_000  # the format's own limit, in bytes
 # Whatever reading an odd JSON value may raise.

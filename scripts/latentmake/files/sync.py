@@ -22,8 +22,6 @@ from latentmake import digest
 from latentmake.errors import SourceError, StorageError, storage_error
 from latentmake.files import atomic
 
-__all__ = ["RECORD", "Changes", "recorded", "sync"]
-
 RECORD = ".latentmake-published.json"
 _PIECE = 1 << 20  # bytes copied at a time
 

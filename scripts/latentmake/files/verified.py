@@ -18,8 +18,6 @@ from latentmake.files.intact import DTYPES, NPY, read_intact
 from latentmake.files.safetensors import FLOATS, largest, parse_head
 from latentmake.regular import open_regular
 
-__all__ = ["FOREIGN", "Checked", "corruption_of", "verify"]
-
 FOREIGN = "was not made by latentmake"
 _HEADER = "has a damaged header"
 _STAMP = (cachefile.KEY, cachefile.RECIPE, cachefile.SOURCE)

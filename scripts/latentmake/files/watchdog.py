@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     import psutil
 
-__all__ = ["SIGNALS", "VARIABLE", "Watchdog", "signals_call"]
-
 VARIABLE = "LATENTMAKE_STARTED_BY"
 """Environment variable: the words of all watchdogs over a process."""
 

@@ -13,17 +13,6 @@ from typing import NamedTuple
 from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 
-__all__ = [
-    "Placement",
-    "Size",
-    "bucket_sizes",
-    "place",
-    "placement",
-    "refuse_narrow",
-    "target_size",
-    "wan_size",
-]
-
 
 class Size(NamedTuple):
     """Width and height in pixels."""

@@ -14,19 +14,6 @@ from typing import Literal, NamedTuple
 
 from latentmake.geometry.timing import Timing
 
-__all__ = [
-    "WAN_FPS",
-    "AnyClip",
-    "Clip",
-    "Section",
-    "SourceFps",
-    "Span",
-    "clips",
-    "kept_indices",
-    "sections",
-    "time_indices",
-]
-
 SourceFps = float | Literal["auto"] | None
 """Frame rate of a file; `auto`: its own timestamps; None keeps each frame."""
 

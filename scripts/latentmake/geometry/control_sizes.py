@@ -12,8 +12,6 @@ from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Size
 
-__all__ = ["control_size", "has_own_sizes", "nearest_size", "refuse_odd"]
-
 _VAE_SIDE = 8  # pixels of a side of a latent
 
 

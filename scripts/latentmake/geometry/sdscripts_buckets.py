@@ -17,8 +17,6 @@ from latentmake.config.datasets import Bucketing
 from latentmake.errors import SourceError
 from latentmake.geometry.buckets import Placement, Size, refuse_narrow
 
-__all__ = ["bucket_sizes", "crop_ltrb", "place", "placement"]
-
 
 @lru_cache(maxsize=256)
 def bucket_sizes(resolution: Size, buckets: Bucketing) -> tuple[Size, ...]:

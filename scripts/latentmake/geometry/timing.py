@@ -12,8 +12,6 @@ from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
-__all__ = ["Timing"]
-
 _TOLERANCE = Fraction(1, 50)
 """Of a frame: containers round timestamps, Matroska and WebM to milliseconds."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-__all__ = ["Rate", "Work", "old_rate", "rate_of", "sums_with"]
-
 _CALL, _CALL_SHARE = 1e-3, 0.25  # guess at seconds of a call, while jobs do not tell
 _VARIED = 1e-3  # relative determinant above which jobs tell targets and amounts apart
 

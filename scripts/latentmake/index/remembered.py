@@ -11,8 +11,6 @@ from typing import Any
 from latentmake import digest
 from latentmake.index.memo import Memo, target_stat
 
-__all__ = ["remembered"]
-
 
 def remembered(
     memo: Memo | None,

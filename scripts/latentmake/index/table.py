@@ -9,17 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-__all__ = [
-    "NoStat",
-    "SourceStat",
-    "Table",
-    "TargetStat",
-    "is_text",
-    "matching",
-    "source_stat",
-    "target_stat",
-]
-
 _AT_ONCE = 500  # names looked for by one query
 _FEW = 2000  # names that are looked for one by one, not by going through a folder
 _INDEXES = {"size": "INDEXED BY source_sizes", "value": "INDEXED BY target_keys"}

@@ -12,8 +12,6 @@ from latentmake.files.media import Media
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Span
 
-__all__ = ["DROPPED", "SIZED", "Layout", "Named", "beside", "kind_of", "size_of", "text_of"]
-
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
 

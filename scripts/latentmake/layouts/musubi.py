@@ -27,14 +27,6 @@ from latentmake.geometry.clips import AnyClip, Clip, Section, Span, clips, secti
 from latentmake.geometry.control_sizes import control_size
 from latentmake.layouts.layout import DROPPED, Layout, Named, kind_of, size_of
 
-__all__ = [
-    "LAYOUTS",
-    "Musubi",
-    "latents_key",
-    "latents_metadata",
-    "text_metadata",
-]
-
 _CLIP = re.compile(r"(.+)_\d{5,}-\d{3,}")
 _SECTION = re.compile(r"(.+)_\d{5,}-\d{3,}-\d{4,}")
 _VERSION = "1.0.1"

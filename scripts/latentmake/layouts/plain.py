@@ -14,15 +14,6 @@ from latentmake.files.cachefile import ORIGINAL_HEIGHT, ORIGINAL_WIDTH
 from latentmake.geometry.buckets import Placement, Size, placement
 from latentmake.layouts.layout import Layout
 
-__all__ = [
-    "LATENTS",
-    "Plain",
-    "encoder_name",
-    "hidden_state",
-    "latents_metadata",
-    "path",
-]
-
 LATENTS = "latents"
 LATENTS_ENDING = ".latents.safetensors"
 TEXT_ENDING = ".text.safetensors"

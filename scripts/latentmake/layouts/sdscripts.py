@@ -18,8 +18,6 @@ from latentmake.geometry.buckets import Placement, Size
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.layouts.layout import SIZED, Layout
 
-__all__ = ["LAYOUTS", "SdScripts", "array_name"]
-
 
 class SdScripts(Layout):
     """The layout of one architecture."""

@@ -19,15 +19,6 @@ from latentmake.models.files import network_config, weights_files
 from latentmake.models.weight_kinds import Role, kinds_of
 from latentmake.regular import read_regular
 
-__all__ = [
-    "check_kind",
-    "check_names",
-    "parameter_names",
-    "part_of",
-    "read_schedule",
-    "schedule_of",
-]
-
 _WORDS: dict[Role, str] = {"vae": "a VAE", "unet": "a UNet", "text": "a text encoder"}
 # Beginnings of class names in the configurations of diffusers' networks; transformers has many.
 _CLASSES: tuple[tuple[Role, str], ...] = (

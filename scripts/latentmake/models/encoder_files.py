@@ -20,8 +20,6 @@ from latentmake.models.scripted import script_of, scripted_files
 from latentmake.models.wan_files import ModelFile
 from latentmake.models.weight_kinds import PICKLES, content_of
 
-__all__ = ["encoder_fault", "encoder_files"]
-
 _LORA = "LoRA"
 _KINDS: Mapping[str, str] = {
     _LORA: r"lora_(down|up)|lora_[AB]\.|\.lora_",

@@ -14,17 +14,6 @@ from latentmake.config import Model, TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.regular import read_regular
 
-__all__ = [
-    "config_file",
-    "encoder_files",
-    "network_config",
-    "projection_file",
-    "refuse_missing",
-    "tokenizer_files",
-    "tokenizer_folder",
-    "weights_files",
-]
-
 _ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
 _STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
 _UMT5_TOKENIZER = (

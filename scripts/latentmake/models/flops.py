@@ -16,8 +16,6 @@ from latentmake.files.cores import usable_cores
 from latentmake.models.files import encoder_files
 from latentmake.models.wan_shapes import DitShapes
 
-__all__ = ["guessed_speed", "latents_flops", "text_flops", "training_flops"]
-
 _VAE_BYTES = {False: 334_615_452, True: 507_570_124}  # of an image's and Wan's VAE in float32
 _PIXEL = {False: 4.26e6, True: 5.14e6}  # operations a pixel of a frame
 _CONFIGURATION = ".json"

@@ -20,8 +20,6 @@ from latentmake.models.scripted import scripted_files
 from latentmake.models.wan_files import ModelFile
 from latentmake.models.weight_kinds import content_of, weight_file
 
-__all__ = ["model_files", "networks"]
-
 _NETWORK = "dit"
 _REFUSED = frozenset({"LoRA"})  # kinds that are no network, whatever else their names say
 

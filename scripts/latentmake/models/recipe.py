@@ -24,17 +24,6 @@ from latentmake.models.files import (
 from latentmake.models.scripted import scripted_recipe
 from latentmake.models.strategies import strategies_recipe
 
-__all__ = [
-    "FORMAT_VERSIONS",
-    "NEW",
-    "latents_recipe",
-    "make",
-    "projection_digest",
-    "text_recipe",
-    "training_digest",
-    "weights_digest",
-]
-
 FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1}
 """By kind of bytes: latents by the encoding of their layout, and text. Raised when the same source
 and settings would give others, and every cache of that kind is then stale. plain and sdscripts 2:

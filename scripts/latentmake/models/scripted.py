@@ -20,15 +20,6 @@ from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import AnyClip
 from latentmake.models.files import refuse_missing
 
-__all__ = [
-    "frames_and_sides",
-    "latents_size",
-    "script_of",
-    "scripted_files",
-    "scripted_recipe",
-    "weights_digests",
-]
-
 FORMAT_VERSION = 1
 """Raised when the same source and settings would be encoded otherwise."""
 

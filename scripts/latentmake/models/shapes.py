@@ -12,17 +12,6 @@ from latentmake.errors import ModelError
 from latentmake.files.safetensors import read_head
 from latentmake.models.files import config_file, network_config, projection_file
 
-__all__ = [
-    "T5_LENGTH",
-    "Latents",
-    "Tokens",
-    "attended_width",
-    "latents_shape",
-    "text_tokens",
-    "text_width",
-    "vae_factor",
-]
-
 T5_LENGTH = 512
 """Tokens kept of a caption for T5, as SD3, Flux and Wan do."""
 

@@ -18,8 +18,6 @@ from latentmake.errors import ModelError
 from latentmake.models.scripted import scripted_files, weights_digests
 from latentmake.models.weight_kinds import content_of
 
-__all__ = ["encoder_of", "options_of", "strategies_recipe"]
-
 FORMAT_VERSION = 1
 """Raised when the same source and settings would be encoded otherwise."""
 

@@ -23,20 +23,6 @@ from latentmake.models.shapes import T5_LENGTH, text_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "CHUNK",
-    "Cut",
-    "CutCaptions",
-    "Limit",
-    "Row",
-    "TokenCache",
-    "chunked",
-    "chunks_needed",
-    "cut",
-    "limits",
-    "load",
-]
-
 CHUNK = 75
 """Tokens of a caption that CLIP sees at once, between BOS and EOS."""
 

@@ -22,18 +22,6 @@ from latentmake.models.wan_names import to_diffusers
 from latentmake.models.wan_shapes import IN_BLOCK, DitShapes, shapes_of, tensor_faults
 from latentmake.models.weight_kinds import Content, kinds_of
 
-__all__ = [
-    "HINT",
-    "IGNORED",
-    "Dit",
-    "check_networks",
-    "check_targets",
-    "dit_digest",
-    "dit_place",
-    "read_dit",
-    "trained_networks",
-]
-
 HINT = (
     "name the folder of a WanTransformer3DModel or of its pipeline, or a .safetensors file in "
     "diffusers' or the original names"

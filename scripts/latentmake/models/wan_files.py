@@ -10,17 +10,6 @@ from typing import NamedTuple
 from latentmake.config import Model, Weights
 from latentmake.models.weight_kinds import Content, Kind, content_of, weight_file
 
-__all__ = [
-    "DIT",
-    "ModelFile",
-    "encoder_fault",
-    "lora_bytes",
-    "model_files",
-    "networks",
-    "number_format",
-    "other_task",
-]
-
 DIT: Kind = "Wan DiT"
 _CHANNELS = {"i2v": 36, "flf2v": 36, "t2v": 16, "t2i": 16}  # of a DiT's input
 _CONTROL_CHANNELS = 48  # Fun-Control's

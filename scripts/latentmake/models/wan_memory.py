@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from latentmake.models.wan_shapes import IN_BLOCK, DitShapes
 
-__all__ = ["TrainingMemory", "lora_parameters", "training_memory"]
-
 # Parts of names of what stays in float32; diffusers' `_keep_in_fp32_modules` of the network.
 _EXACT = {"time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"}
 # Bytes of an optimizer's state for each trained number; 8: two moments in float32.

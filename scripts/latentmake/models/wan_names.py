@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["original_layer", "to_diffusers"]
-
 _PREFIX = re.compile(r"^(model\.)?(diffusion_model\.)?(module\.)?")
 _BLOCK = re.compile(r"^(blocks\.\d+\.)(.+)$")
 # Of a block; a name is a layer's, or that of a parameter of the block itself.

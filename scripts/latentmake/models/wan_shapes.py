@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["IN_BLOCK", "DitShapes", "shapes_of", "tensor_faults"]
-
 IN_BLOCK = re.compile(r"^blocks\.(\d+)\.")
 """Beginning of the names of a block's tensors."""
 

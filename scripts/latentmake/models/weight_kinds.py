@@ -18,8 +18,6 @@ from typing import IO, Literal, NamedTuple
 
 from latentmake.files.safetensors import Tensor, read_head
 
-__all__ = ["PICKLES", "Content", "Kind", "Role", "content_of", "kinds_of", "weight_file"]
-
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 """Suffixes of torch files."""
 

@@ -12,15 +12,6 @@ from latentmake.errors import ModelError
 from latentmake.models.shapes import T5_LENGTH, text_tokens
 from latentmake.plan.orders import WorkItem, WorkOrder
 
-__all__ = [
-    "BYTES_A_TOKEN",
-    "amount_of",
-    "caption_bytes",
-    "caption_tokens",
-    "fact_of",
-    "order_amount",
-]
-
 BYTES_A_TOKEN = 4  # of English, about
 _SAMPLED = 256  # captions that stand for all of a job
 

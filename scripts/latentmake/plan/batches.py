@@ -13,8 +13,6 @@ from latentmake.plan.keys import Source
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 from latentmake.plan.staleness import Evaluation
 
-__all__ = ["batches", "minutes_of", "work_order"]
-
 _Name = tuple[str, str | None]
 """Stem and text of a source: the sources of one kind with the same are equal."""
 

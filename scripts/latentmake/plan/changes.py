@@ -23,8 +23,6 @@ from latentmake.plan.staleness import Evaluation, PartState
 from latentmake.sources import s3
 from latentmake.sources.items import Item
 
-__all__ = ["changed"]
-
 _ALWAYS = 64  # items that are few, however few there are
 _SCANNED = 8  # beginnings that are looked for one by one
 

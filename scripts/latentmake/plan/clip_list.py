@@ -15,8 +15,6 @@ from latentmake.index.memo import SourceStat
 from latentmake.layouts import Layout
 from latentmake.sources.items import Item
 
-__all__ = ["ListedClip", "listed_clips"]
-
 
 class ListedClip(NamedTuple):
     """One clip of a video.

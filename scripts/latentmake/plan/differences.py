@@ -18,16 +18,6 @@ from latentmake.models.scripted import script_of
 from latentmake.plan import programs
 from latentmake.plan.keys import Keys, Source
 
-__all__ = [
-    "Difference",
-    "keep_places",
-    "placement_differences",
-    "recipe_differences",
-    "recipe_values",
-    "recipe_words",
-    "short",
-]
-
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 8  # digits of a digest
 _ABSENT = "absent"

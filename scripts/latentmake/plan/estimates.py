@@ -38,8 +38,6 @@ from latentmake.plan.parts import Plan
 from latentmake.plan.targets import kinds_built
 from latentmake.plan.training_estimate import duration, guessed
 
-__all__ = ["CacheEstimate", "Estimates", "built_orders", "estimates_by_part"]
-
 _FORMATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _DIGEST = "0" * 64
 _WAN = (16, 8, 4)  # channels, pixels a side and frames of a latent

@@ -15,8 +15,6 @@ from latentmake.plan.keys import UNKNOWN, Keys, Source
 from latentmake.plan.parts import PROMPTS, source_of
 from latentmake.sources import s3
 
-__all__ = ["Expected", "expected_files", "sources_of"]
-
 
 class Expected(NamedTuple):
     """Origin that a cache file should have.

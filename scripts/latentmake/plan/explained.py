@@ -36,8 +36,6 @@ from latentmake.sources import s3
 from latentmake.sources.caption_files import read_caption
 from latentmake.sources.items import Item
 
-__all__ = ["Explanation", "explain", "quoted"]
-
 
 @dataclass
 class Explanation:

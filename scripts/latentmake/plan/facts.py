@@ -25,8 +25,6 @@ from latentmake.sources.items import Fault, Item, Scan
 from latentmake.sources.probe import Measured, image_sizes, measured
 from latentmake.sources.unused import unused_note
 
-__all__ = ["Facts", "ProgramDigest"]
-
 ProgramDigest = Callable[[ExternalProgram, Model, str, Memo], str]
 """Returns the digest of the program that encodes a model's `latents` or `text`."""
 

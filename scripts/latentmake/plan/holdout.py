@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterable
 from latentmake import digest
 from latentmake.errors import ConfigError
 
-__all__ = ["SALT", "chosen", "refuse_too_many"]
-
 SALT = "latentmake validation 1"
 """Enters each source's rank, and the digest of a lock: another one would choose others."""
 

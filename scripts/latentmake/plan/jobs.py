@@ -9,8 +9,6 @@ from functools import cached_property
 from latentmake import digest
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["EncodingJob", "jobs_of"]
-
 
 @dataclass(frozen=True)
 class EncodingJob:

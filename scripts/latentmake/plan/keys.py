@@ -21,8 +21,6 @@ from latentmake.layouts import Layout, beside, kind_of, size_of
 from latentmake.sources import s3
 from latentmake.sources.caption_pipeline import newlines
 
-__all__ = ["UNKNOWN", "Keys", "Source", "joined", "resolution_of", "unreadable"]
-
 UNKNOWN = ""
 """Digest of the recipe of a model that lies on another machine."""
 

@@ -9,8 +9,6 @@ from latentmake.errors import CacheError
 from latentmake.index.memo import TargetStat
 from latentmake.sources.items import fingerprint
 
-__all__ = ["Folder", "Listing"]
-
 Listing = dict[str, TargetStat]
 """Path -> stat of every file."""
 

@@ -24,21 +24,6 @@ from latentmake.plan.receipts import GONE, check_listed, read_receipt
 from latentmake.plan.spool import spooled
 from latentmake.sources.items import Item
 
-__all__ = [
-    "CAPTIONS",
-    "Lock",
-    "ManifestItem",
-    "ManifestOrder",
-    "images_digest",
-    "keys_digest",
-    "lines_of",
-    "lock_digest",
-    "place_of",
-    "read_lock",
-    "row_of",
-    "write_manifest",
-]
-
 CAPTIONS = "captions"
 """Part of the texts of items, where a trainer encodes them itself."""
 

@@ -13,8 +13,6 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.parts import PROMPTS, Part, RunPlan, part_names, read_lock, run_folder
 from latentmake.plan.staleness import PartState
 
-__all__ = ["manifest_items", "plan_manifest"]
-
 _Skipped = dict[str, list[dict[str, str]]]
 
 

@@ -26,19 +26,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import AnyClip, Clip, Section, Span
 from latentmake.layouts import Layout
 
-__all__ = [
-    "FOLDER",
-    "KEPT_SECONDS",
-    "RUNS",
-    "Target",
-    "WorkItem",
-    "WorkOrder",
-    "all_of",
-    "one_or_all",
-    "run_order",
-    "write_order",
-]
-
 FOLDER = Path(".latentmake/orders")
 RUNS = Path(".latentmake/runs")
 KEPT_SECONDS = 7 * 24 * 3600

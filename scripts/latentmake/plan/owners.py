@@ -17,8 +17,6 @@ from latentmake.files.disk import device_of
 from latentmake.plan.parts import PROMPTS
 from latentmake.plan.staleness import PartState
 
-__all__ = ["ADOPTED", "OWNER", "claim", "other_owner", "refuse_other_items"]
-
 OWNER = ".latentmake-owner"
 ADOPTED = "adopted.tsv"
 """Record of adopted files, in the cache folder of a dataset's model."""

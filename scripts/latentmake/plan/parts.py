@@ -20,25 +20,6 @@ from latentmake.plan.staleness import PartState
 from latentmake.plan.training_estimate import TrainingEstimate
 from latentmake.sources.items import Fault, Item
 
-__all__ = [
-    "PROMPTS",
-    "Part",
-    "Plan",
-    "RunPlan",
-    "awaits_prompts",
-    "generation_prompts",
-    "known_prompts",
-    "part_names",
-    "parts_of",
-    "prompt_path",
-    "prompt_sources",
-    "prompts_of",
-    "read_lock",
-    "run_folder",
-    "source_of",
-    "text_parts",
-]
-
 PROMPTS = "_prompts"
 """Dataset of the prompts of sample pictures and of generated clips, each an item named by its
 digest."""

@@ -18,8 +18,6 @@ from latentmake.plan.jobs import EncodingJob
 from latentmake.plan.orders import FOLDER, RUNS, WorkOrder
 from latentmake.plan.parts import Plan
 
-__all__ = ["VARIABLE", "PlanFile"]
-
 VARIABLE = "LATENTMAKE_PLAN"
 """Environment variable with the path of the plan file."""
 

@@ -42,8 +42,6 @@ from latentmake.plan.staleness import Evaluation
 from latentmake.sources import metadata, s3
 from latentmake.sources.items import Item
 
-__all__ = ["evaluate", "make_plan", "many_objects"]
-
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
 

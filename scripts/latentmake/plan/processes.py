@@ -14,8 +14,6 @@ from typing import BinaryIO
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.watchdog import Watchdog, signals_call
 
-__all__ = ["Jobs", "enter"]
-
 _COMMAND = Path(".latentmake/command.lock")  # held by each command while it lives
 _JOBS = Path(".latentmake/jobs.lock")  # held while a build has jobs, also one that was killed
 _LOCKS = Path(".snakemake/locks")

@@ -17,8 +17,6 @@ from typing import NamedTuple
 from latentmake.errors import StorageError
 from latentmake.files import atomic
 
-__all__ = ["Program", "changed", "keep", "program_of"]
-
 _FOLDER = Path(".latentmake/programs")
 _DIGEST = re.compile(r"[0-9a-f]+")
 

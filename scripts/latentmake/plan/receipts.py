@@ -17,17 +17,6 @@ from latentmake.index.memo import Memo, SourceStat, TargetStat
 from latentmake.index.rates import Work
 from latentmake.plan.orders import FOLDER, RUNS
 
-__all__ = [
-    "GONE",
-    "Receipt",
-    "check_listed",
-    "job_log",
-    "learn_receipts",
-    "read_receipt",
-    "receipts",
-]
-
-
 GONE = "this cache file is gone"
 
 

@@ -10,8 +10,6 @@ from latentmake.index.memo import Memo
 from latentmake.plan.batches import minutes_of
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["Resources", "resources_of"]
-
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _UNKNOWN_SECONDS = 2.0  # an item of a model without any measured speed
 

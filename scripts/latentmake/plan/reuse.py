@@ -18,8 +18,6 @@ from latentmake.plan import store
 from latentmake.plan.listing import Folder
 from latentmake.plan.staleness import Evaluation
 
-__all__ = ["mark"]
-
 _MOST = 3  # files that are tried for one target
 
 

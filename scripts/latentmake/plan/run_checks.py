@@ -8,8 +8,6 @@ from latentmake.errors import ConfigError
 from latentmake.models import checks, shapes
 from latentmake.plan.facts import Facts
 
-__all__ = ["check_resolutions", "check_run"]
-
 _USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
 
 

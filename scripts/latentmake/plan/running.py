@@ -22,8 +22,6 @@ from latentmake.plan.orders import FOLDER, WorkOrder
 from latentmake.plan.targets import is_training_asked
 from latentmake.plan.training_estimate import duration
 
-__all__ = ["BUILDS", "BuildProgress", "announce", "running_builds"]
-
 BUILDS = Path(".latentmake/builds")
 
 

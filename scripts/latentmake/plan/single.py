@@ -23,8 +23,6 @@ from latentmake.plan.planner import evaluate
 from latentmake.plan.run_checks import check_resolutions
 from latentmake.plan.staleness import Evaluation
 
-__all__ = ["evaluate_one", "named_targets", "single"]
-
 
 def single(facts: Facts, path: str) -> tuple[WorkOrder, bool]:
     """Plan one cache file, `cache/{dataset}/{model}/...`; return its order and whether it is stale.

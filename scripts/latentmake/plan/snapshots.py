@@ -18,8 +18,6 @@ from latentmake.plan.listing import Folder
 from latentmake.plan.staleness import Evaluation
 from latentmake.sources.items import Scan
 
-__all__ = ["MOST_CHANGED", "Asked", "Snapshot", "keep", "latest"]
-
 MOST_CHANGED = 0.1
 """Share of the items above which all are evaluated."""
 

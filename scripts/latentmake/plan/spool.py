@@ -19,16 +19,6 @@ from latentmake.files import cachefile
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Target, WorkOrder
 
-__all__ = [
-    "SPOOL",
-    "begin",
-    "end",
-    "forget_delivered",
-    "forget_old",
-    "keep_replaced",
-    "spooled",
-]
-
 SPOOL = Path(".latentmake/spool")
 _BUILDING = Path(".latentmake/building.lock")
 

@@ -28,8 +28,6 @@ from latentmake.plan.keys import UNKNOWN, Keys, Source
 from latentmake.plan.listing import Listing
 from latentmake.sources import s3
 
-__all__ = ["REASONS", "Evaluation", "PartState", "Stale", "evaluate", "recall", "remember"]
-
 REASONS = ("at hand", "new", "edited", "changed recipe", "damaged")
 
 _PLAIN = layouts.of("plain")

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 
-__all__ = ["STORE", "forget_taken", "keys", "prune", "put_away", "stored", "used"]
-
 STORE = Path(".latentmake/store")
 
 

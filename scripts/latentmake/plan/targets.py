@@ -12,20 +12,6 @@ from pathlib import Path
 from latentmake.config import Run, nearest
 from latentmake.errors import ConfigError
 
-__all__ = [
-    "MOVED",
-    "ON_REQUEST",
-    "as_words",
-    "check_known",
-    "is_evaluation_asked",
-    "is_generation_asked",
-    "is_training_asked",
-    "kinds_built",
-    "needs_encoders",
-    "refuse_moved",
-    "runs_asked_for",
-]
-
 ON_REQUEST = ("export", "clips")
 _ENCODING_NOTHING = ("clips",)
 _PER_RUN = (

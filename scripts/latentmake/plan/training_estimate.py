@@ -7,8 +7,6 @@ from typing import NamedTuple
 from latentmake.files.disk import Need, human
 from latentmake.models.flops import guessed_speed
 
-__all__ = ["TrainingEstimate", "duration", "guessed"]
-
 
 class TrainingEstimate(NamedTuple):
     """Memory, disk and time of a training.

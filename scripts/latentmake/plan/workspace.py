@@ -8,8 +8,6 @@ from pathlib import Path
 
 from latentmake.errors import ConfigError, StorageError, storage_error
 
-__all__ = ["check", "check_run"]
-
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
 _LOGS = (
     *("captions", "clips", "evaluate", "export"),

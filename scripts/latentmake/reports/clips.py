@@ -11,8 +11,6 @@ from latentmake.errors import SourceError
 from latentmake.files.frames import probe_videos
 from latentmake.files.media import Media
 
-__all__ = ["EMBEDDED", "FPS", "ClipSources"]
-
 FPS = 16.0
 """Frames a second of Wan's clips."""
 

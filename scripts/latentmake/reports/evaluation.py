@@ -18,8 +18,6 @@ from latentmake.training.backend import Backend
 from latentmake.training.clip_statistics import WORDS
 from latentmake.training.evaluation import KINDS, METRICS, Kind, Metrics, Result, evaluation_folder
 
-__all__ = ["page_path", "page_state", "plan_evaluated", "refuse_evaluation", "write_page"]
-
 _LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
 _LOSS = (
     "How far the network's prediction is from the truth on items that did not train, at the same "

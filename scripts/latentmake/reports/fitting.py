@@ -14,8 +14,6 @@ from latentmake.plan.parts import Plan
 from latentmake.plan.staleness import PartState
 from latentmake.sources import s3
 
-__all__ = ["fitting_lines"]
-
 _ENLARGED = 1.01  # times: less is the rounding of sides
 
 

@@ -22,16 +22,6 @@ from latentmake.reports.page import page, state_in, table, template_digest
 from latentmake.training.backend import Backend
 from latentmake.training.generation import FOLDER, INDEX, Clip, GenerationIndex
 
-__all__ = [
-    "PAGE",
-    "SHEET",
-    "is_shown",
-    "plan_generated",
-    "refuse_clips",
-    "write_generated",
-    "write_pages",
-]
-
 PAGE = "index.html"
 SHEET = "contact_sheet.png"
 

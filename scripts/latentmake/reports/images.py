@@ -17,8 +17,6 @@ from latentmake.errors import SourceError
 from latentmake.regular import read_regular
 from latentmake.reports.clips import ClipSources
 
-__all__ = ["Pictures", "as_text", "embedded"]
-
 _WIDTH, _NARROW = 1024, 512  # pixels; wider pictures are scaled down
 _MANY = 200  # pictures; more are narrow
 _PIXEL_ART = 256  # pixels; smaller pictures are embedded without loss

@@ -15,8 +15,6 @@ from typing import Any
 
 from latentmake import digest
 
-__all__ = ["page", "state_in", "table", "template_digest"]
-
 _FOLDER = Path(__file__).parent
 _CLIPS = ("compare", "gallery")  # kinds of pages with clips
 _HEAD = 4096  # bytes: the state stands within these

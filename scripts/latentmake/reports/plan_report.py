@@ -14,8 +14,6 @@ from latentmake.reports.fitting import fitting_lines
 from latentmake.reports.plan_table import plan_table
 from latentmake.reports.recipe_changes import recipe_changes
 
-__all__ = ["report"]
-
 
 def report(
     facts: Facts, plan: Plan, targets: Sequence[str], needs: Collection[Need], *, dry: bool

@@ -12,8 +12,6 @@ from latentmake.layouts import kind_of
 from latentmake.plan.parts import Part, Plan
 from latentmake.plan.staleness import REASONS
 
-__all__ = ["plan_table", "row_of"]
-
 
 def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
     """Return a table: number of targets in each state, by dataset, model and part.

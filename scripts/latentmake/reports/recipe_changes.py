@@ -14,8 +14,6 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.parts import Part, RunPlan
 from latentmake.plan.staleness import Stale
 
-__all__ = ["recipe_changes"]
-
 _NAMED = 3  # differences, or datasets, of a line
 
 

@@ -24,8 +24,6 @@ from latentmake.sources.caption_pipeline import (
 )
 from latentmake.sources.items import Fault, Item
 
-__all__ = ["Texts", "first_lines", "read_caption", "texts_of"]
-
 _Lines = Literal["all", "first", "before"]
 """Lines of a caption that count where wildcards take none: all; the first, as in sd-scripts; the
 first, as it was with any of our layouts before `PLAN_VERSION` 2."""

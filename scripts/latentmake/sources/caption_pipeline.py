@@ -17,17 +17,6 @@ from math import ceil, floor
 from latentmake.config import Captions
 from latentmake.errors import SourceError
 
-__all__ = [
-    "CaptionError",
-    "clean",
-    "decode_caption",
-    "decode_text",
-    "newlines",
-    "text_fault",
-    "variants",
-    "warming",
-]
-
 _WILDCARD = re.compile(r"\{([^{}]+)\}")
 _ATTEMPTS = 16  # draws of a variant that shall differ from those before it
 _MOST_BYTES = 1_000_000  # of a text; a tokenizer takes hundreds of bytes for each

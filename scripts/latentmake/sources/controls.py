@@ -15,8 +15,6 @@ from latentmake.sources.items import IMAGE_EXTENSIONS, Item, Scan
 from latentmake.sources.numbered import File, Names, in_order
 from latentmake.sources.rows import columns_of
 
-__all__ = ["ControlsOf", "controls_of"]
-
 ControlsOf = Callable[[Item], Sequence[File]]
 """Returns the controls of an item; a SourceError says that they are missing or too many."""
 

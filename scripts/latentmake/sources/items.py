@@ -27,16 +27,6 @@ from latentmake.sources.names import unusable_name
 from latentmake.sources.numbered import Names, in_order
 from latentmake.sources.rows import Row
 
-__all__ = [
-    "IMAGE_EXTENSIONS",
-    "Fault",
-    "Item",
-    "Scan",
-    "fingerprint",
-    "items",
-    "scan",
-]
-
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
 )

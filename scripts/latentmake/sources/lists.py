@@ -33,8 +33,6 @@ from latentmake.sources.metadata import json_objects, learned, name_of
 from latentmake.sources.names import unusable_name
 from latentmake.sources.rows import Row, columns_of, layers_of, row_of
 
-__all__ = ["items", "scan"]
-
 _LARGE = 50_000_000  # bytes of a file whose reading is worth a progress bar
 _LONGEST_LINE = 1 << 24  # bytes: more is no row
 

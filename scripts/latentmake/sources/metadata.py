@@ -24,8 +24,6 @@ from latentmake.index.memo import Entry, Listed, Memo, SourceStat, source_stat
 from latentmake.progress import Progress
 from latentmake.sources.caption_pipeline import text_fault
 
-__all__ = ["NAMES", "entries_of", "json_objects", "learned", "metadata_stat", "name_of", "text_of"]
-
 NAMES = (
     *("image_path", "file_name", "image", "path", "image_path_0"),
     *("npz", "file", "media_path", "clip"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from latentmake.layouts.plain import LATENTS_ENDING
 
-__all__ = ["unusable_name"]
-
 _SHORT = 256 - len(LATENTS_ENDING)  # names of fewer characters need no closer look
 
 

@@ -12,8 +12,6 @@ from posixpath import splitext
 from latentmake.errors import SourceError
 from latentmake.index.memo import SourceStat
 
-__all__ = ["File", "Names", "in_order"]
-
 File = tuple[str, SourceStat]
 """Path and stat."""
 

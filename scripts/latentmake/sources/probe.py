@@ -30,8 +30,6 @@ from latentmake.progress import Progress
 from latentmake.sources.controls import controls_of
 from latentmake.sources.items import Fault, Item, Scan
 
-__all__ = ["Measured", "image_sizes", "measured"]
-
 _NUMBERED = re.compile(r"(.+)\.v([1-9]\d{0,2})", re.DOTALL)
 _LOOKS_LONG = 1000  # images whose measuring is worth a progress bar
 _LONG_VIDEOS = 20  # the same of videos

@@ -16,8 +16,6 @@ from latentmake.geometry.clips import Span
 from latentmake.sources import metadata
 from latentmake.sources.metadata import name_of, text_of
 
-__all__ = ["CAPTIONS", "NAMES", "SPANS", "Row", "columns_of", "layers_of", "row_of"]
-
 NAMES = tuple(dict.fromkeys(("video", "video_path", "image", *metadata.NAMES)))
 """Columns that may name the file; the first of them counts."""
 

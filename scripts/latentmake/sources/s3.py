@@ -27,17 +27,6 @@ from latentmake.progress import Progress
 if TYPE_CHECKING:
     from datetime import datetime
 
-__all__ = [
-    "SIDE_BY_SIDE",
-    "Entry",
-    "digests",
-    "is_remote",
-    "listing",
-    "normalized",
-    "read",
-    "stat_of",
-]
-
 Entry = tuple[str, int, int, int, int]
 """Path below the root, then size, mtime_ns, ctime_ns and inode."""
 

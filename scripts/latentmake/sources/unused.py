@@ -12,8 +12,6 @@ from latentmake.errors import shortened
 from latentmake.files.media import VIDEO_EXTENSIONS
 from latentmake.sources.items import IMAGE_EXTENSIONS, Scan
 
-__all__ = ["unused_note"]
-
 _NAMED = 3  # files
 # Caches that trainers, and `export_{run}`, write beside images.
 _CACHES = (".npz", ".safetensors", ".img_sdvae", ".img_sdxl", ".txt_t5cache", ".txt_clipl")

@@ -13,8 +13,6 @@ from latentmake.plan.parts import RunPlan
 if TYPE_CHECKING:
     from latentmake.training.checks import Finding
 
-__all__ = ["Backend", "Say"]
-
 Say = Callable[[str], None]
 
 

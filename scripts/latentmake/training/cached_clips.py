@@ -15,8 +15,6 @@ from torch.utils.data import Dataset as TorchDataset
 from latentmake.errors import CacheError, DatasetError
 from latentmake.files.verified import corruption_of
 
-__all__ = ["SPLITS", "CachedClipDataset"]
-
 SPLITS = ("train", "validation", "all")
 _DELETE = "delete it and give the build's command again, which encodes it anew"
 _HINT = "give the build's command again, which makes it anew"

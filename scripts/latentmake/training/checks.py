@@ -15,18 +15,6 @@ from tabulate import tabulate
 from latentmake.errors import TrainingError
 from latentmake.models.wan_files import ModelFile
 
-__all__ = [
-    "Finding",
-    "Verdict",
-    "accelerate_config",
-    "checklist",
-    "failed",
-    "model_finding",
-    "of_faults",
-    "passed",
-    "refuse_failed",
-]
-
 Verdict = Literal["ok", "warning", "failed"]
 _SHOWN = 3  # faults of one check that are named
 

@@ -17,8 +17,6 @@ from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.training import process
 
-__all__ = ["environment", "run_child", "run_module", "say"]
-
 
 def environment(threads: int) -> dict[str, str]:
     """Return the environment of a child that computes with a number of threads."""

@@ -20,8 +20,6 @@ from latentmake.plan.clip_list import ListedClip, listed_clips
 from latentmake.plan.facts import Facts
 from latentmake.sources.caption_files import read_caption
 
-__all__ = ["ClipDataset"]
-
 _NAME = "source"
 _SIDE = 16  # of a Wan network's patches, in pixels
 

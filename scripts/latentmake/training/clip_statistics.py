@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["WORDS", "ClipFigures", "figures_of", "mean_of"]
-
 _LUMA = (0.2126, 0.7152, 0.0722)  # ITU-R BT.709, of the values as they are stored
 
 

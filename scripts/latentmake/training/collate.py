@@ -9,8 +9,6 @@ import torch
 
 from latentmake.models.shapes import T5_LENGTH
 
-__all__ = ["collate_fn"]
-
 
 class _Batch(dict[str, Any]):
     """A batch, where `frames` is another name of `pixel_values`, which is copied only once."""

@@ -9,8 +9,6 @@ import torch
 from latentmake.errors import TrainingError, UserError
 from latentmake.training.process import say_error
 
-__all__ = ["exit_status"]
-
 
 def exit_status(work: Callable[[], object]) -> int:
     """Do the work of a process; tell a user's mistake in a line, and return the exit status."""

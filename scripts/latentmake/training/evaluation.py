@@ -19,21 +19,6 @@ from latentmake.training.clip_statistics import ClipFigures
 from latentmake.training.generation import GenerationOrder
 from latentmake.training.json_file import JsonFile
 
-__all__ = [
-    "KINDS",
-    "METRICS",
-    "TIMESTEPS",
-    "VERSION",
-    "Clip",
-    "EvaluationOrder",
-    "Kind",
-    "Losses",
-    "Metrics",
-    "Result",
-    "evaluation_folder",
-    "is_evaluated",
-]
-
 Kind = Literal["real", "base", "adapter"]
 KINDS: tuple[Kind, ...] = ("real", "base", "adapter")
 METRICS = "metrics.json"

@@ -16,8 +16,6 @@ from latentmake.training.evaluation import METRICS, Clip, Losses, Metrics
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Parts"]
-
 _FOLDER = ".parts"
 _LATENTS = "latents"
 

@@ -20,23 +20,6 @@ from latentmake.errors import TrainingError
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import caption_in, rows_of
 
-__all__ = [
-    "CAPTIONS",
-    "FOLDER",
-    "INDEX",
-    "Clip",
-    "ClipPrompt",
-    "GenerationIndex",
-    "GenerationOrder",
-    "Wish",
-    "adapter_digest",
-    "captions_of",
-    "clip_name",
-    "is_generated",
-    "kept",
-    "wishes",
-]
-
 FOLDER = "generated"
 """Folder of the clips below that of their run."""
 

@@ -9,8 +9,6 @@ from PIL import ExifTags, Image
 from latentmake.files.media import IMAGE_FORMATS
 from latentmake.training.checks import Finding
 
-__all__ = ["image_findings"]
-
 _NAMED = 3
 _SIXTEEN_BITS = (".png", ".tif", ".tiff")
 

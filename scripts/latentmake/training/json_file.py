@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latentmake.files import atomic
 
-__all__ = ["JsonFile"]
-
 
 class JsonFile(BaseModel):
     """A JSON file with known keys."""

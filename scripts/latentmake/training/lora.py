@@ -12,8 +12,6 @@ from peft.utils import get_peft_model_state_dict
 
 from latentmake.files import cachefile
 
-__all__ = ["ADAPTER", "lora_bytes", "lora_tensors"]
-
 ADAPTER = "default"
 """Name of the LoRA in its network: peft's own."""
 

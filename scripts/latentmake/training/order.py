@@ -18,8 +18,6 @@ from latentmake.errors import CacheError, TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.training.json_file import JsonFile
 
-__all__ = ["Wanted", "caption_in", "lock_content", "lock_digest", "read_order", "rows_of"]
-
 _Order = TypeVar("_Order", bound=BaseModel)
 _Row = TypeVar("_Row")
 

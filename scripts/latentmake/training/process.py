@@ -22,8 +22,6 @@ from latentmake.errors import UserError
 from latentmake.files import locks
 from latentmake.files.watchdog import Watchdog, signals_call
 
-__all__ = ["ERROR", "Pipe", "last_error", "run", "say_error"]
-
 ERROR = "LATENTMAKE_ERROR"
 """Environment variable: a file that gets a child's error in place of its stderr."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from latentmake.errors import TrainingError
 from latentmake.files.locks import Lock
 
-__all__ = ["run_lock"]
-
 
 @contextmanager
 def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:

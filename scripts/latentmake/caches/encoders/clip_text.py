@@ -22,8 +22,6 @@ from latentmake.errors import ModelError
 from latentmake.models import tokenizers
 from latentmake.models.tokenizers import TokenCache
 
-__all__ = ["CLIP_LENGTH", "ClipTextEncoder", "load_clip_text"]
-
 CLIP_LENGTH = tokenizers.CHUNK + 2
 """Tokens of a chunk, with BOS and EOS."""
 

@@ -18,8 +18,6 @@ from latentmake.caches.encoders.local_state import Kind, State, load_network, pl
 from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
 
-__all__ = ["ClipVision", "load_clip_vision"]
-
 # Colour channels of CLIP's training images (source: openai/CLIP, clip.py).
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)

@@ -12,15 +12,6 @@ import torch
 from latentmake.caches.gpu import visible
 from latentmake.errors import DeviceError, first_line, is_device_fault, is_out_of_memory
 
-__all__ = [
-    "DTYPES",
-    "attempt",
-    "compute_dtype",
-    "held_by_others",
-    "pick_device",
-    "within_memory",
-]
-
 _AGAIN = "look at it with nvidia-smi, and give the same command again: finished work is kept"
 
 Given = ParamSpec("Given")

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["encoding_only", "without"]
-
 _COMPILER = "torch._dynamo"
 _UNUSED = ("jinja2", "trio")  # of chat templates, and of another way to wait for the hub
 

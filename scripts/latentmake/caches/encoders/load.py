@@ -18,8 +18,6 @@ from latentmake.config import Model
 from latentmake.models.files import encoder_files
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["encoder", "side_by_side"]
-
 _OVERHEAD = 1_000_000_000  # bytes of memory besides the weights, at the least
 _IMAGE, _CLIP = 3000, 16_000  # bytes that encoding takes a pixel of an image, or of a clip's frame
 _IN_FLIGHT = 3  # batches on their way through a GPU

@@ -23,19 +23,6 @@ from latentmake.models import weight_kinds
 from latentmake.models.files import network_config, weights_files
 from latentmake.models.weight_kinds import PICKLES
 
-__all__ = [
-    "Kind",
-    "State",
-    "fill",
-    "load_network",
-    "local_state",
-    "place",
-    "pretrained",
-    "refuse_faults",
-    "refusing",
-    "without_weights",
-]
-
 State = dict[str, torch.Tensor]
 Network = TypeVar("Network", bound=torch.nn.Module)
 

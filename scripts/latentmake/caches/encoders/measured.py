@@ -14,8 +14,6 @@ from latentmake.caches.encoders import Encoded, Encoder
 from latentmake.caches.inputs import Sample
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["Watch", "batch_sizes", "free_memory", "measured", "watch_of"]
-
 _MOST = {"latents": 64, "text": 256}  # samples in a batch
 
 

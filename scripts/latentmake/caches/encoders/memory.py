@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import platform
 
-__all__ = ["keep_memory"]
-
 # Source: malloc.h and mallopt(3) of glibc, which takes no larger threshold for memory of its own.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _KEPT = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 256 << 20, _M_TOP_PAD: 16 << 20}  # bytes

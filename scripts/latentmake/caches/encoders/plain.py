@@ -21,8 +21,6 @@ from latentmake.plan.orders import WorkOrder
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
 
-__all__ = ["ImageEncoder", "latents", "text"]
-
 
 class ImageEncoder:
     """The AutoencoderKL of a model.

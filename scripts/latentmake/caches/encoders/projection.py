@@ -19,8 +19,6 @@ from latentmake.errors import ModelError, first_line
 from latentmake.files import atomic, cachefile
 from latentmake.models.files import projection_file
 
-__all__ = ["load_projection", "text_projection", "write_projection"]
-
 
 def load_projection(path: str) -> torch.nn.Linear:
     """Load a projection in float32: a folder, or one .safetensors file.

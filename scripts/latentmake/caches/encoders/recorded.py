@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Recorded", "by_onednn", "pictures_at_once"]
-
 _FIRST, _LATER = 0.25, 0.02  # seconds of an encoding, with and without its preparations, at most
 _TOGETHER, _SMALL = 4, 1 << 14  # pictures, and pixels of each: beyond these a batch gains nothing
 

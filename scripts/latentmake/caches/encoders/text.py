@@ -20,8 +20,6 @@ from latentmake.models import tokenizers
 from latentmake.models.shapes import T5_LENGTH
 from latentmake.models.tokenizers import TokenCache
 
-__all__ = ["TextEncoder", "TextEncoders", "load_text_encoder"]
-
 
 class TextEncoders:
     """A model's text encoders, as its architecture uses them.

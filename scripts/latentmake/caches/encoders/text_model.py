@@ -30,8 +30,6 @@ from latentmake.errors import ModelError
 from latentmake.models import tokenizers
 from latentmake.models.files import config_file, network_config, weights_files
 
-__all__ = ["Kind", "TextModel", "load_text_model"]
-
 Kind = Literal["CLIP", "CLIP with its projection", "T5"]
 
 _CLASSES: dict[str, type[PreTrainedModel]] = {

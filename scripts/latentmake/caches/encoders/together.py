@@ -20,8 +20,6 @@ from transformers import PreTrainedModel
 
 from latentmake.caches.encoders.transfer import upload
 
-__all__ = ["TOLERANCE", "BitEqual", "Results", "alike_on_cpu", "groups", "hiding", "padded"]
-
 Results = Callable[[], list[dict[str, torch.Tensor]]]
 """Waits for the device; tensors by name, of each caption, on the CPU."""
 

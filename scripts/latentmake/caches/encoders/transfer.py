@@ -20,8 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Wait", "download", "stacked", "upload"]
-
 Wait = Callable[[], list[torch.Tensor]]
 """Waits for copies and returns them, on the CPU."""
 

@@ -23,8 +23,6 @@ from latentmake.config import TextWeights
 from latentmake.models.tokenizers import TokenCache
 from latentmake.models.tokenizers import load as load_tokenizer
 
-__all__ = ["Umt5Encoder", "clean_caption", "load_umt5"]
-
 _LENGTH = 512  # tokens that Wan's DiT attends to
 _LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 # Names inside a block: the original's, then transformers'.

@@ -20,8 +20,6 @@ from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
 from latentmake.models.files import network_config, weights_files
 
-__all__ = ["TILE", "encode_images", "load_vae", "tile"]
-
 TILE = 512
 """Pixels a side of a tile. Not the `sample_size` of a configuration, which single files lack."""
 

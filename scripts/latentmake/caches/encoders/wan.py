@@ -17,8 +17,6 @@ from latentmake.layouts import musubi
 from latentmake.models.tokenizers import CutCaptions
 from latentmake.plan.orders import WorkOrder
 
-__all__ = ["latents", "text"]
-
 
 def latents(
     order: WorkOrder, device: torch.device, size: int, say: Callable[[str], None]

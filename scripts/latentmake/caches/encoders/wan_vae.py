@@ -24,8 +24,6 @@ from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
 from latentmake.errors import ModelError
 
-__all__ = ["LATENTS_MEAN", "LATENTS_STD", "WanVae", "clamp_to", "load_wan_vae", "vae_dtype"]
-
 LATENTS_MEAN = (
     -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
     0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,

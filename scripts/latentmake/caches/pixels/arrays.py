@@ -11,8 +11,6 @@ from PIL import Image
 
 from latentmake.geometry.buckets import Size
 
-__all__ = ["Array", "array_of", "by_pillow", "lanczos", "view_of"]
-
 Array = NDArray[np.uint8]
 
 # Pillow's blocks of memory are kept for the next images: a third of the time of decoding is that of

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from latentmake.caches.inputs import FramesAt
 from latentmake.files.frames import EndedError
 
-__all__ = ["Array", "Cut", "Cutter"]
-
 Key = TypeVar("Key", bound=Hashable)
 Array = NDArray[np.uint8]
 

@@ -19,8 +19,6 @@ from latentmake.files.media import load, opened_image
 from latentmake.geometry.buckets import Size, placement
 from latentmake.plan.orders import Target, WorkOrder
 
-__all__ = ["decode", "fit", "samples_of", "shrink_to", "upright_size"]
-
 # EXIF orientation -> transposition. Not ImageOps.exif_transpose: it rewrites the EXIF as well, and
 # fails for odd entries that no viewer minds.
 _UPRIGHT = {

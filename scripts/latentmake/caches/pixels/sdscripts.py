@@ -22,8 +22,6 @@ from latentmake.geometry.buckets import Placement
 from latentmake.geometry.sdscripts_buckets import placement
 from latentmake.plan.orders import Target, WorkOrder
 
-__all__ = ["check", "fit", "open_image", "samples_of"]
-
 cv2.setNumThreads(1)  # files are read in parallel already
 
 

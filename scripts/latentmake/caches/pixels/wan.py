@@ -20,8 +20,6 @@ from latentmake.files.media import check_image, load, opened_image
 from latentmake.geometry.buckets import Size, place, refuse_narrow, wan_size
 from latentmake.plan.orders import Target, WorkOrder
 
-__all__ = ["MAX_PIXELS", "check", "fit", "open_image", "refuse_misfit", "samples_of", "target_size"]
-
 MAX_PIXELS = 178_956_970  # Pillow's own limit for a decompression bomb
 
 

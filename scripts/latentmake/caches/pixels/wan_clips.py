@@ -17,8 +17,6 @@ from latentmake.geometry.buckets import Size, wan_size
 from latentmake.geometry.clips import Clip, Span, kept_indices
 from latentmake.plan.orders import Target, WorkItem, WorkOrder
 
-__all__ = ["ClipMaker", "check"]
-
 Key = TypeVar("Key", bound=Hashable)
 _Bucket = tuple[Size, Size]  # resolution, and size of the controlled clip
 

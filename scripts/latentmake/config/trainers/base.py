@@ -9,19 +9,6 @@ from pydantic import BeforeValidator, Field
 from latentmake.config.fields import Closed, DiskPath, Real, Resolution
 from latentmake.config.shapes import MACHINE, WEIGHTS, Shapes
 
-__all__ = [
-    "ACCUMULATION",
-    "WORKERS",
-    "AccelerateConfig",
-    "AutoPrecision",
-    "Kind",
-    "LauncherAlpha",
-    "Logging",
-    "LoraAlpha",
-    "Precision",
-    "Trainer",
-]
-
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 _NO = BeforeValidator(lambda value: "no" if value is False else value)  # YAML's `no`
 Precision = Annotated[Literal["no", "bf16", "fp16"], _NO]

@@ -10,8 +10,6 @@ from typing import get_args
 
 from latentmake.config.trainers.base import Trainer
 
-__all__ = ["MUSUBI", "SD_SCRIPTS", "decided_flags", "flags_of", "refuse_decided"]
-
 _STATES = "`save_every_n_epochs` saves states, and a killed training is resumed by itself"
 _CACHES = "datasets and caches are named by latentmake"
 _DATASET = "it is a key of the dataset"

@@ -29,8 +29,6 @@ from latentmake.config.trainers.base import (
     Trainer,
 )
 
-__all__ = ["LoopTrainer", "Samples"]
-
 
 class Samples(Closed):
     """Pictures drawn by the trained network at the start, at intervals and at the end."""

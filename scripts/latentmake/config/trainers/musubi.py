@@ -19,8 +19,6 @@ from latentmake.config.trainers.base import (
 )
 from latentmake.config.trainers.flags import MUSUBI, refuse_decided
 
-__all__ = ["MusubiTrainer"]
-
 
 class MusubiTrainer(Trainer):
     """The trainer `musubi`: musubi-tuner's training scripts, in its own environment."""

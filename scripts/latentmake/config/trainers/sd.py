@@ -9,8 +9,6 @@ from pydantic import Field, StringConstraints, model_validator
 from latentmake.config.fields import UNET_PART, Real
 from latentmake.config.trainers.loop import LoopTrainer
 
-__all__ = ["SdTrainer"]
-
 UNetPart = Annotated[str, StringConstraints(pattern=UNET_PART)]
 
 

@@ -20,8 +20,6 @@ from latentmake.config.trainers.base import (
 )
 from latentmake.config.trainers.flags import SD_SCRIPTS, flags_of, refuse_decided
 
-__all__ = ["Script", "SdScriptsTrainer"]
-
 if TYPE_CHECKING:
     Script = str
 else:  # pydantic refuses any other

@@ -13,8 +13,6 @@ from latentmake.config.shapes import MACHINE
 from latentmake.config.trainers.base import AutoPrecision
 from latentmake.config.trainers.loop import LoopTrainer, Samples
 
-__all__ = ["WanSamples", "WanTrainer"]
-
 _BETWEEN = (832 * 480 + 1280 * 720) // 2  # pixels: halfway between the sizes that Wan knows
 _SMALL, _LARGE = 3.0, 5.0
 

@@ -24,8 +24,6 @@ from latentmake.files import atomic, cachefile
 from latentmake.layouts import plain
 from latentmake.progress import Progress
 
-__all__ = ["STATES", "export"]
-
 STATES = ("written", "up to date", "left, for they are not ours")
 _WRITTEN, _SAME, _LEFT = STATES
 _LEAST_THREADS = 4  # they wait for the disk most of the time

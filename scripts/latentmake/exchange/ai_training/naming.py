@@ -19,8 +19,6 @@ from latentmake.files import cachefile
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["dtype_of", "from_bytes", "to_bytes"]
-
 _TENSORS = {"latents": "latent", "text": "emb"}
 
 

@@ -6,8 +6,6 @@ from pydantic import BaseModel
 
 from latentmake.models.shapes import Tokens
 
-__all__ = ["ExportOrder", "Text"]
-
 
 class Text(BaseModel, extra="forbid", frozen=True):
     """Embeddings of one text encoder: ending of ai-training's files, tokens, width of each."""

@@ -17,8 +17,6 @@ from latentmake.sources.items import IMAGE_EXTENSIONS
 if TYPE_CHECKING:
     from latentmake.exchange.ai_training.adopt import AiTraining
 
-__all__ = ["plan_adopt", "plan_export"]
-
 
 def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AiTraining:
     """Return the files to adopt for a run's stale targets.

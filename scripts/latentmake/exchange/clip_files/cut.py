@@ -31,8 +31,6 @@ from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 from latentmake.sources.caption_files import read_caption
 
-__all__ = ["ARRAY", "cut"]
-
 ARRAY = "frames"
 _VERSION = 1  # raised when the same frames would be scaled or stored otherwise
 _EPOCH = (1980, 1, 1, 0, 0, 0)

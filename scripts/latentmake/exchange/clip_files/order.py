@@ -18,8 +18,6 @@ from latentmake.plan.clip_list import ListedClip, listed_clips
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan
 
-__all__ = ["CLIPS", "LIST", "NPZ_HEADER", "ClipFile", "ClipsOrder", "npz_bytes", "plan_clips"]
-
 CLIPS = Path("clips")
 LIST = "train.jsonl"
 NPZ_HEADER = 128

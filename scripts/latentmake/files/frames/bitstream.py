@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-__all__ = ["Seen", "UnclearError", "reader_of"]
-
 
 class UnclearError(Exception):
     """It cannot be told for certain which frames come of the packets."""

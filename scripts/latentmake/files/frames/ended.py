@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from latentmake.errors import SourceError
 
-__all__ = ["EndedError", "HungError"]
-
 
 class EndedError(SourceError):
     """A file has fewer frames than were asked for.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from av.packet import Packet, PktSideDataT
     from av.video.stream import VideoStream
 
-__all__ = ["Entry", "FrameIndex", "read_index"]
-
 _OFTEN = 64  # packets between two signs of life
 _CHANGES: tuple[PktSideDataT, ...] = ("new_extradata", "param_change", "palette")
 

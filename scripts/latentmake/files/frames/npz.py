@@ -19,8 +19,6 @@ from latentmake.files.media import Media
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["probe", "read_frames"]
-
 _HINT = "write it with numpy.savez(path, frames), frames uint8 of shape [F, H, W, 3]"
 _USUAL = "frames.npy"  # the array where there are several
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those of numpy

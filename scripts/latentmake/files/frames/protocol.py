@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["ALIVE", "DONE", "FAULT", "FRAME", "HEAD", "MEDIA", "SIGN_SECONDS"]
-
 HEAD = struct.Struct("<BQII")
 """Kind, then of a frame its index, height and width; of JSON (FAULT, MEDIA) its length, 0 and 0."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
     from numpy.typing import NDArray
 
-__all__ = ["damaged", "open_source", "read_frames"]
-
 PATIENCE = 48
 """Frames that are rather decoded than looked up in an index, which takes a reading of the file."""
 

@@ -23,8 +23,6 @@ from latentmake.files.frames.protocol import ALIVE, DONE, FAULT, FRAME, HEAD, ME
 from latentmake.files.frames.reading import open_source, read_frames
 from latentmake.files.media import NPZ, Media, probe_video
 
-__all__ = ["main"]
-
 _PIPE_BYTES = 1 << 20
 
 

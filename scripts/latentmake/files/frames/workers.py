@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["READ_TIMEOUT", "Workers", "frames_at", "probe_videos"]
-
 READ_TIMEOUT = 120.0
 """Seconds without a decoded frame after which a process is taken to hang."""
 

@@ -14,16 +14,6 @@ from latentmake.config.scripts import Setting
 from latentmake.files.paths import is_windows
 from latentmake.training.external.order import ExternalOrder
 
-__all__ = [
-    "absolute",
-    "accelerate_arguments",
-    "command_line",
-    "depends_on_length",
-    "located",
-    "missing_files",
-    "with_paths",
-]
-
 # Learning-rate schedules that know no end: they go on rightly whatever number of steps is left.
 _ENDLESS = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "adafactor"})
 _Order = TypeVar("_Order", bound=ExternalOrder)

@@ -15,8 +15,6 @@ from latentmake.training.external.result import RunFiles, is_trained, wanted
 from latentmake.training.external.resume import begun
 from latentmake.training.external.trainer import Trainer
 
-__all__ = ["External"]
-
 Order = TypeVar("Order", bound=ExternalOrder)
 
 

@@ -18,8 +18,6 @@ from latentmake.training.external.arguments import missing_files
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.launch_scripts import Commands
 
-__all__ = ["attention", "elsewhere", "environment", "flags", "paths", "publication_findings"]
-
 
 def flags(
     installation: Installation, arguments: Sequence[str], script: str | None = None

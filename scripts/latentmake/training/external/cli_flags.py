@@ -20,8 +20,6 @@ from latentmake import digest
 from latentmake.index.memo import Memo
 from latentmake.index.remembered import remembered
 
-__all__ = ["Sources"]
-
 _MAX_FILES = 2000
 
 

@@ -19,8 +19,6 @@ from latentmake.index.memo import Memo
 from latentmake.index.remembered import remembered
 from latentmake.training.external.cli_flags import Sources
 
-__all__ = ["Installation", "Program"]
-
 _SECONDS = 120.0  # a first look into a large environment on a network drive takes its time
 
 # A package is found without running it; inside of it only the file is looked for, since finding it

@@ -33,8 +33,6 @@ from latentmake.training.external.resume import Resume, begun, belongs, prepare,
 from latentmake.training.external.trainer import Trainer
 from latentmake.training.order import Wanted, lock_digest
 
-__all__ = ["train"]
-
 Order = TypeVar("Order", bound=ExternalOrder)
 
 _USAGE = re.compile(r"^\S*\.py: error: (.+)$", re.MULTILINE)

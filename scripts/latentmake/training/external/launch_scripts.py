@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from latentmake.errors import ConfigError
 
-__all__ = ["Commands", "Step", "batch_script", "powershell_script", "shell_script"]
-
 
 class Step(NamedTuple):
     """One call of a Python script.

@@ -17,8 +17,6 @@ from latentmake.files import atomic
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import run_folder
 
-__all__ = ["ExternalOrder", "fields_of", "with_defaults"]
-
 # Keys whose defaults were those of their fields before each architecture had its own.
 _RENEWED = frozenset(
     ("gradient_checkpointing", "learning_rate", "network_alpha", "network_dim", "seed")

@@ -19,8 +19,6 @@ from latentmake.plan.manifest_job import manifest_items
 from latentmake.plan.orders import run_order
 from latentmake.plan.parts import read_lock
 
-__all__ = ["is_uncached", "write_items"]
-
 
 def is_uncached(target: str, config: Config) -> bool:
     """Tell whether a target is the publication of a run without its caches."""

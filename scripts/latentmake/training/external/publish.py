@@ -38,8 +38,6 @@ from latentmake.training.external.launch_scripts import (
 from latentmake.training.external.order import ExternalOrder
 from latentmake.training.external.published_caches import PublishedCaches
 
-__all__ = ["Files", "Publication"]
-
 Files = dict[str, Path | bytes]
 """Path below the published folder, with forward slashes -> file or content."""
 

@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 from latentmake.layouts import Layout
 
-__all__ = ["SETTINGS", "Kind", "PublishedCaches", "settings_files"]
-
 Kind = Literal["latents", "text"]
 
 SETTINGS: Mapping[str, Kind] = {

@@ -16,15 +16,6 @@ from latentmake.training.external.order import ExternalOrder
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import Wanted
 
-__all__ = [
-    "Receipt",
-    "Record",
-    "RunFiles",
-    "files_digests",
-    "is_trained",
-    "wanted",
-]
-
 Order = TypeVar("Order", bound=ExternalOrder)
 
 _VERSION = 2  # of trainings with the defaults of their guides

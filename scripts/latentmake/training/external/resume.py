@@ -21,8 +21,6 @@ from latentmake.training.external.result import RunFiles
 from latentmake.training.json_file import JsonFile
 from latentmake.training.order import Wanted
 
-__all__ = ["Resume", "begun", "belongs", "prepare", "tidy"]
-
 _KEPT = 2  # states: the one to resume from, and one more should it be damaged
 
 

@@ -21,8 +21,6 @@ from latentmake.training.external.result import RunFiles
 from latentmake.training.external.resume import Resume
 from latentmake.training.order import read_order
 
-__all__ = ["Trainer"]
-
 Order = TypeVar("Order", bound=ExternalOrder)
 
 

@@ -21,8 +21,6 @@ from latentmake.errors import TrainingError
 from latentmake.training.loop.checks import refuse_sharded
 from latentmake.training.loop.order import TrainingOrder
 
-__all__ = ["DTYPES", "decided", "make_accelerator", "reseed", "set_up"]
-
 _Order = TypeVar("_Order", bound=TrainingOrder)
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -11,8 +11,6 @@ from latentmake.training.backend import Backend
 from latentmake.training.checks import Finding
 from latentmake.training.loop.order import TrainingOrder
 
-__all__ = ["LoopBackend"]
-
 
 class LoopBackend(Backend):
     """A trainer that trains by the loop."""

@@ -13,8 +13,6 @@ import torch
 
 from latentmake import digest
 
-__all__ = ["BatchOrder", "epoch_batches", "generator", "seed_of"]
-
 
 def seed_of(*parts: int | str) -> int:
     """Return a seed of 63 bits that is as good as independent for different parts."""

@@ -13,8 +13,6 @@ from latentmake.training.loop.batch_order import BatchOrder, generator
 from latentmake.training.loop.data.caches import Caches
 from latentmake.training.loop.order import TextSchedule
 
-__all__ = ["Variants"]
-
 
 @dataclass(frozen=True)
 class Variants:

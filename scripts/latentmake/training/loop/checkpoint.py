@@ -37,20 +37,6 @@ from latentmake.training.order import Wanted
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Checkpoint",
-    "Progress",
-    "State",
-    "as_begun",
-    "find",
-    "load",
-    "newest",
-    "prune",
-    "read",
-    "resumable",
-    "save",
-]
-
 _PRECISIONS = ("bf16", "fp16", "no")
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 _Order = TypeVar("_Order", bound=TrainingOrder)

@@ -15,8 +15,6 @@ from latentmake.regular import read_regular
 from latentmake.training.checks import Finding, of_faults
 from latentmake.training.loop.result import CHECKPOINT_WEIGHTS
 
-__all__ = ["check_accelerate", "check_settings", "refuse_sharded"]
-
 _PACKAGES = {"adamw8bit": "bitsandbytes"}
 _REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 

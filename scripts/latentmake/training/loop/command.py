@@ -17,8 +17,6 @@ from latentmake.training.loop.train import Training
 from latentmake.training.order import read_order
 from latentmake.training.process import say_error
 
-__all__ = ["carry_out"]
-
 _Order = TypeVar("_Order", bound=TrainingOrder)
 
 

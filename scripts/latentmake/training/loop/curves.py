@@ -17,8 +17,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from latentmake.files import atomic
 
-__all__ = ["Curve", "curves_png", "draw_curves", "is_noisy", "read_curves", "smoothed"]
-
 Values = NDArray[np.float64]
 
 # Scalar -> its unit, in the order of the picture.

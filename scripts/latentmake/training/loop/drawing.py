@@ -26,8 +26,6 @@ from latentmake.training.loop.sample_rows import Drawn, read_rows, write_row
 from latentmake.training.loop.weights import load_trained
 from latentmake.training.order import Wanted
 
-__all__ = ["Show", "draw_missing", "write_samples"]
-
 Show = Callable[[Mapping[int, Drawn]], Mapping[int, list[bytes | None]]]
 """Decodes the samples of each step, and returns a file's content for each prompt."""
 

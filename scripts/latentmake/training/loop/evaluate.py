@@ -18,8 +18,6 @@ from latentmake.training.loop.data.headers import HINT
 from latentmake.training.loop.objective import Objective
 from latentmake.training.loop.recipe import Network, Recipe
 
-__all__ = ["Case", "cases_of", "losses_of", "timesteps_of"]
-
 
 class Case(NamedTuple):
     """One held-out item at one resolution, of a video its first clip.

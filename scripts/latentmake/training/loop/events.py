@@ -13,8 +13,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.errors import storage_error
 
-__all__ = ["Pictures", "write_events"]
-
 Pictures = Mapping[int, Sequence[Image.Image | None]]
 
 

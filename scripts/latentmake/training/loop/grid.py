@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["draw_grid", "png_of"]
-
 _MARGIN = 8
 _FONT_SIZE = 14
 _CELL = 128  # pixels; smaller pictures are enlarged by a whole number

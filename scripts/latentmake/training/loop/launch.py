@@ -22,8 +22,6 @@ from latentmake.training.loop.result import Receipt, RunFiles, wanted
 from latentmake.training.loop.sample_images import are_drawn
 from latentmake.training.order import caption_in, read_order, rows_of
 
-__all__ = ["train"]
-
 
 def train(
     kind: type[TrainingOrder],

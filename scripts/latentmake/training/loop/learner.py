@@ -23,8 +23,6 @@ from latentmake.training.loop.recipe import Network, Recipe
 from latentmake.training.loop.scalars import queries_and_keys, query_key_gradients
 from latentmake.training.loop.weights import load_trained, trained_state
 
-__all__ = ["Learner"]
-
 Result = TypeVar("Result")
 
 

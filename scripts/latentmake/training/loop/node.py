@@ -13,8 +13,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-__all__ = ["accelerate_command", "srun_command"]
-
 _PORTS = range(20_000, 40_000)
 
 

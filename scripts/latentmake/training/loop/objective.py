@@ -12,8 +12,6 @@ from latentmake.training.loop.batch_order import generator
 from latentmake.training.loop.data.batch import Batch, copied
 from latentmake.training.loop.data.caches import Caches
 
-__all__ = ["Losses", "Objective", "probe_loss"]
-
 
 class Losses(NamedTuple):
     """Losses of a batch, [batch], float32.

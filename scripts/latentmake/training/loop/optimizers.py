@@ -13,8 +13,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from latentmake.config import LoopTrainer
 from latentmake.errors import TrainingError
 
-__all__ = ["Hyperparameters", "effective_rate", "make_optimizer", "make_rates", "rate_of"]
-
 
 def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return an optimizer's class; only its own library is imported."""

@@ -12,8 +12,6 @@ from latentmake import digest
 from latentmake.config import LoopTrainer, Weights
 from latentmake.config.shapes import shaping
 
-__all__ = ["Prompt", "TextSchedule", "TrainingOrder"]
-
 _LENGTHS = {"steps", "epochs", "max_steps"}
 _STEPS = 1000  # where neither `steps` nor `epochs` is set
 

@@ -16,8 +16,6 @@ from latentmake.training.loop.order import TextSchedule, TrainingOrder
 from latentmake.training.loop.result import Record, RunFiles, checkpoint_digest, wanted_of
 from latentmake.training.loop.sample_images import are_drawn
 
-__all__ = ["finish_plan", "is_trained", "resumed", "text_schedules"]
-
 
 def finish_plan(facts: Facts, plan: RunPlan, order: TrainingOrder, *, train: bool) -> None:
     """Write the order of a run, and decide whether it is to be trained; see `Backend.plan`."""

@@ -12,8 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-__all__ = ["quietly"]
-
 
 def quietly(launch: Callable[[], object]) -> int:
     """Run a launcher, and return the exit status of what it launched."""

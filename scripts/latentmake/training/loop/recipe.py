@@ -15,8 +15,6 @@ from latentmake.training.loop.objective import Objective
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.sample_rows import Drawn
 
-__all__ = ["Network", "Recipe", "Sampler"]
-
 Network: TypeAlias = Any  # a torch.nn.Module whose call is a matter of its recipe
 
 

@@ -15,22 +15,6 @@ from latentmake.training.json_file import JsonFile
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.order import Wanted, lock_digest
 
-__all__ = [
-    "CHECKPOINT_STATE",
-    "CHECKPOINT_WEIGHTS",
-    "COPIED",
-    "LORA_WEIGHTS",
-    "History",
-    "Receipt",
-    "Record",
-    "RunFiles",
-    "checkpoint_digest",
-    "sample_steps",
-    "wanted",
-    "wanted_of",
-    "write_record",
-]
-
 LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
 CHECKPOINT_WEIGHTS = "weights.safetensors"
 CHECKPOINT_STATE = "state.pt"

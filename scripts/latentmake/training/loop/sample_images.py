@@ -20,16 +20,6 @@ from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.result import RunFiles
 from latentmake.training.order import Wanted
 
-__all__ = [
-    "CURVES",
-    "INDEX",
-    "PictureIndex",
-    "are_drawn",
-    "picture_name",
-    "read_index",
-    "write_pictures",
-]
-
 CURVES = "curves.png"
 """The curves of a training, in its run's folder."""
 

@@ -12,8 +12,6 @@ from safetensors import SafetensorError, safe_open
 from latentmake.files import atomic, cachefile
 from latentmake.training.order import Wanted
 
-__all__ = ["Drawn", "carry_rows", "clear_rows", "read_rows", "write_row"]
-
 Drawn = dict[str, torch.Tensor]
 """Keys of samples (`TrainingOrder.picture_keys`), and their latents, unscaled."""
 

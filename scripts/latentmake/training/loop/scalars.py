@@ -9,8 +9,6 @@ import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["add_scalars", "queries_and_keys", "query_key_gradients"]
-
 _QUERIES_AND_KEYS = (".to_q.", ".to_k.")
 
 

@@ -44,8 +44,6 @@ from latentmake.training.loop.sample_rows import carry_rows, clear_rows, write_r
 from latentmake.training.loop.scalars import add_scalars
 from latentmake.training.loop.weights import write_trained
 
-__all__ = ["Training"]
-
 _POLL = 1.0  # seconds between two checks for the file that asks for a copy
 _NAMED = 4  # files in a message
 

@@ -12,8 +12,6 @@ from latentmake.errors import storage_error
 from latentmake.files import atomic
 from latentmake.training.loop.result import RunFiles
 
-__all__ = ["load_trained", "trained_state", "write_trained"]
-
 
 def trained_state(network: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the trained weights by the name of their parameter, on the CPU."""

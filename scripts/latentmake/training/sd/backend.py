@@ -7,8 +7,6 @@ from latentmake.plan.parts import RunPlan
 from latentmake.training.loop.backend import LoopBackend
 from latentmake.training.sd.order import SdOrder
 
-__all__ = ["Sd"]
-
 
 class Sd(LoopBackend):
     """The trainer `sd`."""

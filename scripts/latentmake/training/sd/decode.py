@@ -28,8 +28,6 @@ from latentmake.training.order import read_order
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.recipe import SdRecipe
 
-__all__ = ["decode", "main", "write_samples"]
-
 Pictures = Mapping[int, Sequence[Image.Image | None]]
 
 

@@ -45,8 +45,6 @@ from latentmake.training.order import Wanted, caption_in, read_order, rows_of
 from latentmake.training.sd.files import KOHYA_WEIGHTS
 from latentmake.training.sd.order import SdOrder
 
-__all__ = ["complete", "describe", "main", "read_lora", "unreadable", "write_lora"]
-
 _PREFIX = "unet"  # in diffusers' pipelines
 _OLD = {".lora.down.": ".lora_A.", ".lora.up.": ".lora_B."}
 _MATRICES = {"lora_A": "lora_down", "lora_B": "lora_up"}  # peft's names, and kohya's

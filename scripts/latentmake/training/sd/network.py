@@ -23,18 +23,6 @@ from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.sd.files import PROJECTION_FOLDER, UNET_FOLDER, UNET_WEIGHTS
 from latentmake.training.sd.lora_files import read_lora, unreadable, write_lora
 
-__all__ = [
-    "Denoiser",
-    "UNet",
-    "adapt",
-    "check_latents",
-    "load_unet",
-    "make_projection",
-    "parts_of",
-    "read_copy",
-    "write_copy",
-]
-
 UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types
 _UNet: UNet = UNet2DConditionModel
 _ONLY = "the sd trainer trains the UNets of Stable Diffusion 1.x and 2.x"

@@ -23,8 +23,6 @@ from latentmake.models.checks import read_schedule
 from latentmake.training.loop.data.batch import Batch, copied
 from latentmake.training.loop.objective import Objective as LoopObjective
 
-__all__ = ["Network", "NoiseSchedule", "Objective", "load_noise_schedule"]
-
 NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
 _Diffusion: NoiseSchedule = DDPMScheduler
 _Flow: NoiseSchedule = FlowMatchEulerDiscreteScheduler

@@ -11,8 +11,6 @@ from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.result import LORA_WEIGHTS
 from latentmake.training.sd.files import KOHYA_WEIGHTS, UNET_FOLDER, UNET_WEIGHTS
 
-__all__ = ["SdOrder"]
-
 
 class SdOrder(TrainingOrder):
     """Order of the trainer `sd`.

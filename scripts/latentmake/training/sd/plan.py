@@ -15,8 +15,6 @@ from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
 from latentmake.training.sd.order import SdOrder
 
-__all__ = ["plan_training"]
-
 _CAPTIONS = 4  # drawn where a run names no prompts
 
 

@@ -22,8 +22,6 @@ from latentmake.training.sd.objective import Objective, load_noise_schedule
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.sampling import Sampler, make_sampler
 
-__all__ = ["SdRecipe"]
-
 
 class SdRecipe(Recipe):
     """Recipe of the trainer `sd`."""

@@ -26,8 +26,6 @@ from latentmake.training.loop.sample_rows import Drawn
 from latentmake.training.sd.objective import Network, NoiseSchedule
 from latentmake.training.sd.order import SdOrder
 
-__all__ = ["Picture", "Sampler", "make_sampler"]
-
 _Ddim: Any = DDIMScheduler  # diffusers has no types
 _Euler: Any = FlowMatchEulerDiscreteScheduler
 _PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Stable Diffusions

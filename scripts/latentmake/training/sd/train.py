@@ -13,8 +13,6 @@ from latentmake.training.loop.command import carry_out
 from latentmake.training.sd.order import SdOrder
 from latentmake.training.sd.recipe import SdRecipe
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out `python -m latentmake.training.sd.train ORDER`; return the exit status."""

@@ -12,8 +12,6 @@ from latentmake.training.checks import Finding, model_finding
 from latentmake.training.loop.backend import LoopBackend
 from latentmake.training.wan.order import WanOrder
 
-__all__ = ["Wan"]
-
 
 class Wan(LoopBackend):
     """The trainer `wan`."""

@@ -17,8 +17,6 @@ from latentmake.training.wan.denoiser import Denoiser
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.sampling import Sampling, latents_shape, noise_of, sample_latents
 
-__all__ = ["ClipSampler", "make_sampler"]
-
 
 class _Clip(NamedTuple):
     """A clip to draw: its key, the embedding [tokens, width] of its prompt, its noise's seed."""

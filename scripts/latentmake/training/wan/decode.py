@@ -33,8 +33,6 @@ from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
 from latentmake.training.wan.sampling import decode_clip
 
-__all__ = ["main", "write_samples"]
-
 Frames = list[NDArray[np.uint8]]
 
 _STRIP = 768  # pixels; strips of larger frames are scaled down

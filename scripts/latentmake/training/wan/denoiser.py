@@ -10,8 +10,6 @@ import torch
 from latentmake.training.wan.network import Transformer
 from latentmake.training.wan.sampling import Networks
 
-__all__ = ["Denoiser"]
-
 _TIMESTEPS = 1000
 
 

@@ -14,8 +14,6 @@ from latentmake.models.wan_memory import TrainingMemory, lora_parameters, traini
 from latentmake.plan.parts import run_folder
 from latentmake.plan.training_estimate import TrainingEstimate
 
-__all__ = ["estimate_training", "largest_latent"]
-
 _CONTEXT = 500_000_000  # bytes that CUDA itself takes
 _TEXT = 512  # tokens of a text, padded
 _IMAGE = 257  # those of the CLIP image encoder

@@ -59,8 +59,6 @@ from latentmake.training.wan.sampling import (
     sample_latents,
 )
 
-__all__ = ["evaluate", "main"]
-
 _MADE: tuple[Kind, ...] = ("base", "adapter")
 _WORDS = 40  # characters of an item's name in that of a file
 

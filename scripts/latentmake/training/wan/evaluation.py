@@ -16,8 +16,6 @@ from latentmake.training.order import read_order
 from latentmake.training.wan.generation import generation_order
 from latentmake.training.wan.order import WanOrder
 
-__all__ = ["launch", "plan_evaluation", "training_digest"]
-
 
 def plan_evaluation(facts: Facts, plan: RunPlan) -> tuple[Path, bool]:
     """Write the order of a run's evaluation; see `Backend.plan_evaluation`."""

@@ -16,8 +16,6 @@ from latentmake.regular import read_regular
 from latentmake.training.generation import GenerationOrder
 from latentmake.training.wan.sampling import Condition
 
-__all__ = ["condition_of"]
-
 _READING = Dataset(path=".")  # upright, transparency on white
 
 

@@ -51,8 +51,6 @@ from latentmake.training.wan.sampling import (
     sample_latents,
 )
 
-__all__ = ["generate", "main"]
-
 _DRAWN = ".latents"  # folder of what is drawn and not decoded
 _LATENTS = "latents"
 

@@ -37,8 +37,6 @@ from latentmake.training.order import read_order
 from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.plan import boundary_of
 
-__all__ = ["generation_order", "launch", "made_of", "plan_generation"]
-
 _FRAMES = 81
 
 

@@ -33,8 +33,6 @@ from latentmake.training.lora import ADAPTER, lora_bytes, lora_tensors
 from latentmake.training.wan.lora_names import lora_names
 from latentmake.training.wan.network import Transformer, add_lora
 
-__all__ = ["read_lora", "write_lora"]
-
 _PREFIX = "transformer"  # in diffusers' pipelines; Wan 2.2's second network has the same
 _FAULTS = (
     OSError,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["LoraNames", "lora_names"]
-
 
 class LoraNames(NamedTuple):
     """Names of the files of one network's LoRA.

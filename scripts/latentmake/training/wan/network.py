@@ -16,8 +16,6 @@ from latentmake.errors import ModelError
 from latentmake.models.wan_dit import HINT, IGNORED, check_targets, read_dit
 from latentmake.models.wan_names import to_diffusers
 
-__all__ = ["Transformer", "add_lora", "load_transformer"]
-
 Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
 _Transformer: Transformer = WanTransformer3DModel
 

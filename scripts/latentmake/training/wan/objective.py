@@ -18,8 +18,6 @@ from latentmake.training.loop import objective as loop
 from latentmake.training.loop.data.batch import Batch, copied
 from latentmake.training.wan.sampling import TEXT_TOKENS
 
-__all__ = ["CLIP", "FIRST_FRAME", "Network", "Objective", "inputs_of"]
-
 FIRST_FRAME = "latents_image"
 CLIP = "clip"
 """Names of image-to-video's tensors in a batch: mask and latents of the first frame [batch, 20,

@@ -11,8 +11,6 @@ from latentmake.config import WanTrainer
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.wan.lora_names import lora_names
 
-__all__ = ["WanOrder"]
-
 
 class WanOrder(TrainingOrder):
     """Order of the trainer `wan`.

@@ -14,8 +14,6 @@ from latentmake.training.loop.plan import finish_plan, resumed, text_schedules
 from latentmake.training.wan.estimate import estimate_training
 from latentmake.training.wan.order import WanOrder
 
-__all__ = ["boundary_of", "plan_training"]
-
 _BOUNDARY = {"t2v": 0.875, "i2v": 0.9}  # Wan 2.2's, wan/configs of its release
 
 

@@ -23,8 +23,6 @@ from latentmake.training.wan.network import Transformer, add_lora, load_transfor
 from latentmake.training.wan.objective import CLIP, FIRST_FRAME, Objective
 from latentmake.training.wan.order import WanOrder
 
-__all__ = ["WanRecipe"]
-
 _FIRST_FRAME = Sought("latents_image", 4, pattern=r"latents_image_\d+x\d+x\d+_\w+")
 _CLIP = Sought("clip", 2, pattern=r"clip_\w+")
 

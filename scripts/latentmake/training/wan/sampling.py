@@ -18,18 +18,6 @@ from numpy.typing import NDArray
 from latentmake.caches.encoders.device import within_memory
 from latentmake.caches.encoders.wan_vae import LATENTS_MEAN, WanVae
 
-__all__ = [
-    "TEXT_TOKENS",
-    "Condition",
-    "Networks",
-    "Sampling",
-    "decode_clip",
-    "latents_shape",
-    "noise_of",
-    "padded_text",
-    "sample_latents",
-]
-
 TEXT_TOKENS = 512
 """Tokens that Wan's network attends to; shorter texts are followed by zeros."""
 

@@ -13,8 +13,6 @@ from latentmake.training.loop.command import carry_out
 from latentmake.training.wan.order import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out `python -m latentmake.training.wan.train ORDER`; return the exit status."""

@@ -294,9 +294,8 @@ def test_a_cache_file_whose_header_contradicts_its_values_is_named_with_its_repa
     order = make_order(tmp_path).model_copy(update={"captions": 2})
     bad = tmp_path / f"cache/{kind}/1.safetensors"
     _contradict(bad, header, to)
-    path = write_order(order, tmp_path / "order.json")
     with pytest.raises(UserError) as error:
-        train(path, log=tmp_path / "log", receipt=tmp_path / "receipt.json", threads=1)
+        make_training(order).run()
     said = str(error.value)
     assert str(bad) in said and "\n" not in said
     assert "delete it and give the build's command again, which encodes it anew" in said

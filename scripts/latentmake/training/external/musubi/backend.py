@@ -27,8 +27,6 @@ from latentmake.training.external.publish import Publication
 from latentmake.training.external.result import RunFiles, files_digests
 from latentmake.training.external.resume import Resume
 
-__all__ = ["Musubi"]
-
 
 class Musubi(External[MusubiOrder]):
     """The trainer `musubi`."""

@@ -13,8 +13,6 @@ from latentmake.config.scripts import File
 from latentmake.models.scripted import script_of
 from latentmake.training.external.arguments import command_line
 
-__all__ = ["caching_arguments"]
-
 
 def caching_arguments(
     model: Model,

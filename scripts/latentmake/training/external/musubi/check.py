@@ -25,8 +25,6 @@ from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 from latentmake.training.image_checks import image_findings
 from latentmake.training.order import rows_of
 
-__all__ = ["data_findings", "training_toml"]
-
 
 def data_findings(order: MusubiOrder) -> Iterator[Finding]:
     """Check items, caches and dataset TOML."""

@@ -23,8 +23,6 @@ from latentmake.sources.caption_files import read_caption
 from latentmake.training.external.musubi.deploy import linked_before, names_of
 from latentmake.training.external.musubi.order import ManifestRow, MusubiOrder
 
-__all__ = ["cache_faults", "folder_faults", "item_faults", "stray_files"]
-
 _LATENTS_NAME = (
     r"(?P<stem>.+?)(?:_(?P<start>\d{5,})-(?P<frames>\d{3,})(?:-(?P<section>\d{4,}))?)?"
     r"_(?P<w>\d{4,})x(?P<h>\d{4,})"

@@ -13,8 +13,6 @@ import tomli_w
 from latentmake.config import Dataset
 from latentmake.training.external.musubi.order import MusubiOrder
 
-__all__ = ["Directory", "dataset_toml", "shapes"]
-
 Directory = Callable[[str, tuple[int, int]], str]
 
 

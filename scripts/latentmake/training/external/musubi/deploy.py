@@ -18,8 +18,6 @@ from latentmake.files.sync import RECORD, Changes, recorded, sync
 from latentmake.training.external.musubi.order import DEPLOYED, ManifestRow, MusubiOrder
 from latentmake.training.order import rows_of
 
-__all__ = ["deploy", "deployed", "linked_before", "names_of"]
-
 
 def deploy(order: MusubiOrder) -> Changes | None:
     """Bring a run's folder of links up to date; only changes are linked anew.

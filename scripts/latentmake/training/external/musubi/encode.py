@@ -33,8 +33,6 @@ from latentmake.training.external.musubi.installation import find
 from latentmake.training.external.musubi.scratch import Awaited, Scratch
 from latentmake.training.external.musubi.written import Taker
 
-__all__ = ["make_by_scripts"]
-
 _MOST_FRUITLESS = 50  # attempts in a row that write nothing, of a script that made something
 _MOST_AT_FIRST = 3  # the same of a script that has made nothing yet: it may fail whatever the item
 _HUB = r"huggingface\.co|cached files|HF_HUB_OFFLINE|[Oo]ffline mode"

@@ -13,8 +13,6 @@ from latentmake.plan import programs
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.musubi.known import refuse_unknown
 
-__all__ = ["find", "pick_attention", "program_digest"]
-
 _MODULES = {
     "flash_attn": ("flash_attn",),
     "flash3": ("flash_attn_interface", "flash_attn_3"),

@@ -13,8 +13,6 @@ from latentmake.models.scripted import script_of
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.caching_command import caching_arguments
 
-__all__ = ["refuse_unknown"]
-
 
 def refuse_unknown(installation: Installation, model: Model, kind: str) -> None:
     """Refuse a musubi-tuner whose script of `latents` or `text` does not know a model.

@@ -12,8 +12,6 @@ from latentmake.config.shapes import shaping
 from latentmake.layouts import Layout
 from latentmake.training.external.order import ExternalOrder
 
-__all__ = ["DEPLOYED", "ManifestRow", "MusubiOrder"]
-
 DEPLOYED = "caches"
 """Folder of links to caches, below that of a run."""
 

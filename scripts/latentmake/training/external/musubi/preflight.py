@@ -21,8 +21,6 @@ from latentmake.training.external.musubi.installation import pick_attention
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.training_command import local_arguments
 
-__all__ = ["precision", "program_findings"]
-
 _LEAST_SPACE = 200_000_000  # bytes
 _STATE = 6  # a state's size in LoRAs: weights and two moments, in 32 bits each
 

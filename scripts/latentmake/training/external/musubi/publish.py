@@ -41,8 +41,6 @@ from latentmake.training.external.publish import Files, Publication
 from latentmake.training.external.published_caches import SETTINGS, PublishedCaches, settings_files
 from latentmake.training.order import rows_of
 
-__all__ = ["MusubiPublication"]
-
 _MADE_BY = {"latents": "the latents", "text": "the captions"}
 _NUMBER = re.compile(r"_\d+$")
 

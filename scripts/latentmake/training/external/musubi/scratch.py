@@ -27,8 +27,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import KEPT_SECONDS, Target, WorkItem, WorkOrder
 from latentmake.training.external.musubi.dataset_toml import shapes
 
-__all__ = ["Awaited", "Scratch"]
-
 _FOLDER = Path(".latentmake/musubi")
 _HOST = re.sub(r"\W", "-", socket.gethostname())
 _NO_SIZE = Size(512, 512)  # of a caption without pictures, on which nothing depends

@@ -15,13 +15,6 @@ from latentmake.training.external.arguments import absolute, command_line, locat
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.result import RunFiles
 
-__all__ = [
-    "first_file",
-    "local_arguments",
-    "places",
-    "training_arguments",
-]
-
 _NETWORKS = ("dit", "dit_high_noise")  # read by the training script from one file each
 
 

@@ -28,8 +28,6 @@ from latentmake.progress import Progress
 from latentmake.training.external.musubi.scratch import Awaited
 from latentmake.training.process import Pipe
 
-__all__ = ["Taker"]
-
 _SECONDS = 0.5  # between two looks at the folder
 _NAN = re.compile(r"tensor has NaN: (.+?), replace NaN with 0", re.DOTALL)
 _BEGIN = "Encoding dataset ["

@@ -27,8 +27,6 @@ from latentmake.training.external.sdscripts.installation import find
 from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
 from latentmake.training.order import rows_of
 
-__all__ = ["SdScripts"]
-
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
 
 

@@ -9,8 +9,6 @@ from latentmake.models.weight_kinds import content_of
 from latentmake.training.external.sdscripts.command import encoder_places
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
-__all__ = ["refuse_unreadable"]
-
 
 def refuse_unreadable(order: SdScriptsOrder) -> None:
     """Refuse a network that sd-scripts could not load; raises ModelError."""

@@ -14,14 +14,6 @@ from latentmake.training.external.result import RunFiles
 from latentmake.training.external.resume import Resume
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
-__all__ = [
-    "caching_arguments",
-    "encoder_places",
-    "epochs_of",
-    "local_arguments",
-    "training_arguments",
-]
-
 _EPOCHS = 10  # where neither epochs nor steps are asked for
 
 

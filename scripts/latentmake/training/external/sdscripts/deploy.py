@@ -23,8 +23,6 @@ from latentmake.plan.orders import WorkItem
 from latentmake.training.external.sdscripts.order import ManifestRow, SdScriptsOrder
 from latentmake.training.order import rows_of
 
-__all__ = ["METADATA", "bucket_settings", "dataset_toml", "default_blocks", "deploy", "deployed"]
-
 METADATA = "metadata.json"
 
 Files = dict[str, Path | bytes]

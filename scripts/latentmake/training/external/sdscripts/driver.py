@@ -18,8 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
-
 _SECONDS = 10.0  # between two lines about the progress
 _FAILURES = 3  # in a row before anything succeeded: then it is hardly the items' fault
 

@@ -38,8 +38,6 @@ from latentmake.progress import Progress
 from latentmake.training import process
 from latentmake.training.external.sdscripts.installation import find
 
-__all__ = ["make_by_strategies"]
-
 _FOLDER = Path(".latentmake/sdscripts")
 _DRIVER = Path(__file__).with_name("driver.py")
 _RESULTS = "results.jsonl"

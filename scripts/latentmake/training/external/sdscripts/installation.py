@@ -11,8 +11,6 @@ from latentmake.models.strategies import encoder_of
 from latentmake.plan import programs
 from latentmake.training.external.installation import Installation, Program
 
-__all__ = ["find", "program_digest"]
-
 
 def find(script: str, settings: ExternalProgram, memory: Memo | None = None) -> Installation:
     """Find a training script, named without its ending; raises TrainingError."""

@@ -12,8 +12,6 @@ from latentmake.config.strategies import Strategies
 from latentmake.config.trainers.sdscripts import Script
 from latentmake.training.external.order import ExternalOrder
 
-__all__ = ["ManifestRow", "SdScriptsOrder"]
-
 
 class SdScriptsOrder(ExternalOrder):
     """Order of a run of sd-scripts."""

@@ -32,8 +32,6 @@ from latentmake.training.external.sdscripts.deploy import (
 from latentmake.training.external.sdscripts.installation import find
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
-__all__ = ["SdScriptsPublication"]
-
 
 class SdScriptsPublication(Publication[SdScriptsOrder]):
     """The published folder of a run of sd-scripts; it looks like that of a training here."""

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Batch", "copied", "mask_of", "pad"]
-
 
 class Batch(NamedTuple):
     """Examples of one shape.

@@ -20,8 +20,6 @@ from latentmake.training.loop.data.batch import Batch, mask_of
 from latentmake.training.loop.data.headers import HINT, Stored, check_bytes, inspect_all
 from latentmake.training.loop.data.tensors import PLAIN, CacheTensors
 
-__all__ = ["Caches", "Example", "Item", "find_not_finite", "read_items"]
-
 # Bytes of caches that are kept in memory. More would gain nothing, as the system keeps files in
 # memory itself, and once for all processes of a machine.
 _MEMORY = 256 << 20

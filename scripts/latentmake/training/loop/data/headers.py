@@ -16,8 +16,6 @@ from latentmake.errors import CacheError
 from latentmake.files.safetensors import read_head
 from latentmake.files.verified import corruption_of
 
-__all__ = ["HINT", "Sought", "Stored", "check_bytes", "inspect", "inspect_all", "read_text"]
-
 HINT = "delete it and give the build's command again, which encodes it anew"
 
 _DTYPES = {

@@ -9,8 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from latentmake.training.loop.data.batch import Batch
 from latentmake.training.loop.data.caches import Caches
 
-__all__ = ["prefetched"]
-
 _BYTES = 64 << 20  # read before they are needed, besides one batch for each thread
 _MOST = 32  # batches ahead
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from latentmake.layouts import plain
 from latentmake.training.loop.data.headers import Sought
 
-__all__ = ["PLAIN", "WAN", "CacheTensors"]
-
 
 class CacheTensors(NamedTuple):
     """The tensors of an example.
