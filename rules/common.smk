@@ -52,8 +52,9 @@ CHATTER = re.compile(
 
 
 def is_shown(record):
-    """Whether a line of Snakemake's is shown; one of a job here is without its files."""
-    if getattr(record, "event", None) == LogEvent.JOB_INFO and not ON_CLUSTER:
+    """Whether a line of Snakemake's is shown; one of a job that runs here is without its files."""
+    is_job = getattr(record, "event", None) == LogEvent.JOB_INFO
+    if is_job and not ON_CLUSTER and not ASKED.dryrun:
         record.input, record.output, record.resources = [], [], {}
     return not CHATTER.match(str(record.msg))
 
