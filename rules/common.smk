@@ -52,11 +52,12 @@ CHATTER = re.compile(
 
 
 def is_shown(record):
-    """Whether a line of Snakemake's is shown; one of a job that runs here is without its files."""
-    is_job = getattr(record, "event", None) == LogEvent.JOB_INFO
-    if is_job and not ON_CLUSTER and not ASKED.dryrun:
+    """Whether a line of Snakemake's is shown; jobs that run here have shorter ones."""
+    event = getattr(record, "event", None)
+    if event == LogEvent.JOB_INFO and not ON_CLUSTER and not ASKED.dryrun:
         record.input, record.output, record.resources = [], [], {}
-    return not CHATTER.match(str(record.msg))
+    finished = event == LogEvent.JOB_FINISHED and not ON_CLUSTER
+    return not finished and not CHATTER.match(str(record.msg))
 
 
 logger.addFilter(is_shown)
