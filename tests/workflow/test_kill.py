@@ -20,6 +20,7 @@ import world
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import read_header
 from project import NOTHING, ROOT, Counts, Project, kill_group, stopped, wait_until
+from test_latentmake import ASKING
 
 STEMS = [f"item{number}" for number in range(8)]
 FINISHED = 3
@@ -185,6 +186,18 @@ def test_a_second_command_meanwhile_is_refused_and_hurts_nothing(
     added = built.latents(*world.CAPTIONS, resolutions=(48,))
     assert built.changed(before) == NOTHING._replace(added=added)
     assert _bytes(built) == _bytes(alone)
+    assert built.run("caches_tiny").idle
+
+
+def test_beside_a_build_words_that_ask_answer_and_those_that_delete_name_it(built: Project) -> None:
+    built.configure(lambda config: config["runs"]["tiny"].update(resolutions=[16, 32, 48]))
+    with halted(built):
+        for arguments in ASKING:
+            assert built.ask(*arguments, check=False).returncode in (0, 1), arguments
+        for refused in (("prune", "--yes"), ("verify", "--repair"), ("adopt", "tiny")):
+            said = built.ask(*refused, check=False)
+            assert said.returncode == 2, refused
+            assert said.one_line("error: a build runs here (caches_tiny, process ")
     assert built.run("caches_tiny").idle
 
 

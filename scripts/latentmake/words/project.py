@@ -20,12 +20,13 @@ import typer
 from latentmake import backends
 from latentmake.config import Config, nearest, parse
 from latentmake.config.document import check_file
-from latentmake.errors import ConfigError
+from latentmake.errors import ConfigError, StorageError
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan import spool, workspace
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import Plan
 from latentmake.plan.planner import make_plan, many_objects
+from latentmake.plan.running import running_builds
 
 HOME = Path(__file__).resolve().parents[3]
 """Folder of the Snakefile."""
@@ -97,6 +98,10 @@ def alone() -> Iterator[None]:
     Raises:
         StorageError: a build runs here.
     """
+    for build in running_builds():
+        asked = " ".join(build.targets) or "all"
+        what = f"a build runs here ({asked}, process {build.process})"
+        raise StorageError(what, hint="wait for its end, and run the same command again")
     held = spool.begin([], alone=True)
     try:
         yield
