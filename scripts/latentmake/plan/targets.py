@@ -28,18 +28,20 @@ _PAGE = re.compile(
     r"reports/((?:captions|compare|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl"
 )
 MOVED = {
-    "adopt": "adopt {run}",
-    "captions": "captions {run}",
-    "check": "check {run}",
-    "compare": "compare {run}",
-    "explain": "explain PATH",
-    "import": "import FILE --name {run}",
-    "prune": "prune {run}",
-    "report": "report {run}",
-    "status": "status {run}",
-    "verify": "verify {run}",
+    "adopt": "latentmake adopt {run}",
+    "captions": "latentmake captions {run}",
+    "check": "latentmake check {run}",
+    "compare": "latentmake compare {run}",
+    "explain": "latentmake explain PATH",
+    "fetch": "rclone copy REMOTE:cache cache",
+    "import": "latentmake import FILE --name {run}",
+    "prune": "latentmake prune {run}",
+    "report": "latentmake report {run}",
+    "status": "latentmake status {run}",
+    "store": "rclone copy cache REMOTE:cache",
+    "verify": "latentmake verify {run}",
 }
-"""Word of a former target -> the words of `latentmake` that do the same."""
+"""Word of a former target -> the command that does the same."""
 _CLEANING = ("clean", "distclean", "clobber")
 
 
@@ -144,10 +146,12 @@ def refuse_moved(targets: Sequence[str], configfiles: Iterable[Path]) -> None:
     """
     for target in as_words(targets):
         word, _, run = target.partition("_")
-        if words := MOVED.get(word):
-            files = "".join(f" -c {shlex.quote(os.path.relpath(file))}" for file in configfiles)
+        if command := MOVED.get(word):
             names = run.replace("_vs_", " ") if word == "compare" else run
-            hint = f"type `latentmake {words.format(run=names or 'RUN')}{files}`"
+            command = command.format(run=names or "RUN")
+            if command.startswith("latentmake") and word != "import":  # which reads none
+                command += "".join(f" -c {shlex.quote(os.path.relpath(x))}" for x in configfiles)
+            hint = f"type `{command}`"
             raise ConfigError("is no target of Snakemake any more", where=target, hint=hint)
 
 
