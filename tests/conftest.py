@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +17,7 @@ import world
 from hypothesis import HealthCheck, settings
 from made_once import made_once
 from project import Project
+from slow_tests import is_slow
 
 # Before anything imports torch: tests run side by side, and threads that wait actively would halve
 # the speed of everything beside them.
@@ -41,14 +45,27 @@ settings.load_profile("same")
 
 # What waits or builds longest, so that no worker is left with it at the end.
 FIRST = ("test_slurm.py", "test_wan.py")
-# Folders whose tests start real builds, clusters or servers.
-SLOW = ("slurm", "storage", "trainers", "workflow")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run slow tests too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave slow tests out where the command names no file, and compile each module once."""
+    if config.args_source is config.ArgsSource.TESTPATHS and not config.option.all:
+        config.option.markexpr = config.option.markexpr or "not slow"
+    # Workers and all that tests start inherit it; folders of tests are not met again.
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) and config.cache is not None:
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(config.cache.mkdir("compiled"))
+        shutil.rmtree(f"{sys.pycache_prefix}{tempfile.gettempdir()}", ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in FIRST)
     for item in items:
-        if item.path.parent.name in SLOW:
+        if is_slow(item.nodeid):
             item.add_marker("slow")
 
 

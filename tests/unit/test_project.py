@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import slow_tests
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,3 +151,12 @@ def test_modules_of_tests_have_names_of_their_own() -> None:
     """pytest imports them by these names, and refuses a second one."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert not {name for name in names if names.count(name) > 1}
+
+
+@pytest.mark.parametrize("name", [*slow_tests.SLOW, *slow_tests.QUICK])
+def test_the_lists_of_slow_and_quick_tests_name_some_that_are_there(name: str) -> None:
+    place, _, function = name.partition("::")
+    if (ROOT / place).is_dir():
+        assert any((ROOT / place).glob("test_*.py"))
+    else:
+        assert re.search(rf"^(def )?{function}", (ROOT / place).read_text(), flags=re.MULTILINE)

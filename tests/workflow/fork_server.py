@@ -110,6 +110,8 @@ def _take_place(connection: socket.socket) -> list[str]:
     os.umask(mask)
     os.environ.clear()
     os.environ.update(variables)
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
+    sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX")
     further = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[1:1] = [path for path in further if not (Path(path) / "hand_over.py").is_file()]
     connection.sendall(os.getpid().to_bytes(8, "little"))

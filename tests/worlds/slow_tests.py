@@ -1,0 +1,84 @@
+"""Slow tests: those that `pytest` leaves out where neither --all nor a file is given.
+
+What stays are the unit tests, and a real build of each law and layout.
+"""
+
+from __future__ import annotations
+
+SLOW = (
+    "tests/slurm/",
+    "tests/storage/",
+    "tests/trainers/",
+    "tests/unit/caches/pixels/test_scaling.py",
+    "tests/unit/caches/test_import_guard.py",
+    "tests/unit/caches/test_out_of_memory.py",
+    "tests/unit/test_bench.py",
+    "tests/unit/test_damage.py",
+    "tests/unit/training/external/sdscripts/test_strategies.py",
+    "tests/unit/training/loop/test_launch.py",
+    "tests/unit/training/sd/test_checkpoints.py",
+    "tests/unit/training/sd/test_drawing.py",
+    "tests/unit/training/sd/test_sd_lora_files.py",
+    "tests/unit/training/sd/test_train.py::test_two_processes_resume_to_the_same_bytes",
+    "tests/unit/training/wan/test_generate.py",
+    "tests/workflow/",
+)
+"""Beginnings of the names of slow tests, each a folder, a module or a function."""
+
+
+QUICK = (
+    "tests/workflow/test_adopt.py::test_what_was_adopted",
+    "tests/workflow/test_bad_input.py::test_bad_items_can_be_set_aside",
+    "tests/workflow/test_bad_input.py::test_every_damaged_item_is_named",
+    "tests/workflow/test_check.py::test_caches_are_counted",
+    "tests/workflow/test_cluster.py::test_a_dry_run_under_the_profile",
+    "tests/workflow/test_cluster.py::test_a_source_edited_after_the_plan",
+    "tests/workflow/test_compare.py",
+    "tests/workflow/test_content_decides.py",
+    "tests/workflow/test_every_key_musubi.py::test_a_key_makes_what_it_shapes_stale",
+    "tests/workflow/test_every_key_plain.py::test_a_key_makes_what_it_shapes_stale",
+    "tests/workflow/test_every_key_scripted.py::test_a_key_makes_what_it_shapes_stale",
+    "tests/workflow/test_every_key_sdscripts.py::test_a_key_makes_what_it_shapes_stale",
+    "tests/workflow/test_every_key_videos.py::test_a_key_makes_what_it_shapes_stale",
+    "tests/workflow/test_explain.py",
+    "tests/workflow/test_import.py::test_a_mistake_in_a_dataset_file",
+    "tests/workflow/test_kill.py::test_a_killed_job_loses",
+    "tests/workflow/test_kill.py::test_what_a_killed_writer_left_behind",
+    "tests/workflow/test_latentmake.py",
+    "tests/workflow/test_names.py::test_a_run_never_encodes",
+    "tests/workflow/test_names.py::test_one_cache_file_asked_for_by_name",
+    "tests/workflow/test_one_process.py",
+    "tests/workflow/test_plan.py",
+    "tests/workflow/test_prune.py",
+    "tests/workflow/test_reuse.py::test_an_item_that_returns",
+    "tests/workflow/test_rules.py",
+    "tests/workflow/test_sdscripts.py::test_a_removed_image",
+    "tests/workflow/test_sdscripts.py::test_an_edited_caption_or_image",
+    "tests/workflow/test_sdscripts.py::test_any_cache_file",
+    "tests/workflow/test_sdscripts.py::test_every_image_has_latents",
+    "tests/workflow/test_sdscripts.py::test_the_same_command",
+    "tests/workflow/test_sdscripts.py::test_what_is_renamed",
+    "tests/workflow/test_shared_cache.py",
+    "tests/workflow/test_show.py",
+    "tests/workflow/test_strategies_built.py",
+    "tests/workflow/test_training.py::test_a_failed_training",
+    "tests/workflow/test_training.py::test_a_rebuild_that_changes_nothing",
+    "tests/workflow/test_training.py::test_an_edited_caption",
+    "tests/workflow/test_training.py::test_another_setting",
+    "tests/workflow/test_training.py::test_touching_everything",
+    "tests/workflow/test_verify.py",
+    "tests/workflow/test_wan.py::test_a_removed_item",
+    "tests/workflow/test_wan.py::test_a_run_is_trained",
+    "tests/workflow/test_wan.py::test_a_video_is_cut",
+    "tests/workflow/test_wan.py::test_any_cache_file",
+    "tests/workflow/test_wan.py::test_one_caption_edited",
+    "tests/workflow/test_wan.py::test_the_same_command",
+    "tests/workflow/test_wan.py::test_what_is_renamed",
+    "tests/workflow/test_wan_trainer.py",
+)
+"""Beginnings of the names of slow tests that stay all the same."""
+
+
+def is_slow(name: str) -> bool:
+    """Whether a test of that name (`tests/unit/test_docs.py::test_...`) is slow."""
+    return name.startswith(SLOW) and not name.startswith(QUICK)
