@@ -15,7 +15,6 @@ from latentmake import layouts
 from latentmake.backends import encoder_of
 from latentmake.caches.encode import carry_out
 from latentmake.config import parse
-from latentmake.exchange.adoption_kinds import adopt_by
 from latentmake.plan.orders import WorkOrder
 from latentmake.session import Session
 from latentmake.training.external.musubi.backend import Musubi
@@ -250,10 +249,7 @@ def check_adoption(real: RealProject, names: set[str]) -> None:
         shutil.rmtree(project / folder)
     project.configure(lambda values: values["datasets"]["shapes"].update(adopt_from="theirs"))
     assert real.planned() == names
-    session = Session(project.config, targets=["adopt_real"], main=True)
-    said: list[str] = []
-    adopt_by(Path(session.run_order("real", "adopt") or ""), say=said.append)
-    assert len(said) == 1 and said[0].startswith(f"real: {len(names)} adopted, "), said
+    project.ask("adopt", "real").one_line(f"real: {len(names)} adopted, ")
     assert not real.planned()
     for name in names:
         ours = load_file(project / name)

@@ -121,10 +121,11 @@ class ManifestOrder:
         """Path of its file."""
         return run_order(self.run, "manifest", self.planned)
 
-    def write(self) -> None:
-        """Write it."""
+    def write(self) -> Path:
+        """Write it and return its path."""
         lines = map(json.dumps, [vars(self) | {"items": None}, *map(_values, self.items)])
         atomic.write(self.path, "\n".join(lines).encode())
+        return self.path
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:
