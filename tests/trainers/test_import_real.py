@@ -480,7 +480,7 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
 
     facts, plan = planned()
     run, said = facts.config.runs["cats"], list[str]()
-    counts = adopt(plan, run, TrainerCaches.of(facts.config, "cats", run), say=said.append)
+    counts = adopt(plan, TrainerCaches.of(facts.config, "cats", run), say=said.append)
     assert counts["adopted"] == len(IMAGES), said
     latents = [state for part, state in planned()[1].parts.items() if kind_of(part.name) != "text"]
     assert [(state.fresh, state.stale) for state in latents] == [(len(IMAGES), [])]

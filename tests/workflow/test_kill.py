@@ -29,7 +29,7 @@ CACHES = "cache/shapes/micro/16"
 # What Snakemake gives a script, and a Ctrl-C in the middle of its imports.
 _INTERRUPTED = """
 import os, signal, sys, types
-snakemake = types.SimpleNamespace(log=["job.log"])
+snakemake = types.SimpleNamespace(log=["job.log"], scriptdir=".")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def interrupt(event, arguments):
     if event == "import" and arguments[0] == "latentmake.plan.orders":

@@ -156,7 +156,7 @@ def test_a_damaged_cache_file_is_encoded_anew_once_it_is_deleted(trained: Projec
     trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(learning_rate=1e-2))
     result = trained.run("train_tiny", check=False)
     assert result.returncode != 0
-    line = result.one_line("error: run tiny: ", name, "NaN or infinity", "delete it")
+    line = result.one_line("error: run tiny: ", name, "checksum differs", "delete it")
     assert "Traceback" not in result.output, result.output
     assert "which encodes it anew" in line
     (trained / name).unlink()

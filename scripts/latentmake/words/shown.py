@@ -24,7 +24,7 @@ def table(
         shown.add_column(header, justify=side, no_wrap=True)  # type: ignore[arg-type]
     for row in rows:
         shown.add_row(*map(Text, row))
-    Console(soft_wrap=True).print(shown, width=_WIDE)
+    Console(width=_WIDE, soft_wrap=True).print(shown)
 
 
 def show_page(path: Path, *, open_page: bool) -> None:

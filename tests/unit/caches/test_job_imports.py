@@ -21,7 +21,8 @@ from types import SimpleNamespace as Values
 
 folder, log, *orders = sys.argv[1:]
 sys.path.append(folder)
-job = Values(log=[log], threads=1, output=["a.receipt.json"], input=Values(orders=orders))
+orders = Values(orders=orders)
+job = Values(scriptdir=folder, log=[log], threads=1, output=["a.receipt.json"], input=orders)
 runpy.run_path(f"{folder}/encode.py", {"snakemake": job})
 print(json.dumps(sorted(sys.modules)))
 """

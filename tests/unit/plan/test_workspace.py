@@ -43,7 +43,7 @@ def test_a_file_of_the_users_own_among_the_logs_stops_nothing(folder: Path, name
 def test_a_file_in_the_place_of_any_folder_of_logs_is_named(folder: Path) -> None:
     text = "".join(path.read_text() for path in RULES.glob("*.smk"))
     folders = set(re.findall(r'"logs/(\w+)/', text)) | {"latents", "text"}
-    assert len(folders) > 10
+    assert len(folders) >= 9
     (folder / "logs").mkdir()
     for name in folders:
         place = folder / "logs" / name

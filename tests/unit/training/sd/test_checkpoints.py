@@ -149,7 +149,7 @@ def planned(order: SdOrder, lock: str = "d" * 64) -> RunPlan:
             for name in ("one", "two")
         },
     }
-    facts: Any = SimpleNamespace(config=parse(values), runs_jobs=True)
+    facts: Any = SimpleNamespace(config=parse(values), runs_jobs=True, asks=False)
     plan = RunPlan(order.run, {}, lock=lock)
     finish_plan(facts, plan, order, train=False)
     return plan
