@@ -489,7 +489,7 @@ DATASETS: dict[Key, Change] = {
     ("datasets", "on_error"): nothing("skip", "no item is bad"),
     ("datasets", "path"): nothing("data/same", ONE),
     ("datasets", "flat"): nothing(True, "there are no sub-folders"),
-    ("datasets", "adopt_from"): nothing("data/same", "adopt_{run} alone reads it"),
+    ("datasets", "adopt_from"): nothing("data/same", "latentmake adopt alone reads it"),
 }
 CAPTIONS: dict[Key, Change] = {
     ("datasets", "captions", "variants"): Change(3),
