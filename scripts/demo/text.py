@@ -61,8 +61,11 @@ def clip_tokenizer(captions: Sequence[str]) -> CLIPTokenizer:
     learner.train_from_iterator(
         captions,
         trainers.BpeTrainer(
-            vocab_size=_CLIP_VOCABULARY - len(alphabet) - 2,
+            vocab_size=_CLIP_VOCABULARY - 2,
             initial_alphabet=alphabet,
+            # Otherwise these are numbered in the order of a hash table, which differs each time,
+            # and numbers decide between pairs that are equally frequent.
+            special_tokens=[letter + _END_OF_WORD for letter in alphabet],
             end_of_word_suffix=_END_OF_WORD,
             show_progress=False,
         ),
