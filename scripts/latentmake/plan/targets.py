@@ -12,7 +12,6 @@ from pathlib import Path
 from latentmake.config import Run, nearest
 from latentmake.errors import ConfigError
 
-ON_REQUEST = ("export", "clips")
 _ENCODING_NOTHING = ("clips",)
 _PER_RUN = (
     "train",
@@ -22,7 +21,8 @@ _PER_RUN = (
     "latents",
     "text",
     "publish",
-    *ON_REQUEST,
+    "export",
+    "clips",
 )
 _PAGE = re.compile(
     r"reports/((?:captions|compare|evaluate|report)_.+)\.html|reports/(captions_.+)\.jsonl"
@@ -82,7 +82,7 @@ def needs_encoders(targets: Sequence[str], runs: Collection[str], *, caches: boo
     """
     words = ("clips",) if caches else ("clips", "publish")
     known = {f"{word}_{run}" for word in words for run in runs}
-    return not targets or not known.issuperset(as_words(targets))
+    return not targets or not known.issuperset(targets)
 
 
 def is_evaluation_asked(run: str, targets: Sequence[str]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 import re
 import shutil
@@ -13,14 +12,12 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import typer
-import yaml
-
 import latentmake
 from latentmake.config import ExternalProgram
 from latentmake.errors import UserError
 from latentmake.files.disk import free, human
 from latentmake.words.project import ConfigFiles, Directory, Json, opened
+from latentmake.words.shown import show_values
 
 _PACKAGES = ("snakemake", "torch", "diffusers", "transformers", "accelerate", "safetensors")
 _PROVEN = {"musubi_tuner": "30c658c", "sd_scripts": "48d368f"}
@@ -46,11 +43,7 @@ def doctor(
         str(Path(name).absolute()): f"{human(free(name))} free" for name in (".", "cache")
     }
     found["last error"] = _last_error()
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    else:
-        text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=10_000)
-        typer.echo(text, nl=False)
+    show_values(found, as_json=as_json)
 
 
 def _versions() -> dict[str, str]:

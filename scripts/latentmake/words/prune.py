@@ -13,7 +13,7 @@ from latentmake.files.disk import human
 from latentmake.files.removal import ListedFile, freed
 from latentmake.plan.prune import Pruning, find, prunable
 from latentmake.words.project import ConfigFiles, Directory, Json, alone, opened
-from latentmake.words.shown import table
+from latentmake.words.shown import printable, table
 
 _SHOWN = 10
 
@@ -64,10 +64,10 @@ def _show(name: str, found: Pruning, *, verbose: bool) -> None:
         headers = ["to be removed", "files", "bytes", "reason"]
         table(headers, rows, numbers=headers[1:3])
     for file in found.files if verbose else ():
-        typer.echo(_printable(f"{human(file.size):>10} {file.path}"))
+        typer.echo(printable(f"{human(file.size):>10} {file.path}"))
     shown = [*found.left.items()][: None if verbose else _SHOWN]
     for path, why in shown:
-        typer.echo(_printable(f"left: {path}: {why}"))
+        typer.echo(printable(f"left: {path}: {why}"))
     if more := len(found.left) - len(shown):
         typer.echo(f"left: {more} more; --verbose lists them")
     typer.echo(f"{name}: " + (f"{_amount(found.files)} to be removed" if rows else "nothing"))
@@ -75,7 +75,3 @@ def _show(name: str, found: Pruning, *, verbose: bool) -> None:
 
 def _amount(files: list[ListedFile]) -> str:
     return f"{len(files)} file{'s' * (len(files) != 1)}, {human(freed(files))}"
-
-
-def _printable(line: str) -> str:
-    return line.encode("utf-8", "backslashreplace").decode()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from pydantic import BaseModel
 
 from latentmake.errors import SourceError
@@ -21,8 +20,7 @@ from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import read_receipt
 from latentmake.regular import open_regular, read_regular
 from latentmake.words.project import Directory, Json
-
-_WIDE = 10_000  # characters
+from latentmake.words.shown import show_values
 
 
 def show(
@@ -39,10 +37,7 @@ def show(
 ) -> None:
     """Print what a file of Latentmake holds: a header, an order, a receipt, a lock, a manifest."""
     found = _plain(_content(file, directory or Path()), bare=not as_json)
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-        return
-    typer.echo(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=_WIDE), nl=False)
+    show_values(found, as_json=as_json)
 
 
 def _content(file: Path, folder: Path) -> object:

@@ -1,11 +1,13 @@
-"""Tables for people: as wide as they are, so that `grep` finds whole rows in a pipe; pages."""
+"""Tables and values for people: as wide as they are, so that `grep` finds whole rows; pages."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import typer
+import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +27,20 @@ def table(
     for row in rows:
         shown.add_row(*map(Text, row))
     Console(width=_WIDE, soft_wrap=True).print(shown)
+
+
+def show_values(values: object, *, as_json: bool) -> None:
+    """Print plain values as JSON, or as YAML for people."""
+    if as_json:
+        typer.echo(json.dumps(values, indent=1))
+    else:
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=_WIDE)
+        typer.echo(text, nl=False)
+
+
+def printable(line: str) -> str:
+    """Return a line in which bytes of a file name that are not UTF-8 are escaped."""
+    return line.encode("utf-8", "backslashreplace").decode()
 
 
 def show_page(path: Path, *, open_page: bool) -> None:

@@ -15,6 +15,7 @@ from latentmake.files.disk import human
 from latentmake.reports import verification
 from latentmake.reports.verification import Finding, Verified
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, alone, opened
+from latentmake.words.shown import printable
 
 
 def verify(
@@ -52,7 +53,7 @@ def verify(
 def _line(each: Finding) -> str:
     """Return a finding in a line, whatever its file is called."""
     text = f"{each.path}: {each.verdict}: {each.reason}{f'; {each.done}' if each.done else ''}"
-    return text.replace("\n", "\\n").encode("utf-8", "backslashreplace").decode()
+    return printable(text.replace("\n", "\\n"))
 
 
 def _summary(found: Verified) -> Iterator[str]:
