@@ -17,7 +17,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake.files import checksums
@@ -86,6 +86,27 @@ def read_comment(path: str | os.PathLike[str]) -> bytes:
     if place + _END.size + comment != len(tail) or offset + length != end:
         raise ValueError("is cut short or has grown")
     return tail[place + _END.size :]
+
+
+def arrays_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield name, dtype (as numpy writes it, such as `<f4`) and shape of each array, by headers.
+
+    Raises:
+        ValueError: the file is no npz file.
+        OSError: it cannot be read.
+    """
+    from numpy.lib import format as npy
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as member:
+                    old = npy.read_magic(member) == (1, 0)
+                    read = npy.read_array_header_1_0 if old else npy.read_array_header_2_0
+                    shape, _, dtype = read(member)
+                    yield name.removesuffix(".npy"), dtype.str, shape
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"no npz file: {error}") from None
 
 
 def comment_of(data: bytes | memoryview) -> bytes:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from latentmake.errors import UserError
-from latentmake.files import atomic
+from latentmake.files import atomic, npz
 from latentmake.files.disk import human
 from latentmake.files.safetensors import read_head
 from latentmake.layouts import kind_of
@@ -120,24 +119,18 @@ def _size(path: str) -> tuple[int, int, int] | None:
         for name, shape in _shapes(path):
             if name.startswith(_LATENTS) and len(shape) in (_IMAGE, _CLIP):
                 return shape[-1], shape[-2], shape[1] if len(shape) == _CLIP else 1
-    except (OSError, ValueError, zipfile.BadZipFile):
+    except (OSError, ValueError):
         pass
     return None
 
 
 def _shapes(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if not path.endswith(".npz"):
+    if path.endswith(".npz"):
+        for name, _, shape in npz.arrays_of(path):
+            yield name, shape
+    else:
         for name, tensor in read_head(path).tensors.items():
             yield name, tuple(tensor.shape)
-        return
-    from numpy.lib import format as npy
-
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            with archive.open(name) as member:
-                version = npy.read_magic(member)
-                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-                yield name, read(member)[0]
 
 
 # -- training -------------------------------------------------------------------------------------

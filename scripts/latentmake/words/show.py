@@ -12,13 +12,13 @@ from pydantic import BaseModel
 
 from latentmake.errors import SourceError
 from latentmake.files import cachefile, npz
-from latentmake.files.intact import DTYPES, NPY
+from latentmake.files.intact import DTYPES
 from latentmake.files.safetensors import read_head
 from latentmake.index.memo import MEMO, Memo, SourceStat, source_stat
 from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.orders import WorkOrder
 from latentmake.plan.receipts import read_receipt
-from latentmake.regular import open_regular, read_regular
+from latentmake.regular import open_regular
 from latentmake.words.project import Directory, Json
 from latentmake.words.shown import show_values
 
@@ -52,7 +52,11 @@ def _content(file: Path, folder: Path) -> object:
         if file.name.endswith(".manifest.json"):
             return ManifestOrder.read(path)
         if begin.startswith(npz.MAGIC):
-            return _header(_npz_arrays(path), cachefile.read_metadata(path))
+            arrays = {
+                name: _tensor(DTYPES.get(dtype, dtype), shape)
+                for name, dtype, shape in npz.arrays_of(path)
+            }
+            return _header(arrays, cachefile.read_metadata(path))
         if begin.startswith(b"{", 8):
             head = read_head(path)
             tensors = {name: _tensor(x.dtype, x.shape) for name, x in head.tensors.items()}
@@ -87,16 +91,6 @@ def _header(tensors: dict[str, str], metadata: dict[str, Any]) -> dict[str, obje
     if isinstance(recipe := found.get("recipe"), str):
         found["recipe"] = json.loads(recipe)
     return {**found, "tensors": tensors}
-
-
-def _npz_arrays(path: Path) -> dict[str, str]:
-    archive = npz.archive_of(read_regular(path))
-    found = {}
-    for name in archive.spans:
-        if array := NPY.match(archive.member(name)):
-            dtype, shape = array[1].decode(), tuple(map(int, filter(None, array[2].split(b","))))
-            found[name.removesuffix(".npy")] = _tensor(DTYPES.get(dtype, dtype), shape)
-    return found
 
 
 def _tensor(dtype: str, shape: tuple[int, ...]) -> str:

@@ -54,7 +54,8 @@ def _lines(found: Status, *, verbose: bool) -> Iterator[str]:
         for file in found.files:
             yield f"{file['reason']:15} {file['path']}"
     elif found.files:
-        yield f"{len(found.files)} files are not fresh; --verbose lists them"
+        count = len(found.files)
+        yield f"{count} {'file is' if count == 1 else 'files are'} not fresh; --verbose lists them"
     for line in found.faulty:
         yield f"{'faulty':15} {line}"
     yield f"{found.run}: {found.fresh} targets fresh, {found.stale} stale"
