@@ -10,7 +10,9 @@ import yaml
 from latentmake.config import parse
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "config").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "config").rglob("*.md")]
+)
 FOLDERS = (ROOT, ROOT / "scripts", ROOT / "scripts/latentmake")
 ENDINGS = (".py", ".smk", ".lock", ".json", ".yaml", ".md")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

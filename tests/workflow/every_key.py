@@ -485,6 +485,7 @@ DATASETS: dict[Key, Change] = {
     ("datasets", "max_image_pixels"): Change(10_000_000),
     ("datasets", "num_repeats"): Change(2),
     ("datasets", "missing_caption"): nothing("empty", "no caption is missing"),
+    ("datasets", "class_tokens"): nothing("a cat", "no caption is missing"),
     ("datasets", "empty_caption"): nothing("allow", "no caption is empty"),
     ("datasets", "on_error"): nothing("skip", "no item is bad"),
     ("datasets", "path"): nothing("data/same", ONE),

@@ -81,7 +81,7 @@ def project(fresh: Callable[[], Project]) -> Project:
     made = fresh()
 
     def change(config: dict[str, Any]) -> None:
-        config["models"]["micro"]["adopt"] = dict(ENDINGS)
+        config["models"]["micro"]["ai_training"] = dict(ENDINGS)
         config["runs"]["tiny"]["resolutions"] = [32]
 
     made.configure(change)

@@ -149,8 +149,8 @@ CHANGES: dict[Key, Change] = {
     ("models", "posterior"): refused("sample", "posterior"),
     ("models", "posterior_seed"): nothing(3, "nothing is drawn"),
     ("models", "vae_tiling"): refused(True, "vae_tiling"),
-    ("models", "adopt", "latents"): refused(".img_sdvae", "adopt"),
-    ("models", "adopt", "text"): refused([".a"], "adopt"),
+    ("models", "ai_training", "latents"): refused(".img_sdvae", "ai_training"),
+    ("models", "ai_training", "text"): refused([".a"], "ai_training"),
     # -- runs
     ("runs", "datasets"): Change(
         ["shapes", "more"], makes=frozenset({"latents", "text"}), why="of the dataset that joins it"

@@ -151,8 +151,8 @@ CHANGES: dict[Key, Change] = {
     ("models", "posterior"): Change("sample"),
     ("models", "posterior_seed"): Change(3, before={"posterior": "sample"}),
     ("models", "vae_tiling"): Change(True),
-    ("models", "adopt", "latents"): Change(".img_sdvae"),
-    ("models", "adopt", "text"): Change([".txt_clipl"]),
+    ("models", "ai_training", "latents"): Change(".img_sdvae"),
+    ("models", "ai_training", "text"): Change([".txt_clipl"]),
     # -- runs
     ("runs", "datasets"): Change(
         ["shapes", "more"], makes=frozenset({"latents", "text"}), why="of the dataset that joins it"

@@ -144,8 +144,8 @@ CHANGES: dict[Key, Change] = {
     ("models", "posterior"): Change("sample"),
     ("models", "posterior_seed"): Change(3, before={"posterior": "sample"}),
     ("models", "vae_tiling"): Change(True),
-    ("models", "adopt", "latents"): refused(".img_sdxl", "adopt"),
-    ("models", "adopt", "text"): refused([".a", ".b"], "adopt"),
+    ("models", "ai_training", "latents"): refused(".img_sdxl", "ai_training"),
+    ("models", "ai_training", "text"): refused([".a", ".b"], "ai_training"),
     # -- runs
     ("runs", "datasets"): Change(
         ["shapes", "more"], makes=frozenset({"latents", "text"}), why="of the dataset that joins it"

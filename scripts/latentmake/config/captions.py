@@ -26,7 +26,8 @@ class Captions(Closed):
     caption_separator: str = Field(",", min_length=1)
     """Text between two tags, and between caption and tags."""
     caption_prefix: str | None = Field(None, min_length=1)
-    """Put before the caption, with a space."""
+    """Put before the caption, with a space. `{folder}` stands for the name of the image's folder,
+    without the repeats of a name such as `10_sks man`."""
     caption_suffix: str | None = Field(None, min_length=1)
     """Put behind the caption, with a space."""
     caption_dropout_rate: Real = Field(0.0, ge=0, lt=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
@@ -58,6 +58,8 @@ class Bucketing(NamedTuple):
 class Dataset(Closed):
     """A folder of images or videos with a caption file beside each, or a list of such files."""
 
+    aliases: ClassVar[dict[str, str]] = {"adopt": "adopt_from"}
+
     path: Place = Field(min_length=1, json_schema_extra=MACHINE)
     """Folder of the images or videos, with sub-folders; s3://bucket/folder for images on an S3
     server. Or a .jsonl or .json file whose rows name them and their captions."""
@@ -104,6 +106,9 @@ class Dataset(Closed):
     """Repeats of each item in an epoch."""
     missing_caption: Literal["error", "empty"] = Field("error", json_schema_extra=TEXT)
     """empty: an image without a caption file gets the empty caption."""
+    class_tokens: str | None = Field(None, min_length=1, json_schema_extra=TEXT)
+    """Caption of every image without a caption file, such as `sks man` (sd-scripts); it counts
+    whatever `missing_caption` says."""
     empty_caption: Literal["error", "allow"] = Field("error", json_schema_extra=TEXT)
     """allow: a caption file without text is a caption without text."""
     on_error: Literal["fail", "skip"] = Field("fail", json_schema_extra=MANIFEST)
@@ -250,7 +255,7 @@ class Dataset(Closed):
     def _targets(self) -> Self:
         if not self.multiple_target or self.is_list:
             return self
-        if key := self.first_set("metadata_file", "missing_caption"):
+        if key := self.first_set("metadata_file", "missing_caption", "class_tokens"):
             raise ValueError(f"layers are images without a caption file: leave out `{key}`")
         return self
 

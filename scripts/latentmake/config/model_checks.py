@@ -28,7 +28,7 @@ def check_model(model: ModelKeys) -> None:
     _check_present(model)
     if model.spec.encodes and model.architecture is not None:
         _check_text(model)
-    if model.adopt is not None:
+    if model.ai_training is not None:
         _check_adopted(model)
 
 
@@ -84,22 +84,26 @@ def _check_text(model: ModelKeys) -> None:
 
 
 def _check_adopted(model: ModelKeys) -> None:
-    assert model.adopt is not None
+    assert model.ai_training is not None
     if model.spec.scripts is not None:
-        raise ValueError("`adopt` is about Stable Diffusion's caches: leave out `task` or it")
+        raise ValueError("`ai_training` is about Stable Diffusion's caches: leave out `task` or it")
     if model.layout == "sdscripts":
-        raise ValueError("`adopt` is about our own caches: leave out `layout: sdscripts` or it")
-    if model.adopt.text is not None and len(model.adopt.text) != len(model.text):
-        endings = len(model.adopt.text)
         raise ValueError(
-            f"`adopt.text` names {endings} endings for {len(model.text)} text encoders"
+            "`ai_training` is about our own caches: leave out `layout: sdscripts` or it"
         )
-    if model.adopt.text is not None and model.architecture is not None:
-        raise ValueError("`adopt.text` takes the last layer alone: leave out `architecture`")
-    if model.adopt.latents is not None and model.posterior != "mean":
-        raise ValueError("`adopt.latents` takes the posterior's mean: leave out `posterior`")
-    if model.adopt.latents is not None and model.vae_tiling:
-        raise ValueError("`adopt.latents` takes those of whole images: leave out `vae_tiling`")
+    if model.ai_training.text is not None and len(model.ai_training.text) != len(model.text):
+        endings = len(model.ai_training.text)
+        raise ValueError(
+            f"`ai_training.text` names {endings} endings for {len(model.text)} text encoders"
+        )
+    if model.ai_training.text is not None and model.architecture is not None:
+        raise ValueError("`ai_training.text` takes the last layer alone: leave out `architecture`")
+    if model.ai_training.latents is not None and model.posterior != "mean":
+        raise ValueError("`ai_training.latents` takes the posterior's mean: leave out `posterior`")
+    if model.ai_training.latents is not None and model.vae_tiling:
+        raise ValueError(
+            "`ai_training.latents` takes those of whole images: leave out `vae_tiling`"
+        )
 
 
 def _refuse_musubi_keys(model: ModelKeys) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -29,6 +29,9 @@ _Task = Annotated[str, WithJsonSchema({"type": "string", "enum": list(_TASKS)})]
 
 class ModelKeys(Closed):
     """Keys of a model before they are compared with each other; see `config.models`."""
+
+    aliases: ClassVar[dict[str, str]] = {"adopt": "ai_training"}
+    """Key of an earlier release -> key."""
 
     vae: WeightsPlace = Field(NO_WEIGHTS, json_schema_extra=Shapes("latents", "pictures"))
     """The AutoencoderKL, or Wan's VAE, that makes the latents. Left out where there is none:
@@ -129,7 +132,7 @@ class ModelKeys(Closed):
         ),
     )
     """Seed of `posterior: sample`."""
-    adopt: Adopt | None = Field(None, json_schema_extra=MACHINE)
+    ai_training: Adopt | None = Field(None, json_schema_extra=MACHINE)
     """Caches of ai-training that `latentmake adopt` takes and export_{run} writes."""
 
     @property

@@ -10,7 +10,7 @@ _OF_OTHERS = (
     *("unet", "scheduler", "text_projection", "task", "dit", "dit_high_noise", "clip"),
     *("image_encoder", "fp8_t5", "vae_cache_cpu", "clip_skip", "max_token_length"),
     "vae_tiling",
-    *("apply_lg_attn_mask", "apply_t5_attn_mask", "adopt"),
+    *("apply_lg_attn_mask", "apply_t5_attn_mask", "ai_training"),
 )
 
 

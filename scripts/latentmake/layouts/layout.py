@@ -76,7 +76,7 @@ class Layout(ABC):
             skipped items must go.
         lists_sources: whether a manifest's row names caption and control file.
         adopts: whether its files are those of another program, which a dataset's `adopt_from` may
-            name; else `adopt` of the model says what is adopted.
+            name; else `ai_training` of the model says what is adopted.
         npz: whether cache files are .npz and not .safetensors.
         numbers_variants: whether an item with several texts is several items to its trainer, of
             which those of further texts are named `{stem}.v1` and so on, flat in one folder.

@@ -6,8 +6,9 @@ its text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from latentmake.config import Captions, Dataset
@@ -29,6 +30,7 @@ _Lines = Literal["all", "first", "before"]
 first, as it was with any of our layouts before `PLAN_VERSION` 2."""
 
 _LOOKS_LONG = 1000  # files whose reading is worth a progress bar
+_FOLDER = "{folder}"  # in a prefix: the name of the image's folder
 
 
 class Texts(NamedTuple):
@@ -56,6 +58,11 @@ class Texts(NamedTuple):
             f"datasets.{dataset}.captions.variants: {who} fewer than {wanted} different texts; "
             "equal ones are encoded once"
         )
+
+
+def folder_words(image: str) -> str:
+    """Return the name of an image's folder, without the repeats of kohya's `10_sks man`."""
+    return re.sub(r"^\d+_(?=.)", "", PurePath(image).parent.name)
 
 
 def read_caption(path: str) -> str:
@@ -218,10 +225,15 @@ class _Sources:
         item: Item,
         entry: Entry | None,
     ) -> None:
+        if making.caption_prefix and _FOLDER in making.caption_prefix:
+            prefix = making.caption_prefix.replace(_FOLDER, folder_words(item.image))
+            making = making.model_copy(update={"caption_prefix": prefix})
         self._settings, self._making, self._item = settings, making, item
         self._caption = files.read(item.caption, item.caption_stat)
         self._tags = files.read(item.tags, item.tags_stat)
         self._entry = entry
+        if settings.class_tokens and not (item.caption or item.tags or entry):
+            self._caption = settings.class_tokens
 
     @property
     def has_lines(self) -> bool:
@@ -256,13 +268,13 @@ class _Sources:
         """Refuse a text that is missing or empty, unless the dataset allows it."""
         item, settings = self._item, self._settings
         if item.caption is None and item.tags is None and self._entry is None:
-            if settings.missing_caption == "error":
+            if settings.missing_caption == "error":  # and there are no class_tokens
                 endings = [settings.caption_extension, settings.tags_extension]
                 names = " or ".join(f"{item.stem}{each}" for each in endings if each)
                 listed = (
                     f", or an entry in {settings.metadata_file}" if settings.metadata_file else ""
                 )
-                hint = f"write {names}{listed}, or set missing_caption: empty"
+                hint = f"write {names}{listed}, or set class_tokens, a caption for all such images"
                 raise SourceError("has no caption", where=item.image, hint=hint)
         elif settings.empty_caption == "error":
             inside = not (item.caption or item.tags)

@@ -281,6 +281,8 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             faults.append(wrong)
         else:
             item = Item(stem, *files[0], *chain(*own.values()))  # type: ignore[arg-type]
+            if item.caption is None and dataset.class_tokens is not None:
+                item = item._replace(texts=[dataset.class_tokens])
             if span is not None:
                 item = item._replace(span=span)
             if further:
@@ -347,8 +349,9 @@ def _fault(
             hint = f"rename it to {stem}{ending}, or set {key}: {other[-len(ending) :]}"
             return Fault(other, stem, what, hint)
     ending = dataset.caption_extension
-    if texts[ending][0] is None and dataset.missing_caption == "error" and not dataset.composed:
-        hint = f"write {root}/{stem}{ending}, or set missing_caption: empty"
+    demanded = dataset.missing_caption == "error" and dataset.class_tokens is None
+    if texts[ending][0] is None and demanded and not dataset.composed:
+        hint = f"write {root}/{stem}{ending}, or set class_tokens, a caption for all such images"
         return Fault(where, stem, "has no caption file", hint)
     return None
 

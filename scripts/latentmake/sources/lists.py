@@ -289,6 +289,8 @@ def _item(dataset: Dataset, root: str, row: Row, stats: dict[str, SourceStat]) -
         item = item._replace(span=None if span == Span() else span)
     if row.caption is not None and not dataset.composed:
         item = item._replace(texts=[newlines(row.caption).strip()])
+    elif caption is None and dataset.class_tokens is not None:
+        item = item._replace(texts=[dataset.class_tokens])
     return item
 
 
@@ -316,9 +318,10 @@ def _fault(
         return f"{path} is no {kind}", hint
     if dataset.composed:
         return None
-    if row.caption is None and item.caption is None and dataset.missing_caption == "error":
+    demanded = dataset.missing_caption == "error" and dataset.class_tokens is None
+    if row.caption is None and item.caption is None and demanded:
         beside = f"{splitext(path)[0]}{dataset.caption_extension}"
-        hint = f"give it a `prompt`, write {beside}, or set missing_caption: empty"
+        hint = f"give it a `prompt`, write {beside}, or set class_tokens, a caption for all such"
         return f"{path} has no caption", hint
     if item.texts == [""] and dataset.empty_caption == "error":
         return f"{path} has an empty caption", "describe it, or set empty_caption: allow"

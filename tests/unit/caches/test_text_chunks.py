@@ -383,14 +383,17 @@ def test_a_job_names_what_it_cut_at_its_end_and_writes_masks_as_whole_numbers(
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"adopt": {"text": [".a", ".b"]}}, "leave out `architecture`"),
+        ({"ai_training": {"text": [".a", ".b"]}}, "leave out `architecture`"),
         ({"text": [{"path": "one", "max_length": 20}, "two"]}, "leave out CLIP-L.s `max_length`"),
     ],
     ids=str,
 )
 def test_what_contradicts_an_architecture_is_refused(change: dict[str, Any], line: str) -> None:
     model = {"vae": "vae", "text": ["one", "two"], "architecture": "flux"}
-    fitting = {"adopt": {"latents": ".a"}, "text": ["one", {"path": "two", "max_length": 256}]}
+    fitting = {
+        "ai_training": {"latents": ".a"},
+        "text": ["one", {"path": "two", "max_length": 256}],
+    }
     Model.model_validate(model | fitting)
     with pytest.raises(ValidationError, match=line):
         Model.model_validate(model | change)

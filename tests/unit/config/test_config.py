@@ -220,27 +220,31 @@ MISTAKES = {
         "whit",
         ["datasets.cats.background", '"whit"'],
     ),
-    "key of adopt that is not there": (
-        ("models", "tiny", "adopt"),
+    "key of ai_training that is not there": (
+        ("models", "tiny", "ai_training"),
         {"latent": ".img_sdxl"},
-        ["models.tiny.adopt.latent", "did you mean `latents`?"],
+        ["models.tiny.ai_training.latent", "did you mean `latents`?"],
     ),
     "endings of too many text encoders": (
-        ("models", "tiny", "adopt"),
+        ("models", "tiny", "ai_training"),
         {"text": [".txt_t5cache", ".txt_clipl"]},
         ["models.tiny", "2 endings for 1 text encoders"],
     ),
     "ending without a dot": (
-        ("models", "tiny", "adopt"),
+        ("models", "tiny", "ai_training"),
         {"latents": "img_sdxl"},
-        ["models.tiny.adopt.latents", '"img_sdxl"'],
+        ["models.tiny.ai_training.latents", '"img_sdxl"'],
     ),
     "two kinds under one ending": (
-        ("models", "tiny", "adopt"),
+        ("models", "tiny", "ai_training"),
         {"latents": ".c", "text": ".c"},
-        ["models.tiny.adopt", "names an ending twice"],
+        ["models.tiny.ai_training", "names an ending twice"],
     ),
-    "adoption of nothing": (("models", "tiny", "adopt"), {}, ["models.tiny.adopt", "`latents`"]),
+    "adoption of nothing": (
+        ("models", "tiny", "ai_training"),
+        {},
+        ["models.tiny.ai_training", "`latents`"],
+    ),
     "batch of no item": (
         ("batch",),
         {"items": 0},
@@ -285,11 +289,11 @@ MISTAKES = {
     ("key", "value"), [("task", "t2v-14B"), ("posterior", "sample")], ids=["Wan", "sample"]
 )
 def test_a_model_whose_caches_are_of_another_kind_adopts_none(key: str, value: str) -> None:
-    values = changed("models", "tiny", "adopt", value={"latents": ".img_sdxl"})
+    values = changed("models", "tiny", "ai_training", value={"latents": ".img_sdxl"})
     values["models"]["tiny"] |= {key: value}
     values["models"]["tiny"].pop("unet")
     values["runs"]["first"].pop("trainer")
-    assert "adopt" in message(values)
+    assert "ai_training" in message(values)
 
 
 @pytest.mark.parametrize("name", MISTAKES)

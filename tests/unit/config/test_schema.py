@@ -143,9 +143,11 @@ def test_the_configurations_in_the_readme_are_accepted() -> None:
     assert parse(yaml.safe_load(blocks[0]))
     lines = [line.strip() for line in README.splitlines() if re.match(r"    (vae|text):.*{", line)]
     maps = [line.strip() for line in README.splitlines() if line.startswith("    path_maps:")]
-    adopt = [line.strip() for line in README.splitlines() if line.startswith("    adopt:")]
+    adopt = [line.strip() for line in README.splitlines() if line.startswith("    ai_training:")]
     assert len(adopt) == 1
-    assert parse(changed("models", "tiny", "adopt", value=yaml.safe_load(adopt[0])["adopt"]))
+    assert parse(
+        changed("models", "tiny", "ai_training", value=yaml.safe_load(adopt[0])["ai_training"])
+    )
     assert len(maps) == 1 and parse({**smallest(), "publish": yaml.safe_load(maps[0])})
     assert len(lines) == 3
     for line in lines:

@@ -117,8 +117,8 @@ def test_captions_of_many_lengths_and_caches_of_others_are_refused() -> None:
     asked["models"]["big"]["max_token_length"] = "auto"
     assert "one length" in line(asked)
     asked = values()
-    asked["models"]["big"]["adopt"] = {"latents": ".img_sdxl"}
-    assert "adopt" in line(asked)
+    asked["models"]["big"]["ai_training"] = {"latents": ".img_sdxl"}
+    assert "ai_training" in line(asked)
 
 
 def test_our_own_trainer_cannot_read_its_caches() -> None:

@@ -210,11 +210,11 @@ def test_keys_of_captions_are_inherited_and_overridden() -> None:
 
 def test_class_tokens_are_the_caption_of_images_without_one() -> None:
     found = made(f'{SDSCRIPTS}class_tokens = "a cat"\n')
-    assert "captions" not in one(found.values, "datasets")
+    assert one(found.values, "datasets")["class_tokens"] == "a cat"
+    assert "missing_caption" not in one(found.values, "datasets")
     Path("images/b.txt").unlink()
-    found = made(f'{SDSCRIPTS}class_tokens = "a cat"\n')
-    place = one(found.values, "datasets")["metadata_file"]
-    assert json.loads(found.written[place]) == {"b.png": {"caption": "a cat"}}
+    items, faults = Facts(parse(found.values), Memo(None)).items(*one_name(found.values))
+    assert [item.texts for item in items] == [None, ["a cat"]] and not faults
 
 
 def test_metadata_may_name_the_images_by_absolute_paths() -> None:

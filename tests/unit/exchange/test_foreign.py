@@ -500,8 +500,8 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "no config.json on this disk",
     ),
     "caption": ({"caption_extension": T5}, {}, "is taken for a caption of cats"),
-    "image": ({}, {"adopt": {"latents": ".PNG"}}, "is taken for an image"),
-    "nothing named": ({}, {"adopt": None}, "models.tiny.adopt: this key is missing"),
+    "image": ({}, {"ai_training": {"latents": ".PNG"}}, "is taken for an image"),
+    "nothing named": ({}, {"ai_training": None}, "models.tiny.ai_training: this key is missing"),
 }
 
 
@@ -513,7 +513,9 @@ def test_what_cannot_be_is_one_line(plan: Callable[..., Path], name: str) -> Non
     config = parse(
         {
             "datasets": {"cats": {"path": "data", **dataset}},
-            "models": {"tiny": {"vae": "vae", "text": "text", "adopt": {"text": T5}, **model}},
+            "models": {
+                "tiny": {"vae": "vae", "text": "text", "ai_training": {"text": T5}, **model}
+            },
             "runs": {"first": {"datasets": "cats", "model": "tiny", "resolutions": 64}},
         }
     )
@@ -530,7 +532,7 @@ def test_an_export_is_of_one_of_the_resolutions_of_its_run(asked: object, words:
     config = parse(
         {
             "datasets": {"cats": {"path": "data"}},
-            "models": {"tiny": {"vae": "vae", "text": "text", "adopt": {"latents": LATENTS}}},
+            "models": {"tiny": {"vae": "vae", "text": "text", "ai_training": {"latents": LATENTS}}},
             "runs": {"first": {"datasets": "cats", "model": "tiny", "resolutions": [64, 96]}},
             "export": {"resolution": asked},
         }

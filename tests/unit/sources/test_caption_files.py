@@ -56,6 +56,27 @@ def test_caption_and_tags_lie_in_files_of_their_own(folder: Path) -> None:
     assert faults == []
 
 
+def test_class_tokens_stand_for_a_missing_caption_and_a_prefix_may_name_the_folder(
+    folder: Path,
+) -> None:
+    (folder / "10_sks man").mkdir()
+    (folder / "10_sks man/d.png").touch()
+    found, faults = made(
+        folder,
+        tags_extension=None,
+        caption_extension=".txt",
+        class_tokens="someone",
+        captions={"caption_prefix": "{folder}:", "enable_wildcard": True},
+    )
+    assert found.found == {
+        "10_sks man/d": ["sks man: someone"],
+        "a": ["images: x, y"],
+        "c": ["images: someone"],
+        "sub/b": ["sub: z"],
+    }
+    assert not faults
+
+
 def test_a_tags_extension_may_end_as_that_of_captions_does(folder: Path) -> None:
     (folder / "c.tags.caption").write_text("fluffy")
     found, faults = made(folder, tags_extension=".tags.caption")

@@ -94,10 +94,13 @@ def test_the_order_is_that_of_stems_whatever_the_endings(tmp_path: Path) -> None
 def test_a_missing_caption_is_a_fault_or_the_empty_caption(tmp_path: Path) -> None:
     put(tmp_path, "a.png")
     assert "a.png: has no caption file; write" in fault(tmp_path)
-    assert "missing_caption: empty" in fault(tmp_path)
+    assert "set class_tokens, a caption for all such images" in fault(tmp_path)
     found, faults = find(tmp_path, missing_caption="empty")
     assert faults == []
     assert (found[0].caption, found[0].caption_stat) == (None, None)
+    put(tmp_path, "b.png", "b.txt")
+    found, faults = find(tmp_path, class_tokens="sks man")
+    assert [item.texts for item in found] == [["sks man"], None] and not faults
 
 
 def test_a_caption_without_an_image_is_a_fault(tmp_path: Path) -> None:

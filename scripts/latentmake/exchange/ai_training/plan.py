@@ -37,7 +37,7 @@ def plan_adopt(facts: Facts, plan: RunPlan, run: Run) -> AiTraining:
                 f"the texts of {dataset} are not just what its caption files hold, as adopted "
                 "embeddings are",
                 where=f"run {plan.name}",
-                hint=f"leave out models.{run.model}.adopt.text, so that they are encoded",
+                hint=f"leave out models.{run.model}.ai_training.text, so that they are encoded",
             )
         if facts.config.datasets[dataset].remote:
             raise ConfigError(
@@ -100,8 +100,8 @@ def plan_export(facts: Facts, plan: RunPlan, run: Run) -> ExportOrder:
 
 
 def _adopt(facts: Facts, run: Run) -> Adopt:
-    """Return the `adopt` section of a run's model, checked."""
-    adopt, where = facts.config.models[run.model].adopt, f"models.{run.model}.adopt"
+    """Return the `ai_training` section of a run's model, checked."""
+    adopt, where = facts.config.models[run.model].ai_training, f"models.{run.model}.ai_training"
     if adopt is None:
         raise ConfigError(
             "this key is missing",

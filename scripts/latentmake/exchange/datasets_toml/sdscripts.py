@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from posixpath import commonpath, dirname, splitext
+from posixpath import commonpath, dirname
 from typing import Any
 
 from latentmake.errors import ConfigError
 from latentmake.exchange.datasets_toml.document import Block, Document, Table, as_path
 from latentmake.regular import read_regular
-from latentmake.sources.items import IMAGE_EXTENSIONS
 
 TITLE = "sd-scripts"
 SUBSETS = "subsets"
@@ -124,10 +123,9 @@ def _values(document: Document, subset: Table, where: str) -> dict[str, Any]:
             "path": as_path(folder),
             "flat": True,
             "caption_extension": ending,
-            "missing_caption": "empty",
         }
-        if tokens := document.value(subset, "class_tokens", str, None, where):
-            _class_tokens(document, values, folder, tokens, where)
+        tokens = document.value(subset, "class_tokens", str, None, where)
+        values |= {"class_tokens": tokens} if tokens else {"missing_caption": "empty"}
     if captions := _captions(document, subset, where):
         values["captions"] = captions
     if document.value(subset, "enable_bucket", bool, False, where):
@@ -157,24 +155,6 @@ def _captions(document: Document, subset: Table, where: str) -> dict[str, Any]:
             f"{_VARIANTS} texts that are drawn once and cached: raise captions.variants for more"
         )
     return found
-
-
-def _class_tokens(
-    document: Document, values: dict[str, Any], folder: Path, tokens: str, where: str
-) -> None:
-    """Have a metadata file written for the images of a folder without a caption file."""
-    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-    images = sorted(name for name in names if splitext(name)[1].lower() in IMAGE_EXTENSIONS)
-    ending = values["caption_extension"]
-    without = [name for name in images if f"{splitext(name)[0]}{ending}" not in names]
-    if without:
-        entries = {name: {"caption": tokens} for name in without}
-        text = json.dumps(entries, indent=1, ensure_ascii=False)
-        values["metadata_file"] = document.write(folder, ".json", f"{text}\n")
-        document.note(
-            f"{where}.class_tokens: {len(without)} images without a caption have it from "
-            f"{values['metadata_file']}; add an entry there for each new image"
-        )
 
 
 def _root(file: Path) -> Path:
