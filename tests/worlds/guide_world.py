@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import preloaded
 import pytest
+import trainer_guides
 import world
 import yaml
 from guide_page import Block, blocks_of, commands_of, difference, shell_lines
@@ -131,6 +132,7 @@ def _copies(folder: Path, name: str, endings: tuple[str, ...]) -> None:
 
 HUB: dict[str, Callable[[Path], None]] = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": make_sd15,
+    "stabilityai/stable-diffusion-xl-base-1.0": trainer_guides.sdxl,
 }
 """Repository -> function that writes its files, tiny, into a folder."""
 
@@ -144,6 +146,7 @@ the folder of a family's weights (`WEIGHTS` in tests/trainers/tiny).
 
 GUIDES: dict[str, Guide] = {
     "guides/captions.md": Guide(images),
+    "guides/kohya.md": Guide(trainer_guides.kohya),
 }
 """Page in docs -> how it is tested."""
 
