@@ -14,21 +14,33 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dit_world
 import musubi_world
 import numpy as np
 import sdscripts_world
 import text_world
 import torch
+import wan_world
 import world
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from video_world import write_video
 
 if TYPE_CHECKING:
     from guide_world import Here
 
 CAPTIONS = ("a red circle", "a blue square on a table", "a green circle", "a yellow square")
 SIZES = ((120, 90), (90, 120), (100, 100), (140, 80))
+SHORT_CLIPS = {
+    "target_frames: 81": "target_frames: 17",
+    '"frames": 81': '"frames": 17',
+    "[[832, 480]]": "[[96, 64]]",
+    "81 x 480 x 832": "17 x 64 x 96",
+    "epochs: 20}": "epochs: 1}",
+    "prompts: [a harbour at night]}": "prompts: [a harbour at night], num_inference_steps: 2}",
+}
+"""Text of the guide about films -> short clips in its place."""
 MUSUBI, SD_SCRIPTS = "../musubi-tuner", "../sd-scripts"
 
 
@@ -39,6 +51,14 @@ def pictures(folder: Path, name: str, count: int = 12, scale: int = 8) -> None:
         stem = folder / f"{name}_{number:02}"
         world.draw(stem.with_suffix(".png"), number, (scale * width, scale * height))
         stem.with_suffix(".txt").write_text(f"{name}, {CAPTIONS[number % len(CAPTIONS)]}\n")
+
+
+def videos(folder: Path) -> None:
+    """Write four films of two seconds and more, with a caption each."""
+    folder.mkdir()
+    for number, name in enumerate(("harbour", "market", "station", "street")):
+        write_video(folder / f"{name}.mp4", "libx264", 60 + number, size=(192, 112))
+        (folder / f"{name}.txt").write_text(f"a {name} in the rain\n", encoding="utf-8")
 
 
 # -- weights --------------------------------------------------------------------------------------
@@ -55,6 +75,25 @@ def sdxl(folder: Path) -> None:
     shutil.rmtree(folder / "texts")
     network = {"model.diffusion_model.input_blocks.0.0.weight": torch.ones(2, 2)}
     save_file(network, folder / "sd_xl_base_1.0.safetensors")
+
+
+def wan21(folder: Path) -> None:
+    """Write the files of Wan 2.1's repository of its text-to-video network of 1.3B weights."""
+    wan_world.write_wan_vae(folder / "made")
+    wan_world.write_umt5(folder / "made")
+    for name in ("Wan2.1_VAE.pth", "models_t5_umt5-xxl-enc-bf16.pth"):
+        (folder / "made" / name).rename(folder / name)
+    (folder / "google").mkdir()
+    (folder / "made/tokenizer").rename(folder / "google/umt5-xxl")
+    shutil.rmtree(folder / "made")
+
+
+def wan21_dit(folder: Path) -> None:
+    """Write the file of that network, in its original names, with heads of the real width."""
+    place = folder / "split_files/diffusion_models"
+    network = dit_world.tiny_dit(head=128, num_layers=1)
+    tensors = dit_world.original_dit(network.bfloat16().state_dict())
+    dit_world.write_file(tensors, place / "wan2.1_t2v_1.3B_bf16.safetensors")
 
 
 # -- trainers -------------------------------------------------------------------------------------
@@ -143,3 +182,9 @@ def kohya(here: Here) -> None:
     for path in built(folder, config, "sks").rglob("*.npz"):
         as_sdscripts(path, place / path.name)
     shutil.rmtree(folder / "models")
+
+
+def wan(here: Here) -> None:
+    """Films, and a musubi-tuner."""
+    videos(here.project / "films")
+    musubi_tuner(here.project.folder)
