@@ -103,7 +103,7 @@ class ModelKeys(Closed):
     `architecture` it makes this a Wan model: `t2v-14B`, `t2v-1.3B`, `i2v-14B`, `t2i-14B`,
     `flf2v-14B`, `t2v-14B-FC`, `t2v-1.3B-FC`, `i2v-14B-FC` (Wan 2.1), `t2v-A14B`, `i2v-A14B` (Wan
     2.2). Image-to-video also caches the latents of the first frame, `-FC` those of a control
-    video. Tasks of other architectures: [architectures](architectures.md). A change rebuilds only
+    image. Tasks of other architectures: [architectures](architectures.md). A change rebuilds only
     caches that differ between the two tasks."""
     checkpoint: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
     """Model file that sd-scripts trains: a `.safetensors` file or, for `sd1`, `sd2` and `sdxl`, a
