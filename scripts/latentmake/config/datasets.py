@@ -181,8 +181,8 @@ class Dataset(Closed):
     """Fitting of images to a resolution. `crop` scales an image to cover the resolution and cuts
     off the rest around the centre. `bucket` picks the size with the nearest aspect ratio from a
     list of sizes of about the same area, so that little is cut off. An image that is scaled and
-    cut as before keeps its latents. For videos the default is `bucket`; `crop` gives every clip
-    the size of the resolution and is not possible with `encoder: musubi`."""
+    cut as before keeps its latents. For videos `bucket` is the default, and `crop` gives every
+    clip the size of the resolution and is not possible with `encoder: musubi`."""
     bucket_reso_steps: Number | None = Field(None, ge=8, json_schema_extra=_BUCKETS)
     """Step between bucket sides in pixels, with `fit: bucket`. By default 16; for sd-scripts 64,
     and 32 for SDXL. It must be a multiple of the VAE's factor (8 for Stable Diffusion); for

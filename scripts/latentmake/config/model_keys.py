@@ -69,7 +69,7 @@ class ModelKeys(Closed):
     )
     """Names and tensors of the cache files: `plain`, the format of Latentmake, for the trainer
     `sd` and trainers of your own; `sdscripts` for sd-scripts; `musubi` for musubi-tuner and the
-    trainer `wan`. By default `musubi` with a `task` or an architecture of musubi-tuner,
+    trainer `wan`. The default is `musubi` with a `task` or an architecture of musubi-tuner,
     `sdscripts` with `lumina`, `hunyuan_image` and `anima`, else `plain`."""
     clip_skip: Number | None = Field(
         None,
@@ -146,18 +146,18 @@ class ModelKeys(Closed):
         "latentmake", json_schema_extra=Shapes("latents", "text", layouts=("musubi",))
     )
     """Program that encodes: `latentmake`; `musubi`, musubi-tuner's own caching scripts; or
-    `sdscripts`, sd-scripts' own classes. The default follows from `architecture`: `musubi` for all
+    `sdscripts`, sd-scripts' own classes. The default depends on the architecture: `musubi` for all
     architectures of musubi-tuner except Wan, `sdscripts` for `lumina`, `hunyuan_image` and
-    `anima`. Set `musubi` for Wan if you use a fork of musubi-tuner whose caches differ. The
-    sources that a caching script imports count like weights: if they change, its caches are made
-    again."""
+    `anima`, else `latentmake`. Set `musubi` for Wan if you use a fork of musubi-tuner whose caches
+    differ. The sources that a caching script imports count like weights: if they change, its
+    caches are made again."""
     dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
-    """dtype of all caches; `bfloat16` by default for Wan and where musubi-tuner or sd-scripts
-    encode. `float16` halves the disk space and is exact enough for latents and for CLIP. T5 needs
-    `bfloat16` or `float32`, because some of its values are too large for `float16`; such values
-    are refused. On a CPU everything is computed in float32 and rounded when it is written. The
-    exception is Wan's VAE, which computes in `bfloat16` if the processor supports it (AVX-512
-    BF16, AMX)."""
+    """dtype of all caches. The default is `float32`, and `bfloat16` for Wan and where musubi-tuner
+    or sd-scripts encode. `float16` halves the disk space and is exact enough for latents and for
+    CLIP. T5 needs `bfloat16` or `float32`, because some of its values are too large for `float16`;
+    such values are refused. On a CPU everything is computed in float32 and rounded when it is
+    written. The exception is Wan's VAE, which computes in `bfloat16` if the processor supports it
+    (AVX-512 BF16, AMX)."""
     vae_dtype: Dtype | None = Field(None, json_schema_extra=LATENTS)
     """dtype of the latents, if it differs from `dtype`."""
     text_dtype: Dtype | None = Field(None, json_schema_extra=TEXT)

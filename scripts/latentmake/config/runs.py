@@ -13,8 +13,10 @@ from latentmake.config.trainers import MusubiTrainer, SdScriptsTrainer, SdTraine
 
 
 class Validation(Closed):
-    """Items held out of the training, on which `evaluate_{run}` compares the trained network with
-    its base.
+    """Items held out of the training.
+
+    `evaluate_{run}` compares the trained network with its base on these items. See
+    [Wan](../trainers/wan.md).
 
     ```yaml
     runs:
