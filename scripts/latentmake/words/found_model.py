@@ -184,7 +184,7 @@ def _name_of(part: Part, words: str) -> str | None:
                 return "sd2"
             if name in _FLUX_2.values():
                 width = part.shape("double_stream_modulation_img.lin.weight")[-1:]
-                return _FLUX_2.get(*width, name) if width else name
+                return _FLUX_2.get(width[0], name) if width else name
             return name
     return None
 

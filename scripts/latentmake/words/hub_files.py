@@ -1,12 +1,11 @@
-"""Files on the hub that the trainers' guides name, for the lines `hf download` of `latentmake init`.
+"""Files on the hub that the trainers' guides name, for the `hf download` lines of `init`.
 
 Sources: docs/ of musubi-tuner and sd-scripts, and for Stable Diffusion the repositories themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -25,10 +24,8 @@ _FLUX_2, _KLEIN = "black-forest-labs/FLUX.2-dev", "black-forest-labs/FLUX.2-klei
 _SD3 = "stabilityai/stable-diffusion-3.5-medium"
 _HUNYUAN, _HUNYUAN_15 = "Comfy-Org/HunyuanVideo_repackaged", "Comfy-Org/HunyuanVideo_1.5_repackaged"
 _HUNYUAN_DIFFUSERS = "hunyuanvideo-community/HunyuanVideo"
-_HUNYUAN_IMAGE, _LUMINA = (
-    "Comfy-Org/HunyuanImage_2.1_ComfyUI",
-    "Comfy-Org/Lumina_Image_2.0_Repackaged",
-)
+_HUNYUAN_IMAGE = "Comfy-Org/HunyuanImage_2.1_ComfyUI"
+_LUMINA = "Comfy-Org/Lumina_Image_2.0_Repackaged"
 _ANIMA, _IDEOGRAM = "circlestone-labs/Anima", "Comfy-Org/Ideogram-4"
 _Z_IMAGE, _QWEN_VL = "Tongyi-MAI/Z-Image", "Qwen/Qwen2.5-VL-7B-Instruct"
 _TEXTS, _VAES, _DITS = (f"split_files/{x}/" for x in ("text_encoders", "vae", "diffusion_models"))

@@ -16,7 +16,7 @@ from latentmake.errors import DatasetError, ModelError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.checks import schedule_of
-from latentmake.words.found_folders import Found, found_in, numbered, slug
+from latentmake.words.found_folders import Found, found_in, slug
 from latentmake.words.found_model import Model, found_model
 from latentmake.words.model_section import (
     Section,
@@ -81,7 +81,7 @@ def init(
     run = Run(name, datasets, section, size_of(found, datasets), *_installed(kind, programs), file)
     text = config_text(run)
     notes += [*_notes(run)]
-    missing = [*_missing(run)] or [*_faults(text, run)]
+    missing = [*_missing(run), *(() if section.missing else _faults(text))]
     atomic.write(file, text.encode())
     for each in datasets:
         _say("found", f"{each.path}: {each.described}")
@@ -225,7 +225,7 @@ def _downloads(model: Model, snapshot: Path | None) -> Path:
     return model.root if not model.networks else Path("models") / model.architecture.name
 
 
-def _faults(text: str, run: Run) -> Iterator[str]:
+def _faults(text: str) -> Iterator[str]:
     """Yield why the configuration could not be planned; files are looked at, not read."""
     try:
         config = parse(yaml.safe_load(text))

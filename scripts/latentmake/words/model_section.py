@@ -5,6 +5,7 @@ What is missing gets the path that it will have after the line `hf download` tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,11 @@ _LANGUAGE = {  # the same of the language models that encode captions
     **{"hunyuan_image": 3584, "hunyuan_video_1_5": 3584, "hunyuan_video": 4096, "framepack": 4096},
     **{"z_image": 2560, "flux_2_dev": 5120, "flux_2_klein_4b": 2560, "flux_2_klein_9b": 4096},
     **{"krea2": 2560, "ideogram4": 4096, "anima": 1024, "lumina": 2304},
+}
+_PARTS = {  # folder of a pipeline -> its files; repositories have others besides
+    **dict.fromkeys(("vae", "unet"), ("config.json", "diffusion_pytorch_model.safetensors")),
+    "text_encoder": ("config.json", "model.safetensors"),
+    "scheduler": ("scheduler_config.json",),
 }
 _TOKENIZERS = ("google/umt5-xxl", "umt5-xxl", "tokenizer", ".")
 
@@ -90,9 +96,11 @@ def download_lines(files: Iterable[HubFile], folder: Path) -> Iterator[str]:
     """Yield commands that download files, one for each repository and kind of names."""
     calls: dict[tuple[str, Path, bool], list[str]] = {}
     for repo, name in dict.fromkeys(files):
-        pattern = name.replace("-00001-of-", "-*-of-")  # all shards
-        call = (repo, _folder(HubFile(repo, name), folder), "*" in pattern)
-        calls.setdefault(call, []).append(pattern)
+        part = re.sub(r"(_\d)?/\*$", "", name)
+        patterns = [name.replace("*", each) for each in _PARTS.get(part, ())]
+        patterns = patterns or [name.replace("-00001-of-", "-*-of-")]  # all shards
+        call = (repo, _folder(HubFile(repo, name), folder), "*" in patterns[0])
+        calls.setdefault(call, []).extend(patterns)
     for (repo, local, several), names in calls.items():
         words = [f'--include "{x}"' if several else x for x in names if x != "*"]
         yield " ".join(["hf download", repo, *words, "--local-dir", _quoted(str(local))])
@@ -200,7 +208,6 @@ def _own(section: Section) -> None:
         parts = HUB_FILES[section.name]
         section.missing |= {key: HubFile(parts["vae"].repo, "unet/*")}
         section.missing["scheduler"] = HubFile(parts["vae"].repo, "scheduler/*")
-        section.missing["tokenizer"] = HubFile(parts["vae"].repo, "tokenizer/*")
         section.keys[key] = str(section.folder / "unet")
         return
     section.put(key, path)
@@ -237,6 +244,8 @@ def _text(section: Section, name: str, number: int, *, single: bool) -> None:
     value = section.value(key, path)
     configs = HUB_FILES[section.name]
     if path is None and "config" not in configs:
+        if not (root / f"tokenizer{suffix}").is_dir():
+            section.missing["tokenizer"] = HubFile(configs["vae"].repo, f"tokenizer{suffix}/*")
         section.keys.setdefault("text", []).append(value)
         return
     found: dict[str, Any] = {"path": value}
@@ -274,25 +283,18 @@ def _has_tokenizer(path: Path) -> bool:
 
 def _wan(section: Section, networks: list[Part]) -> None:
     """Add the keys of a Wan model."""
-    model = section.model
+    model, scripts = section.model, WAN.scripts
     if not networks:
         what = "is in diffusers' names, which musubi-tuner cannot read"
         hint = "name the original release's file, or use --trainer wan"
         raise ModelError(what, where=model.networks[0].path, hint=hint)
-    kinds = {each.path: kinds_of(each.tensors)[:1] for each in model.others}
 
-    def first(kind: str) -> Part | None:
-        return next(
-            (x for x in model.others if kinds[x.path] and kinds[x.path][0][0] == kind), None
-        )
+    def first(kind: str) -> Path | None:
+        found = (x for x in model.others if [each for each, _ in kinds_of(x.tensors)][:1] == [kind])
+        return next((x.path for x in found if x.shape("shared.weight")[:1] != (_T5,)), None)
 
-    vae = first("Wan VAE")
-    section.put("vae", vae and vae.path)
-    texts = [
-        x for x in model.others if kinds[x.path] and kinds[x.path][0][0] == "umT5 text encoder"
-    ]
-    texts = [x for x in texts if x.shape("shared.weight")[:1] != (_T5,)]
-    text = texts[0].path if texts else None
+    section.put("vae", first("Wan VAE"))
+    text = first("umT5 text encoder")
     if text is not None and text.is_dir():
         section.put("text", text)
     else:
@@ -302,9 +304,8 @@ def _wan(section: Section, networks: list[Part]) -> None:
         tokenizer = [x for x in places if any((x / name).is_file() for name in known)]
         place = section.value("tokenizer", tokenizer[0] if tokenizer else None)
         section.keys["text"] = {"path": value, "tokenizer": place}
-    if "clip" in WAN_VERSIONS[str(model.task)].needs:
-        clip = first("CLIP image encoder")
-        section.put("clip", clip and clip.path)
+    if scripts is not None and "clip" in scripts.versions[str(model.task)].needs:
+        section.put("clip", first("CLIP image encoder"))
     low = [each for each in networks if not is_high(each)]
     high = [each for each in networks if is_high(each)]
     musubi = section.kind == "musubi"
@@ -313,10 +314,6 @@ def _wan(section: Section, networks: list[Part]) -> None:
         section.put("dit", (low[0].file if musubi else low[0].path) if low else None)
     if high:
         section.put("dit_high_noise", high[0].file if musubi else high[0].path)
-
-
-assert WAN.scripts is not None
-WAN_VERSIONS = WAN.scripts.versions
 
 
 def _by_strategies(section: Section) -> None:
@@ -334,8 +331,8 @@ def _by_strategies(section: Section) -> None:
             and "-of-" not in each.file.name
         )
         found = next(fitting, None)
-        section.put(network.key, found and found.file)
-    section.put("checkpoint", section.network and section.network.file)
+        section.put(network.key, found.file if found else None)
+    section.put("checkpoint", section.network.file if section.network else None)
 
 
 def _scripted(section: Section) -> None:
@@ -348,9 +345,9 @@ def _scripted(section: Section) -> None:
     for file in {each.key: each for each in files}.values():
         if file.required or file.key in version.needs:
             found = next((x for x in model.others if _fits(section.name, file, x)), None)
-            form = found and (found.path if file.form == "folder" else found.file)
-            section.put(file.key, form)
-    section.put("dit", section.network and section.network.file)
+            place = "path" if file.form == "folder" else "file"
+            section.put(file.key, None if found is None else getattr(found, place))
+    section.put("dit", section.network.file if section.network else None)
 
 
 def _fits(name: str, file: File, part: Part) -> bool:

@@ -1,4 +1,4 @@
-"""The text of a new configuration, as `latentmake init` writes it: keys, each with a comment why."""
+"""The text of a new configuration, as `latentmake init` writes it: keys, with comments why."""
 
 from __future__ import annotations
 
@@ -162,10 +162,10 @@ def _why_size(run: Run) -> str:
 def _dataset(found: Found, run: Run) -> Iterator[str]:
     row, version = run.section.model.architecture, run.section.model.task or ""
     yield _line(1, found.name)
-    first = "a.mp4" if found.video else "a.jpg"
-    yield _line(
-        2, "path", str(found.path), f"{found.counted}; {first} has its caption in a{found.ending}"
+    why = (
+        f"{found.counted}; a{'.mp4' if found.video else '.jpg'} has its caption in a{found.ending}"
     )
+    yield _line(2, "path", str(found.path), why)
     yield _line(2, "fit", "bucket", "keep the shape of each; `crop` cuts off the sides")
     if found.repeats > 1:
         yield _line(2, "num_repeats", found.repeats, "in an epoch; the number in the folder's name")
@@ -177,17 +177,15 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
         lacking = found.items - found.captioned
         yield _line(2, "class_tokens", found.words, f"caption of the {lacking} without one")
     if found.blank:
-        yield _line(
-            2, "empty_caption", "allow", f"{numbered(found.blank, 'caption file')} without text"
-        )
+        blank = numbered(found.blank, "caption file")
+        yield _line(2, "empty_caption", "allow", f"{blank} without text")
     scripts = row.scripts
     if found.video and scripts is not None:
         yield from _clips(found, scripts)
     if scripts is not None and scripts.versions.get(version) is not None:
         if scripts.versions[version].controls[0]:
-            yield _line(
-                2, "control_directory", controls_of(found), "an image of the same name for each"
-            )
+            why = "an image of the same name for each"
+            yield _line(2, "control_directory", controls_of(found), why)
         if scripts.layers:
             yield _line(2, "multiple_target", True, "a_1.png, a_2.png are layers of a.png")
     if run.section.kind == "sdscripts" and run.size.side > 1024:
