@@ -66,6 +66,10 @@ def videos(folder: Path) -> Path:
     return folder
 
 
+# Complete single files: `checkpoint` in place of `vae` and `text`.
+COMPLETE = ("sd15_file", "sdxl_file")
+
+
 def model(project: Project, name: str) -> str:
     return os.fspath(MODELS[name](project / "models" / name, TOKENIZER).relative_to(project.folder))
 
@@ -95,13 +99,25 @@ def planned(project: Project, *files: str) -> None:
 
 def test_each_model_is_recognised_and_its_run_planned(project: Project) -> None:
     pictures(project / "pictures/ginger")
-    for name in MODELS:
+    names = [name for name in MODELS if name not in COMPLETE]
+    for name in names:
         said = project.ask(
             *("init", "pictures/ginger", "--model", model(project, name)),
             *("--output", f"{name}.yaml"),
         )
         assert "missing" not in said.output, said.output
-    planned(project, *(f"{name}.yaml" for name in MODELS))
+    planned(project, *(f"{name}.yaml" for name in names))
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_a_complete_file_is_all_that_a_model_needs(project: Project, name: str) -> None:
+    pictures(project / "cats")
+    said = project.ask("init", "cats", "--model", model(project, name), check=False)
+    own = next(iter(written(project, "cats.yaml")["models"].values()))
+    assert own["checkpoint"].endswith(".safetensors") and not own.keys() & {"vae", "text"}
+    if said.returncode:
+        pytest.skip("the configuration does not take such a file yet")
+    planned(project, "cats.yaml")
 
 
 def test_a_file_is_planned_as_it_is_written(project: Project) -> None:
@@ -211,8 +227,11 @@ def test_a_network_of_its_own_has_downloads_for_all_the_rest(project: Project) -
     said = project.ask("init", "cats", "--model", place, check=False)
     assert said.returncode == 1
     assert said.one_line("hf download black-forest-labs/FLUX.1-dev ae.safetensors", "flux")
-    assert said.one_line("hf download comfyanonymous/flux_text_encoders clip_l.safetensors")
-    assert said.one_line("hf download", '--include "tokenizer*/*"')
+    texts = (
+        "hf download comfyanonymous/flux_text_encoders clip_l.safetensors t5xxl_fp16.safetensors"
+    )
+    assert said.one_line("`text`, `text.1` of the model", texts)
+    assert said.one_line("`config`, `tokenizer`", "hf download", '--include "tokenizer*/*"')
     assert said.one_line("git clone https://github.com/kohya-ss/sd-scripts ../sd-scripts")
     MODELS["flux"](project / "flux", TOKENIZER)  # as these commands do
     install(project.folder.parent)
@@ -228,6 +247,45 @@ def test_without_a_model_the_download_of_one_is_printed(project: Project) -> Non
     named_weights.sd15(project / "models/stable-diffusion-v1-5", TOKENIZER)
     planned(project, "cats.yaml")
     assert project.ask("init", "cats", "--force").returncode == 0
+
+
+def test_a_model_of_the_hub_is_pinned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", os.fspath(project / "hub"))
+    pictures(project / "cats")
+    commit = "0123456789" * 4
+    repository = project / "hub/models--somebody--sd15"
+    named_weights.sd15(repository / "snapshots" / commit, TOKENIZER)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(commit)
+    project.ask("init", "cats", "--model", "somebody/sd15")
+    own = written(project, "cats.yaml")["models"]["sd1"]
+    assert own["vae"] == {"hub": "somebody/sd15", "revision": commit, "subfolder": "vae"}
+    planned(project, "cats.yaml")
+
+
+def test_control_images_have_a_folder_of_their_own(project: Project) -> None:
+    pictures(project / "cats")
+    place = "kontext/flux1-kontext-dev.safetensors"
+    MODELS["flux"](project / "kontext", TOKENIZER).rename(project / place)
+    said = project.ask("init", "cats", "--model", place, check=False)
+    assert said.returncode == 1
+    assert said.one_line("missing", "control images of cats", "control_cats")
+    shutil.copytree(project / "cats", project / "control_cats")
+    assert project.ask("init", "cats", "--model", place, "--force").returncode == 0
+    planned(project, "cats.yaml")
+
+
+def test_an_image_to_video_model_of_wan_needs_its_image_encoder(project: Project) -> None:
+    videos(project / "waves")
+    place = MODELS["wan_original"](project / "wan", TOKENIZER)
+    named_weights.write(place / "diffusion_pytorch_model.safetensors", named_weights.WAN_I2V)
+    said = project.ask("init", "waves", "--model", "wan", "--trainer", "musubi", check=False)
+    clip = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
+    assert said.one_line("`clip` of the model: hf download", clip)
+    named_weights.write_torch(project / "wan" / clip, ["visual.transformer.0.attn.to_qkv.weight"])
+    assert project.ask("init", "waves", "--model", "wan", "--force").returncode == 0
+    assert written(project, "waves.yaml")["models"]["wan"]["task"] == "i2v-14B"
+    planned(project, "waves.yaml")
 
 
 @pytest.mark.parametrize(

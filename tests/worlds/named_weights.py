@@ -104,6 +104,7 @@ def _checkpoint(*, xl: bool) -> Shapes:
 
 WAN_VAE = ("encoder.conv1.weight", "encoder.downsamples.0.residual.0.gamma", "decoder.conv1.weight")
 UMT5 = ("token_embedding.weight", "blocks.0.attn.q.weight", "blocks.0.ffn.gate.0.weight")
+WAN_I2V = _wan(5120, 36, clip=True)
 LORA: Shapes = {
     "lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight": (16, 320),
     "lora_unet_down_blocks_0_attentions_0_proj_in.lora_up.weight": (320, 16),

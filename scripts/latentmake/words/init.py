@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
 
-from latentmake.config import parse
+from latentmake.config import hub, parse
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.errors import DatasetError, ModelError, StorageError, UserError
 from latentmake.files import atomic
@@ -18,13 +18,8 @@ from latentmake.models import recipe
 from latentmake.models.checks import schedule_of
 from latentmake.words.found_folders import Found, found_in, slug
 from latentmake.words.found_model import Model, found_model
-from latentmake.words.model_section import (
-    Section,
-    download_lines,
-    refuse_trainer,
-    section_of,
-    trainers_of,
-)
+from latentmake.words.hub_files import PIPELINE, downloads
+from latentmake.words.model_section import Section, refuse_trainer, section_of, trainers_of
 from latentmake.words.new_config import Run, clip_frames, config_text, controls_of, shown, size_of
 from latentmake.words.project import HOME
 
@@ -71,13 +66,13 @@ def init(
     if file.exists() and not force:
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)
-    found, snapshot = _model(model)
+    found, place = _model(model)
     datasets, notes = _taken(datasets, found)
     programs = {kind: _program(kind, folders) for kind in _PROGRAMS}
     kinds = trainers_of(found, musubi=programs["musubi"] is not None)
     kind = trainer or kinds[0]
     refuse_trainer(kind, found, kinds)
-    section = section_of(Section(found, kind, _downloads(found, snapshot)))
+    section = section_of(Section(found, kind, _downloads(found, place), place))
     run = Run(name, datasets, section, size_of(found, datasets), *_installed(kind, programs), file)
     text = config_text(run)
     notes += [*_notes(run)]
@@ -117,23 +112,29 @@ def _named(datasets: list[Found]) -> list[Found]:
     return named
 
 
-def _model(given: str | None) -> tuple[Model, Path | None]:
-    """Return the model, and its snapshot in the hub's cache."""
+def _model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
+    """Return the model, and how the configuration writes a path of it.
+
+    Raises:
+        ModelError: there is none, here or in the hub's local cache.
+    """
     if given is None:
         if _FIRST.is_dir():
-            return found_model(_FIRST), None
-        return Model(ARCHITECTURES["sd1"], None, [], [], _FIRST), None
+            return found_model(_FIRST), str
+        return Model(ARCHITECTURES["sd1"], None, [], [], _FIRST), str
     if Path(given).exists() or not _HUB.fullmatch(given):
-        return found_model(Path(given)), None
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        snapshot = Path(snapshot_download(given, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
+        return found_model(Path(given)), str
+    commit = hub.known_commit(given)
+    if commit is None:
         hint = f"correct the path, or run `hf download {given}` for a model of the hub"
-        raise ModelError("this model does not exist here", where=given, hint=hint) from None
-    return found_model(snapshot, given), snapshot
+        raise ModelError("this model does not exist here", where=given, hint=hint)
+    snapshot = hub.place_of(given, commit)
+
+    def place(path: Path) -> dict[str, str]:
+        below = {"subfolder" if path.is_dir() else "file": str(path.relative_to(snapshot))}
+        return {"hub": given, "revision": commit, **({} if path == snapshot else below)}
+
+    return found_model(snapshot, given), place
 
 
 def _taken(datasets: list[Found], model: Model) -> tuple[list[Found], list[str]]:
@@ -181,48 +182,50 @@ def _notes(run: Run) -> Iterator[str]:
     for each in run.datasets:
         if lacking := each.items - each.captioned:
             of = f"{lacking} of {each.counted}" if each.captioned else f"all {each.counted}"
-            words = f"their caption is `class_tokens: {shown(each.words)}`"
-            yield f"{each.path}: {of} lack a caption; {words}, and captions of their own are better"
+            words = f"`class_tokens: {shown(each.words)}` stands for it"
+            yield f"{each.path}: {of} lack a caption: {words}, but captions of their own are better"
         if small := each.smaller(size.side):
             yield f"{each.path}: {small} of {each.counted} are enlarged to the resolution"
         scripts = model.architecture.scripts
         short = each.shorter(scripts.fps, clip_frames(each, scripts)) if scripts else 0
-        if each.video and short:
+        if each.video and 0 < short < each.items:
             yield f"{each.path}: {short} of {each.counted} are shorter than a clip, and left out"
     if not size.full:
-        own = f"the {round(size.own)} pixels that {model.title} was made for"
+        own = f"the {size.own} pixels that {model.title} was made for"
         yield f"most are smaller than {own}: `resolutions: [{shown(size.value)}]`"
 
 
 def _missing(run: Run) -> Iterator[str]:
     """Yield what is missing, and how to get it, a line each."""
-    section = run.section
-    if not section.model.networks:
-        yield f"a model: the file names {section.folder}; name your own by --model"
+    section, model = run.section, run.section.model
+    if not model.networks:
+        yield f"a model: {PIPELINE} --local-dir {section.folder}, or name your own by --model"
         if _TINY.is_dir():
             tiny = _TINY.relative_to(Path.cwd()) if _TINY.is_relative_to(Path.cwd()) else _TINY
-            yield f"to try Latentmake at once, without a download: --model {tiny}"
-    names = [key for key in section.missing if section.model.networks]
-    if names:
-        yield f"of the model: {', '.join(f'`{x}`' for x in names)}; the file has their future paths"
-    files = [file for file in section.missing.values() if file is not None]
-    yield from download_lines(files, section.folder)
+            yield f"to try Latentmake without a download: --model {tiny}, which only shows how it works"
+    elif section.missing:
+        known = {key: file for key, file in section.missing.items() if file is not None}
+        for keys, command in downloads(known, section.folder):
+            yield f"{', '.join(f'`{key}`' for key in keys)} of the model: {command}"
+        for key in section.missing.keys() - known.keys():
+            yield f"`{key}` of the model: set it in {run.file}"
     if run.clone:
-        name = run.program[0].replace("_", "-") if run.program else ""
-        yield f"{name} was not found near this folder: {run.clone}, then make its `venv`"
-    scripts = section.model.architecture.scripts
-    version = scripts.versions[section.model.task or ""] if scripts else None
-    if version is not None and version.controls[0]:
-        for each in run.datasets:
-            if not Path(controls_of(each)).is_dir():
-                yield f"control images: put them into {controls_of(each)}"
+        hint = "then set it up as docs/guides/install-trainers.md says"
+        yield f"the trainer `{section.kind}`: {run.clone}, {hint}"
+    scripts = model.architecture.scripts
+    version = scripts.versions[model.task or ""] if scripts else None
+    for each in run.datasets:
+        if version and version.controls[0] and not Path(controls_of(each)).is_dir():
+            yield f"control images of {each.path}: put them into {controls_of(each)}"
+        if each.video and scripts:
+            frames = clip_frames(each, scripts)
+            if each.shorter(scripts.fps, frames) == each.items:
+                yield f"{each.path}: all videos are shorter than a clip of {frames} frames"
 
 
-def _downloads(model: Model, snapshot: Path | None) -> Path:
-    """Return the folder for files that are missing."""
-    if snapshot is None and model.root.is_dir():
-        return model.root
-    return model.root if not model.networks else Path("models") / model.architecture.name
+def _downloads(model: Model, place: Callable[[Path], Any]) -> Path:
+    """Return the folder for files that are missing: beside the model's, or below `models`."""
+    return model.root if place is str else Path("models") / model.architecture.name
 
 
 def _faults(text: str) -> Iterator[str]:

@@ -5,8 +5,7 @@ What is missing gets the path that it will have after the line `hf download` tha
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,7 @@ _LANGUAGE = {  # the same of the language models that encode captions
     **{"z_image": 2560, "flux_2_dev": 5120, "flux_2_klein_4b": 2560, "flux_2_klein_9b": 4096},
     **{"krea2": 2560, "ideogram4": 4096, "anima": 1024, "lumina": 2304},
 }
-_PARTS = {  # folder of a pipeline -> its files; repositories have others besides
-    **dict.fromkeys(("vae", "unet"), ("config.json", "diffusion_pytorch_model.safetensors")),
-    "text_encoder": ("config.json", "model.safetensors"),
-    "scheduler": ("scheduler_config.json",),
-}
+_RENAMED = r"\bdouble_stream_modulation_img\.linear\."  # FLUX.2 as diffusers has it
 _TOKENIZERS = ("google/umt5-xxl", "umt5-xxl", "tokenizer", ".")
 
 
@@ -70,7 +65,7 @@ class Section:
             return self.place(path)
         file = HUB_FILES.get(self.name, {}).get(key)
         self.missing[key] = file
-        return str(self.folder / key if file is None else future(file, self.folder))
+        return str(self.folder / key if file is None else file.future(self.folder))
 
     def put(self, key: str, path: Path | None) -> None:
         """Set a key; `text.1` is the second text encoder."""
@@ -79,35 +74,6 @@ class Section:
             self.keys.setdefault("text", []).append(value)
         else:
             self.keys[key] = value
-
-
-def _folder(file: HubFile, folder: Path) -> Path:
-    """Return the --local-dir of a file: a complete repository gets a folder of its own."""
-    return folder / Path(file.repo).name if file.name == "*" else folder
-
-
-def future(file: HubFile, folder: Path) -> Path:
-    """Return the path of a file, or the folder of several, after their download."""
-    place = _folder(file, folder)
-    return place.joinpath(*(x for x in Path(file.name).parts if "*" not in x))
-
-
-def download_lines(files: Iterable[HubFile], folder: Path) -> Iterator[str]:
-    """Yield commands that download files, one for each repository and kind of names."""
-    calls: dict[tuple[str, Path, bool], list[str]] = {}
-    for repo, name in dict.fromkeys(files):
-        part = re.sub(r"(_\d)?/\*$", "", name)
-        patterns = [name.replace("*", each) for each in _PARTS.get(part, ())]
-        patterns = patterns or [name.replace("-00001-of-", "-*-of-")]  # all shards
-        call = (repo, _folder(HubFile(repo, name), folder), "*" in patterns[0])
-        calls.setdefault(call, []).extend(patterns)
-    for (repo, local, several), names in calls.items():
-        words = [f'--include "{x}"' if several else x for x in names if x != "*"]
-        yield " ".join(["hf download", repo, *words, "--local-dir", _quoted(str(local))])
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"' if " " in text else text
 
 
 def trainers_of(model: Model, *, musubi: bool) -> list[str]:
@@ -166,7 +132,7 @@ def _usable(model: Model, kind: str) -> list[Part]:
         folders = [x for x in found if x.path.is_dir() and x.has(r"^down_blocks\.")]
         return folders or [x for x in found if x.complete]
     if kind == "musubi" and row.scripts is not None:
-        return [x for x in found if x.has(row.scripts.mark)]
+        return [x for x in found if x.has(row.scripts.mark) and not x.has(_RENAMED)]
     if kind == "wan" or row.strategies is None:
         return [x for x in found if x.file.suffix == ".safetensors"]
     marks = row.strategies.marks
@@ -205,9 +171,6 @@ def _own(section: Section) -> None:
         path = network.path if network.path.is_file() else model.root
         path = network.file if model.architecture.single_file else path
     if network is None and not model.networks:  # nothing lies there at all
-        parts = HUB_FILES[section.name]
-        section.missing |= {key: HubFile(parts["vae"].repo, "unet/*")}
-        section.missing["scheduler"] = HubFile(parts["vae"].repo, "scheduler/*")
         section.keys[key] = str(section.folder / "unet")
         return
     section.put(key, path)
@@ -248,13 +211,15 @@ def _text(section: Section, name: str, number: int, *, single: bool) -> None:
             section.missing["tokenizer"] = HubFile(configs["vae"].repo, f"tokenizer{suffix}/*")
         section.keys.setdefault("text", []).append(value)
         return
-    found: dict[str, Any] = {"path": value}
+    found: dict[str, Any] = {"path": value} if isinstance(value, str) else {**value}
     for what, folder in (("config", f"text_encoder{suffix}"), ("tokenizer", f"tokenizer{suffix}")):
         known = "config.json" if what == "config" else "tokenizer_config.json"
         there = (root / folder / known).is_file()
         if not there:
             section.missing[what] = configs.get(what)
         found[what] = section.place(root / folder) if there else str(section.folder / folder)
+        if what == "config" and there:
+            found[what] = str(root / folder)  # only a path will do
     section.keys.setdefault("text", []).append(found)
 
 
@@ -303,7 +268,8 @@ def _wan(section: Section, networks: list[Part]) -> None:
         known = ("tokenizer.json", "spiece.model")
         tokenizer = [x for x in places if any((x / name).is_file() for name in known)]
         place = section.value("tokenizer", tokenizer[0] if tokenizer else None)
-        section.keys["text"] = {"path": value, "tokenizer": place}
+        own = {"path": value} if isinstance(value, str) else value
+        section.keys["text"] = {**own, "tokenizer": place}
     if scripts is not None and "clip" in scripts.versions[str(model.task)].needs:
         section.put("clip", first("CLIP image encoder"))
     low = [each for each in networks if not is_high(each)]

@@ -28,6 +28,7 @@ _CLIPS = {  # width and height of clips, in pixels
 # Trainer -> times that an item is seen, and fewest and most items that a training sees.
 _SEEN = {"sd": (100, 2000, 12000), "sdscripts": (60, 1000, 3000)}
 _SEEN |= {"musubi": (50, 800, 2000), "wan": (50, 800, 2000)}
+_TIMES = 200  # that an item is seen at most
 _SECTION = 37  # frames: FramePack's first, and the 36 of a section
 _BATCH = 4  # the trainer sd's default
 _WHY = {
@@ -42,17 +43,14 @@ class Size(NamedTuple):
     Attributes:
         value: as the configuration has it.
         side: of a square of its area, in pixels.
-        own: the same of the size that the model was made for.
+        full: whether the model was made for it.
+        own: the size that the model was made for.
     """
 
     value: int | list[int]
     side: float
-    own: float
-
-    @property
-    def full(self) -> bool:
-        """Whether it is the size that the model was made for."""
-        return self.side == self.own
+    full: bool
+    own: str
 
 
 def size_of(model: Model, found: Sequence[Found]) -> Size:
@@ -62,11 +60,12 @@ def size_of(model: Model, found: Sequence[Found]) -> Size:
     own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
     sides = sorted(side for each in found for side in each.sides)
     middle = sides[len(sides) // 2] if sides else own
+    words = f"{clip[0]} x {clip[1]}" if clip else str(round(own))
     if middle >= 0.9 * own:
-        return Size([*clip] if clip else round(own), own, own)
+        return Size([*clip] if clip else round(own), own, True, words)
     step = 64 if own >= 256 else model.architecture.side
     side = max(middle // step * step, own // 2 // step * step)
-    return Size(int(side), side, own)
+    return Size(int(side), side, False, words)
 
 
 def _own_side(model: Model) -> int:
@@ -117,7 +116,7 @@ def _line(depth: int, key: str, value: Any = None, why: str = "") -> str:
     """Return a key with its value; the comment stands before a long line, behind a short one."""
     indent = "  " * depth
     text = f"{indent}{key}:" if value is None else f"{indent}{key}: {shown(value)}"
-    if why and len(text) > _COLUMN:
+    if why and len(text) > _COLUMN + 12:
         return f"{indent}# {why}\n{text}"
     return f"{text:<{_COLUMN}} # {why}" if why else text
 
@@ -125,7 +124,9 @@ def _line(depth: int, key: str, value: Any = None, why: str = "") -> str:
 def config_text(run: Run) -> str:
     """Return the text of the configuration."""
     section, trained = run.section, sum(each.items * each.repeats for each in run.datasets)
-    what = " and ".join(each.counted for each in run.datasets)
+    kinds = {kind: sum(x.items for x in run.datasets if x.video == kind) for kind in (False, True)}
+    words = ((kinds[False], "image"), (kinds[True], "video"))
+    what = " and ".join(numbered(count, word) for count, word in words if count)
     lines = [
         f"# A LoRA of {section.model.title} on {what}. `latentmake init` wrote this file; edit it.",
         f"#   snakemake -n {run.command}            # show the plan",
@@ -156,7 +157,7 @@ def config_text(run: Run) -> str:
 def _why_size(run: Run) -> str:
     if run.size.full:
         return "pixels: the size that the model was made for"
-    return f"pixels: most are smaller than the model's {round(run.size.own)}"
+    return f"pixels: most are smaller than the model's {run.size.own}"
 
 
 def _dataset(found: Found, run: Run) -> Iterator[str]:
@@ -194,7 +195,7 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
 
 def controls_of(found: Found) -> str:
     """Return the folder where the control images of a dataset are expected."""
-    return f"{found.path}_control"
+    return str(found.path.with_name(f"control_{found.name}"))
 
 
 def clip_frames(found: Found, scripts: Scripts) -> int:
@@ -236,7 +237,7 @@ def _trainer(run: Run, items: int) -> Iterator[str]:
     """Yield the trainer's settings; `items` are those of an epoch."""
     kind = run.section.kind
     times, least, most = _SEEN[kind]
-    seen = min(max(times * items, least), most)
+    seen = min(max(times * items, least), most, _TIMES * items)
     yield _line(3, "kind", kind)
     if kind in ("sd", "wan"):
         yield from _loop(kind, seen, items)
@@ -265,10 +266,13 @@ def _launched(section: Section, epochs: int, items: int) -> Iterator[str]:
     known = scripts or row.strategies
     assert known is not None
     guide, title = known.settings, "musubi-tuner" if scripts else "sd-scripts"
-    yield _line(3, "network_dim", guide["network_dim"], f"rank of the LoRA, by {title}'s guide")
-    yield _line(3, "network_alpha", guide["network_alpha"] or guide["network_dim"], "likewise")
-    yield _line(3, "learning_rate", guide["learning_rate"], "likewise")
-    yield _line(3, "max_train_epochs", epochs, f"{epochs * items} steps, one for each item")
+    yield _line(
+        3, "network_dim", guide["network_dim"], f"rank of the LoRA, as in the guide of {title}"
+    )
+    alpha = guide["network_alpha"] or guide["network_dim"]
+    yield _line(3, "network_alpha", alpha, "as in the guide")
+    yield _line(3, "learning_rate", guide["learning_rate"], "as in the guide")
+    yield _line(3, "max_train_epochs", epochs, f"{epochs * items} steps of one item each")
     every = max(1, epochs // 5)
     yield _line(3, "save_every_n_epochs", every, "copies; the last one need not be the best")
     if row is WAN and network and number_format(Content(None, network.tensors)) == "fp16":
@@ -277,5 +281,6 @@ def _launched(section: Section, epochs: int, items: int) -> Iterator[str]:
         yield _line(3, "# optimizer_type", "AdamW8bit", "less memory; it needs bitsandbytes")
         return
     for key in scripts.fp8[-1] if scripts.fp8 else ():
-        yield _line(3, f"# {key}", True, "the network in 8 bits: less memory")
+        why = "needs fp8_base" if key == "fp8_scaled" else "the network in 8 bits: less memory"
+        yield _line(3, f"# {key}", True, why)
     yield _line(3, "# arguments", ["--blocks_to_swap", "16"], "less memory for more time")
