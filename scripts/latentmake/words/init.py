@@ -77,7 +77,11 @@ def init(
     text = config_text(run)
     notes += [*_notes(run)]
     missing = [*_missing(run), *(() if section.missing else _faults(text))]
-    atomic.write(file, text.encode())
+    try:
+        atomic.write(file, text.encode())
+    except UnicodeEncodeError:
+        what, hint = "has a name that is not UTF-8, which YAML cannot hold", "rename the folder"
+        raise DatasetError(what, where=folders[0], hint=hint) from None
     for each in datasets:
         _say("found", f"{each.path}: {each.described}")
     if found.networks:
@@ -100,16 +104,11 @@ def _say(label: str, line: str) -> None:
 
 def _named(datasets: list[Found]) -> list[Found]:
     """Give datasets of the same name a number."""
-    seen: dict[str, int] = {}
-    for each in datasets:
-        seen[each.name] = seen.get(each.name, 0) + 1
-    counts: dict[str, int] = {}
-    named = []
-    for each in datasets:
-        counts[each.name] = counts.get(each.name, 0) + 1
-        number = f"_{counts[each.name]}" * (seen[each.name] > 1)
-        named.append(each._replace(name=f"{each.name}{number}"))
-    return named
+    names = [each.name for each in datasets]
+    numbers = [f"_{names[:at].count(name) + 1}" * (names.count(name) > 1)
+               for at, name in enumerate(names)]  # fmt: skip
+    return [each._replace(name=each.name + number)
+            for each, number in zip(datasets, numbers, strict=True)]  # fmt: skip
 
 
 def _model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
@@ -202,7 +201,7 @@ def _missing(run: Run) -> Iterator[str]:
         yield f"a model: {PIPELINE} --local-dir {section.folder}, or name your own by --model"
         if _TINY.is_dir():
             tiny = _TINY.relative_to(Path.cwd()) if _TINY.is_relative_to(Path.cwd()) else _TINY
-            yield f"to try Latentmake without a download: --model {tiny}, which only shows how it works"
+            yield f"to try it without a download: --model {tiny}, which only shows how it works"
     elif section.missing:
         known = {key: file for key, file in section.missing.items() if file is not None}
         for keys, command in downloads(known, section.folder):

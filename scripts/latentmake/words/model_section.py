@@ -172,6 +172,7 @@ def _own(section: Section) -> None:
         path = network.file if model.architecture.single_file else path
     if network is None and not model.networks:  # nothing lies there at all
         section.keys[key] = str(section.folder / "unet")
+        section.missing[key] = None
         return
     section.put(key, path)
 

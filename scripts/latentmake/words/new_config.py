@@ -156,16 +156,16 @@ def config_text(run: Run) -> str:
 
 def _why_size(run: Run) -> str:
     if run.size.full:
-        return "pixels: the size that the model was made for"
-    return f"pixels: most are smaller than the model's {run.size.own}"
+        return "pixels; the size that the model was made for"
+    return f"pixels; most are smaller than the model's {run.size.own}"
 
 
 def _dataset(found: Found, run: Run) -> Iterator[str]:
     row, version = run.section.model.architecture, run.section.model.task or ""
     yield _line(1, found.name)
-    why = (
-        f"{found.counted}; a{'.mp4' if found.video else '.jpg'} has its caption in a{found.ending}"
-    )
+    why, first = found.counted, "a.mp4" if found.video else "a.jpg"
+    if found.captioned and not found.listed:
+        why += f"; {first} has its caption in a{found.ending}"
     yield _line(2, "path", str(found.path), why)
     yield _line(2, "fit", "bucket", "keep the shape of each; `crop` cuts off the sides")
     if found.repeats > 1:
@@ -228,9 +228,9 @@ def _model(section: Section) -> Iterator[str]:
         else:
             yield _line(2, key, value, why)
     if section.kind == "sd":
-        yield _line(2, "dtype", "float16", "of the caches; half of the default, float32")
+        yield _line(2, "dtype", "float16", "of the caches; takes half of float32")
     elif section.keys.get("layout") == "sdscripts":
-        yield _line(2, "dtype", "bfloat16", "in which the encoders compute; half of the memory")
+        yield _line(2, "dtype", "bfloat16", "of the encoders; takes half of float32")
 
 
 def _trainer(run: Run, items: int) -> Iterator[str]:
@@ -253,8 +253,8 @@ def _loop(kind: str, seen: int, items: int) -> Iterator[str]:
     times = numbered(max(1, round(steps * batch / items)), "time")
     yield _line(3, "rank", rank, "size of the LoRA; a larger one can learn more")
     yield _line(3, "learning_rate", 1e-4, "lower it if the pictures become worse")
-    yield _line(3, "steps", steps, f"{batch} at a time: each is seen about {times}")
-    yield _line(3, "save_every_n_steps", every, "copies; the last one need not be the best")
+    yield _line(3, "steps", steps, f"each is seen about {times}, {batch} a step")
+    yield _line(3, "save_every_n_steps", every, "copies, since the last is not always the best")
     if kind == "sd":
         yield _line(3, "samples", {"every": every}, "steps between pictures that it draws")
 
@@ -266,15 +266,14 @@ def _launched(section: Section, epochs: int, items: int) -> Iterator[str]:
     known = scripts or row.strategies
     assert known is not None
     guide, title = known.settings, "musubi-tuner" if scripts else "sd-scripts"
-    yield _line(
-        3, "network_dim", guide["network_dim"], f"rank of the LoRA, as in the guide of {title}"
-    )
+    why = f"rank of the LoRA, as in the guide of {title}"
+    yield _line(3, "network_dim", guide["network_dim"], why)
     alpha = guide["network_alpha"] or guide["network_dim"]
     yield _line(3, "network_alpha", alpha, "as in the guide")
     yield _line(3, "learning_rate", guide["learning_rate"], "as in the guide")
     yield _line(3, "max_train_epochs", epochs, f"{epochs * items} steps of one item each")
     every = max(1, epochs // 5)
-    yield _line(3, "save_every_n_epochs", every, "copies; the last one need not be the best")
+    yield _line(3, "save_every_n_epochs", every, "copies, since the last is not always the best")
     if row is WAN and network and number_format(Content(None, network.tensors)) == "fp16":
         yield _line(3, "mixed_precision", "fp16", "that of the network's file")
     if scripts is None:
