@@ -11,6 +11,7 @@ from typing import Any
 import named_weights
 import pytest
 import yaml
+from latentmake.config import Weights
 from latentmake.config.musubi import MUSUBI
 from latentmake.config.sdscripts import SDSCRIPTS
 from named_weights import MODELS
@@ -66,10 +67,6 @@ def videos(folder: Path) -> Path:
     return folder
 
 
-# Complete single files: `checkpoint` in place of `vae` and `text`.
-COMPLETE = ("sd15_file", "sdxl_file")
-
-
 def model(project: Project, name: str) -> str:
     return os.fspath(MODELS[name](project / "models" / name, TOKENIZER).relative_to(project.folder))
 
@@ -99,24 +96,32 @@ def planned(project: Project, *files: str) -> None:
 
 def test_each_model_is_recognised_and_its_run_planned(project: Project) -> None:
     pictures(project / "pictures/ginger")
-    names = [name for name in MODELS if name not in COMPLETE]
-    for name in names:
+    for name in MODELS:
         said = project.ask(
             *("init", "pictures/ginger", "--model", model(project, name)),
             *("--output", f"{name}.yaml"),
         )
         assert "missing" not in said.output, said.output
-    planned(project, *(f"{name}.yaml" for name in names))
+    planned(project, *(f"{name}.yaml" for name in MODELS))
 
 
-@pytest.mark.parametrize("name", COMPLETE)
-def test_a_complete_file_is_all_that_a_model_needs(project: Project, name: str) -> None:
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+def test_a_file_from_civitai_is_all_that_a_model_needs(
+    project: Project, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (project / "models").mkdir()
+    world = pytest.importorskip("checkpoint_world")
+    monkeypatch.setenv("HF_HUB_CACHE", os.fspath(project / "hub"))
     pictures(project / "cats")
-    said = project.ask("init", "cats", "--model", model(project, name), check=False)
-    own = next(iter(written(project, "cats.yaml")["models"].values()))
-    assert own["checkpoint"].endswith(".safetensors") and not own.keys() & {"vae", "text"}
-    if said.returncode:
-        pytest.skip("the configuration does not take such a file yet")
+    place = "models/dream shaper.safetensors"
+    world.write(project / "pipeline", project / place, TOKENIZER, kind)
+    said = project.ask("init", "cats", "--model", place, check=False)
+    assert said.one_line("missing", "hf download openai/clip-vit-large-patch14", "vocab.json")
+    snapshots = project / "hub/models--openai--clip-vit-large-patch14/snapshots"
+    shutil.copytree(TOKENIZER, snapshots / ("0" * 40))
+    project.ask("init", "cats", "--model", place, "--force")
+    (own,) = written(project, "cats.yaml")["models"].values()
+    assert own["checkpoint"] == place and not own.keys() & {"vae", "text", "unet"}
     planned(project, "cats.yaml")
 
 
@@ -249,17 +254,23 @@ def test_without_a_model_the_download_of_one_is_printed(project: Project) -> Non
     assert project.ask("init", "cats", "--force").returncode == 0
 
 
-def test_a_model_of_the_hub_is_pinned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "wan_original", "z_image"])
+def test_a_model_of_the_hub_is_pinned(
+    project: Project, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name != "sd15" and "file" not in Weights.model_fields:
+        pytest.skip("the configuration names no file of the hub yet")
     monkeypatch.setenv("HF_HUB_CACHE", os.fspath(project / "hub"))
     pictures(project / "cats")
     commit = "0123456789" * 4
-    repository = project / "hub/models--somebody--sd15"
-    named_weights.sd15(repository / "snapshots" / commit, TOKENIZER)
+    repository = project / f"hub/models--somebody--{name}"
+    MODELS[name](repository / "snapshots" / commit, TOKENIZER)
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text(commit)
-    project.ask("init", "cats", "--model", "somebody/sd15")
-    own = written(project, "cats.yaml")["models"]["sd1"]
-    assert own["vae"] == {"hub": "somebody/sd15", "revision": commit, "subfolder": "vae"}
+    project.ask("init", "cats", "--model", f"somebody/{name}")
+    (own,) = written(project, "cats.yaml")["models"].values()
+    assert own["vae"].pop("subfolder" if name.startswith("sd") else "file")
+    assert own["vae"] == {"hub": f"somebody/{name}", "revision": commit}
     planned(project, "cats.yaml")
 
 
@@ -317,7 +328,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     (project / "data.toml").write_text("[general]\n")
     named_weights.write(project / "lora.safetensors", named_weights.LORA)
     named_weights.sdxl(project / "sdxl", TOKENIZER)
-    named_weights.sd15_file(project.folder, TOKENIZER)
+    named_weights.write(project / "dream shaper.safetensors", named_weights.CHECKPOINT)
     shutil.copy(
         project / "sdxl/vae/diffusion_pytorch_model.safetensors", project / "vae.safetensors"
     )
