@@ -210,6 +210,36 @@ def test_a_wan_pipeline_is_trained_here(project: Project) -> None:
     assert said.one_line("cannot train Wan", "--trainer wan")
 
 
+def test_the_shipped_model_shows_how_it_works(project: Project) -> None:
+    shutil.copytree(ROOT / "data/tiny-sd", project / "data/tiny-sd")
+    pictures(project / "cats")
+    project.ask("init", "cats", "--model", "data/tiny-sd")
+    assert written(project, "cats.yaml")["runs"]["cats"]["resolutions"] == [64]
+    planned(project, "cats.yaml")
+
+
+def test_any_file_of_a_pipeline_stands_for_it(project: Project) -> None:
+    pictures(project / "cats")
+    place = model(project, "sd15")
+    for below in ("", "/unet", "/unet/diffusion_pytorch_model.safetensors"):
+        project.ask("init", "cats", "--model", place + below, "--force")
+        own = written(project, "cats.yaml")["models"]["sd1"]
+        assert own["unet"] == f"{place}/unet" and own["vae"] == f"{place}/vae"
+
+
+def test_one_of_two_networks_asks_for_the_other(project: Project) -> None:
+    pictures(project / "cats")
+    place = Path(model(project, "wan_pair"))
+    low = project / place
+    low.unlink()
+    high = str(place).replace("low", "high")
+    said = project.ask("init", "cats", "--model", high, check=False)
+    name = f"split_files/diffusion_models/{place.name}"
+    assert said.one_line("`dit` of the model: hf download", name)
+    own = written(project, "cats.yaml")["models"]["wan"]
+    assert (own["dit"], own["dit_high_noise"]) == (f"{place.parent}/{name}", high)
+
+
 def test_a_missing_text_encoder_has_its_download(project: Project) -> None:
     pictures(project / "cats")
     place = model(project, "sd15")
