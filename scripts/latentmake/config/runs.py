@@ -19,13 +19,7 @@ class Validation(Closed):
     [Wan](../trainers/wan.md).
 
     ```yaml
-    runs:
-      films:
-        datasets: [films]
-        model: wan
-        resolutions: [[832, 480]]
-        validation: {items: 16}
-        trainer: {kind: wan}
+    validation: {items: 16}
     ```
 
     - Whole sources are held out: a video with all its clips, or an image, at all resolutions and
@@ -54,6 +48,10 @@ class Run(Closed):
     up to date and trains; `caches_{run}` stops before the training. Results lie in `runs/{run}/`.
 
     ```yaml
+    datasets:
+      cats: {path: data/cats}
+    models:
+      sd15: {vae: models/sd15/vae, text: [models/sd15/text_encoder], unet: models/sd15/unet}
     runs:
       cats:
         datasets: [cats]

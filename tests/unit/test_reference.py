@@ -1,0 +1,84 @@
+"""The generated files are those that the program would write today: reference, schema, index."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Annotated
+
+import pytest
+import yaml
+from latentmake.config import Config, parse
+from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.musubi import MUSUBI
+from latentmake.config.sdscripts import SDSCRIPTS
+from latentmake.config.sections import sections
+from pydantic import TypeAdapter, ValidationError
+from reference import ROOT, files
+from reference.pages import PAGES, Page, text
+
+FILES = files()
+SECTIONS = {section.model for section in sections(Config)}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_what_the_program_says_today(name: str) -> None:
+    written = (ROOT / name).read_text(encoding="utf-8")
+    assert written == FILES[name], "run: PYTHONPATH=scripts python -m reference"
+
+
+def test_no_other_page_lies_in_the_folder() -> None:
+    pages = {f"docs/reference/{path.name}" for path in (ROOT / "docs/reference").iterdir()}
+    assert pages == {name for name in FILES if name.startswith("docs/reference/")}
+
+
+def test_every_section_has_its_keys_on_a_page() -> None:
+    shown = {page.section for page in PAGES} | {part.section for x in PAGES for part in x.parts}
+    elsewhere = {"Config", "Location"}  # the first page; the keys of `Weights`, but `config`
+    assert {each.__name__ for each in SECTIONS - shown} == elsewhere
+
+
+def test_an_anchor_stands_once_on_a_page() -> None:
+    for name, content in FILES.items():
+        titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", content, flags=re.DOTALL), re.M)
+        anchors = [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in titles]
+        assert len(anchors) == len(set(anchors)), name
+
+
+def accepted(key: str, value: object) -> bool:
+    for section in SECTIONS:
+        field = section.model_fields.get(key)
+        with suppress(ValidationError):
+            if field and TypeAdapter(Annotated[field.annotation, field]).validate_python(value):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_on_a_page_are_accepted(page: Page) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", text(page), re.DOTALL)
+    for values in map(yaml.safe_load, blocks):
+        assert all(accepted(key, value) for key, value in values.items()), values
+
+
+def test_all_guides_save_memory_and_those_of_musubi_tuner_have_one_seed() -> None:
+    """The page on architectures says so in a sentence."""
+    for rows, seed in ((MUSUBI, 42), (SDSCRIPTS, None)):
+        for row in rows.values():
+            assert row.settings["gradient_checkpointing"] is True
+            assert row.settings.get("seed") == seed
+
+
+def test_each_architecture_of_musubi_tuner_has_an_example() -> None:
+    models = [
+        model
+        for path in (ROOT / "config/examples").glob("*.yaml")
+        for model in parse(yaml.safe_load(path.read_text(encoding="utf-8"))).models.values()
+    ]
+    rows = {each.name for each in (WAN, *ARCHITECTURES.values()) if each.scripts}
+    assert rows <= {model.spec.name for model in models}
+
+
+def test_each_example_says_what_it_is() -> None:
+    for path in (ROOT / "config/examples").glob("*.yaml"):
+        assert path.read_text(encoding="utf-8").startswith("# "), path
