@@ -14,12 +14,10 @@ These pages describe every key of the configuration and every option of `latentm
 generated from the program. The guide to the configuration is
 [config/README.md](../../config/README.md).
 
-| page | place | content |
-|---|---|---|
 """
 _OTHERS = """\
-| [architectures](architectures.md) | | Weights, tasks and training defaults of each architecture. |
-| [commands](commands.md) | | Commands of `latentmake` and their options. |
+- [Architectures](architectures.md): Weights, tasks and training defaults of each architecture.
+- [Commands](commands.md): The commands of `latentmake` and their options.
 
 ## How to read an entry
 
@@ -57,8 +55,5 @@ staleness is decided](../how-it-works/staleness.md).
 
 def page() -> str:
     """Return the Markdown of the page."""
-    rows = [
-        f"| [{page.title}]({page.file}) | `{page.place}` | {summary(page.section)} |\n"
-        for page in PAGES
-    ]
+    rows = [f"- [{page.title}]({page.file}): {summary(page.section)}\n" for page in PAGES]
     return f"{_HEAD}{''.join(rows)}{_OTHERS}{entry(Config, 'prompt')}\n"

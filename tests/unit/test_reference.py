@@ -54,11 +54,21 @@ def accepted(key: str, value: object) -> bool:
     return False
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_examples_on_a_page_are_accepted(page: Page) -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", text(page), re.DOTALL)
+def check_examples(content: str) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", content, re.DOTALL)
     for values in map(yaml.safe_load, blocks):
         assert all(accepted(key, value) for key, value in values.items()), values
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_on_a_page_are_accepted(page: Page) -> None:
+    check_examples(text(page))
+
+
+def test_parts_of_a_configuration_in_the_guide_are_accepted() -> None:
+    guide = (ROOT / "config/README.md").read_text(encoding="utf-8")
+    check_examples(guide)
+    assert len(guide.splitlines()) <= 150
 
 
 def test_all_guides_save_memory_and_those_of_musubi_tuner_have_one_seed() -> None:
