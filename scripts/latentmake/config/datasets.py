@@ -72,7 +72,7 @@ class Dataset(Closed):
     - Sub-folders are searched too. Names that begin with a dot are ignored.
     - Two images of one folder that differ only in their ending (`a.png`, `a.jpg`) would share
       their caches and are refused.
-    - Of an animation, only the first frame is used. A TIFF of floating-point values from 0 to 1 is
+    - Only the first frame of an animation is used. A TIFF of floating-point values from 0 to 1 is
       a faulty item, because trainers would see it as black.
     - Captions are UTF-8, at most 1,000,000 bytes. Space at both ends is dropped. Every line
       counts, but with `layout: sdscripts` only the first. A file with NUL characters (UTF-16) is a

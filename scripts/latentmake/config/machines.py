@@ -119,11 +119,14 @@ class Publish(Closed):
     publish: {path: /mnt/d/training, path_maps: [{wsl: /home/me/models, windows: 'E:/models'}]}
     ```
 
-    Before anything is encoded or copied, `publish_{run}` checks the flags and the keys of the
-    dataset TOML against the trainer's sources, the attention, the model files that lie on this
-    machine, and whether each system has a name for every path. A path without a name on one system
-    is a warning; it is an error if neither script could run. Packages on the other machine cannot
-    be checked.
+    Before anything is encoded or copied, `publish_{run}` checks:
+
+    - flags and keys of the dataset TOML, against the sources of the trainer;
+    - the attention, and model files that lie on this machine;
+    - whether each system has a name for every path.
+
+    A path without a name on one system is a warning; it is an error if neither script could run.
+    Packages on the other machine cannot be checked.
 
     ## Without caches
 
@@ -176,9 +179,10 @@ class Export(Closed):
     """Caches that `export_{run}` writes for ai-training.
 
     `snakemake export_{run}` brings the caches of a run up to date and writes them as
-    [ai-training's](../trainers/ai-training.md) scripts would: latents and CLIP embeddings in
-    float32, T5 embeddings in bfloat16, each beside its image, with the endings of the model's
-    [`ai_training`](models.md#ai_training). A second `export_{run}` writes only what has changed.
+    [ai-training's](../trainers/ai-training.md) scripts would. Each file lies beside its image and
+    has the ending that [`ai_training`](models.md#ai_training) of the model names. Latents and CLIP
+    embeddings are float32, T5 embeddings bfloat16. A second `export_{run}` writes only what has
+    changed.
 
     An export does not replace a file that it did not write, unless the file has the same content
     or the cache was adopted from it. Such files are named, and the command fails after all others

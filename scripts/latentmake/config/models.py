@@ -26,7 +26,7 @@ class Model(ModelKeys):
         unet: models/sd15/unet
     ```
 
-    Which keys a model needs depends on its trainer:
+    The trainer decides which keys a model needs:
 
     - **`sd`**, the trainer for Stable Diffusion 1.x and 2.x: `vae`, `text` and `unet`.
     - **sd-scripts**: `architecture`, `layout: sdscripts`, `vae`, `text` and `checkpoint`. The
@@ -61,10 +61,10 @@ class Model(ModelKeys):
 
     ## Layout of sd-scripts
 
-    With `layout: sdscripts` the caches have the names and arrays of sd-scripts' own caches:
-    `{stem}_{W}x{H}_sdxl.npz` for latents (`_sd`, `_sd3`, `_flux`; W x H is the size of the image)
-    and `{stem}_te_outputs.npz` for embeddings (`_sd3_te`, `_flux_te`). Differences from `layout:
-    plain`:
+    With `layout: sdscripts` the caches have the names and arrays of sd-scripts' own caches. For
+    SDXL these are `{stem}_{W}x{H}_sdxl.npz`, where W x H is the size of the image, and
+    `{stem}_te_outputs.npz`; [architectures](architectures.md#architectures-of-sd-scripts) lists
+    the others. Differences from `layout: plain`:
 
     - Captions of `sd1` and `sd2` are not cached. sd-scripts encodes them while it trains.
     - Latents are stored in float32, as sd-scripts expects. `dtype` is the precision of the

@@ -22,9 +22,9 @@ class Validation(Closed):
     validation: {items: 16}
     ```
 
-    - Whole sources are held out: a video with all its clips, or an image, at all resolutions and
-      with all texts. Files with the same content are on the same side, in all datasets of the run.
-      Clips that you cut from one video into several files count as several sources.
+    - A source is a video with all its clips, or an image, at all resolutions and with all texts.
+      Files with the same content are on the same side, in all datasets of the run. Clips that you
+      cut from one video into several files count as several sources.
     - Held-out sources are chosen by a hash of their content, so the choice does not depend on
       names or order. If you add or remove a file, at most one other source changes sides.
     - Latents and embeddings of held-out items are encoded. Their rows in `manifest.jsonl` have

@@ -96,9 +96,9 @@ class TextWeights(Weights):
     and 512 for T5. CLIP reads at most 77; use `max_token_length` of the model for longer captions.
     Captions that are cut are named in the log of the job."""
     projection: DiskPath | None = Field(None, min_length=1)
-    """A linear layer that is applied to the embeddings before they are cached, so that they have
-    the width of the UNet: its folder, its `.safetensors` file, or the folder of a diffusers
-    pipeline with a sub-folder such as `t5_projection`."""
+    """A linear layer that gives the embeddings the width of the UNet before they are cached. The
+    value is its folder, its `.safetensors` file, or the folder of a diffusers pipeline with a
+    sub-folder such as `t5_projection`."""
     trust_remote_code: bool = False
     """Load a projection that is a class of its own with the Python files in the folder of the
     pipeline. These files run on your machine, so read them first."""
@@ -125,9 +125,9 @@ class Adopt(Closed):
     say which encoder made it, so these keys say so. `latentmake adopt RUN` takes over the files of
     stale targets of the run, in place of encoding:
 
-    - A file is taken if it holds one tensor of the right width or shape (the size that `fit` gives
-      the image at one of the resolutions), with finite values that are not all zero. Other files
-      are named with their fault, and the next build encodes these items.
+    - A file is taken if it holds one tensor of the right shape, with finite values that are not
+      all zero. The shape of latents must be the size that `fit` gives the image at one of the
+      resolutions. Other files are named with their fault, and the next build encodes these items.
     - Adoption cannot check that the image or caption is unchanged since the file was made. Make
       sure of it before you adopt. Later edits are noticed as usual.
     - `cache/{dataset}/{model}/adopted.tsv` lists the adopted files. A file is not adopted a second
