@@ -28,8 +28,8 @@ Each key has a heading, one line of facts, and a description:
 > *integer from 1 · default `1` · rebuilds training*
 
 - The **type**: `path` is a path on this machine, where `~`, `$NAME` and `${NAME}` are expanded;
-  `size` is a side in pixels, `[width, height]` or `512x768`; `section` has keys of its own; `a or
-  list of a` means that one value may stand for a list of one.
+  `size` is a side in pixels, `[width, height]` or `512x768`; `section` has keys of its own; `or
+  list of them` means that one value may stand for a list of one.
 - The **default**. A key that is `optional` may be left out; its description says what happens
   then. `default: see below` means that the description tells the default.
 - What a changed value **rebuilds**:

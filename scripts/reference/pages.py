@@ -166,8 +166,10 @@ def rebuilds(section: type[BaseModel], key: str, held: Shapes | None = None) -> 
     found = ", ".join(dict.fromkeys(_REBUILT[kind] for kind in shapes.kinds))
     if shapes.when is None:
         return found
-    other, values = shapes.when
-    return f"{found} (with {alternatives([f'`{other}: {value}`' for value in values])})"
+    key, values = shapes.when
+    if len(values) == 1:
+        return f"{found} (with `{key}: {values[0]}`)"
+    return f"{found} (with `{key}` {alternatives([f'`{value}`' for value in values])})"
 
 
 def summary(section: type[BaseModel]) -> str:

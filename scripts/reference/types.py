@@ -60,10 +60,11 @@ def _words(annotation: Any, metadata: Sequence[Any]) -> Iterator[str]:
     elif origin is Literal:
         yield from (f"`{value}`" for value in arguments)
     elif origin is list:
-        one = alternatives(list(dict.fromkeys(_words(arguments[0], ()))))
+        members = list(dict.fromkeys(_words(arguments[0], ())))
         if any(isinstance(x, BeforeValidator) and x.func is listed for x in metadata):
-            yield one
-        yield f"list of {_plural(one)}"
+            yield from (*members, "list of them")
+        else:
+            yield f"list of {_plural(alternatives(members))}"
     elif origin is dict:
         one = alternatives(list(_words(arguments[1], ())))
         yield "section of names" if one == "section" else f"map from text to {one}"

@@ -140,7 +140,9 @@ class Publish(Closed):
 
     Both take any existing cache as up to date. So if you publish again with another image, caption
     or setting, Latentmake removes the caches that were made from it. `latentmake status`, `check`,
-    `verify`, `captions` and `report` work without the encoders too.
+    `verify`, `captions` and `report` work without the encoders too; a cache counts as stale if
+    only a missing model could tell. If the run cannot be trained here, `latentmake check` shows
+    the checklist of its publication.
     """
 
     shapes: ClassVar[Shapes] = PUBLICATION

@@ -150,7 +150,7 @@ class ModelKeys(Closed):
     architectures of musubi-tuner except Wan, `sdscripts` for `lumina`, `hunyuan_image` and
     `anima`, else `latentmake`. Set `musubi` for Wan if you use a fork of musubi-tuner whose caches
     differ. The sources that a caching script imports count like weights: if they change, its
-    caches are made again."""
+    caches are made again. The environment of the program does not count."""
     dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
     """dtype of all caches. The default is `float32`, and `bfloat16` for Wan and where musubi-tuner
     or sd-scripts encode. `float16` halves the disk space and is exact enough for latents and for

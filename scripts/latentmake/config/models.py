@@ -94,6 +94,7 @@ class Model(ModelKeys):
     `cache_directory` of musubi-tuner and has no sub-folders, so two items of a dataset may not
     have the same file name. After an OOM the encoder halves its batch; at batch size 1 it keeps
     features in the CPU's memory, which does not change the result.
+    [Faults](../how-it-works/faults.md) says when an item that still does not fit is faulty.
     """
 
     @model_validator(mode="before")
