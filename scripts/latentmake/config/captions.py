@@ -26,7 +26,7 @@ class Captions(Closed):
         captions: {variants: 8, shuffle_caption: true, keep_tokens: 1, caption_dropout_rate: 0.1}
     ```
 
-    The steps have this order:
+    A variant is the empty caption (see `caption_dropout_rate`), or is made in this order:
 
     - join caption and tags, add prefix and suffix;
     - choose a line and the wildcards;

@@ -77,9 +77,9 @@ class Dataset(Closed):
     - Captions are UTF-8, at most 1,000,000 bytes. Space at both ends is dropped. Every line
       counts, but with `layout: sdscripts` only the first. A file with NUL characters (UTF-16) is a
       faulty item.
-    - The plan warns about files that nothing uses, images that would be enlarged, and images that
-      lose more than half of their area. `latentmake check` warns about 16-bit greyscale images for
-      musubi-tuner and sd-scripts, which turn them nearly white.
+    - The plan counts files that nothing uses, images that are enlarged, and images that lose more
+      than half of their area. `latentmake check` names 16-bit greyscale images for musubi-tuner
+      and sd-scripts, which turn them nearly white.
 
     ## Videos
 

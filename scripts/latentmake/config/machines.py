@@ -186,9 +186,10 @@ class Export(Closed):
     embeddings are float32, T5 embeddings bfloat16. A second `export_{run}` writes only what has
     changed.
 
-    An export does not replace a file that it did not write, unless the file has the same content
-    or the cache was adopted from it. Such files are named, and the command fails after all others
-    are written. To make a folder for musubi-tuner or sd-scripts, use [`publish`](publish.md).
+    An export does not replace a file that it did not write, unless you set `overwrite`. If such a
+    file differs from the cache, and the cache was not adopted from it, the file is named and the
+    command fails after all others are written. To make a folder for musubi-tuner or sd-scripts,
+    use [`publish`](publish.md).
     """
 
     shapes: ClassVar[Shapes] = PUBLICATION
