@@ -16,12 +16,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "config/examples"
 INDEX = FOLDER / "README.md"
 HEAD = """# Examples
 
-Configurations to start from: copy one, name your own folders and weights, and give it to Snakemake
-with `--configfile`. Where weights come from: the comments of each file, and
-[docs/musubi.md](../../docs/musubi.md), [docs/wan.md](../../docs/wan.md),
-[docs/sd-scripts.md](../../docs/sd-scripts.md).
+Copy one of these configurations, name your own folders and weights, and pass it to Snakemake with
+`--configfile`. The pages of the trainers have the commands that fetch the weights:
+[`sd`](../../docs/trainers/sd.md), [`wan`](../../docs/trainers/wan.md),
+[`musubi`](../../docs/trainers/musubi.md), [`sdscripts`](../../docs/trainers/sdscripts.md).
 
-| file | what it makes | trainer |
+| file | result | trainer |
 |---|---|---|
 """
 

@@ -144,6 +144,11 @@ the folder of a family's weights (`WEIGHTS` in tests/trainers/tiny).
 
 GUIDES: dict[str, Guide] = {
     "guides/captions.md": Guide(images),
+    "sample.md": Guide(sample, shrink={"snakemake --cores 2": "snakemake -n --cores 2"}),
+    "trainers/sd.md": Guide(
+        images,
+        shrink={"resolutions: [512]": "resolutions: [64]", "steps: 2000": "steps: 4"},
+    ),
 }
 """Page in docs -> how it is tested."""
 
