@@ -16,7 +16,6 @@ from huggingface_hub.cli.hf import app as hf
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "config/examples").glob("*.yaml"))
 ELSEWHERE = (
-    "models/flux/",  # flux-sdscripts.yaml names the files in its comment
     "models/stable-diffusion-xl-base-1.0/",
     "models/t5-v1_1-xxl",
     "models/vae-ft-mse/",
