@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import preloaded
 import pytest
+import trainer_guides
 import world
 import yaml
 from guide_page import Block, blocks_of, commands_of, difference, shell_lines
@@ -131,6 +132,9 @@ def _copies(folder: Path, name: str, endings: tuple[str, ...]) -> None:
 
 HUB: dict[str, Callable[[Path], None]] = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": make_sd15,
+    "stabilityai/stable-diffusion-xl-base-1.0": trainer_guides.sdxl,
+    "Wan-AI/Wan2.1-T2V-1.3B": trainer_guides.wan21,
+    "Comfy-Org/Wan_2.1_ComfyUI_repackaged": trainer_guides.wan21_dit,
 }
 """Repository -> function that writes its files, tiny, into a folder."""
 
@@ -144,6 +148,8 @@ the folder of a family's weights (`WEIGHTS` in tests/trainers/tiny).
 
 GUIDES: dict[str, Guide] = {
     "guides/captions.md": Guide(images),
+    "guides/kohya.md": Guide(trainer_guides.kohya),
+    "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
     "sample.md": Guide(sample, shrink={"snakemake --cores 2": "snakemake -n --cores 2"}),
     "trainers/sd.md": Guide(
         images,
