@@ -14,17 +14,17 @@ __all__ = ["page"]
 
 _TEXT = """# Examples
 
-These are configurations to start from. Copy one, set your own folders and weights, and run
-Snakemake with `--configfile FILE`. The comments of each file say where the weights come from; so
-do the pages on [Wan](../../docs/trainers/wan.md), [musubi-tuner](../../docs/trainers/musubi.md)
-and [sd-scripts](../../docs/trainers/sdscripts.md).
+Copy one of these configurations, name your own folders and weights, and pass it to Snakemake with
+`--configfile`. The pages of the trainers have the commands that fetch the weights:
+[`sd`](../../docs/trainers/sd.md), [`wan`](../../docs/trainers/wan.md),
+[`musubi`](../../docs/trainers/musubi.md), [`sdscripts`](../../docs/trainers/sdscripts.md).
 
 """
 
 
 def page(folder: Path) -> str:
     """Return the Markdown of the index."""
-    return f"{_TEXT}{table(('file', 'content', 'trainer'), _rows(folder))}\n"
+    return f"{_TEXT}{table(('file', 'result', 'trainer'), _rows(folder))}\n"
 
 
 def _rows(folder: Path) -> Iterator[list[str]]:

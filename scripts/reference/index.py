@@ -32,7 +32,7 @@ Each key has a heading, one line of facts, and a description:
   list of them` means that one value may stand for a list of one.
 - The **default**. A key that is `optional` may be left out; its description says what happens
   then. `default: see below` means that the description tells the default.
-- What a changed value **rebuilds**:
+- The results that a changed value **rebuilds**:
 
 | word | made again |
 |---|---|

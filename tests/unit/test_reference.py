@@ -8,10 +8,7 @@ from typing import Annotated
 
 import pytest
 import yaml
-from latentmake.config import Config, parse
-from latentmake.config.architectures import ARCHITECTURES, WAN
-from latentmake.config.musubi import MUSUBI
-from latentmake.config.sdscripts import SDSCRIPTS
+from latentmake.config import Config
 from latentmake.config.sections import sections
 from pydantic import TypeAdapter, ValidationError
 from reference import ROOT, files
@@ -69,24 +66,6 @@ def test_parts_of_a_configuration_in_the_guide_are_accepted() -> None:
     guide = (ROOT / "config/README.md").read_text(encoding="utf-8")
     check_examples(guide)
     assert len(guide.splitlines()) <= 150
-
-
-def test_all_guides_save_memory_and_those_of_musubi_tuner_have_one_seed() -> None:
-    """The page on architectures says so in a sentence."""
-    for rows, seed in ((MUSUBI, 42), (SDSCRIPTS, None)):
-        for row in rows.values():
-            assert row.settings["gradient_checkpointing"] is True
-            assert row.settings.get("seed") == seed
-
-
-def test_each_architecture_of_musubi_tuner_has_an_example() -> None:
-    models = [
-        model
-        for path in (ROOT / "config/examples").glob("*.yaml")
-        for model in parse(yaml.safe_load(path.read_text(encoding="utf-8"))).models.values()
-    ]
-    rows = {each.name for each in (WAN, *ARCHITECTURES.values()) if each.scripts}
-    assert rows <= {model.spec.name for model in models}
 
 
 def test_each_example_says_what_it_is() -> None:

@@ -130,10 +130,16 @@ def _copies(folder: Path, name: str, endings: tuple[str, ...]) -> None:
         (folder / f"{name}{ending}").write_bytes((folder / f"{name}.safetensors").read_bytes())
 
 
+def make_wan(folder: Path) -> None:
+    """Write the files of Wan 2.1's repository for diffusers: those of the sample's small Wan."""
+    subprocess.run(["cp", "-r", f"{ROOT / 'data/tiny-wan'}/.", folder], check=True)
+
+
 HUB: dict[str, Callable[[Path], None]] = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": make_sd15,
     "stabilityai/stable-diffusion-xl-base-1.0": trainer_guides.sdxl,
     "Wan-AI/Wan2.1-T2V-1.3B": trainer_guides.wan21,
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": make_wan,
     "Comfy-Org/Wan_2.1_ComfyUI_repackaged": trainer_guides.wan21_dit,
 }
 """Repository -> function that writes its files, tiny, into a folder."""
@@ -150,6 +156,19 @@ GUIDES: dict[str, Guide] = {
     "guides/captions.md": Guide(images),
     "guides/kohya.md": Guide(trainer_guides.kohya),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
+    "sample.md": Guide(sample, shrink={"snakemake --cores 2": "snakemake -n --cores 2"}),
+    "trainers/sd.md": Guide(
+        images,
+        shrink={"resolutions: [512]": "resolutions: [64]", "steps: 2000": "steps: 4"},
+    ),
+    "trainers/wan.md": Guide(
+        videos,
+        shrink={
+            "target_frames: 81": "target_frames: 17",
+            "[[832, 480]]": "[[96, 64]]",
+            "epochs: 10}": "epochs: 1}\n    generate: {num_inference_steps: 2}",
+        },
+    ),
 }
 """Page in docs -> how it is tested."""
 

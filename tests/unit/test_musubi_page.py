@@ -1,0 +1,39 @@
+"""The page on musubi-tuner has a paragraph and an example for each architecture."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+from latentmake.config import parse
+from latentmake.config.architectures import ARCHITECTURES, WAN
+from latentmake.config.musubi import MUSUBI
+from latentmake.config.sdscripts import SDSCRIPTS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/trainers/musubi.md"
+ROWS = [(each, each.scripts) for each in (WAN, *ARCHITECTURES.values()) if each.scripts]
+
+
+def test_each_architecture_has_a_paragraph() -> None:
+    found = re.findall(r"^### (.+)$", PAGE.read_text().partition("## Architectures\n")[2], re.M)
+    assert found == [scripts.title for _, scripts in ROWS]
+
+
+def test_each_architecture_has_an_example() -> None:
+    examples = ROOT / "config/examples"
+    models = [
+        model
+        for path in examples.glob("*.yaml")
+        for model in parse(yaml.safe_load(path.read_text(encoding="utf-8"))).models.values()
+    ]
+    assert {each.name for each, _ in ROWS} <= {model.spec.name for model in models}
+
+
+def test_all_defaults_save_memory_and_share_a_seed() -> None:
+    """The pages on musubi-tuner and sd-scripts say so in a sentence."""
+    for rows, seed in ((MUSUBI, 42), (SDSCRIPTS, None)):
+        for row in rows.values():
+            assert row.settings["gradient_checkpointing"] is True
+            assert row.settings.get("seed") == seed
