@@ -35,7 +35,7 @@ from latentmake.config.machines import Store
 from latentmake.config.runs import Validation
 from latentmake.config.schema import descriptions
 from latentmake.config.shapes import MACHINE, Kind, Shapes, declared
-from latentmake.config.trainers import WanSamples
+from latentmake.config.trainers import Trainer, WanSamples
 from pydantic import BaseModel
 
 from reference.types import alternatives, default_words, type_words
@@ -137,8 +137,7 @@ PAGES = (
 def text(page: Page) -> str:
     """Return the Markdown of a page."""
     first, _, rest = _unwrapped(inspect.cleandoc(page.section.__doc__ or "")).partition("\n\n")
-    keys = list(descriptions(page.section))
-    jumps = " · ".join(f"[`{key}`](#{key})" for key in keys)
+    jumps = " · ".join(f"[`{key}`](#{key})" for key in _keys(page.section))
     blocks = [f"# {page.title}", f"{first} Place in the configuration: `{page.place}`.", rest]
     blocks += ["## Keys", jumps, *_entries(Part("", page.section))]
     for part in page.parts:
@@ -179,9 +178,15 @@ def summary(section: type[BaseModel]) -> str:
 
 def _entries(part: Part) -> Iterator[str]:
     own = inspect.get_annotations(part.section)
-    for key in descriptions(part.section):
+    for key in _keys(part.section):
         if part.inherited or key in own:
             yield entry(part.section, key, part.form, part.held)
+
+
+def _keys(section: type[BaseModel]) -> list[str]:
+    """Return the keys of a section; those that only this trainer has stand first."""
+    keys, own = list(descriptions(section)), inspect.get_annotations(section)
+    return sorted(keys, key=lambda key: key not in own) if issubclass(section, Trainer) else keys
 
 
 def _unwrapped(text: str) -> str:
