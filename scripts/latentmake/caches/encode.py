@@ -105,11 +105,10 @@ def carry_out(
             words += job.stages.hint
         for line in ready[0].remarks() if ready else []:
             say(line)
-        say(
-            f"{name}: {counts['encoded']} encoded, {counts['spooled']} taken from the spool, "
-            f"{counts['linked']} linked to an equal one, {counts['kept']} kept, "
-            f"{len(job.failed)} items faulty{words and f'; {words}'}"
-        )
+        done = {"restored": counts["spooled"], "linked": counts["linked"], "kept": counts["kept"]}
+        done["faulty"] = len(job.failed)
+        further = "".join(f", {number} {word}" for word, number in done.items() if number)
+        say(f"{name}: {counts['encoded']} encoded{further}{words and f'; {words}'}")
         if job.failed and fails:
             raise SourceError(
                 f"{len(job.failed)} of {len(order.items)} items are faulty: "

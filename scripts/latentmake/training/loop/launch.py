@@ -88,8 +88,8 @@ def train(
     _say(f"{order.run}: weights in {files.weights}{pictures}")
     if is_first:
         _say(
-            "next: edit a caption and run the same command again; Latentmake encodes that caption "
-            "alone, and trains again"
+            "next: edit a caption and run the same command again; Latentmake encodes only that "
+            "caption, and trains again"
         )
     Receipt(
         run=order.run,
