@@ -267,7 +267,7 @@ def test_held_out_items_are_a_split_of_their_own(built: Project, tmp_path: Path)
     with pytest.raises(UserError, match="has no item of split='train' and resolution='64'; see"):
         CachedClipDataset(manifest, resolution="64")
     manifest.write_text("{}\n")
-    with pytest.raises(UserError, match="line 1 is damaged; give the build's command again"):
+    with pytest.raises(UserError, match="line 1 is damaged; run the build's command again"):
         CachedClipDataset(manifest)
     with pytest.raises(UserError, match="cannot be read; build the run first"):
         CachedClipDataset(project / "runs/other/manifest.jsonl")
@@ -332,7 +332,7 @@ def test_what_cannot_fit_the_disk_is_refused_before_any_job(
         values["runs"][RUN]["resolutions"] = sizes
 
     project.configure(enlarge)
-    words = ("TB of latents of wan", "to be written, but", "free; free some space")
+    words = ("TB of latents of wan", "must be written, but only", "is free; free some space")
     result = project.run(f"caches_{RUN}", check=False)
     assert result.returncode != 0 and not result.jobs and not project.cache_files()
     assert result.one_line(*words).startswith("error: cache: ")
@@ -345,4 +345,4 @@ def test_what_cannot_fit_the_disk_is_refused_before_any_job(
     project.configure(lambda values: values["runs"][RUN].update(resolutions=[8192]))
     result = project.run(f"clips_{RUN}", check=False)
     assert result.returncode != 0 and not (project / "clips").exists()
-    result.one_line("error: ", "TB of clips to be written, but")
+    result.one_line("error: ", "TB of clips must be written, but only")
