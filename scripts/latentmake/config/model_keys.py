@@ -16,7 +16,14 @@ from latentmake.config.architectures import (
 from latentmake.config.fields import Closed, DiskPath, Dtype, Number, listed
 from latentmake.config.scripts import Version
 from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
-from latentmake.config.weights import NO_WEIGHTS, Adopt, TextPlace, Weights, WeightsPlace
+from latentmake.config.weights import (
+    NO_WEIGHTS,
+    Adopt,
+    LocalPlace,
+    TextPlace,
+    Weights,
+    WeightsPlace,
+)
 
 _TASKS = dict.fromkeys(
     task
@@ -41,14 +48,15 @@ class ModelKeys(Closed):
         BeforeValidator(listed, json_schema_input_type=TextPlace | list[TextPlace]),
         Field(json_schema_extra=TEXT),
     ] = Field([])
-    """The text encoders, CLIP, T5, UMT5 or those of the architecture, in order."""
+    """The text encoders, CLIP, T5, UMT5 or those of the architecture, in order. The folder of a
+    pipeline stands for all of them."""
     unet: WeightsPlace | None = Field(None, json_schema_extra=WEIGHTS)
     """The UNet that is trained."""
     text_projection: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
     """A linear layer between the embeddings and the UNet that is trained with it: `new`, or the
     folder or file of one."""
-    scheduler: DiskPath | None = Field(None, json_schema_extra=WEIGHTS)
-    """Folder of the noise schedule; by default `scheduler` beside the UNet."""
+    scheduler: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)
+    """Folder of the noise schedule, or of its pipeline; by default `scheduler` beside the UNet."""
     architecture: ArchitectureName | None = Field(
         None, json_schema_extra=Shapes("latents", "text", "weights")
     )
@@ -85,12 +93,12 @@ class ModelKeys(Closed):
     task: _Task | None = Field(None, json_schema_extra=Shapes("latents", "text", "weights"))
     """The --task or --model_version of musubi-tuner. Without `architecture` it makes this a Wan
     model, whose caches are those of musubi-tuner."""
-    checkpoint: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
+    checkpoint: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)
     """Network that sd-scripts trains: a .safetensors file, or for sd1, sd2 and sdxl a diffusers
     folder."""
-    dit: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
+    dit: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)
     """Network that musubi-tuner or the trainer wan trains; of Wan 2.2 the low-noise."""
-    dit_high_noise: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
+    dit_high_noise: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)
     """Wan 2.2's network for high noise."""
     clip: WeightsPlace | None = Field(None, json_schema_extra=LATENTS)
     """The CLIP image encoder that Wan 2.1's image-to-video needs."""

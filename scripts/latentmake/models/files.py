@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from latentmake.config import Model, TextWeights, Weights
+from latentmake.config import Model, TextWeights, Weights, hub
 from latentmake.errors import ModelError
 from latentmake.regular import read_regular
 
@@ -103,6 +103,9 @@ def refuse_missing(weights: Weights) -> None:
     path = Path(weights.path or "")
     if weights.path is None or path.exists():
         return
+    if command := hub.download(path):
+        what, hint = "this model is not in the local hub cache", f"run `{command}`"
+        raise ModelError(what, where=path, hint=hint)
     hint = "correct its path"
     if not path.is_absolute() and len(path.parts) == 2 and not Path(path.parts[0]).exists():
         hint += f", or name a model of the hub as {{hub: {path}, revision: ...}}, with its commit"
