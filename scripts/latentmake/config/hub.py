@@ -47,6 +47,11 @@ def known_commit(hub: str, branch: str = "main") -> str | None:
     return found if (_repository(hub) / _SNAPSHOTS / found).is_dir() else None
 
 
+def snapshots(hub: str) -> list[Path]:
+    """Return the folders of all commits of a repository in the local hub cache."""
+    return sorted((_repository(hub) / _SNAPSHOTS).glob("*"))
+
+
 def absence(path: str | Path) -> str:
     """Return what is wrong with a path where nothing lies, with the command that fetches it."""
     command = download(path)

@@ -50,8 +50,11 @@ def _check_layout(model: ModelKeys) -> None:
         raise ValueError(
             "`layout: musubi` belongs to a Wan model's `task`, or an `architecture` of musubi-tuner"
         )
-    if model.checkpoint is not None and model.layout != "sdscripts":
-        raise ValueError("`checkpoint` is what sd-scripts trains: it needs `layout: sdscripts`")
+    if model.checkpoint is not None and model.layout != "sdscripts" and not model.spec.checkpoints:
+        raise ValueError(
+            "`checkpoint` is a file of Stable Diffusion, or what sd-scripts trains: it needs "
+            "`layout: sdscripts`"
+        )
     if model.layout == "sdscripts":
         if model.architecture is None:
             raise ValueError("`layout: sdscripts` needs the model's `architecture`")

@@ -111,6 +111,8 @@ def _weights(model: Model, weights: _Place, names: tuple[str, ...]) -> _Place:
     loads = model.spec.encodes and not model.scripted and weights.file is None
     if weights.hub is not None and loads:
         return weights
+    if weights.hub is None and weights.subfolder and not Path(weights.path or "").is_dir():
+        return weights  # a part of a complete checkpoint
     path = _in_pipeline(weights.local, names)
     if path == weights.path and weights.hub is None:
         return weights

@@ -185,7 +185,7 @@ def test_what_is_not_in_the_cache_comes_with_the_command_that_fetches_it(
 
 def test_a_missing_commit_is_the_one_of_the_local_cache(cache: Path) -> None:
     lost = {"hub": "some/model", "file": "dit.safetensors"}
-    with pytest.raises(ConfigError, match="huggingface.co/some/model/commits/main lists them"):
+    with pytest.raises(ConfigError, match=r"huggingface\.co/some/model/commits/main lists them"):
         config(task="t2v-1.3B", vae="vae", text="text", dit=lost)
     snapshot(cache).mkdir(parents=True)
     (cache / "models--some--model/refs").mkdir()
