@@ -222,7 +222,7 @@ def _is_wan(part: Part) -> bool:
 
 
 def _is_high(part: Part, networks: list[Part]) -> bool:
-    """Whether it is Wan 2.2's network for high noise; see `models.wan_dit.dit_place`."""
+    """Whether it is Wan 2.2's network for high noise; see `models.places`."""
     pair = {each.path.name for each in networks} >= {"transformer", "transformer_2"}
     return "high_noise" in str(part.path) or (pair and part.path.name == "transformer")
 
