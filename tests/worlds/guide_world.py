@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 
 import preloaded
 import pytest
+import style_guides
 import trainer_guides
-import world
 import yaml
 from guide_page import Block, blocks_of, commands_of, difference, shell_lines
 from huggingface_hub.cli.hf import app as hf
 from huggingface_hub.utils import filter_repo_objects
 from latentmake.config import parse
-from PIL import Image, ImageDraw
 from project import ROOT, Project
 from video_world import write_video
 
@@ -34,6 +33,10 @@ _SHOWN_ONLY = (
     *(".venv/bin/pip", "apt-get", "sudo"),
 )
 """First words of commands in bash blocks, which are shown and not run."""
+
+
+def _not_made(name: str, make: Callable[[Path], None]) -> Path:
+    raise NotImplementedError(f"no {name} here: give `made`")
 
 
 @dataclass
@@ -46,6 +49,7 @@ class Here:
         handlers: the first words of a shown command -> function that does what it would have done.
         environment: variables of each command.
         paths: further folders for PYTHONPATH.
+        made: makes a folder of a name once for all tests, by a function.
     """
 
     project: Project
@@ -53,6 +57,7 @@ class Here:
     handlers: dict[str, Callable[[list[str]], None]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
+    made: Callable[[str, Callable[[Path], None]], Path] = field(default=_not_made)
 
 
 class Guide(NamedTuple):
@@ -73,11 +78,6 @@ class Guide(NamedTuple):
 # -- worlds ---------------------------------------------------------------------------------------
 
 
-def images(here: Here) -> None:
-    """30 pictures of one style with captions, in `pictures/ginger`."""
-    make_pictures(here.project / "pictures/ginger")
-
-
 def videos(here: Here) -> None:
     """Four films with captions, in `films`."""
     folder = here.project / "films"
@@ -93,41 +93,7 @@ def sample(here: Here) -> None:
         subprocess.run(["cp", "-r", ROOT / part, here.project.folder], check=True)
 
 
-def make_pictures(folder: Path) -> None:
-    """Draw 30 pictures of two sizes, with captions; every picture is another one."""
-    things = ("a cat", "a boat", "a lighthouse", "a fox", "a teapot", "a bicycle")
-    places = ("in the rain", "on a hill", "at dusk", "in the snow", "by the sea")
-    folder.mkdir(parents=True)
-    for number, (thing, place) in enumerate((x, y) for y in places for x in things):
-        width, height = ((640, 512), (576, 704))[number % 2]
-        colour = (number * 37 % 256, number * 91 % 256, number * 53 % 256)
-        image = Image.new("RGB", (width, height), colour)
-        pen = ImageDraw.Draw(image)
-        shape = pen.ellipse if number % 3 else pen.rectangle
-        shape((width // 4, height // 4, width * 3 // 4, height * 3 // 4), fill="orange", width=9)
-        image.save(folder / f"{number + 1:02}.jpg", quality=90)
-        caption = f"{thing} {place}, ginger style\n"
-        (folder / f"{number + 1:02}.txt").write_text(caption, encoding="utf-8")
-
-
 # -- tiny weights ---------------------------------------------------------------------------------
-
-
-def make_sd15(folder: Path) -> None:
-    """Write the files of Stable Diffusion 1.5's repository: its names and widths, few weights."""
-    world.make_model(folder, width=768)
-    for name in ("unet/diffusion_pytorch_model", "vae/diffusion_pytorch_model"):
-        _copies(folder, name, (".fp16.safetensors", ".bin", ".fp16.bin"))
-    _copies(folder, "text_encoder/model", (".fp16.safetensors",))
-    _copies(folder, "unet/diffusion_pytorch_model", (".non_ema.safetensors", ".non_ema.bin"))
-    for name in ("text_encoder/pytorch_model.bin", "v1-5-pruned-emaonly.safetensors"):
-        (folder / name).write_bytes(b"not downloaded by a guide")
-    (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
-
-
-def _copies(folder: Path, name: str, endings: tuple[str, ...]) -> None:
-    for ending in endings:
-        (folder / f"{name}{ending}").write_bytes((folder / f"{name}.safetensors").read_bytes())
 
 
 def make_wan(folder: Path) -> None:
@@ -136,7 +102,7 @@ def make_wan(folder: Path) -> None:
 
 
 HUB: dict[str, Callable[[Path], None]] = {
-    "stable-diffusion-v1-5/stable-diffusion-v1-5": make_sd15,
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": style_guides.make_repository,
     "stabilityai/stable-diffusion-xl-base-1.0": trainer_guides.sdxl,
     "Wan-AI/Wan2.1-T2V-1.3B": trainer_guides.wan21,
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": make_wan,
@@ -153,12 +119,19 @@ the folder of a family's weights (`WEIGHTS` in tests/trainers/tiny).
 # -- the table ------------------------------------------------------------------------------------
 
 GUIDES: dict[str, Guide] = {
-    "guides/captions.md": Guide(images),
+    "guides/captions.md": Guide(style_guides.built),
+    "guides/disk.md": Guide(style_guides.trained, shrink=style_guides.SMALL),
+    "guides/gpus.md": Guide(style_guides.built),
+    "guides/machine.md": Guide(style_guides.carried),
+    "guides/model.md": Guide(style_guides.built),
+    "guides/results.md": Guide(style_guides.trained),
+    "guides/style.md": Guide(style_guides.pictures),
+    "guides/verify.md": Guide(style_guides.built),
     "guides/kohya.md": Guide(trainer_guides.kohya),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
     "sample.md": Guide(sample, shrink={"snakemake --cores 2": "snakemake -n --cores 2"}),
     "trainers/sd.md": Guide(
-        images,
+        style_guides.pictures,
         shrink={"resolutions: [512]": "resolutions: [64]", "steps: 2000": "steps: 4"},
     ),
     "trainers/wan.md": Guide(

@@ -6,7 +6,6 @@ and train nothing. A hub's function writes a repository's files, tiny.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
