@@ -31,7 +31,7 @@ from video_world import write_video
 _SHOWN_ONLY = (
     *("cd", "curl", "export", "git", "hf", "mkdir", "module", "nvidia-smi", "pip", "python3"),
     *("rsync", "scp", "source", "ssh", "tensorboard", "tmux", "uv", "watch", "wget"),
-    *(".venv/bin/pip", "apt-get", "sudo"),
+    *(".venv/bin/pip", "apt-get", "deactivate", "sudo"),
 )
 """First words of commands in bash blocks, which are shown and not run."""
 
@@ -148,6 +148,7 @@ the folder of a family's weights (`WEIGHTS` in tests/trainers/tiny).
 
 GUIDES: dict[str, Guide] = {
     "guides/captions.md": Guide(images),
+    "guides/install-trainers.md": Guide(trainer_guides.installed_trainers, "trainers"),
     "guides/kohya.md": Guide(trainer_guides.kohya),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
 }
