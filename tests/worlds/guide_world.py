@@ -29,7 +29,20 @@ from project import ROOT, Project
 from video_world import write_video
 
 _SHOWN_ONLY = (
-    *("cd", "curl", "export", "git", "hf", "mkdir", "module", "nvidia-smi", "pip", "python3"),
+    *(
+        "aws",
+        "cd",
+        "curl",
+        "echo",
+        "export",
+        "git",
+        "hf",
+        "mkdir",
+        "module",
+        "nvidia-smi",
+        "pip",
+        "python3",
+    ),
     *("rsync", "scp", "source", "ssh", "tensorboard", "tmux", "uv", "watch", "wget"),
     *(".venv/bin/pip", "apt-get", "deactivate", "sudo"),
 )
@@ -93,6 +106,15 @@ def sample(here: Here) -> None:
         subprocess.run(["cp", "-r", ROOT / part, here.project.folder], check=True)
 
 
+def slurm(here: Here) -> None:
+    """Pictures, weights, and shorter waits than the profile's: a node's files are seen at once."""
+    profile = here.project / "profiles/slurm/config.yaml"
+    text = profile.read_text().replace("latency-wait: 60", "latency-wait: 10")
+    profile.write_text(text.replace("status-checks: 10", "status-checks: 2"))
+    make_pictures(here.project / "pictures/ginger")
+    make_sd15(here.project / "models/sd15")
+
+
 def make_pictures(folder: Path) -> None:
     """Draw 30 pictures of two sizes, with captions; every picture is another one."""
     things = ("a cat", "a boat", "a lighthouse", "a fox", "a teapot", "a bicycle")
@@ -150,6 +172,8 @@ GUIDES: dict[str, Guide] = {
     "guides/captions.md": Guide(images),
     "guides/install-trainers.md": Guide(trainer_guides.installed_trainers, "trainers"),
     "guides/kohya.md": Guide(trainer_guides.kohya),
+    "guides/s3.md": Guide(lambda here: None, "s3", {"[512]": "[128]"}),
+    "guides/slurm.md": Guide(slurm, "slurm", trainer_guides.SMALL_JOBS),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
 }
 """Page in docs -> how it is tested."""

@@ -206,3 +206,14 @@ def installed_trainers(here: Here) -> None:
         mark(folder / place, commit)
 
     here.handlers["git -C"] = checkout
+
+
+SMALL_JOBS = {
+    "partition: gpu ": "partition: test ",
+    "resolutions: [512]": "resolutions: [64]",
+    "latents 512": "latents 64",
+    "steps: 2000}": "steps: 2, samples: {num_inference_steps: 1, guidance_scale: 1}}",
+    "cpus: 8, mem_mb: 24000": "cpus: 1, mem_mb: 1500",
+    "cpus: 16, mem_mb: 48000, runtime: 720": "cpus: 2, mem_mb: 4000, runtime: 60",
+}
+"""Text of the guide about SLURM -> jobs that a small node has room for."""
