@@ -28,9 +28,22 @@ from project import ROOT, Project
 from video_world import write_video
 
 _SHOWN_ONLY = (
-    *("cd", "curl", "export", "git", "hf", "mkdir", "module", "nvidia-smi", "pip", "python3"),
+    *(
+        "aws",
+        "cd",
+        "curl",
+        "echo",
+        "export",
+        "git",
+        "hf",
+        "mkdir",
+        "module",
+        "nvidia-smi",
+        "pip",
+        "python3",
+    ),
     *("rsync", "scp", "source", "ssh", "tensorboard", "tmux", "uv", "watch", "wget"),
-    *(".venv/bin/pip", "apt-get", "sudo"),
+    *(".venv/bin/pip", "apt-get", "deactivate", "sudo"),
 )
 """First words of commands in bash blocks, which are shown and not run."""
 
@@ -93,6 +106,15 @@ def sample(here: Here) -> None:
         subprocess.run(["cp", "-r", ROOT / part, here.project.folder], check=True)
 
 
+def slurm(here: Here) -> None:
+    """Pictures, weights, and shorter waits than the profile's: a node's files are seen at once."""
+    profile = here.project / "profiles/slurm/config.yaml"
+    text = profile.read_text().replace("latency-wait: 60", "latency-wait: 10")
+    profile.write_text(text.replace("status-checks: 10", "status-checks: 2"))
+    style_guides.pictures(here)
+    style_guides.make_repository(here.project / "models/sd15")
+
+
 # -- tiny weights ---------------------------------------------------------------------------------
 
 
@@ -122,12 +144,15 @@ GUIDES: dict[str, Guide] = {
     "guides/captions.md": Guide(style_guides.built),
     "guides/disk.md": Guide(style_guides.trained, shrink=style_guides.SMALL),
     "guides/gpus.md": Guide(style_guides.built),
+    "guides/install-trainers.md": Guide(trainer_guides.installed_trainers, "trainers"),
+    "guides/kohya.md": Guide(trainer_guides.kohya),
     "guides/machine.md": Guide(style_guides.carried),
     "guides/model.md": Guide(style_guides.built),
     "guides/results.md": Guide(style_guides.trained),
+    "guides/s3.md": Guide(lambda here: None, "s3", {"[512]": "[128]"}),
+    "guides/slurm.md": Guide(slurm, "slurm", trainer_guides.SMALL_JOBS),
     "guides/style.md": Guide(style_guides.pictures),
     "guides/verify.md": Guide(style_guides.built),
-    "guides/kohya.md": Guide(trainer_guides.kohya),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
     "sample.md": Guide(sample, shrink={"snakemake --cores 2": "snakemake -n --cores 2"}),
     "trainers/sd.md": Guide(
