@@ -1,7 +1,7 @@
 """What the guides of other trainers assume to be there: pictures, films, caches, trainers, weights.
 
-Trainers lie beside the folder of a guide, as users have them; they are stand-ins that read a dataset
-and train nothing. A hub's function writes a repository's files, tiny.
+Trainers lie beside the folder of a guide, as users have them; they are stand-ins that read a
+dataset and train nothing. A hub's function writes a repository's files, tiny.
 """
 
 from __future__ import annotations
