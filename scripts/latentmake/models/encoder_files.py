@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from latentmake.config import Model, Weights
+from latentmake.config import Model, Weights, hub
 from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.scripts import File, Vae
 from latentmake.errors import ModelError
@@ -77,7 +77,7 @@ def _inspected(file: File, weights: Weights) -> ModelFile:
     try:
         number = len(scripted_files(weights))
     except ModelError as error:
-        fault = "does not exist" if not place.exists() else error.what
+        fault = hub.absence(place) if not place.exists() else error.what
         return ModelFile(file.key, weights.path, fault=fault)
     found = ModelFile(
         file.key, weights.path, known="is there" if number == 1 else f"{number} files"

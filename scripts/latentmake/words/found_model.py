@@ -242,7 +242,7 @@ def _other(name: str) -> str:
 
 
 def is_high(part: Part) -> bool:
-    """Whether it is Wan 2.2's network for high noise; see `models.wan_dit.dit_place`."""
+    """Whether it is Wan 2.2's network for high noise; see `models.places`."""
     pair = part.path.name == "transformer" and part.path.with_name("transformer_2").is_dir()
     return pair or "high_noise" in f"{part.path.parent.name}/{part.path.name}"
 
