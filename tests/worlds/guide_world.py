@@ -160,7 +160,9 @@ HUB: dict[str, Callable[[Path], None]] = {
 }
 """Repository -> function that writes its files, tiny, into a folder."""
 
-TRAINERS_HUB: dict[str, Callable[..., None]] = {}
+TRAINERS_HUB: dict[str, Callable[..., None]] = {
+    "Tongyi-MAI/Z-Image": trainer_guides.z_image,
+}
 """The same for weights that trainers' code writes: the function is also given `tiny`, which returns
 the folder of a family's weights (`WEIGHTS` in tests/trainers/tiny).
 """
@@ -172,6 +174,7 @@ GUIDES: dict[str, Guide] = {
     "guides/captions.md": Guide(images),
     "guides/install-trainers.md": Guide(trainer_guides.installed_trainers, "trainers"),
     "guides/kohya.md": Guide(trainer_guides.kohya),
+    "guides/musubi-tuner.md": Guide(trainer_guides.musubi, "trainers", trainer_guides.SMALL),
     "guides/s3.md": Guide(lambda here: None, "s3", {"[512]": "[128]"}),
     "guides/slurm.md": Guide(slurm, "slurm", trainer_guides.SMALL_JOBS),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),

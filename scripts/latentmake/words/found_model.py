@@ -205,7 +205,9 @@ def _wan(parts: list[Part], network: Part, root: Path) -> Model:
     width, channels = (*shape, 5120, 16)[:2] if len(shape) == 5 else (5120, 16)
     if channels == 48 and width == 3072:
         hint = "use Wan 2.1, or the networks of Wan 2.2 A14B"
-        raise ModelError("is Wan 2.2's 5B model, which no trainer here trains", where=root, hint=hint)
+        raise ModelError(
+            "is Wan 2.2's 5B model, which no trainer here trains", where=root, hint=hint
+        )
     networks = [x for x in parts if x.shape("patch_embedding.weight") == shape and _is_wan(x)]
     high = [each for each in networks if _is_high(each, networks)]
     low = [each for each in networks if each not in high]
