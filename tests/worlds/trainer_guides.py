@@ -1,12 +1,11 @@
 """What the guides of other trainers assume to be there: pictures, films, caches, trainers, weights.
 
-Trainers lie beside the folder of a guide, as users have them; they are stand-ins that read a dataset
-and train nothing. A hub's function writes a repository's files, tiny.
+Trainers lie beside the folder of a guide, as users have them; stand-ins for them read a dataset and
+train nothing. A function of a hub writes a repository's files, tiny.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ import dit_world
 import musubi_world
 import numpy as np
 import sdscripts_world
+import style_guides
 import text_world
 import torch
 import wan_world
@@ -251,3 +251,12 @@ def shards(path: Path, stem: Path, count: int) -> None:
     for number in range(count):
         part = {name: tensors[name] for name in sorted(tensors)[number::count]}
         save_file(part, stem.with_name(f"{stem.name}-{number + 1:05}-of-{count:05}.safetensors"))
+
+
+def slurm(here: Here) -> None:
+    """Pictures, weights, and shorter waits than the profile's: a node's files are seen at once."""
+    profile = here.project / "profiles/slurm/config.yaml"
+    text = profile.read_text().replace("latency-wait: 60", "latency-wait: 10")
+    profile.write_text(text.replace("status-checks: 10", "status-checks: 2"))
+    style_guides.pictures(here)
+    style_guides.make_repository(here.project / "models/sd15")
