@@ -279,8 +279,8 @@ def test_the_loop_of_the_documentation_trains_a_lora(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text = (ROOT / "docs/video.md").read_text(encoding="utf-8")
-    section = text.partition("## Writing your own loop")[2].partition("\n## ")[0]
+    text = (ROOT / "docs/trainers/wan.md").read_text(encoding="utf-8")
+    section = text.partition("## Train with your own loop")[2].partition("\n## ")[0]
     (code,) = [
         each for each in re.findall(r"```python\n(.*?)```", section, re.S) if "STEPS" in each
     ]
@@ -293,7 +293,7 @@ def test_the_loop_of_the_documentation_trains_a_lora(
     for name, value in {"MODEL": "model", "RUN": str(built / f"runs/{RUN}")}.items():
         code = code.replace(re.search(rf'"{DOCUMENTED[name]}"', code)[0], repr(value))
     code = code.replace("STEPS, SHIFT = 1000", "STEPS, SHIFT = 8").replace("lr=1e-4", "lr=1e-2")
-    exec(compile(code, "docs/video.md", "exec"), {"__name__": "__main__"})
+    exec(compile(code, "docs/trainers/wan.md", "exec"), {"__name__": "__main__"})
     losses = [float(each) for each in re.findall(r"loss (\S+)", capsys.readouterr().out)]
     assert len(losses) == 8 and all(0 < loss < 100 for loss in losses)
     (file,) = (tmp_path / "lora").iterdir()

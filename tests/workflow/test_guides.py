@@ -6,18 +6,22 @@ followed by `tests/trainers/test_guides_real.py` and `tests/slurm/test_guides_sl
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from guide_page import Block, commands_of, difference
 from guide_world import GUIDES, HUB, Here, follow, guides_that_need
+from made_once import made_once
 from project import ROOT, Project
 
 
 @pytest.mark.parametrize("name", guides_that_need(""))
-def test_a_guide_does_what_it_says(name: str, tmp_path: Path) -> None:
+def test_a_guide_does_what_it_says(
+    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     project = Project.make(tmp_path / "project", {})
-    follow(name, Here(project, HUB))
+    follow(name, Here(project, HUB, made=partial(made_once, tmp_path_factory)))
 
 
 def test_each_guide_is_in_the_table() -> None:

@@ -17,23 +17,39 @@ from typing import Any, NamedTuple
 
 import preloaded
 import pytest
+import style_guides
 import trainer_guides
-import world
 import yaml
 from guide_page import Block, blocks_of, commands_of, difference, shell_lines
 from huggingface_hub.cli.hf import app as hf
 from huggingface_hub.utils import filter_repo_objects
 from latentmake.config import parse
-from PIL import Image, ImageDraw
 from project import ROOT, Project
 from video_world import write_video
 
 _SHOWN_ONLY = (
-    *("cd", "curl", "export", "git", "hf", "mkdir", "module", "nvidia-smi", "pip", "python3"),
+    *(
+        "aws",
+        "cd",
+        "curl",
+        "echo",
+        "export",
+        "git",
+        "hf",
+        "mkdir",
+        "module",
+        "nvidia-smi",
+        "pip",
+        "python3",
+    ),
     *("rsync", "scp", "source", "ssh", "tensorboard", "tmux", "uv", "watch", "wget"),
-    *(".venv/bin/pip", "apt-get", "sudo"),
+    *(".venv/bin/pip", "apt-get", "deactivate", "sudo"),
 )
 """First words of commands in bash blocks, which are shown and not run."""
+
+
+def _not_made(name: str, make: Callable[[Path], None]) -> Path:
+    raise NotImplementedError(f"no {name} here: give `made`")
 
 
 @dataclass
@@ -46,6 +62,7 @@ class Here:
         handlers: the first words of a shown command -> function that does what it would have done.
         environment: variables of each command.
         paths: further folders for PYTHONPATH.
+        made: makes a folder of a name once for all tests, by a function.
     """
 
     project: Project
@@ -53,6 +70,7 @@ class Here:
     handlers: dict[str, Callable[[list[str]], None]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
+    made: Callable[[str, Callable[[Path], None]], Path] = field(default=_not_made)
 
 
 class Guide(NamedTuple):
@@ -73,11 +91,6 @@ class Guide(NamedTuple):
 # -- worlds ---------------------------------------------------------------------------------------
 
 
-def images(here: Here) -> None:
-    """30 pictures of one style with captions, in `pictures/ginger`."""
-    make_pictures(here.project / "pictures/ginger")
-
-
 def videos(here: Here) -> None:
     """Four films with captions, in `films`."""
     folder = here.project / "films"
@@ -93,47 +106,28 @@ def sample(here: Here) -> None:
         subprocess.run(["cp", "-r", ROOT / part, here.project.folder], check=True)
 
 
-def make_pictures(folder: Path) -> None:
-    """Draw 30 pictures of two sizes, with captions; every picture is another one."""
-    things = ("a cat", "a boat", "a lighthouse", "a fox", "a teapot", "a bicycle")
-    places = ("in the rain", "on a hill", "at dusk", "in the snow", "by the sea")
-    folder.mkdir(parents=True)
-    for number, (thing, place) in enumerate((x, y) for y in places for x in things):
-        width, height = ((640, 512), (576, 704))[number % 2]
-        colour = (number * 37 % 256, number * 91 % 256, number * 53 % 256)
-        image = Image.new("RGB", (width, height), colour)
-        pen = ImageDraw.Draw(image)
-        shape = pen.ellipse if number % 3 else pen.rectangle
-        shape((width // 4, height // 4, width * 3 // 4, height * 3 // 4), fill="orange", width=9)
-        image.save(folder / f"{number + 1:02}.jpg", quality=90)
-        caption = f"{thing} {place}, ginger style\n"
-        (folder / f"{number + 1:02}.txt").write_text(caption, encoding="utf-8")
+def slurm(here: Here) -> None:
+    """Pictures, weights, and shorter waits than the profile's: a node's files are seen at once."""
+    profile = here.project / "profiles/slurm/config.yaml"
+    text = profile.read_text().replace("latency-wait: 60", "latency-wait: 10")
+    profile.write_text(text.replace("status-checks: 10", "status-checks: 2"))
+    style_guides.pictures(here)
+    style_guides.make_repository(here.project / "models/sd15")
 
 
 # -- tiny weights ---------------------------------------------------------------------------------
 
 
-def make_sd15(folder: Path) -> None:
-    """Write the files of Stable Diffusion 1.5's repository: its names and widths, few weights."""
-    world.make_model(folder, width=768)
-    for name in ("unet/diffusion_pytorch_model", "vae/diffusion_pytorch_model"):
-        _copies(folder, name, (".fp16.safetensors", ".bin", ".fp16.bin"))
-    _copies(folder, "text_encoder/model", (".fp16.safetensors",))
-    _copies(folder, "unet/diffusion_pytorch_model", (".non_ema.safetensors", ".non_ema.bin"))
-    for name in ("text_encoder/pytorch_model.bin", "v1-5-pruned-emaonly.safetensors"):
-        (folder / name).write_bytes(b"not downloaded by a guide")
-    (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
-
-
-def _copies(folder: Path, name: str, endings: tuple[str, ...]) -> None:
-    for ending in endings:
-        (folder / f"{name}{ending}").write_bytes((folder / f"{name}.safetensors").read_bytes())
+def make_wan(folder: Path) -> None:
+    """Write the files of Wan 2.1's repository for diffusers: those of the sample's small Wan."""
+    subprocess.run(["cp", "-r", f"{ROOT / 'data/tiny-wan'}/.", folder], check=True)
 
 
 HUB: dict[str, Callable[[Path], None]] = {
-    "stable-diffusion-v1-5/stable-diffusion-v1-5": make_sd15,
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": style_guides.make_repository,
     "stabilityai/stable-diffusion-xl-base-1.0": trainer_guides.sdxl,
     "Wan-AI/Wan2.1-T2V-1.3B": trainer_guides.wan21,
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": make_wan,
     "Comfy-Org/Wan_2.1_ComfyUI_repackaged": trainer_guides.wan21_dit,
 }
 """Repository -> function that writes its files, tiny, into a folder."""
@@ -147,9 +141,32 @@ the folder of a family's weights (`WEIGHTS` in tests/trainers/tiny).
 # -- the table ------------------------------------------------------------------------------------
 
 GUIDES: dict[str, Guide] = {
-    "guides/captions.md": Guide(images),
+    "guides/captions.md": Guide(style_guides.built),
+    "guides/disk.md": Guide(style_guides.trained, shrink=style_guides.SMALL),
+    "guides/gpus.md": Guide(style_guides.built),
+    "guides/install-trainers.md": Guide(trainer_guides.installed_trainers, "trainers"),
     "guides/kohya.md": Guide(trainer_guides.kohya),
+    "guides/machine.md": Guide(style_guides.carried),
+    "guides/model.md": Guide(style_guides.built),
+    "guides/results.md": Guide(style_guides.trained),
+    "guides/s3.md": Guide(lambda here: None, "s3", {"[512]": "[128]"}),
+    "guides/slurm.md": Guide(slurm, "slurm", trainer_guides.SMALL_JOBS),
+    "guides/style.md": Guide(style_guides.pictures),
+    "guides/verify.md": Guide(style_guides.built),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
+    "sample.md": Guide(sample, shrink={"snakemake --cores 2": "snakemake -n --cores 2"}),
+    "trainers/sd.md": Guide(
+        style_guides.pictures,
+        shrink={"resolutions: [512]": "resolutions: [64]", "steps: 2000": "steps: 4"},
+    ),
+    "trainers/wan.md": Guide(
+        videos,
+        shrink={
+            "target_frames: 81": "target_frames: 17",
+            "[[832, 480]]": "[[96, 64]]",
+            "epochs: 10}": "epochs: 1}\n    generate: {num_inference_steps: 2}",
+        },
+    ),
 }
 """Page in docs -> how it is tested."""
 

@@ -105,9 +105,9 @@ def carry_out(
             words += job.stages.hint
         for line in ready[0].remarks() if ready else []:
             say(line)
-        done = {"restored": counts["spooled"], "linked": counts["linked"], "kept": counts["kept"]}
-        done["faulty"] = len(job.failed)
-        further = "".join(f", {number} {word}" for word, number in done.items() if number)
+        others = {"restored": counts["spooled"], "linked": counts["linked"]}
+        others |= {"kept": counts["kept"], "faulty": len(job.failed)}
+        further = "".join(f", {number} {word}" for word, number in others.items() if number)
         say(f"{name}: {counts['encoded']} encoded{further}{words and f'; {words}'}")
         if job.failed and fails:
             raise SourceError(

@@ -136,7 +136,7 @@ def opened(
         asks=True,
     )
     try:
-        yield Project(config, facts, files)
+        yield Project(facts.config, facts, files)
     finally:
         facts.memo.save()
 
