@@ -17,8 +17,17 @@ from project import Project
 if TYPE_CHECKING:
     from guide_world import Here
 
-SMALL = {"[512]": "[64]", "latents 512": "latents 64", "sd1/512": "sd1/64", "512 x 512": "64 x 64"}
+SMALL = {"[512]": "[64]", "latents 512": "latents 64", "sd1/512": "sd1/64", "needs 512": "needs 64"}
 """Trainings of tests see small pictures."""
+
+SHORT = {
+    **{"[512]": "[64]", "steps: 750": "steps: 4"},
+    "every: 150, num_inference_steps: 25": "every: 2, num_inference_steps: 1",
+}
+SHORT_STYLE = {
+    **{"[512]": "[64]", "latents 512": "latents 64", "steps: 750": "steps: 4"},
+    **{"n_steps: 150": "n_steps: 2", "every: 150": "every: 2, num_inference_steps: 1"},
+}
 
 
 def config(size: int) -> dict[str, Any]:
