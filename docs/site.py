@@ -1,6 +1,6 @@
-"""Pages of the site: those of docs/, and the others of the repository, with all that they link to.
+"""Gather the pages of the site from docs/ and other folders, with all files that they link to.
 
-Each keeps its path from the top of the repository as its name, so that links between folders lead to
+Each page is named by its path from the top of the repository, so that links between folders lead to
 the same files here and in a repository browser.
 """
 

@@ -110,6 +110,7 @@ class Session:
                 program_digest=backends.program_digest,
                 encoders=needs_encoders(targets, self.runs, caches=self.config.publish.caches),
             )
+            self.config = self._facts.config
             finally_.callback(self._facts.memo.save)
             self._plan_runs(targets, force=force, dry=dry)
             # All orders lie there before Snakemake looks: it remembers what a folder holds.

@@ -1,7 +1,7 @@
 """What the guides of other trainers assume to be there: pictures, films, caches, trainers, weights.
 
-Trainers lie beside the folder of a guide, as users have them; they are stand-ins that read a dataset
-and train nothing. A hub's function writes a repository's files, tiny.
+Trainers lie beside the folder of a guide, as users have them; they are stand-ins that read a
+dataset and train nothing. A hub's function writes a repository's files, tiny.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def sdxl(folder: Path) -> None:
 
 def wan21(folder: Path) -> None:
     """Write the files of Wan 2.1's repository of its text-to-video network of 1.3B weights."""
+    folder.mkdir(parents=True, exist_ok=True)
     wan_world.write_wan_vae(folder / "made")
     wan_world.write_umt5(folder / "made")
     for name in ("Wan2.1_VAE.pth", "models_t5_umt5-xxl-enc-bf16.pth"):
@@ -98,15 +99,17 @@ def wan21_dit(folder: Path) -> None:
 # -- trainers -------------------------------------------------------------------------------------
 
 
-def installed(folder: Path, commit: str) -> Path:
-    """Give a trainer's folder a commit, and an environment that has what its scripts import."""
-    git = folder / ".git"
+def mark(folder: Path, commit: str) -> None:
+    """Let git say that a folder is a clone at a commit."""
     for name in ("objects", "refs"):
-        (git / name).mkdir(parents=True)
-    (git / "HEAD").write_text(f"{commit:0<40}\n")
-    if not (folder / "venv").exists():
-        (folder / "venv").symlink_to(sys.prefix)
-    return folder
+        (folder / ".git" / name).mkdir(parents=True)
+    (folder / ".git/HEAD").write_text(f"{commit:0<40}\n")
+
+
+def installed(folder: Path, commit: str) -> None:
+    """Give a stand-in a commit, and an environment that has what its scripts import."""
+    mark(folder, commit)
+    (folder / "venv").symlink_to(sys.prefix)
 
 
 def sd_scripts(folder: Path) -> None:
@@ -187,3 +190,29 @@ def wan(here: Here) -> None:
     """Films, and a musubi-tuner."""
     videos(here.project / "films")
     musubi_tuner(here.project.folder)
+
+
+def installed_trainers(here: Here) -> None:
+    """Pictures and weights; a clone of a trainer gets the commit that is checked out."""
+    folder = here.project.folder
+    pictures(folder / "pictures/ginger", "ginger")
+    sdxl(folder / "models/sdxl")
+    for write in (wan21, wan21_dit):
+        write(folder / "models/wan")
+
+    def checkout(words: list[str]) -> None:
+        _, _, place, _, commit = words
+        mark(folder / place, commit)
+
+    here.handlers["git -C"] = checkout
+
+
+SMALL_JOBS = {
+    "partition: gpu ": "partition: test ",
+    "resolutions: [512]": "resolutions: [64]",
+    "latents 512": "latents 64",
+    "steps: 2000}": "steps: 2, samples: {num_inference_steps: 1, guidance_scale: 1}}",
+    "cpus: 8, mem_mb: 24000": "cpus: 1, mem_mb: 1500",
+    "cpus: 16, mem_mb: 48000, runtime: 720": "cpus: 2, mem_mb: 4000, runtime: 60",
+}
+"""Text of the guide about SLURM -> jobs that a small node has room for."""

@@ -60,6 +60,7 @@ class Architecture:
         scripts: what musubi-tuner knows about it; None where its trainer is another.
         strategies: what sd-scripts knows about it; None where it does not know it.
         encodes: whether there are encoders of ours; else those of `scripts` or `strategies`.
+        checkpoints: whether one file may hold VAE, text encoders and UNet.
     """
 
     name: str
@@ -81,9 +82,10 @@ class Architecture:
     scripts: Scripts | None = None
     strategies: Strategies | None = None
     encodes: bool = True
+    checkpoints: bool = False
 
 
-GENERIC = Architecture("")
+GENERIC = Architecture("", checkpoints=True)
 """A model that names no architecture: the last layer of each text encoder is kept."""
 
 WAN = Architecture(
@@ -133,6 +135,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         chunks_captions=True,
         caches_text=False,
         strategies=SDSCRIPTS["sd1"],
+        checkpoints=True,
     ),
     "sd2": Architecture(
         "sd2",
@@ -142,6 +145,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         chunks_captions=True,
         caches_text=False,
         strategies=SDSCRIPTS["sd2"],
+        checkpoints=True,
     ),
     "sdxl": Architecture(
         "sdxl",
@@ -151,6 +155,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         bucket_steps=32,
         bucket_divisor=32,
         strategies=SDSCRIPTS["sdxl"],
+        checkpoints=True,
     ),
     "sd3": Architecture(
         "sd3",

@@ -26,15 +26,20 @@ class Captions(Closed):
         captions: {variants: 8, shuffle_caption: true, keep_tokens: 1, caption_dropout_rate: 0.1}
     ```
 
-    The steps have this order: caption and tags are joined, prefix and suffix are added, then the
-    caption may be dropped, a wildcard or a line is chosen, tags are shuffled, limited by the
-    warm-up and dropped, and `replacements` come last. `latentmake captions RUN` shows every text
-    as it is encoded. See the guide [Edit captions](../guides/captions.md).
+    A variant is the empty caption (see `caption_dropout_rate`), or is made in this order:
+
+    - join caption and tags, add prefix and suffix;
+    - choose a line and the wildcards;
+    - limit the tags during the warm-up, shuffle them, drop some;
+    - apply `replacements`.
+
+    `latentmake captions RUN` shows every text as it is encoded. See the guide [Edit
+    captions](../guides/captions.md).
 
     Trainers use the variants in two ways. The trainers `sd` and `wan` pick one text of an item in
     each step. For musubi-tuner and sd-scripts each text is an item of its own with links to the
-    same latents, so that an epoch is `variants` times as long; keys that depend on step or epoch
-    are refused there.
+    same latents, so an epoch is `variants` times as long. There, keys that depend on step or epoch
+    are refused.
     """
 
     shapes: ClassVar[Shapes] = TEXT

@@ -72,14 +72,14 @@ class Dataset(Closed):
     - Sub-folders are searched too. Names that begin with a dot are ignored.
     - Two images of one folder that differ only in their ending (`a.png`, `a.jpg`) would share
       their caches and are refused.
-    - Of an animation, only the first frame is used. A TIFF of floating-point values from 0 to 1 is
+    - Only the first frame of an animation is used. A TIFF of floating-point values from 0 to 1 is
       a faulty item, because trainers would see it as black.
     - Captions are UTF-8, at most 1,000,000 bytes. Space at both ends is dropped. Every line
       counts, but with `layout: sdscripts` only the first. A file with NUL characters (UTF-16) is a
       faulty item.
-    - The plan warns about files that nothing uses, images that would be enlarged, and images that
-      lose more than half of their area. `latentmake check` warns about 16-bit greyscale images for
-      musubi-tuner and sd-scripts, which turn them nearly white.
+    - The plan counts files that nothing uses, images that are enlarged, and images that lose more
+      than half of their area. `latentmake check` names 16-bit greyscale images for musubi-tuner
+      and sd-scripts, which turn them nearly white.
 
     ## Videos
 

@@ -119,11 +119,14 @@ class Publish(Closed):
     publish: {path: /mnt/d/training, path_maps: [{wsl: /home/me/models, windows: 'E:/models'}]}
     ```
 
-    Before anything is encoded or copied, `publish_{run}` checks the flags and the keys of the
-    dataset TOML against the trainer's sources, the attention, the model files that lie on this
-    machine, and whether each system has a name for every path. A path without a name on one system
-    is a warning; it is an error if neither script could run. Packages on the other machine cannot
-    be checked.
+    Before anything is encoded or copied, `publish_{run}` checks:
+
+    - flags and keys of the dataset TOML, against the sources of the trainer;
+    - the attention, and model files that lie on this machine;
+    - whether each system has a name for every path.
+
+    A path without a name on one system is a warning; it is an error if neither script could run.
+    Packages on the other machine cannot be checked.
 
     ## Without caches
 
@@ -137,7 +140,9 @@ class Publish(Closed):
 
     Both take any existing cache as up to date. So if you publish again with another image, caption
     or setting, Latentmake removes the caches that were made from it. `latentmake status`, `check`,
-    `verify`, `captions` and `report` work without the encoders too.
+    `verify`, `captions` and `report` work without the encoders too; a cache counts as stale if
+    only a missing model could tell. If the run cannot be trained here, `latentmake check` shows
+    the checklist of its publication.
     """
 
     shapes: ClassVar[Shapes] = PUBLICATION
@@ -176,13 +181,15 @@ class Export(Closed):
     """Caches that `export_{run}` writes for ai-training.
 
     `snakemake export_{run}` brings the caches of a run up to date and writes them as
-    [ai-training's](../trainers/ai-training.md) scripts would: latents and CLIP embeddings in
-    float32, T5 embeddings in bfloat16, each beside its image, with the endings of the model's
-    [`ai_training`](models.md#ai_training). A second `export_{run}` writes only what has changed.
+    [ai-training's](../trainers/ai-training.md) scripts would. Each file lies beside its image and
+    has the ending that [`ai_training`](models.md#ai_training) of the model names. Latents and CLIP
+    embeddings are float32, T5 embeddings bfloat16. A second `export_{run}` writes only what has
+    changed.
 
-    An export does not replace a file that it did not write, unless the file has the same content
-    or the cache was adopted from it. Such files are named, and the command fails after all others
-    are written. To make a folder for musubi-tuner or sd-scripts, use [`publish`](publish.md).
+    An export does not replace a file that it did not write, unless you set `overwrite`. If such a
+    file differs from the cache, and the cache was not adopted from it, the file is named and the
+    command fails after all others are written. To make a folder for musubi-tuner or sd-scripts,
+    use [`publish`](publish.md).
     """
 
     shapes: ClassVar[Shapes] = PUBLICATION

@@ -50,8 +50,11 @@ def _check_layout(model: ModelKeys) -> None:
         raise ValueError(
             "`layout: musubi` belongs to a Wan model's `task`, or an `architecture` of musubi-tuner"
         )
-    if model.checkpoint is not None and model.layout != "sdscripts":
-        raise ValueError("`checkpoint` is what sd-scripts trains: it needs `layout: sdscripts`")
+    if model.checkpoint is not None and model.layout != "sdscripts" and not model.spec.checkpoints:
+        raise ValueError(
+            "`checkpoint` is a file of Stable Diffusion, or what sd-scripts trains: it needs "
+            "`layout: sdscripts`"
+        )
     if model.layout == "sdscripts":
         if model.architecture is None:
             raise ValueError("`layout: sdscripts` needs the model's `architecture`")
@@ -65,10 +68,11 @@ def _check_layout(model: ModelKeys) -> None:
 
 def _check_text(model: ModelKeys) -> None:
     encoders = model.spec.text_encoders
-    if len(model.text) != len(encoders):
+    one = len(model.text) == 1 and model.text[0].config is None and model.text[0].file is None
+    if len(model.text) != len(encoders) and not one:  # a pipeline's folder holds all of them
         names = ", ".join(encoders)
         raise ValueError(f"{model.architecture} has {len(encoders)} text encoders: {names}")
-    for each, name in zip(model.text, encoders, strict=True):
+    for each, name in zip(model.text, encoders, strict=False):
         if name != "T5" and each.max_length not in (None, 77):
             raise ValueError(f"set `max_token_length`, and leave out {name}'s `max_length`")
     if model.clip_skip is not None and not model.spec.picks_layer:

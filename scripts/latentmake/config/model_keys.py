@@ -16,7 +16,14 @@ from latentmake.config.architectures import (
 from latentmake.config.fields import Closed, DiskPath, Dtype, Number, listed
 from latentmake.config.scripts import Version
 from latentmake.config.shapes import LATENTS, MACHINE, TEXT, WEIGHTS, Shapes
-from latentmake.config.weights import NO_WEIGHTS, Adopt, TextPlace, Weights, WeightsPlace
+from latentmake.config.weights import (
+    NO_WEIGHTS,
+    Adopt,
+    LocalPlace,
+    TextPlace,
+    Weights,
+    WeightsPlace,
+)
 
 _TASKS = dict.fromkeys(
     task
@@ -43,7 +50,8 @@ class ModelKeys(Closed):
         Field(json_schema_extra=TEXT),
     ] = Field([])
     """The text encoders, in the order of the network: CLIP, T5, umT5 or those of the architecture.
-    Each is a path or [section](#text-encoders). Every model needs them except HiDream O1."""
+    Each is a path or [section](#text-encoders). The folder of a pipeline stands for all of its text
+    encoders. Every model needs them except HiDream O1."""
     unet: WeightsPlace | None = Field(None, json_schema_extra=WEIGHTS)
     """The UNet to train: a path or [section](#place-of-weights). A run with the trainer `sd` needs
     it."""
@@ -53,9 +61,10 @@ class ModelKeys(Closed):
     UNet of Stable Diffusion 1.x (width 768). The result is written to
     `runs/{run}/text_projection`. Unlike `projection` of a text encoder, it is not part of the
     caches."""
-    scheduler: DiskPath | None = Field(None, json_schema_extra=WEIGHTS)
-    """Folder of the noise schedule (`scheduler_config.json`). By default `scheduler` beside the
-    UNet, or in the same hub repository. Set it if the UNet is a single file that lies elsewhere."""
+    scheduler: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)
+    """Folder of the noise schedule (`scheduler_config.json`), or of its pipeline. By default
+    `scheduler` beside the UNet, or in the same hub repository. Set it if the UNet is a single file
+    that lies elsewhere."""
     architecture: ArchitectureName | None = Field(
         None, json_schema_extra=Shapes("latents", "text", "weights")
     )
@@ -105,14 +114,16 @@ class ModelKeys(Closed):
     2.2). Image-to-video also caches the latents of the first frame, `-FC` those of a control
     image. Tasks of other architectures: [architectures](architectures.md). A change rebuilds only
     caches that differ between the two tasks."""
-    checkpoint: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
-    """Model file that sd-scripts trains: a `.safetensors` file or, for `sd1`, `sd2` and `sdxl`, a
-    diffusers folder. It is not a state to resume from; that is `resume_from_checkpoint` of a
-    trainer."""
-    dit: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
-    """Network that musubi-tuner or the trainer `wan` trains. For Wan 2.2 this is the network for
-    low noise."""
-    dit_high_noise: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
+    checkpoint: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)
+    """One file with VAE, text encoders and network, as Civitai has them: a `.safetensors` file of
+    Stable Diffusion 1.x or 2.x for the trainer `sd`, of these or SDXL for sd-scripts. Leave out
+    `vae`, `text` and `unet` then, or set one of them to take it from elsewhere. For the other
+    architectures of sd-scripts it is the file of the network that is trained. It is not a state to
+    resume from; that is `resume_from_checkpoint` of a trainer."""
+    dit: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)
+    """Network that musubi-tuner or the trainer `wan` trains: a path or
+    [section](#place-of-weights). For Wan 2.2 this is the network for low noise."""
+    dit_high_noise: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)
     """Wan 2.2's network for high noise. Set `dit`, `dit_high_noise` or both."""
     clip: WeightsPlace | None = Field(None, json_schema_extra=LATENTS)
     """CLIP image encoder, which image-to-video with Wan 2.1 needs: a path or
@@ -150,7 +161,7 @@ class ModelKeys(Closed):
     architectures of musubi-tuner except Wan, `sdscripts` for `lumina`, `hunyuan_image` and
     `anima`, else `latentmake`. Set `musubi` for Wan if you use a fork of musubi-tuner whose caches
     differ. The sources that a caching script imports count like weights: if they change, its
-    caches are made again."""
+    caches are made again. The environment of the program does not count."""
     dtype: Dtype = Field("float32", json_schema_extra=Shapes("latents", "text"))
     """dtype of all caches. The default is `float32`, and `bfloat16` for Wan and where musubi-tuner
     or sd-scripts encode. `float16` halves the disk space and is exact enough for latents and for

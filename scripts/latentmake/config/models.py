@@ -4,11 +4,43 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import TypeAdapter, ValidationError, model_validator
 
-from latentmake.config.architectures import ARCHITECTURES, GENERIC, WAN
+from latentmake.config.architectures import ARCHITECTURES, GENERIC, WAN, Architecture
 from latentmake.config.model_checks import check_model
 from latentmake.config.model_keys import ModelKeys
+from latentmake.config.weights import LocalPlace
+
+_PLACE: TypeAdapter[str] = TypeAdapter(LocalPlace)
+
+
+def _of_checkpoint(values: dict[str, Any], row: Architecture) -> dict[str, Any]:
+    """Return the keys of a model with the parts that its `checkpoint` holds and no key names.
+
+    The network that sd-scripts trains stays the `checkpoint`.
+    """
+    if not row.checkpoints or not values.get("checkpoint") or values.get("task") is not None:
+        return values
+    try:
+        path = _PLACE.validate_python(values["checkpoint"])
+    except ValidationError:
+        return values  # said of its own key
+    keys = ("vae",) if values.get("layout") == "sdscripts" else ("vae", "unet")
+    own = {key: {"path": path, "subfolder": key} for key in keys if values.get(key) is None}
+    number = max(1, len(row.text_encoders))
+    text = values.get("text") or {}
+    texts = text if isinstance(text, list) else [text] * number if _no_place(text) else [text]
+    names = ["text_encoder", *(f"text_encoder_{index}" for index in range(2, len(texts) + 1))]
+    filled = [
+        {"path": path, "subfolder": name, **each} if _no_place(each) else each
+        for each, name in zip(texts, names, strict=False)
+    ]
+    return {**values, **own, "text": filled}
+
+
+def _no_place(text: object) -> bool:
+    """Whether a text encoder's section names neither file nor folder."""
+    return isinstance(text, dict) and not text.get("path") and not text.get("hub")
 
 
 class Model(ModelKeys):
@@ -26,7 +58,7 @@ class Model(ModelKeys):
         unet: models/sd15/unet
     ```
 
-    Which keys a model needs depends on its trainer:
+    The trainer decides which keys a model needs:
 
     - **`sd`**, the trainer for Stable Diffusion 1.x and 2.x: `vae`, `text` and `unet`.
     - **sd-scripts**: `architecture`, `layout: sdscripts`, `vae`, `text` and `checkpoint`. The
@@ -61,10 +93,10 @@ class Model(ModelKeys):
 
     ## Layout of sd-scripts
 
-    With `layout: sdscripts` the caches have the names and arrays of sd-scripts' own caches:
-    `{stem}_{W}x{H}_sdxl.npz` for latents (`_sd`, `_sd3`, `_flux`; W x H is the size of the image)
-    and `{stem}_te_outputs.npz` for embeddings (`_sd3_te`, `_flux_te`). Differences from `layout:
-    plain`:
+    With `layout: sdscripts` the caches have the names and arrays of sd-scripts' own caches. For
+    SDXL these are `{stem}_{W}x{H}_sdxl.npz`, where W x H is the size of the image, and
+    `{stem}_te_outputs.npz`; [architectures](architectures.md#architectures-of-sd-scripts) lists
+    the others. Differences from `layout: plain`:
 
     - Captions of `sd1` and `sd2` are not cached. sd-scripts encodes them while it trains.
     - Latents are stored in float32, as sd-scripts expects. `dtype` is the precision of the
@@ -94,6 +126,7 @@ class Model(ModelKeys):
     `cache_directory` of musubi-tuner and has no sub-folders, so two items of a dataset may not
     have the same file name. After an OOM the encoder halves its batch; at batch size 1 it keeps
     features in the CPU's memory, which does not change the result.
+    [Faults](../how-it-works/faults.md) says when an item that still does not fit is faulty.
     """
 
     @model_validator(mode="before")
@@ -107,6 +140,7 @@ class Model(ModelKeys):
         if name == WAN.name:
             name, values = None, {key: values[key] for key in values if key != "architecture"}
         row = ARCHITECTURES.get(name, GENERIC) if isinstance(name, str) else GENERIC
+        values = _of_checkpoint(values, row)
         if row.scripts is not None:
             (only, *others) = row.scripts.versions
             given = {} if others or not only else {"task": only}

@@ -19,18 +19,12 @@ class Validation(Closed):
     [Wan](../trainers/wan.md).
 
     ```yaml
-    runs:
-      films:
-        datasets: [films]
-        model: wan
-        resolutions: [[832, 480]]
-        validation: {items: 16}
-        trainer: {kind: wan}
+    validation: {items: 16}
     ```
 
-    - Whole sources are held out: a video with all its clips, or an image, at all resolutions and
-      with all texts. Files with the same content are on the same side, in all datasets of the run.
-      Clips that you cut from one video into several files count as several sources.
+    - A source is a video with all its clips, or an image, at all resolutions and with all texts.
+      Files with the same content are on the same side, in all datasets of the run. Clips that you
+      cut from one video into several files count as several sources.
     - Held-out sources are chosen by a hash of their content, so the choice does not depend on
       names or order. If you add or remove a file, at most one other source changes sides.
     - Latents and embeddings of held-out items are encoded. Their rows in `manifest.jsonl` have
@@ -54,6 +48,10 @@ class Run(Closed):
     up to date and trains; `caches_{run}` stops before the training. Results lie in `runs/{run}/`.
 
     ```yaml
+    datasets:
+      cats: {path: data/cats}
+    models:
+      sd15: {vae: models/sd15/vae, text: [models/sd15/text_encoder], unet: models/sd15/unet}
     runs:
       cats:
         datasets: [cats]

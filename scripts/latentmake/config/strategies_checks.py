@@ -47,8 +47,6 @@ def _check_place(weights: Weights | None, key: str, title: str) -> None:
     """Refuse what sd-scripts' loaders cannot be told about weights; missing ones are said later."""
     if weights is None:
         return
-    if weights.hub is not None:
-        raise ValueError(f"sd-scripts reads {title} from files: download `{key}`, and set `path`")
     unused = ["config"]
     if isinstance(weights, TextWeights):
         unused += ["tokenizer", "max_length", "projection"]

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    model_validator,
+)
 
+from latentmake.config import hub as hubs
 from latentmake.config.fields import Closed, DiskPath, Ending, Number, listed, place
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -18,8 +27,9 @@ class Location(Closed):
 
     path: DiskPath | None = Field(None, min_length=1)
     """Folder or file: a diffusers or transformers folder (`config.json` beside weights as
-    `.safetensors`, in one file or in shards, or as `.bin`), or a single `.safetensors` file. Set
-    either `path` or `hub`."""
+    `.safetensors`, in one file or in shards, or as `.bin`), a single `.safetensors` file, or the
+    folder of a pipeline, which stands for the sub-folder of this part: `vae: models/sd15` means
+    `models/sd15/vae`. Set either `path` or `hub`."""
     hub: str | None = Field(None, min_length=1)
     """Repository id on the Hugging Face hub, such as `stabilityai/sd-vae-ft-mse`. Planning never
     contacts the hub; the first job that needs the model downloads it."""
@@ -28,7 +38,10 @@ class Location(Closed):
     `huggingface.co/OWNER/NAME/commits/main` lists them. A branch name is refused, because a branch
     can change unnoticed."""
     subfolder: str | None = None
-    """Folder inside the hub repository, such as `vae`."""
+    """Folder inside the hub repository or inside the folder `path`, such as `vae`."""
+    file: str | None = Field(None, min_length=1)
+    """One file of the hub repository, read from the local hub cache. If it is not there, the
+    message has the `hf download` line that fetches it."""
 
     @property
     def is_set(self) -> bool:
@@ -39,13 +52,28 @@ class Location(Closed):
     def _one_place(self) -> Self:
         if (self.path is None) == (self.hub is None):
             raise ValueError("needs either `path` or `hub`")
+        if self.file is not None and self.hub is None:
+            raise ValueError("has a `file` of no `hub`; set `path` to the file")
         if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
+            branch = self.revision or "main"
             given = f"`{self.revision}` is none" if self.revision else "there is none"
+            known = hubs.known_commit(self.hub, branch)
+            hint = f"huggingface.co/{self.hub}/commits/{branch} lists them"
+            if known is not None:
+                hint = f"write `revision: {known}`, which is in the local hub cache"
             raise ValueError(
                 f"a `hub` model needs a commit (40 hexadecimal digits) as `revision`, and {given}; "
-                f"huggingface.co/{self.hub}/commits/{self.revision or 'main'} lists them"
+                f"{hint}"
             )
         return self
+
+    @property
+    def local(self) -> str:
+        """Path of the file or folder on this machine; of a hub, in the local hub cache."""
+        if self.hub is not None:
+            return str(hubs.place_of(self.hub, self.revision or "", self.subfolder, self.file))
+        path = self.path or ""
+        return path if self.subfolder is None else str(Path(path, self.subfolder))
 
 
 class Weights(Location):
@@ -76,6 +104,16 @@ NO_WEIGHTS = Weights.model_construct(path=None, hub=None)
 _LocationPlace = Annotated[Location, BeforeValidator(place, json_schema_input_type=str | Location)]
 WeightsPlace = Annotated[Weights, BeforeValidator(place, json_schema_input_type=str | Weights)]
 
+if TYPE_CHECKING:
+    LocalPlace = str
+else:  # a path, which a hub id has in the local hub cache
+    LocalPlace = Annotated[
+        Location,
+        BeforeValidator(place, json_schema_input_type=str | Location),
+        AfterValidator(lambda location: location.local),
+        PlainSerializer(str),
+    ]
+
 
 class TextWeights(Weights):
     """Place of a text encoder, with further keys for its tokenizer.
@@ -96,9 +134,9 @@ class TextWeights(Weights):
     and 512 for T5. CLIP reads at most 77; use `max_token_length` of the model for longer captions.
     Captions that are cut are named in the log of the job."""
     projection: DiskPath | None = Field(None, min_length=1)
-    """A linear layer that is applied to the embeddings before they are cached, so that they have
-    the width of the UNet: its folder, its `.safetensors` file, or the folder of a diffusers
-    pipeline with a sub-folder such as `t5_projection`."""
+    """A linear layer that gives the embeddings the width of the UNet before they are cached. The
+    value is its folder, its `.safetensors` file, or the folder of a diffusers pipeline with a
+    sub-folder such as `t5_projection`."""
     trust_remote_code: bool = False
     """Load a projection that is a class of its own with the Python files in the folder of the
     pipeline. These files run on your machine, so read them first."""
@@ -125,9 +163,9 @@ class Adopt(Closed):
     say which encoder made it, so these keys say so. `latentmake adopt RUN` takes over the files of
     stale targets of the run, in place of encoding:
 
-    - A file is taken if it holds one tensor of the right width or shape (the size that `fit` gives
-      the image at one of the resolutions), with finite values that are not all zero. Other files
-      are named with their fault, and the next build encodes these items.
+    - A file is taken if it holds one tensor of the right shape, with finite values that are not
+      all zero. The shape of latents must be the size that `fit` gives the image at one of the
+      resolutions. Other files are named with their fault, and the next build encodes these items.
     - Adoption cannot check that the image or caption is unchanged since the file was made. Make
       sure of it before you adopt. Later edits are noticed as usual.
     - `cache/{dataset}/{model}/adopted.tsv` lists the adopted files. A file is not adopted a second
@@ -174,11 +212,6 @@ def refuse_unread(weights: Mapping[str, Weights | None], title: str) -> None:
     """
     for name, found in weights.items():
         key = name.partition(".")[0]
-        if found is not None and found.hub is not None:
-            raise ValueError(
-                f"musubi-tuner's scripts read `{key}` from a disk: download {found.hub}, and set "
-                "`path` in place of `hub`"
-            )
         for unread in ("config", "tokenizer", "max_length"):
             if getattr(found, unread, None) is not None:
                 raise ValueError(

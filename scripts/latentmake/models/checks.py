@@ -15,6 +15,7 @@ from typing import Any
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
+from latentmake.models.checkpoints import SCHEDULE, part_of
 from latentmake.models.files import network_config, weights_files
 from latentmake.models.weight_kinds import Role, kinds_of
 from latentmake.regular import read_regular
@@ -107,7 +108,7 @@ def _names_in(files: Iterable[Path]) -> list[str]:
     return names
 
 
-def part_of(part: str, names: Iterable[str]) -> set[str]:
+def parameters_of(part: str, names: Iterable[str]) -> set[str]:
     """Return the names of parameters that belong to a named part of a UNet."""
     pattern = re.compile(_PARTS.get(part, rf"^{re.escape(part)}\."))
     return {name for name in names if pattern.search(name)}
@@ -137,7 +138,7 @@ def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> 
                 )
     for key, parts in (("parts", trainer.parts), ("reinitialize", trainer.reinitialize)):
         for part in parts:
-            if not part_of(part, parameters):
+            if not parameters_of(part, parameters):
                 raise TrainingError(
                     f"this UNet has no `{part}`",
                     where=f"{where}.{key}",
@@ -148,6 +149,8 @@ def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> 
 def schedule_of(unet: Weights, scheduler: str | None) -> str:
     """Return the folder of a model's noise schedule, by default the one beside the UNet.
 
+    A checkpoint without such a folder has Stable Diffusion's.
+
     Args:
         unet: the model's.
         scheduler: as configured.
@@ -157,7 +160,8 @@ def schedule_of(unet: Weights, scheduler: str | None) -> str:
     """
     if scheduler is not None or unet.path is None:
         return scheduler or ""
-    return str(Path(unet.path).with_name("scheduler"))
+    beside = Path(unet.path).with_name("scheduler")
+    return str(SCHEDULE if part_of(unet) and not beside.is_dir() else beside)
 
 
 def read_schedule(

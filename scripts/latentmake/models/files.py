@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from latentmake.config import Model, TextWeights, Weights
+from latentmake.config import Model, TextWeights, Weights, hub
 from latentmake.errors import ModelError
+from latentmake.models import checkpoints
 from latentmake.regular import read_regular
 
 _ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
@@ -103,6 +104,9 @@ def refuse_missing(weights: Weights) -> None:
     path = Path(weights.path or "")
     if weights.path is None or path.exists():
         return
+    if command := hub.download(path):
+        what, hint = "this model is not in the local hub cache", f"run `{command}`"
+        raise ModelError(what, where=path, hint=hint)
     hint = "correct its path"
     if not path.is_absolute() and len(path.parts) == 2 and not Path(path.parts[0]).exists():
         hint += f", or name a model of the hub as {{hub: {path}, revision: ...}}, with its commit"
@@ -131,6 +135,8 @@ def config_file(weights: Weights) -> Path | None:
     path = Path(weights.path or "")
     if path.is_dir():
         return path / "config.json"
+    if weights.config is None and weights.subfolder:
+        return None  # what lies beside a checkpoint is not its own
     if weights.config is None:
         beside = path.parent / "config.json"
         return beside if beside.is_file() else None
@@ -149,7 +155,7 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
     """
     path = None if weights.hub is not None else config_file(weights)
     if path is None:
-        return None
+        return checkpoints.config_of(weights) if checkpoints.part_of(weights) else None
     try:
         found = json.loads(read_regular(path))
         if not isinstance(found, dict):
@@ -226,6 +232,8 @@ def tokenizer_folder(weights: TextWeights) -> Path:
     """
     if weights.tokenizer is not None and weights.tokenizer.path is not None:
         return Path(weights.tokenizer.path)
+    if checkpoints.part_of(weights):
+        return checkpoints.tokenizer_of(weights)
     path = Path(weights.path or "")
     folder = path.parent if path.suffix in _ORIGINAL_SUFFIXES else path
     if folder.name.startswith("text_encoder"):
@@ -250,6 +258,8 @@ def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
     if not files:
         usual = "name its folder as `tokenizer` beside the text encoder's `path`"
+        if checkpoints.part_of(weights):
+            usual = checkpoints.tokenizer_hint(weights)
         raise ModelError(
             "there is no tokenizer here", where=folder, hint=_UMT5_TOKENIZER if umt5 else usual
         )

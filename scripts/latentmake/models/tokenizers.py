@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from latentmake.config import Model, TextWeights
 from latentmake.errors import ModelError, first_line
 from latentmake.layouts.plain import encoder_name
+from latentmake.models.checkpoints import pads_with_zero
 from latentmake.models.files import tokenizer_files, tokenizer_folder
 from latentmake.models.shapes import T5_LENGTH, text_tokens
 
@@ -53,6 +54,8 @@ def load(weights: TextWeights) -> PreTrainedTokenizerBase:
         options = {"revision": weights.revision, "subfolder": own.path if own else sibling}
     try:
         found = AutoTokenizer.from_pretrained(place, **options)
+        if pads_with_zero(weights):
+            found.pad_token = found.convert_ids_to_tokens(0)
         found("a")  # of a damaged file, some things fail no earlier
         return found
     except Exception as error:  # each of its libraries has its own for a damaged file

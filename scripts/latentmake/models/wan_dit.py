@@ -16,6 +16,7 @@ from latentmake.config import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import Tensor, read_head
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
+from latentmake.models.places import part_of
 from latentmake.models.recipe import weights_digest
 from latentmake.models.wan_files import DIT, ModelFile, other_task
 from latentmake.models.wan_names import to_diffusers
@@ -75,32 +76,14 @@ class _Networks(Protocol):
         """Whether the CLIP image encoder's output is an input."""
 
 
-def dit_place(path: str, *, high_noise: bool = False) -> Path:
-    """Return where a network's own folder or file is: of a model's folder its sub-folder.
-
-    Wan 2.2's pipelines have the network for high noise in `transformer`, that for low noise in
-    `transformer_2`; its original release has them in `high_noise_model` and `low_noise_model`.
-
-    Args:
-        path: as configured.
-        high_noise: whether it is Wan 2.2's network for high noise.
-    """
-    place = Path(path)
-    if (place / "config.json").is_file():
-        return place
-    low = ["transformer_2", "transformer", "low_noise_model"]
-    names = ["transformer", "high_noise_model"] if high_noise else low
-    return next((place / name for name in names if (place / name).is_dir()), place)
-
-
 def read_dit(path: str, *, high_noise: bool = False) -> Dit:
-    """Read what headers tell of a Wan DiT; see `dit_place`.
+    """Read what headers tell of a Wan DiT.
 
     Raises:
         ModelError: it is missing, damaged, incomplete, or no DiT that can be trained.
     """
-    place = dit_place(path, high_noise=high_noise)
-    weights = Weights(path=str(place))
+    weights = Weights(path=part_of("dit_high_noise" if high_noise else "dit", path))
+    place = Path(weights.path or "")
     files = _files(weights)
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -281,6 +264,6 @@ def dit_digest(model: _Networks, file_digest: Callable[[Path], str] = digest.of_
     """
     found = []
     for key, path in _networks(model):
-        place = dit_place(path, high_noise=key != "dit")
-        found.append([key, weights_digest(Weights(path=str(place)), file_digest, _files)])
+        weights = Weights(path=part_of(key, path))
+        found.append([key, weights_digest(weights, file_digest, _files)])
     return digest.of_value(found)

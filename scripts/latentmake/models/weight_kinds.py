@@ -16,6 +16,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import IO, Literal, NamedTuple
 
+from latentmake.config import hub
 from latentmake.files.safetensors import Tensor, read_head
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
@@ -120,7 +121,7 @@ def weight_file(path: Path) -> Path:
         ValueError: nothing is there, or the folder has no file of weights.
     """
     if not path.exists():
-        raise ValueError("does not exist")
+        raise ValueError(hub.absence(path))
     if not path.is_dir():
         return path
     for suffix in (".safetensors", *PICKLES):

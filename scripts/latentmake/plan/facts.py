@@ -13,7 +13,7 @@ from latentmake.errors import DatasetError, ModelError, SourceError, TrainingErr
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo, SourceStat
 from latentmake.layouts import Layout
-from latentmake.models import recipe
+from latentmake.models import places, recipe
 from latentmake.models.encoder_files import encoder_fault
 from latentmake.plan.differences import keep_places
 from latentmake.plan.keys import joined
@@ -52,7 +52,7 @@ class Facts:
         encoders: bool = True,
         asks: bool = False,
     ) -> None:
-        self.config = config
+        self.config = places.resolved(config)
         self._encoders = encoders
         self.asks = asks
         self.memo = memo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from latentmake.config import Run
 from latentmake.config.checks import check_sides, check_steps
 from latentmake.errors import ConfigError
-from latentmake.models import checks, shapes
+from latentmake.models import checkpoints, checks, shapes
 from latentmake.plan.facts import Facts
 
 _USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
@@ -15,6 +15,8 @@ def check_run(facts: Facts, name: str, run: Run) -> None:
     """Refuse networks of another kind than their keys say, and sizes that they cannot have."""
     model, key = facts.config.models[run.model], f"models.{run.model}"
     if not model.spec.original_files:  # whose files the recipe looks at
+        for part in filter(None, (model.vae, *model.text, model.unet)):
+            checkpoints.check(part, model.architecture, f"{key}.checkpoint")
         checks.check_kind(model.vae, "vae", f"{key}.vae")
         for place in model.text:
             checks.check_kind(place, "text", f"{key}.text")

@@ -251,7 +251,7 @@ def test_a_bad_image_is_named_and_the_others_are_finished() -> None:
     assert line.startswith("2 of 4 items are faulty: ")
     assert fault in line
     assert "data/02.png: cannot be read (No such file or directory)" in line
-    assert "give the same command again" in line
+    assert "run the same command" in line
     assert "\n" not in line
     assert any(fault in each for each in said)
     assert encoder.stems == ["00", "03"]

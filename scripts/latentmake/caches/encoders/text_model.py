@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from transformers import (
     AutoConfig,
+    CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     PreTrainedModel,
@@ -15,6 +16,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
+from latentmake.caches.encoders.checkpoint import text_state
 from latentmake.caches.encoders.local_state import (
     State,
     fill,
@@ -88,19 +90,22 @@ def _load(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTra
         loaded: PreTrainedModel = pretrained(model_class.from_pretrained, weights, dtype=dtype)
         return loaded
     weights_files(weights)  # names what is missing
-    config_path = config_file(weights)
-    if config_path is None:
+    config_path, values = config_file(weights), network_config(weights)
+    if values is None:
         raise ModelError(
             "a single file does not say what network it holds",
             where=weights.path or "",
             hint="name the folder of its config.json as `config`",
         )
-    network_config(weights)  # refuses what would be built for hours
-    config = AutoConfig.from_pretrained(config_path.parent, local_files_only=True)
-    model_class = _model_class(config, kind)
-    config = model_class.config_class.from_pretrained(config_path.parent, local_files_only=True)
+    if config_path is None:
+        config = CLIPTextConfig.from_dict(values)  # of a checkpoint
+        model_class = _model_class(config, kind)
+    else:
+        config = AutoConfig.from_pretrained(config_path.parent, local_files_only=True)
+        model_class = _model_class(config, kind)
+        config = model_class.config_class.from_pretrained(config_path.parent, local_files_only=True)
     model = without_weights(lambda: model_class(config))
-    state = local_state(weights)
+    state = text_state(weights, config, local_state(weights))
     own: State = {}
     for name in model.state_dict():
         # CLIP's names come with this prefix or without.

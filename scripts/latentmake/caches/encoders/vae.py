@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
@@ -18,6 +17,7 @@ from latentmake.caches.encoders.local_state import (
 )
 from latentmake.caches.encoders.transfer import upload
 from latentmake.config import Weights
+from latentmake.models.checkpoints import vae_config
 from latentmake.models.files import network_config, weights_files
 
 TILE = 512
@@ -67,7 +67,10 @@ def _from_files(weights: Weights) -> AutoencoderKL:
     if "encoder.conv_in.weight" not in state:
         raise ValueError("it holds no image encoder")
     original = any(name.startswith("encoder.down.") for name in state)
-    config = network_config(weights) or _infer_config(state, original)
+    config = network_config(weights)
+    if config is None:  # nothing is known of it, and SDXL's overflows in float16
+        shapes = {name: tuple(value.shape) for name, value in state.items()}
+        config = {**vae_config(shapes), "force_upcast": True}
     vae = without_weights(lambda: AutoencoderKL.from_config(config))
     if original:
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
@@ -91,36 +94,6 @@ def _modern_name(name: str) -> str:
     for old, new in _ANCIENT_ATTENTION.items():
         name = re.sub(rf"(attentions\.\d+)\.{old}\.", rf"\1.{new}.", name)
     return name
-
-
-def _infer_config(state: dict[str, torch.Tensor], original: bool) -> dict[str, Any]:
-    """Read the configuration off the shapes of weights; the rest is diffusers' defaults.
-
-    Among these is the scaling factor of SD 1.x, 0.18215; others need a config.json.
-    """
-    block = r"encoder\.down\.(\d+)\.block" if original else r"encoder\.down_blocks\.(\d+)\.resnets"
-    channels: dict[int, int] = {}
-    layers = 0
-    for name, value in state.items():
-        if match := re.match(rf"{block}\.(\d+)\.conv2\.weight", name):
-            channels[int(match[1])] = int(value.shape[0])
-            layers = max(layers, int(match[2]) + 1)
-    if not channels:
-        raise ValueError("its keys are not those of an AutoencoderKL")
-    colours, blocks = int(state["encoder.conv_in.weight"].shape[1]), len(channels)
-    return {
-        "_class_name": "AutoencoderKL",
-        "force_upcast": True,
-        "in_channels": colours,
-        "out_channels": colours,
-        "down_block_types": ["DownEncoderBlock2D"] * blocks,
-        "up_block_types": ["UpDecoderBlock2D"] * blocks,
-        "block_out_channels": [channels[index] for index in sorted(channels)],
-        "layers_per_block": layers,
-        "latent_channels": int(state["encoder.conv_out.weight"].shape[0]) // 2,
-        "use_quant_conv": "quant_conv.weight" in state,
-        "use_post_quant_conv": "post_quant_conv.weight" in state,
-    }
 
 
 @torch.inference_mode()

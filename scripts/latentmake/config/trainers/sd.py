@@ -47,7 +47,7 @@ class SdTrainer(LoopTrainer):
     """Min-SNR weighting of the loss: timesteps with little noise count less. `5` is usual. Not
     with `flow_matching`."""
     noise_offset: Real = Field(0.0, ge=0)
-    """Noise added to each channel as a whole, for very dark and very bright images. `0.05` is
+    """Constant noise added to each channel, for very dark and very bright images. `0.05` is
     usual."""
 
     @model_validator(mode="after")

@@ -76,7 +76,7 @@ def train(
             raise TrainingError(
                 "the trainer ended without an error, but its weights are not there",
                 where=files.weights,
-                hint=f"see {log}, and give the same command again",
+                hint=f"see {log}, and run the same command again",
             )
     if not files.is_complete():
         command = [sys.executable, "-m", order.completes, str(order_path)]

@@ -12,11 +12,14 @@ from peft import LoraConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from latentmake.caches.encoders.checkpoint import unet_state
+from latentmake.caches.encoders.local_state import fill, local_state, without_weights
 from latentmake.caches.encoders.projection import load_projection, write_projection
 from latentmake.config import SdTrainer, Weights
 from latentmake.errors import ModelError, TrainingError, first_line
 from latentmake.files import atomic
-from latentmake.models.checks import check_kind, check_names, part_of
+from latentmake.models import checkpoints
+from latentmake.models.checks import check_kind, check_names, parameters_of
 from latentmake.models.files import config_file, network_config, weights_files
 from latentmake.models.recipe import NEW
 from latentmake.training.loop.result import LORA_WEIGHTS
@@ -76,6 +79,8 @@ def load_unet(weights: Weights) -> UNet:
 
 
 def _single_file(weights: Weights) -> UNet:
+    if checkpoints.part_of(weights):
+        return _of_checkpoint(weights)
     config = config_file(weights)
     if config is None:
         raise ModelError(
@@ -88,6 +93,13 @@ def _single_file(weights: Weights) -> UNet:
     return _UNet.from_single_file(
         weights.path, config=str(config.parent), local_files_only=True, torch_dtype=torch.float32
     )
+
+
+def _of_checkpoint(weights: Weights) -> UNet:
+    config = checkpoints.config_of(weights)
+    unet = without_weights(lambda: _UNet.from_config(config))
+    fill(unet, unet_state(config, local_state(weights)))
+    return unet.float().eval()
 
 
 class Denoiser(torch.nn.Module):
@@ -168,7 +180,7 @@ def make_projection(
 def parts_of(unet: UNet, parts: Iterable[str]) -> set[str]:
     """Return the names of all parameters of named parts, such as `cross_attention`."""
     names = [name for name, _ in unet.named_parameters()]
-    return set[str]().union(*(part_of(part, names) for part in parts))
+    return set[str]().union(*(parameters_of(part, names) for part in parts))
 
 
 def adapt(denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype) -> None:

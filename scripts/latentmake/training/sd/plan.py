@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from latentmake.config import Model, Run, SdTrainer
-from latentmake.errors import ModelError
-from latentmake.models import recipe
+from latentmake.config import Config, Run, SdTrainer, Weights
+from latentmake.errors import ModelError, TrainingError
+from latentmake.models import checkpoints, recipe
 from latentmake.models.checks import check_names, parameter_names, read_schedule, schedule_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.parts import RunPlan, prompt_path, run_folder
@@ -23,19 +23,34 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool) -> None:
     run = facts.config.runs[plan.name]
     trainer = run.trainer
     assert isinstance(trainer, SdTrainer)
-    _check_network(trainer, facts.config.models[run.model], f"runs.{plan.name}.trainer")
+    _check_network(facts.config, plan.name, trainer)
     order = _order(facts, plan.name, run, trainer)
     finish_plan(facts, plan, order, train=train)
 
 
-def _check_network(trainer: SdTrainer, model: Model, where: str) -> None:
+def _check_network(config: Config, name: str, trainer: SdTrainer) -> None:
     """Refuse settings that do not fit the UNet or its noise schedule, as far as these are known."""
+    key, where = config.runs[name].model, f"runs.{name}.trainer"
+    model = config.models[key]
     assert model.unet is not None
+    if fault := checkpoints.untrainable(model.unet):
+        hint = "use kind: sdscripts, or name a checkpoint of Stable Diffusion 1.x or 2.x"
+        raise ModelError(fault, where=f"models.{key}.checkpoint", hint=hint)
     if (names := parameter_names(model.unet)) is not None:
         check_names(trainer, names, where)
     scheduler = schedule_of(model.unet, model.scheduler)
+    if scheduler == str(checkpoints.SCHEDULE) and trainer.prediction_type is None:
+        _check_prediction(model.unet, f"{where}.prediction_type")
     if scheduler and (Path(scheduler) / "scheduler_config.json").is_file():
         read_schedule(scheduler, trainer.prediction_type)
+
+
+def _check_prediction(unet: Weights, where: str) -> None:
+    """Refuse to guess between noise and velocity where a checkpoint does not say which it is."""
+    if checkpoints.predicts_unknown(unet):
+        what = f"this key is missing: {unet.path} does not say what Stable Diffusion 2.x predicts"
+        hint = "use v_prediction for 2.1 of 768 pixels, epsilon for the base models of 512 pixels"
+        raise TrainingError(what, where=where, hint=hint)
 
 
 def _order(facts: Facts, name: str, run: Run, trainer: SdTrainer) -> SdOrder:

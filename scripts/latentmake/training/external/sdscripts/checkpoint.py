@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from latentmake.config import hub
 from latentmake.errors import ModelError
 from latentmake.models.weight_kinds import content_of
 from latentmake.training.external.sdscripts.command import encoder_places
@@ -15,8 +16,9 @@ def refuse_unreadable(order: SdScriptsOrder) -> None:
     where = f"models.{order.model_name}"
     place = Path(order.model.checkpoint or "")
     if not (place.is_file() or place.is_dir()):
-        what = "is no regular file" if place.exists() else "does not exist"
-        raise ModelError(f"{place} {what}", where=f"{where}.checkpoint", hint="correct its path")
+        what = "is no regular file" if place.exists() else hub.absence(place)
+        hint = "" if hub.download(place) else "correct its path"
+        raise ModelError(f"{place} {what}", where=f"{where}.checkpoint", hint=hint)
     if place.is_dir() and order.model.spec.single_file:
         raise ModelError(
             f"{place} is a folder, and sd-scripts reads {order.architecture} from one file",

@@ -1,0 +1,284 @@
+"""A complete checkpoint of Stable Diffusion: one file with VAE, text encoders and UNet.
+
+Its tensors have the names of the original releases (LDM), as Civitai's files do. The configuration
+of each part is read off the shapes in the header; what no shape says is that of the published
+models of Stable Diffusion 1.x, 2.x and XL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from latentmake.config import Weights, hub
+from latentmake.errors import ModelError
+from latentmake.files.safetensors import read_head
+
+SCHEDULE = Path(__file__).with_name("stable_diffusion")
+"""Folder of Stable Diffusion's noise schedule, which no checkpoint holds."""
+
+VAE, UNET = "first_stage_model.", "model.diffusion_model."
+_FIRST, _OPEN, _XL = "cond_stage_model.transformer.", "cond_stage_model.model.", "conditioner."
+TEXT = {
+    "text_encoder": (_FIRST, _OPEN, f"{_XL}embedders.0.transformer."),
+    "text_encoder_2": (f"{_XL}embedders.1.model.",),
+}
+"""Folder of a text encoder in a pipeline -> prefixes of its tensors; a file has one of them."""
+
+_WORDS = {"vae": "VAE", "unet": "UNet", "text_encoder": "text encoder"}
+_KINDS = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
+_TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl": "SDXL"}
+_UNUSED_BLOCK = "transformer.resblocks.23."  # of SD 2.x's OpenCLIP, as diffusers leaves it out
+_TOKENIZER = "openai/clip-vit-large-patch14"
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
+_DOWNLOAD = (
+    f"hf download {_TOKENIZER} tokenizer.json tokenizer_config.json special_tokens_map.json "
+    "vocab.json merges.txt"
+)
+_HEAD = 64  # width of a head in CLIP, and in the UNets of SD 2.x and SDXL
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def part_of(weights: Weights) -> str | None:
+    """Return the part of a complete checkpoint that weights name: `vae`, `text_encoder_2`, `unet`.
+
+    Returns:
+        None where they lie in a folder or file of their own, or on the hub.
+    """
+    single = weights.path is not None and weights.subfolder and Path(weights.path).is_file()
+    return weights.subfolder if single else None
+
+
+def shapes_in(path: Path) -> Shapes:
+    """Return name -> shape of a file's tensors.
+
+    Raises:
+        ModelError: it is no complete .safetensors file.
+    """
+    try:
+        stat = path.stat()
+        return _shapes(path, stat.st_size, stat.st_mtime_ns)
+    except (OSError, ValueError) as error:
+        what = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+        raise ModelError(what, where=path, hint="copy the checkpoint again") from None
+
+
+@lru_cache(8)
+def _shapes(path: Path, _size: int, _time: int) -> Shapes:
+    return {name: each.shape for name, each in read_head(path).tensors.items()}
+
+
+def kind_of(shapes: Shapes) -> str | None:
+    """Return `sd1`, `sd2` or `sdxl`, by the text encoder in a checkpoint; None: there is none."""
+    return next(
+        (kind for kind, prefix in _KINDS.items() if any(x.startswith(prefix) for x in shapes)), None
+    )
+
+
+def prefix_of(part: str, names: Shapes | Mapping[str, Any]) -> str | None:
+    """Return the prefix of a part's tensors in a checkpoint; None where it holds no such part."""
+    prefixes = {"vae": (VAE,), "unet": (UNET,), **TEXT}.get(part, ())
+    return next((each for each in prefixes if any(x.startswith(each) for x in names)), None)
+
+
+def check(weights: Weights, architecture: str | None, where: str) -> None:
+    """Refuse a checkpoint without the part that is needed of it, or of another architecture.
+
+    Args:
+        weights: a part of a complete checkpoint; others pass.
+        architecture: of the model.
+        where: key in the configuration.
+
+    Raises:
+        ModelError: the mistake.
+    """
+    part = part_of(weights)
+    if part is None:
+        return
+    path = Path(weights.path or "")
+    shapes = shapes_in(path)
+    kind, word = kind_of(shapes), _WORDS.get(part, "second text encoder")
+    own = kind == architecture if architecture else kind != "sdxl"
+    if kind is not None and not own:
+        hint = f"set `architecture: {kind}`"
+        raise ModelError(f"{path} is a checkpoint of {_TITLES[kind]}", where=where, hint=hint)
+    if prefix_of(part, shapes) is None:
+        key = "text" if part.startswith("text") else part
+        what = f"{path} holds no {word} in the names of a complete checkpoint"
+        raise ModelError(what, where=where, hint=f"name it as `{key}` beside `checkpoint`")
+    config_of(weights)
+
+
+def config_of(weights: Weights) -> dict[str, Any]:
+    """Return the configuration of a part of a checkpoint, as a folder's config.json has it.
+
+    Raises:
+        ModelError: the file cannot be read, or its shapes are those of no such network.
+    """
+    path, part = Path(weights.path or ""), part_of(weights) or ""
+    shapes = shapes_in(path)
+    prefix, kind = prefix_of(part, shapes) or " ", kind_of(shapes)
+    own = {x.removeprefix(prefix): shapes[x] for x in shapes if x.startswith(prefix)}
+    try:
+        if part == "vae":
+            known = {"scaling_factor": 0.13025, "force_upcast": True} if kind == "sdxl" else {}
+            return vae_config(own) | known
+        return _unet_config(own) if part == "unet" else _text_config(own, part, prefix)
+    except (LookupError, ValueError, TypeError):
+        what = f"its {_WORDS.get(part, part)} has shapes of no Stable Diffusion"
+        raise ModelError(what, where=path, hint="name another checkpoint") from None
+
+
+def vae_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the configuration of a VAE in the names of LDM or of diffusers.
+
+    What shapes do not say is left to diffusers' defaults, such as SD 1.x's scaling factor, 0.18215.
+
+    Raises:
+        ValueError: it is no AutoencoderKL.
+    """
+    original = any(name.startswith("encoder.down.") for name in shapes)
+    block = r"encoder\.down\.(\d+)\.block" if original else r"encoder\.down_blocks\.(\d+)\.resnets"
+    channels: dict[int, int] = {}
+    layers = 0
+    for name, shape in shapes.items():
+        if match := re.match(rf"{block}\.(\d+)\.conv2\.weight", name):
+            channels[int(match[1])] = shape[0]
+            layers = max(layers, int(match[2]) + 1)
+    if not channels:
+        raise ValueError("its keys are not those of an AutoencoderKL")
+    colours, blocks = shapes["encoder.conv_in.weight"][1], len(channels)
+    return {
+        "_class_name": "AutoencoderKL",
+        "in_channels": colours,
+        "out_channels": colours,
+        "down_block_types": ["DownEncoderBlock2D"] * blocks,
+        "up_block_types": ["UpDecoderBlock2D"] * blocks,
+        "block_out_channels": [channels[index] for index in sorted(channels)],
+        "layers_per_block": layers,
+        "latent_channels": shapes["encoder.conv_out.weight"][0] // 2,
+        "use_quant_conv": "quant_conv.weight" in shapes,
+        "use_post_quant_conv": "post_quant_conv.weight" in shapes,
+    }
+
+
+def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
+    """Return the configuration of a CLIP in transformers' names, or of an OpenCLIP in its own."""
+    open_clip = prefix.endswith("model.")
+    bare = {name.removeprefix("text_model."): shape for name, shape in shapes.items()}
+    token, place, block, inner = (
+        ("token_embedding.weight", "positional_embedding", "transformer.resblocks", "mlp.c_fc")
+        if open_clip
+        else (
+            "embeddings.token_embedding.weight",
+            "embeddings.position_embedding.weight",
+            "encoder.layers",
+            "mlp.fc1",
+        )
+    )
+    unused = _UNUSED_BLOCK if prefix == _OPEN else " "
+    numbers = [re.match(rf"{re.escape(block)}\.(\d+)\.", x) for x in bare if unused not in x]
+    words, width = bare[token]
+    projection = bare.get("text_projection", (width,))[0] if part == "text_encoder_2" else width
+    second = part == "text_encoder_2"
+    return {
+        "architectures": ["CLIPTextModelWithProjection" if second else "CLIPTextModel"],
+        "model_type": "clip_text_model",
+        "vocab_size": words,
+        "hidden_size": width,
+        "intermediate_size": bare[f"{block}.0.{inner}.weight"][0],
+        "num_hidden_layers": 1 + max(int(match[1]) for match in numbers if match),
+        "num_attention_heads": max(width // _HEAD, 1),
+        "max_position_embeddings": bare[place][0],
+        "hidden_act": "gelu" if open_clip else "quick_gelu",
+        "projection_dim": projection,
+        "bos_token_id": 0,
+        "eos_token_id": 2,  # the pooled vector is that of the highest id, CLIP's end of text
+        "pad_token_id": 1,
+    }
+
+
+def _unet_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the configuration of a UNet in the names of LDM."""
+    inputs = {int(x.split(".")[1]) for x in shapes if x.startswith("input_blocks.")}
+    halves = sorted(x for x in inputs if f"input_blocks.{x}.0.op.weight" in shapes)
+    step = halves[0] if halves else len(inputs)  # blocks of a level: its layers, and what halves
+    firsts = [1, *(each + 1 for each in halves)]
+    channels = [shapes[f"input_blocks.{x}.0.out_layers.3.weight"][0] for x in firsts]
+    attends = [f"input_blocks.{x}.1.proj_in.weight" in shapes for x in firsts]
+    depths = [
+        len({n.split(".")[4] for n in shapes if n.startswith(f"input_blocks.{x}.1.transformer_")})
+        for x in firsts
+    ]
+    middle = "middle_block.1."
+    width = shapes[f"{middle}transformer_blocks.0.attn2.to_k.weight"][1]
+    linear = len(shapes[f"{middle}proj_in.weight"]) == 2
+    fixed_heads = width == 768  # SD 1.x has 8 heads in each block
+    found: dict[str, Any] = {
+        "_class_name": "UNet2DConditionModel",
+        "in_channels": shapes["input_blocks.0.0.weight"][1],
+        "out_channels": shapes["out.2.weight"][0],
+        "block_out_channels": channels,
+        "layers_per_block": step - 1,
+        "down_block_types": ["CrossAttnDownBlock2D" if x else "DownBlock2D" for x in attends],
+        "up_block_types": ["CrossAttnUpBlock2D" if x else "UpBlock2D" for x in attends[::-1]],
+        "cross_attention_dim": width,
+        "attention_head_dim": 8 if fixed_heads else [max(x // _HEAD, 1) for x in channels],
+        "use_linear_projection": linear,
+    }
+    if max(depths) > 1:
+        found["transformer_layers_per_block"] = [max(each, 1) for each in depths]
+    if "label_emb.0.0.weight" in shapes:
+        found["addition_embed_type"] = "text_time"
+        found["addition_time_embed_dim"] = 256
+        found["projection_class_embeddings_input_dim"] = shapes["label_emb.0.0.weight"][1]
+    return found
+
+
+def untrainable(unet: Weights) -> str | None:
+    """Return why the trainer `sd` cannot train a checkpoint's UNet; None where it can, or may."""
+    found = config_of(unet) if part_of(unet) == "unet" else {}
+    if found.get("addition_embed_type") is None:
+        return None
+    return f"{unet.path} is a checkpoint of SDXL, which the trainer sd does not train"
+
+
+def predicts_unknown(unet: Weights) -> bool:
+    """Whether a checkpoint's UNet may predict noise or velocity, which nothing in it says."""
+    return part_of(unet) == "unet" and kind_of(shapes_in(Path(unet.path or ""))) == "sd2"
+
+
+# -- the tokenizer --------------------------------------------------------------------------------
+
+
+def tokenizer_of(weights: Weights) -> Path:
+    """Return the folder of a tokenizer for a checkpoint's text encoder.
+
+    It is `tokenizer` beside the file, as in the repositories of Stable Diffusion, else CLIP's in
+    the local hub cache. All of Stable Diffusion's text encoders share CLIP's vocabulary.
+    """
+    beside = Path(weights.path or "").with_name("tokenizer")
+    if beside.is_dir():
+        return beside
+    known = hub.known_commit(_TOKENIZER)
+    folders = [hub.place_of(_TOKENIZER, known)] if known else hub.snapshots(_TOKENIZER)
+    fit = (x for x in folders if any((x / name).is_file() for name in _TOKENIZER_FILES))
+    return next(fit, beside)
+
+
+def tokenizer_hint(weights: Weights) -> str:
+    """Return how a checkpoint's text encoder gets the tokenizer that it lacks."""
+    several = kind_of(shapes_in(Path(weights.path or ""))) == "sdxl"
+    entries = "[{tokenizer: FOLDER}, {tokenizer: FOLDER}]" if several else "{tokenizer: FOLDER}"
+    return f"run `{_DOWNLOAD}`, or name CLIP's tokenizer as `text: {entries}`"
+
+
+def pads_with_zero(weights: Weights) -> bool:
+    """Whether captions are padded by the token 0, as OpenCLIP's are, not by the end of text."""
+    part = part_of(weights)
+    if part is None or not part.startswith("text"):
+        return False
+    return (prefix_of(part, shapes_in(Path(weights.path or ""))) or "").endswith("model.")
