@@ -51,7 +51,7 @@ class ModelKeys(Closed):
     """The text encoders, CLIP, T5, UMT5 or those of the architecture, in order. The folder of a
     pipeline stands for all of them."""
     unet: WeightsPlace | None = Field(None, json_schema_extra=WEIGHTS)
-    """The UNet that is trained."""
+    """The UNet that is trained; by default that of the `checkpoint`."""
     text_projection: DiskPath | None = Field(None, min_length=1, json_schema_extra=WEIGHTS)
     """A linear layer between the embeddings and the UNet that is trained with it: `new`, or the
     folder or file of one."""
@@ -94,8 +94,9 @@ class ModelKeys(Closed):
     """The --task or --model_version of musubi-tuner. Without `architecture` it makes this a Wan
     model, whose caches are those of musubi-tuner."""
     checkpoint: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)
-    """Network that sd-scripts trains: a .safetensors file, or for sd1, sd2 and sdxl a diffusers
-    folder."""
+    """One .safetensors file of Stable Diffusion 1.x, 2.x or SDXL, as Civitai has them, or the
+    folder of its pipeline. It gives the VAE, the text encoders and the UNet that no other key
+    names. Of the other architectures of sd-scripts, the file of the network that it trains."""
     dit: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)
     """Network that musubi-tuner or the trainer wan trains; of Wan 2.2 the low-noise."""
     dit_high_noise: LocalPlace | None = Field(None, json_schema_extra=WEIGHTS)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from latentmake import digest
 from latentmake.config import Weights, hub
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import read_head
@@ -69,6 +70,31 @@ def shapes_in(path: Path) -> Shapes:
 @lru_cache(8)
 def _shapes(path: Path, _size: int, _time: int) -> Shapes:
     return {name: each.shape for name, each in read_head(path).tensors.items()}
+
+
+def section_of(weights: Weights) -> digest.Section | None:
+    """Return the tensors of a part of a complete checkpoint, for their digest.
+
+    Returns:
+        None where weights are no such part.
+
+    Raises:
+        ModelError: the file is damaged, or does not hold the part.
+    """
+    part = part_of(weights)
+    if part is None:
+        return None
+    path = Path(weights.path or "")
+    prefix = prefix_of(part, shapes_in(path))
+    if prefix is None:
+        what = f"holds no {_WORDS.get(part, 'second text encoder')}"
+        raise ModelError(what, where=path, hint="name another checkpoint")
+    head = read_head(path)
+    own = sorted(x for x in head.tensors.items() if x[0].startswith(prefix))
+    described = [[name, each.dtype, [*each.shape]] for name, each in own]
+    start = len(head.data)
+    ranges = tuple((start + each.start, start + each.end) for _, each in own)
+    return digest.Section(path, part, described, ranges)
 
 
 def kind_of(shapes: Shapes) -> str | None:
